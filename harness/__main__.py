@@ -1,0 +1,3 @@
+from mmrepro.cli import main
+
+main()

@@ -1,0 +1,100 @@
+"""Everything that mmrepro raises on purpose.
+
+* MmreproError
+  x UsageError             (exit 2: the command or a file it names is wrong)
+    - UnknownScenario
+    - UnknownRelease
+    - BrokenScenario
+    - UnwritableOutput
+    - BadIncident
+  x InfrastructureError    (exit 4: nothing was learnt about the engine)
+    - EnvironmentBuildError
+    - UnloadableWheel
+    - EngineStartError
+    - NoSpace
+    - SupervisorError
+  x GateFailed             (exit 3: the steady state was never reached: inconclusive)
+
+Each carries one plain sentence and, where there is one, the next command to type.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What ``mmrepro`` exits with."""
+
+    AS_EXPECTED = 0
+    NOT_AS_EXPECTED = 1
+    USAGE = 2
+    INCONCLUSIVE = 3
+    INFRASTRUCTURE = 4
+    INTERRUPTED = 130
+
+
+class MmreproError(Exception):
+    """Base of the tree. ``hint`` is the next step; ``detail`` is what lies behind it (log lines)."""
+
+    exit_code: ExitCode = ExitCode.INFRASTRUCTURE
+
+    def __init__(self, message: str, *, hint: str = "", detail: list[str] | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.detail = detail or []
+
+
+class UsageError(MmreproError):
+    exit_code = ExitCode.USAGE
+
+
+class UnknownScenario(UsageError):
+    """No scenario of that name is known."""
+
+
+class UnknownRelease(UsageError):
+    """The package index does not serve that release of the engine."""
+
+
+class BrokenScenario(UsageError):
+    """A scenario file that cannot be loaded, or whose definition contradicts itself."""
+
+
+class UnwritableOutput(UsageError):
+    """The output folder cannot be created or written."""
+
+
+class BadIncident(UsageError):
+    """A folder that holds no readable incident."""
+
+
+class InfrastructureError(MmreproError):
+    exit_code = ExitCode.INFRASTRUCTURE
+
+
+class EnvironmentBuildError(InfrastructureError):
+    """uv could not build the engine's environment."""
+
+
+class UnloadableWheel(InfrastructureError):
+    """The wheel's compiled code wants something that this host lacks (a newer libstdc++, say)."""
+
+
+class EngineStartError(InfrastructureError):
+    """The engine never came up."""
+
+
+class NoSpace(InfrastructureError):
+    """A disk is full, or would be."""
+
+
+class SupervisorError(InfrastructureError):
+    """The process that owns the engine could not be started or died."""
+
+
+class GateFailed(MmreproError):
+    """The engine did not answer the gate's requests correctly before the trigger."""
+
+    exit_code = ExitCode.INCONCLUSIVE

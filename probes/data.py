@@ -1,0 +1,231 @@
+"""The typed data of every probe: what signatures and reports read.
+
+Kept in one module so that an incident can be read back (a discriminated union) without importing
+what the probes need to collect it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from mmrepro.probes.base import Moment, ProbeData, ProbeResult, Record
+from pydantic import Field
+
+# ------------------------------------------------------------------ HTTP endpoints
+
+
+class EndpointAnswer(Record):
+    path: str
+    status: Annotated[int | None, Field(description="HTTP status; None without an answer")]
+    seconds: float
+    error: Annotated[str, Field(description="why there is no answer; empty when there is")] = ""
+    body: Annotated[str, Field(description="first 2000 characters of the body")] = ""
+
+
+class HttpData(ProbeData):
+    kind: Literal["http"] = "http"
+    base_url: str
+    answers: list[EndpointAnswer]
+
+    def answer(self, path: str) -> EndpointAnswer | None:
+        return next((a for a in self.answers if a.path == path), None)
+
+
+# ------------------------------------------------------------------ a real small inference
+
+
+class InferenceData(ProbeData):
+    kind: Literal["inference"] = "inference"
+    answered: Annotated[bool, Field(description="a complete, well-formed completion came back")]
+    status: int | None
+    seconds: float
+    deadline_s: float
+    text: str = ""
+    completion_tokens: int | None = None
+    error: str = ""
+
+
+# ------------------------------------------------------------------ Prometheus metrics
+
+
+class MetricSample(Record):
+    name: str
+    labels: dict[str, str]
+    value: float | None = Field(description="None where the exposition said NaN or infinity")
+
+
+class MetricsData(ProbeData):
+    kind: Literal["metrics"] = "metrics"
+    url: str
+    samples: Annotated[list[MetricSample], Field(description="histogram buckets left out")]
+    bad_lines: Annotated[int, Field(description="lines that could not be parsed")] = 0
+
+    def total(self, name: str) -> float | None:
+        """Sum over all label sets of a metric; None if it is absent or not a number."""
+        values = [s.value for s in self.samples if s.name == name]
+        if not values or any(v is None for v in values):
+            return None
+        return sum(v for v in values if v is not None)
+
+
+# ------------------------------------------------------------------ processes and threads
+
+
+class ThreadUse(Record):
+    tid: int
+    name: str
+    state: Annotated[str, Field(description="one letter, as in /proc/PID/stat: R, S, D, Z, T …")]
+    user_pct: Annotated[float, Field(description="user-space CPU over the window, % of a core")]
+    system_pct: Annotated[float, Field(description="kernel CPU over the window, % of a core")]
+
+
+class ProcessUse(Record):
+    pid: int
+    ppid: int
+    name: str
+    cmdline: str
+    role: Annotated[str, Field(description="what the process calls itself, e.g. EngineCore")] = ""
+    state: str
+    threads: int
+    rss_bytes: int
+    user_pct: Annotated[float, Field(description="user-space CPU over the window, % of a core")]
+    system_pct: float
+    voluntary_switches: Annotated[int, Field(description="within the window, all threads")]
+    involuntary_switches: int
+    created_wall: float | None = Field(default=None, description="start, seconds since the epoch")
+    busiest: Annotated[list[ThreadUse], Field(description="at most 8 threads, busiest first")] = []
+
+    @property
+    def cpu_pct(self) -> float:
+        return self.user_pct + self.system_pct
+
+
+class ProcessesData(ProbeData):
+    kind: Literal["processes"] = "processes"
+    root_pid: int
+    window_s: Annotated[float, Field(description="time between the two readings")]
+    processes: list[ProcessUse]
+    vanished: Annotated[list[int], Field(description="pids gone between the readings")] = []
+
+
+# ------------------------------------------------------------------ Python stacks
+
+
+class Frame(Record):
+    function: Annotated[str, Field(description="qualified where py-spy knows: LRUCache.popitem")]
+    file: Annotated[str, Field(description="short file name, e.g. vllm/utils/cache.py")]
+    line: int
+    locals: Annotated[dict[str, str], Field(description="repr of arguments and locals")] = {}
+
+
+class ThreadStack(Record):
+    tid: int | None
+    name: str
+    active: bool
+    owns_gil: bool
+    frames: Annotated[list[Frame], Field(description="innermost first")]
+
+
+class StackSample(Record):
+    pid: int
+    taken: Moment
+    blocking: Annotated[bool, Field(description="the process was paused for this sample")]
+    threads: list[ThreadStack]
+    error: str = ""
+
+
+class StacksData(ProbeData):
+    kind: Literal["stacks"] = "stacks"
+    samples: list[StackSample]
+    denied: Annotated[dict[int, str], Field(description="pid: why py-spy was refused")] = {}
+
+
+# ------------------------------------------------------------------ system calls
+
+
+class SyscallsData(ProbeData):
+    kind: Literal["syscalls"] = "syscalls"
+    pid: int
+    method: Annotated[
+        Literal["strace", "proc"], Field(description="strace counts; /proc only tells the state")
+    ]
+    window_s: float
+    counts: Annotated[dict[str, int], Field(description="calls seen in the window, by name")] = {}
+    total: Annotated[int | None, Field(description="None where calls cannot be counted")] = None
+    waiting_in: Annotated[dict[str, int], Field(description="threads blocked, by system call")] = {}
+    user_pct: float
+    system_pct: float
+    verdict: Annotated[
+        Literal["spinning-in-user-space", "busy-in-kernel", "blocked", "working", "unclear"],
+        Field(description="what the numbers say of the process"),
+    ]
+    why: str
+
+
+# ------------------------------------------------------------------ GPU
+
+
+class GpuProcess(Record):
+    pid: int
+    used_bytes: int | None
+
+
+class GpuDevice(Record):
+    index: int
+    name: str
+    uuid: str
+    driver: str
+    memory_total_bytes: int
+    memory_used_bytes: int
+    utilization_pct: Annotated[list[int], Field(description="one reading a sample")]
+    processes: list[GpuProcess] = []
+
+
+class GpuData(ProbeData):
+    kind: Literal["gpu"] = "gpu"
+    devices: list[GpuDevice]
+
+
+# ------------------------------------------------------------------ logs
+
+
+class LogLine(Record):
+    number: Annotated[int, Field(description="1-based line number in its file")]
+    process: Annotated[str, Field(description="e.g. EngineCore pid=123; empty if unmarked")] = ""
+    level: str = ""
+    time: Annotated[str, Field(description="as printed, e.g. 11-21 02:51:52; empty if none")] = ""
+    source: Annotated[str, Field(description="e.g. v1/engine/core.py:1616")] = ""
+    text: Annotated[str, Field(description="the message, ANSI codes removed, cut at 2000")]
+
+
+class LogsData(ProbeData):
+    kind: Literal["logs"] = "logs"
+    file: str
+    bytes_read: int
+    lines: int
+    bad_bytes: Annotated[int, Field(description="lines with bytes that are not UTF-8")] = 0
+    last_by_process: dict[str, LogLine] = {}
+    errors: Annotated[list[LogLine], Field(description="first 50 error lines")] = []
+    error_count: int = 0
+    matches: Annotated[
+        dict[str, list[LogLine]], Field(description="pattern name: first 20 and last 5 lines")
+    ] = {}
+    match_counts: dict[str, int] = {}
+    last_progress: Annotated[
+        LogLine | None, Field(description="last line that shows work done")
+    ] = None
+
+
+AnyProbeData = Annotated[
+    HttpData
+    | InferenceData
+    | MetricsData
+    | ProcessesData
+    | StacksData
+    | SyscallsData
+    | GpuData
+    | LogsData,
+    Field(discriminator="kind"),
+]
+
+AnyProbeResult = ProbeResult[AnyProbeData]
