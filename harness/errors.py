@@ -35,7 +35,7 @@ class ExitCode(IntEnum):
 
 
 class MmreproError(Exception):
-    """Base of the tree. ``hint`` is the next step; ``detail`` is what lies behind it (log lines)."""
+    """Base of the tree. ``hint``: the next step; ``detail``: what lies behind it (log lines)."""
 
     exit_code: ExitCode = ExitCode.INFRASTRUCTURE
 
