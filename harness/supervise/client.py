@@ -1,0 +1,184 @@
+"""The harness's side of the supervisor: start an engine, ask after it, end it."""
+
+from __future__ import annotations
+
+import json
+import queue
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from mmrepro.errors import SupervisorError
+from mmrepro.supervise import procfs, supervisor
+from mmrepro.supervise.protocol import MARKER_VARIABLE, LaunchOrder, StopReport
+
+START_TIMEOUT_S = 30.0
+STOP_MARGIN_S = 15.0
+
+
+def free_port() -> int:
+    """A loopback port that is free right now (bound to 0 and let go)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class EngineProcess:
+    """An engine under its supervisor. ``pid`` is the supervisor's: ending it ends the engine."""
+
+    def __init__(self, child: subprocess.Popen[bytes], order: LaunchOrder) -> None:
+        self._child = child
+        self._order = order
+        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._report: StopReport | None = None
+        self._exit_code: int | None = None
+        self.engine_pid = 0
+        self.log = Path(order.log)
+        threading.Thread(target=self._read, name="supervisor", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the engine's first process, if it ended by itself."""
+        self._drain()
+        return self._exit_code
+
+    def process_ids(self) -> list[int]:
+        """All living processes of the engine."""
+        found = procfs.descendants(self.pid) if self.pid else {}
+        return [p for p in found if procfs.read(p, "comm") and p != self._guardian()]
+
+    def _guardian(self) -> int | None:
+        """The guardian: a child of the supervisor with the supervisor's own command line."""
+        ours = procfs.read(self.pid, "cmdline")
+        for pid in procfs.descendants(self.pid):
+            found = procfs.stat(pid)
+            if found and found[1] == self.pid and procfs.read(pid, "cmdline") == ours:
+                return pid
+        return None
+
+    def detach(self) -> None:
+        """Let the engine outlive the harness (``--keep-server``)."""
+        self._write(b"detach\n")
+        self._wait_for("detached", START_TIMEOUT_S)
+
+    def stop(self, grace_s: float | None = None) -> StopReport:
+        """End the engine and all that it left; safe to call twice."""
+        if self._report is None:
+            self._write(b"stop\n")
+            timeout = (grace_s or self._order.grace_s) + STOP_MARGIN_S
+            message = self._wait_for("stopped", timeout)
+            self._report = StopReport(**message["report"]) if message else self._end_by_force()
+        return self._report
+
+    def _end_by_force(self) -> StopReport:
+        """The supervisor did not answer: kill it, and its guardian cleans up."""
+        self._child.kill()
+        self._child.wait(5)
+        deadline = time.monotonic() + 10
+        while (left := procfs.marked(self._order.marker)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return StopReport(
+            forced=["the supervisor did not answer and was killed"],
+            left=[procfs.command(pid) for pid in left],
+        )
+
+    def _write(self, data: bytes) -> None:
+        assert self._child.stdin is not None
+        try:
+            self._child.stdin.write(data)
+            self._child.stdin.flush()
+        except OSError:
+            pass  # it ended; `_wait_for` will tell
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        for line in self._child.stdout:
+            try:
+                self._events.put(json.loads(line))
+            except ValueError:
+                continue
+        self._events.put({"event": "gone"})
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["event"] == "started":
+            self.engine_pid = int(message["pid"])
+        elif message["event"] == "exited":
+            self._exit_code = int(message["code"])
+
+    def _drain(self) -> None:
+        while True:
+            try:
+                self._take(self._events.get_nowait())
+            except queue.Empty:
+                return
+
+    def _wait_for(self, event: str, timeout_s: float) -> dict[str, Any] | None:
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                message = self._events.get(timeout=left)
+            except queue.Empty:
+                break
+            self._take(message)
+            if message["event"] == event:
+                return message
+            if message["event"] in ("failed", "gone"):
+                if event == "started":
+                    raise SupervisorError(
+                        f"The engine could not be started: {message.get('why', 'no reason given')}."
+                    )
+                break
+        return None
+
+
+def start_engine(
+    argv: list[str], env: dict[str, str], *, cwd: Path, log: Path, grace_s: float = 10.0
+) -> EngineProcess:
+    """Start ``argv`` under a supervisor of its own and return once the process exists.
+
+    The engine gets a short temporary folder as ``TMPDIR`` (its sockets live there, and a path of
+    a Unix socket holds 107 bytes), the run's marker, and ``SPT_NOENV``, so that a process that
+    renames itself keeps its environment readable in /proc.
+
+    Raises:
+        SupervisorError: the supervisor or the engine's command could not be started.
+    """
+    marker = f"mmrepro-{uuid.uuid4().hex}"
+    tmp = tempfile.mkdtemp(prefix="mmr-")
+    order = LaunchOrder(
+        argv=argv,
+        env={**env, MARKER_VARIABLE: marker, "TMPDIR": tmp, "SPT_NOENV": "1"},
+        cwd=str(cwd),
+        log=str(log),
+        tmp=tmp,
+        marker=marker,
+        grace_s=grace_s,
+    )
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-I", supervisor.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        shutil.rmtree(tmp, ignore_errors=True)
+        raise SupervisorError(f"The supervisor process could not be started: {error}.") from error
+    process = EngineProcess(child, order)
+    process._write(order.to_line().encode())
+    if process._wait_for("started", START_TIMEOUT_S) is None:
+        child.kill()
+        raise SupervisorError("The supervisor did not start the engine in time.")
+    return process

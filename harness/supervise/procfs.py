@@ -1,0 +1,89 @@
+"""Reading /proc: who descends from whom, who carries a marker, who maps which shared memory.
+
+Standard library only, and every read may fail: processes end while they are looked at.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+SHM = "/dev/shm/"  # noqa: S108 - it is looked at, nothing is created there
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+
+
+def read(pid: int, name: str, limit: int = 1 << 20) -> bytes:
+    """Contents of ``/proc/PID/name``; empty when it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:  # noqa: PTH123
+            return file.read(limit)
+    except OSError:
+        return b""
+
+
+def stat(pid: int) -> tuple[str, int, int] | None:
+    """(state, parent pid, start time in clock ticks after boot); None if there is no such one."""
+    raw = read(pid, "stat")
+    if not raw:
+        return None
+    fields = raw[raw.rfind(b")") + 2 :].split()
+    return fields[0].decode(), int(fields[1]), int(fields[19])
+
+
+def alive(pid: int, start: int | None = None) -> bool:
+    """Whether the process runs: a zombie does not, nor does a later one with the same id."""
+    found = stat(pid)
+    return found is not None and found[0] not in "ZX" and (start is None or found[2] == start)
+
+
+def command(pid: int) -> str:
+    text = read(pid, "cmdline", 4096).replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    return f"{pid} {text[:120]}" if text else f"{pid} {read(pid, 'comm').decode().strip()}"
+
+
+def descendants(root: int) -> dict[int, int]:
+    """{pid: start time} of all living descendants of ``root``, without itself."""
+    parents: dict[int, tuple[int, int]] = {}
+    for pid in pids():
+        found = stat(pid)
+        if found is not None and found[0] not in "ZX":
+            parents[pid] = found[1], found[2]
+    found_pids: dict[int, int] = {}
+    frontier = {root}
+    while frontier:
+        children = {p for p, (ppid, _) in parents.items() if ppid in frontier} - {root}
+        frontier = children - found_pids.keys()
+        found_pids.update({p: parents[p][1] for p in frontier})
+    return found_pids
+
+
+def marked(marker: str) -> dict[int, int]:
+    """{pid: start time} of every process whose environment holds ``marker``, but this one."""
+    needle = marker.encode()
+    found_pids = {}
+    for pid in pids():
+        if pid != os.getpid() and needle in read(pid, "environ"):
+            found = stat(pid)
+            if found is not None and found[0] not in "ZX":
+                found_pids[pid] = found[2]
+    return found_pids
+
+
+def shared_memory(pid: int) -> set[str]:
+    """Entries of /dev/shm that the process maps or holds open, by full path."""
+    entries = set()
+    for line in read(pid, "maps", 16 << 20).decode("utf-8", "replace").splitlines():
+        at = line.find(SHM)
+        if at >= 0 and not line.endswith(" (deleted)"):
+            entries.add(line[at:])
+    try:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            target = str(link.readlink())
+            if target.startswith(SHM) and not target.endswith(" (deleted)"):
+                entries.add(target)
+    except OSError:
+        pass  # gone, or another user's
+    return entries

@@ -1,0 +1,52 @@
+"""What the harness and the supervisor say to each other: one JSON object a line.
+
+Standard library only: the supervisor must start in some ten milliseconds and never fail on an
+import.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+MARKER_VARIABLE = "MMREPRO_RUN"
+"""Environment variable whose value marks every process of one run."""
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """The first line that the supervisor reads.
+
+    ``log`` receives stdout and stderr of the engine; ``tmp`` is the run's own temporary folder,
+    removed at the end; ``grace_s`` is the time between SIGTERM and SIGKILL.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    log: str
+    tmp: str
+    marker: str
+    grace_s: float = 10.0
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> LaunchOrder:
+        return cls(**json.loads(line))
+
+
+@dataclass
+class StopReport:
+    """What the end of an engine looked like.
+
+    ``forced``: processes that needed SIGKILL; ``shm_removed``: /dev/shm entries that the engine
+    left and the supervisor removed; ``left``: what is still there, which should be nothing.
+    """
+
+    exit_code: int | None = None
+    forced: list[str] = field(default_factory=list)
+    shm_removed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    seconds: float = 0.0

@@ -1,0 +1,247 @@
+"""The process that owns an engine: it ends everything of a run, whatever happens to the harness.
+
+Started by :mod:`mmrepro.supervise.client` as a script. It is a child subreaper, so that whatever
+the engine leaves behind becomes its child; the end of its standard input means that the harness
+is gone (SIGKILL included). A guardian, forked at the start, does the same for the supervisor: it
+holds the other end of a pipe, and when the supervisor vanishes it kills all that carries the
+run's marker.
+
+Standard library only; no threads; all state in one object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+
+if __package__:
+    from mmrepro.supervise import procfs
+    from mmrepro.supervise.protocol import LaunchOrder, StopReport
+else:  # run as a script: its neighbours, without importing the package
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+    import procfs  # type: ignore[import-not-found,no-redef]
+    from protocol import LaunchOrder, StopReport  # type: ignore[import-not-found,no-redef]
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+LIBC = ctypes.CDLL(None, use_errno=True)
+SCAN_INTERVAL_S = 0.5
+KILL_TIMEOUT_S = 5.0
+ORPHANED_GRACE_S = 2.0
+"""Grace when nobody waits for the engine any more: the harness was killed."""
+
+
+class Supervisor:
+    def __init__(self, order: LaunchOrder) -> None:
+        self.order = order
+        self.seen: dict[int, int] = {}
+        self.shm: set[str] = set()
+        self.detached = False
+        self.engine: subprocess.Popen[bytes] | None = None
+        self.exit_code: int | None = None
+        self.stop_asked = False
+        self.grace_s = order.grace_s
+
+    # -------------------------------------------------------------- life
+
+    def run(self) -> None:
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        self._launch()
+        while not self.stop_asked:
+            self._listen(SCAN_INTERVAL_S)
+            self._reap()
+            self.scan()
+            if self.exit_code is not None and self.detached:
+                break  # nobody listens any more, and the engine ended by itself
+        report = self.stop()
+        self.say({"event": "stopped", "report": report.__dict__})
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop_asked = True
+
+    def _launch(self) -> None:
+        os.makedirs(self.order.tmp, mode=0o700, exist_ok=True)  # noqa: PTH103
+        with open(self.order.log, "ab", buffering=0) as log:  # noqa: PTH123
+            self.engine = subprocess.Popen(
+                self.order.argv,
+                env=self.order.env,
+                cwd=self.order.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        self.say({"event": "started", "pid": self.engine.pid})
+
+    def _listen(self, seconds: float) -> None:
+        """Read one command, or notice that the harness is gone."""
+        try:
+            ready, _, _ = select.select([] if self.detached else [0], [], [], seconds)
+        except InterruptedError:
+            return
+        if not ready:
+            return
+        data = os.read(0, 4096)
+        if b"detach" in data:
+            self.detached = True
+            self.say({"event": "detached"})
+        elif b"stop" in data:
+            self.stop_asked = True
+        elif not data:
+            self.stop_asked = True
+            self.grace_s = min(self.grace_s, ORPHANED_GRACE_S)
+
+    def _reap(self) -> None:
+        """Collect ended children, adopted ones included."""
+        engine = self.engine
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if engine is not None and pid == engine.pid:
+                self.exit_code = engine.returncode = os.waitstatus_to_exitcode(status)
+                self.say({"event": "exited", "code": self.exit_code})
+
+    def scan(self) -> None:
+        """Remember every process of the run and the shared memory that it uses."""
+        self.seen.update(procfs.descendants(os.getpid()))
+        self.seen.pop(GUARDIAN, None)
+        for pid, start in self.seen.items():
+            if procfs.alive(pid, start):
+                self.shm |= procfs.shared_memory(pid)
+
+    # -------------------------------------------------------------- end
+
+    def running(self) -> dict[int, int]:
+        found = procfs.descendants(os.getpid()) | procfs.marked(self.order.marker)
+        found |= {p: s for p, s in self.seen.items() if procfs.alive(p, s)}
+        found.pop(GUARDIAN, None)
+        return found
+
+    def stop(self) -> StopReport:
+        """SIGTERM to the engine, then SIGKILL to all that is left of the run."""
+        began = time.monotonic()
+        report = StopReport()
+        self.scan()
+        if self.engine is not None and self.exit_code is None:
+            _signal(self.engine.pid, signal.SIGTERM)
+            _signal(self.engine.pid, signal.SIGCONT)
+        deadline = began + self.grace_s
+        while self.running() and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.05)
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        forced: dict[int, str] = {}
+        while (left := self.running()) and time.monotonic() < deadline:
+            for pid in left:
+                forced.setdefault(pid, procfs.command(pid))
+                self.shm |= procfs.shared_memory(pid)
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.02)
+            self._reap()
+        self._reap()
+        report.exit_code = self.exit_code
+        report.forced = list(forced.values())
+        report.left = [procfs.command(pid) for pid in self.running()]
+        for entry in sorted(self.shm):
+            if os.path.exists(entry):  # noqa: PTH110
+                with contextlib.suppress(OSError):
+                    os.unlink(entry)  # noqa: PTH108
+                    report.shm_removed.append(entry)
+        shutil.rmtree(self.order.tmp, ignore_errors=True)
+        report.left += [p for p in (*self.shm, self.order.tmp) if os.path.exists(p)]  # noqa: PTH110
+        report.seconds = round(time.monotonic() - began, 3)
+        return report
+
+    def say(self, message: dict[str, object]) -> None:
+        with contextlib.suppress(OSError):
+            os.write(1, (json.dumps(message) + "\n").encode())
+
+
+GUARDIAN = 0
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(OSError):
+        os.kill(pid, number)
+
+
+def _die_with_parent() -> None:
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def guard(order: LaunchOrder) -> int:
+    """Fork a guardian that outlives a SIGKILL of the supervisor; returns its pid.
+
+    The guardian finds the run's processes by their marker alone: the tree is gone by then.
+    """
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(ours)
+        return pid  # `theirs` stays open until this process ends, however it ends
+    os.close(theirs)
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    for stream in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
+    while os.read(ours, 1):
+        pass
+    shm: set[str] = set()
+    deadline = time.monotonic() + KILL_TIMEOUT_S
+    while (left := procfs.marked(order.marker)) and time.monotonic() < deadline:
+        for pid in left:
+            shm |= procfs.shared_memory(pid)
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    for entry in shm:
+        with contextlib.suppress(OSError):
+            os.unlink(entry)  # noqa: PTH108
+    shutil.rmtree(order.tmp, ignore_errors=True)
+    os._exit(0)
+
+
+def _first_line() -> str:
+    """The first line of standard input, and not a byte more: what follows is for ``select``."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit("the harness ended before it said what to start")
+        line += byte
+    return line.decode()
+
+
+def main() -> None:
+    global GUARDIAN
+    order = LaunchOrder.from_line(_first_line())
+    GUARDIAN = guard(order)
+    supervisor = Supervisor(order)
+    try:
+        supervisor.run()
+    except Exception as error:
+        supervisor.say({"event": "failed", "why": f"{type(error).__name__}: {error}"})
+        supervisor.stop()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
