@@ -1,0 +1,260 @@
+"""A Qwen2-VL of two layers with random weights, written without torch.
+
+The architecture, names of weights and processor fields are those of transformers'
+``Qwen2VLForConditionalGeneration`` (models/qwen2_vl), so every engine loads it as the real one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PATCH = 14
+MERGE = 2
+FACTOR = PATCH * MERGE
+"""One image token covers 28 x 28 pixels: patches of 14, merged 2 x 2."""
+
+FORMAT = 3
+"""Raised when what the factory writes changes, so that old cached models are not reused."""
+
+
+def smart_resize(
+    height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = FACTOR
+) -> tuple[int, int]:
+    """Height and width in pixels after the image processor's resize.
+
+    The rule of transformers ``models/qwen2_vl/image_processing_qwen2_vl.py:smart_resize``.
+
+    Raises:
+        ValueError: a side is not positive, or the sides differ more than 200-fold.
+    """
+    if min(height, width) <= 0:
+        raise ValueError("an image has at least one pixel a side")
+    if max(height, width) / min(height, width) > 200:
+        raise ValueError("the aspect ratio must be below 200")
+    h = max(factor, round(height / factor) * factor)
+    w = max(factor, round(width / factor) * factor)
+    if h * w > max_pixels:
+        beta = math.sqrt(height * width / max_pixels)
+        h = max(factor, math.floor(height / beta / factor) * factor)
+        w = max(factor, math.floor(width / beta / factor) * factor)
+    elif h * w < min_pixels:
+        beta = math.sqrt(min_pixels / (height * width))
+        h = math.ceil(height * beta / factor) * factor
+        w = math.ceil(width * beta / factor) * factor
+    return h, w
+
+
+@dataclass(frozen=True)
+class TinyQwen2VL:
+    """What the model is made from; equal values give byte-equal files.
+
+    Attributes:
+        image_tokens: most image tokens that one image becomes; images are resized to it.
+        seed: of the weights.
+        hidden: width of the language model; a multiple of 64.
+        std: standard deviation of the weights. 0.12 makes greedy answers depend on the image;
+            transformers' 0.02 gives nearly flat logits.
+    """
+
+    image_tokens: int = 225
+    seed: int = 0
+    hidden: int = 128
+    layers: int = 2
+    vision_width: int = 64
+    vision_depth: int = 2
+    vocab_size: int = 320
+    std: float = 0.12
+
+    @property
+    def max_pixels(self) -> int:
+        return self.image_tokens * FACTOR * FACTOR
+
+    def image_size(self) -> tuple[int, int]:
+        """(width, height) in pixels of an image that becomes exactly ``image_tokens`` tokens."""
+        side = math.isqrt(self.image_tokens)
+        rows = next(r for r in range(side, 0, -1) if self.image_tokens % r == 0)
+        return self.image_tokens // rows * FACTOR, rows * FACTOR
+
+    def tokens_of(self, width: int, height: int) -> int:
+        """Image tokens of an image of that size in pixels, after the processor's resize."""
+        h, w = smart_resize(height, width, min_pixels=FACTOR * FACTOR, max_pixels=self.max_pixels)
+        return (h // FACTOR) * (w // FACTOR)
+
+    @property
+    def key(self) -> str:
+        """Names the folder: everything that decides the files."""
+        text = json.dumps([FORMAT, asdict(self)], sort_keys=True)
+        return f"tiny-qwen2vl-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Names and shapes of all weights, as transformers saves them."""
+        v, h, inter = self.vision_width, self.hidden, self.hidden * 2
+        yield "visual.patch_embed.proj.weight", (v, 3, 2, PATCH, PATCH)
+        for i in range(self.vision_depth):
+            block = f"visual.blocks.{i}"
+            for norm in ("norm1", "norm2"):
+                yield f"{block}.{norm}.weight", (v,)
+                yield f"{block}.{norm}.bias", (v,)
+            for name, rows, columns in (
+                ("attn.qkv", 3 * v, v),
+                ("attn.proj", v, v),
+                ("mlp.fc1", 2 * v, v),
+                ("mlp.fc2", v, 2 * v),
+            ):
+                yield f"{block}.{name}.weight", (rows, columns)
+                yield f"{block}.{name}.bias", (rows,)
+        merged = v * MERGE * MERGE
+        yield "visual.merger.ln_q.weight", (v,)
+        yield "visual.merger.ln_q.bias", (v,)
+        yield "visual.merger.mlp.0.weight", (merged, merged)
+        yield "visual.merger.mlp.0.bias", (merged,)
+        yield "visual.merger.mlp.2.weight", (h, merged)
+        yield "visual.merger.mlp.2.bias", (h,)
+        yield "model.embed_tokens.weight", (self.vocab_size, h)
+        for i in range(self.layers):
+            layer = f"model.layers.{i}"
+            for name in ("q_proj", "k_proj", "v_proj"):
+                yield f"{layer}.self_attn.{name}.weight", (h, h)
+                yield f"{layer}.self_attn.{name}.bias", (h,)
+            yield f"{layer}.self_attn.o_proj.weight", (h, h)
+            yield f"{layer}.mlp.gate_proj.weight", (inter, h)
+            yield f"{layer}.mlp.up_proj.weight", (inter, h)
+            yield f"{layer}.mlp.down_proj.weight", (h, inter)
+            yield f"{layer}.input_layernorm.weight", (h,)
+            yield f"{layer}.post_attention_layernorm.weight", (h,)
+        yield "model.norm.weight", (h,)
+        yield "lm_head.weight", (self.vocab_size, h)
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for _, shape in self.shapes())
+
+    def write(self, cache: Path) -> Path:
+        """Write the model below ``cache`` unless it is there; returns its folder.
+
+        Written beside and renamed when whole: a killed run leaves no half model behind.
+        """
+        target = cache / self.key
+        if target.is_dir():
+            return target
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=cache))
+        try:
+            self._write_into(folder)
+            os.chmod(folder, 0o755)  # noqa: S103, PTH101 - mkdtemp's 0700 would hide a model
+            folder.rename(target)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            if not target.is_dir():  # another run was faster: its files are the same
+                raise
+        return target
+
+    def _write_into(self, folder: Path) -> None:
+        from mmrepro.models.tokenizer import write_tokenizer
+
+        ids = write_tokenizer(folder, self.vocab_size)
+        _dump(folder / "config.json", self._config(ids))
+        _dump(folder / "preprocessor_config.json", self._processor())
+        _dump(
+            folder / "generation_config.json",
+            {"eos_token_id": [ids["<|im_end|>"]], "pad_token_id": ids["<|endoftext|>"]},
+        )
+        self._write_weights(folder / "model.safetensors")
+
+    def _write_weights(self, path: Path) -> None:
+        import numpy as np
+
+        random = np.random.default_rng(self.seed)
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        blob = bytearray()
+        for name, shape in self.shapes():
+            if "norm" in name or ".ln_q." in name:  # a norm starts as the identity
+                value = 0.0 if name.endswith("bias") else 1.0
+                values = np.full(shape, value, dtype=np.float32)
+            else:
+                values = random.standard_normal(shape, dtype=np.float32) * np.float32(self.std)
+            # bfloat16 is the upper half of a float32 (truncated)
+            data = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+            header[name] = {
+                "dtype": "BF16",
+                "shape": list(shape),
+                "data_offsets": [len(blob), len(blob) + len(data)],
+            }
+            blob += data
+        # The safetensors format: header length (8 bytes, little endian), JSON header, data. The
+        # library's own writer takes numpy arrays, which have no bfloat16.
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(blob))
+
+    def _config(self, ids: dict[str, int]) -> dict[str, object]:
+        heads = self.hidden // 64
+        return {
+            "architectures": ["Qwen2VLForConditionalGeneration"],
+            "model_type": "qwen2_vl",
+            "hidden_size": self.hidden,
+            "intermediate_size": self.hidden * 2,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "rope_scaling": {"type": "mrope", "mrope_section": [8, 12, 12]},
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+            "use_sliding_window": False,
+            "hidden_act": "silu",
+            "vision_start_token_id": ids["<|vision_start|>"],
+            "vision_end_token_id": ids["<|vision_end|>"],
+            "vision_token_id": ids["<|vision_pad|>"],
+            "image_token_id": ids["<|image_pad|>"],
+            "video_token_id": ids["<|video_pad|>"],
+            "bos_token_id": ids["<|endoftext|>"],
+            "eos_token_id": ids["<|im_end|>"],
+            "vision_config": {
+                "depth": self.vision_depth,
+                "embed_dim": self.vision_width,
+                "hidden_size": self.hidden,
+                "num_heads": 2,
+                "mlp_ratio": 2,
+                "in_channels": 3,
+                "in_chans": 3,
+                "patch_size": PATCH,
+                "spatial_patch_size": PATCH,
+                "spatial_merge_size": MERGE,
+                "temporal_patch_size": 2,
+                "hidden_act": "quick_gelu",
+            },
+        }
+
+    def _processor(self) -> dict[str, object]:
+        return {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen2VLProcessor",
+            "min_pixels": FACTOR * FACTOR,
+            "max_pixels": self.max_pixels,
+            "size": {"shortest_edge": FACTOR * FACTOR, "longest_edge": self.max_pixels},
+            "patch_size": PATCH,
+            "temporal_patch_size": 2,
+            "merge_size": MERGE,
+            "image_mean": [0.48, 0.457, 0.408],
+            "image_std": [0.268, 0.261, 0.275],
+            "do_resize": True,
+            "do_rescale": True,
+            "do_normalize": True,
+            "do_convert_rgb": True,
+        }
+
+
+def _dump(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=1))

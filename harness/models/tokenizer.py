@@ -1,0 +1,79 @@
+"""A byte-level tokenizer with Qwen2-VL's special tokens: any text, about one token a byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}"
+    "{% if c['type'] in ('image', 'image_url') or 'image' in c %}"
+    "<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif c['type'] == 'video' or 'video' in c %}"
+    "<|vision_start|><|video_pad|><|vision_end|>"
+    "{% elif 'text' in c %}{{ c['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path, vocab_size: int) -> dict[str, int]:
+    """Write ``tokenizer.json`` and ``tokenizer_config.json``; returns the special tokens' ids.
+
+    The vocabulary is the 256 bytes, the special tokens, and filler tokens up to ``vocab_size``:
+    a tokenizer that knows every id the model can sample never fails to decode.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate(alphabet)}
+    ids = {token: len(alphabet) + i for i, token in enumerate(SPECIAL_TOKENS)}
+    fillers = vocab_size - len(alphabet) - len(SPECIAL_TOKENS)
+    if fillers < 0:
+        raise ValueError(f"vocab_size must be at least {len(alphabet) + len(SPECIAL_TOKENS)}")
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(f"<t{i}>", normalized=False) for i in range(fillers)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "Qwen2TokenizerFast",
+        "processor_class": "Qwen2VLProcessor",
+        "chat_template": CHAT_TEMPLATE,
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "additional_special_tokens": list(SPECIAL_TOKENS),
+        "added_tokens_decoder": {
+            str(i): {
+                "content": token,
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "single_word": False,
+                "special": True,
+            }
+            for token, i in ids.items()
+        },
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 32768,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
+    (folder / "vocab.json").write_text(json.dumps(vocab))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    return ids
