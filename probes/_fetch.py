@@ -1,0 +1,126 @@
+"""One bounded HTTP exchange, for every probe that asks a server something.
+
+The server may be the very thing that is broken: it may never answer, answer garbage, close in the
+middle, drip one byte a second or send without end. All of that comes back as a ``Fetched``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx2
+
+USER_AGENT = "mmrepro-probe"
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """``status`` is that of a whole answer only; a half answer has None and an ``error``."""
+
+    status: int | None
+    body: bytes
+    seconds: float
+    error: str = ""
+    timed_out: bool = False
+    cut: bool = False
+
+
+def api_root(base_url: str) -> str:
+    """The server's root: people give ``http://host:8000``, ``…:8000/`` and ``…:8000/v1``."""
+    return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def fetch(
+    method: str,
+    url: str,
+    *,
+    timeout_s: float,
+    max_bytes: int,
+    json_body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Fetched:
+    """Exchange one request in at most ``timeout_s`` seconds overall; never raises.
+
+    httpx2 limits each read but not their sum, so a server that drips would never time out there:
+    the exchange has a thread of its own, which is abandoned (a daemon) when its time is over.
+    """
+    exchange = _Exchange(method, url, timeout_s, max_bytes, json_body, dict(headers or {}))
+    thread = threading.Thread(target=exchange.run, name="probe-fetch", daemon=True)
+    started = time.monotonic()
+    thread.start()
+    thread.join(timeout_s + 0.05)
+    seconds = round(time.monotonic() - started, 4)
+    if exchange.result is None:
+        exchange.give_up()
+        return exchange.timed_out(seconds)
+    return replace(exchange.result, seconds=seconds)
+
+
+class _Exchange:
+    def __init__(
+        self,
+        method: str,
+        url: str,
+        timeout_s: float,
+        max_bytes: int,
+        json_body: Mapping[str, Any] | None,
+        headers: dict[str, str],
+    ) -> None:
+        self.method = method
+        self.url = url
+        self.timeout_s = timeout_s
+        self.max_bytes = max_bytes
+        self.json_body = json_body
+        # Identity and raw reads: a compressed answer could unfold to gigabytes.
+        self.headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
+        self.result: Fetched | None = None
+        self._status: int | None = None
+        self._body = bytearray()
+        self._abandoned = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.result = self._exchange()
+        except httpx2.TimeoutException:
+            self.result = self.timed_out(0.0)
+        except Exception as error:  # garbage on the wire raises more than httpx2's own errors
+            self.result = Fetched(None, bytes(self._body), 0.0, self._explain(error))
+
+    def give_up(self) -> None:
+        self._abandoned.set()
+
+    def timed_out(self, seconds: float) -> Fetched:
+        where = "" if self._status is None else f" in the body of a {self._status} answer"
+        error = f"no complete answer in {self.timeout_s:.1f} s{where}"
+        return Fetched(None, bytes(self._body), seconds, error, timed_out=True)
+
+    def _exchange(self) -> Fetched:
+        until = time.monotonic() + self.timeout_s
+        with (
+            httpx2.Client(
+                trust_env=False,
+                follow_redirects=False,
+                timeout=self.timeout_s,
+                # Reading the certificate store takes tens of milliseconds: only for https.
+                verify=self.url.lower().startswith("https:"),
+            ) as client,
+            client.stream(
+                self.method, self.url, json=self.json_body, headers=self.headers
+            ) as response,
+        ):
+            self._status = response.status_code
+            for chunk in response.iter_raw():
+                self._body += chunk[: self.max_bytes - len(self._body)]
+                if len(self._body) >= self.max_bytes:
+                    return Fetched(self._status, bytes(self._body), 0.0, cut=True)
+                if self._abandoned.is_set() or time.monotonic() > until:
+                    return self.timed_out(0.0)
+            return Fetched(self._status, bytes(self._body), 0.0)
+
+    def _explain(self, error: Exception) -> str:
+        where = "" if self._status is None else f" in the body of a {self._status} answer"
+        return f"{type(error).__name__}{where}: {error}"[:500]

@@ -1,0 +1,75 @@
+"""What the server's cheap HTTP endpoints answer.
+
+Alone::
+
+    from mmrepro.probes import HttpProbe, run_probe
+    result = run_probe(HttpProbe("http://127.0.0.1:8000"), Path("evidence"), 12)
+    print([(a.path, a.status, a.error) for a in result.data.answers])
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from mmrepro.probes._fetch import api_root, fetch
+from mmrepro.probes.base import Probe, RawSink, TimedOut
+from mmrepro.probes.data import EndpointAnswer, HttpData
+
+MAX_BODY_BYTES = 256 << 10
+BODY_CHARS = 2000
+
+
+class HttpProbe(Probe[HttpData]):
+    """GET each of ``paths``, one after the other, each for at most ``timeout_s`` seconds.
+
+    An endpoint without a whole answer has ``status`` None and an ``error``: that is evidence, not
+    a failure of the probe.
+    """
+
+    name = "http"
+
+    def __init__(
+        self,
+        base_url: str,
+        paths: Sequence[str] = ("/health", "/v1/models"),
+        timeout_s: float = 5.0,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self.base_url = api_root(base_url)
+        self.paths = tuple(paths)
+        self.timeout_s = timeout_s
+        self.headers = headers
+        self._data = HttpData(base_url=self.base_url, answers=[])
+
+    def collect(self, sink: RawSink, deadline: float) -> HttpData:
+        """Raises TimedOut when the deadline came before every path was asked."""
+        self._data = HttpData(base_url=self.base_url, answers=[])
+        for path in self.paths:
+            left = deadline - time.monotonic()
+            if left <= 0.05:
+                raise TimedOut(f"the deadline passed before {path} was asked")
+            self._data.answers.append(self._ask(path, min(self.timeout_s, left), sink))
+        return self._data
+
+    def partial(self) -> HttpData | None:
+        return self._data if self._data.answers else None
+
+    def _ask(self, path: str, timeout_s: float, sink: RawSink) -> EndpointAnswer:
+        got = fetch(
+            "GET",
+            self.base_url + path,
+            timeout_s=timeout_s,
+            max_bytes=MAX_BODY_BYTES,
+            headers=self.headers,
+        )
+        if got.body:
+            sink.write(f"{path.strip('/') or 'root'}.body", got.body)
+        return EndpointAnswer(
+            path=path,
+            status=got.status,
+            seconds=got.seconds,
+            error=got.error,
+            body=got.body.decode("utf-8", "replace")[:BODY_CHARS],
+        )

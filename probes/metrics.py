@@ -1,0 +1,103 @@
+"""The server's Prometheus metrics, read leniently.
+
+Alone::
+
+    from mmrepro.probes import MetricsProbe, run_probe
+    result = run_probe(MetricsProbe("http://127.0.0.1:8000/metrics"), Path("evidence"), 6)
+    print(result.data.total("vllm:num_requests_running"))
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from mmrepro.probes._fetch import fetch
+from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes.data import MetricSample, MetricsData
+from prometheus_client.parser import text_string_to_metric_families
+
+MAX_BODY_BYTES = 32 << 20
+MAX_LINE_CHARS = 32 << 10
+
+
+class MetricsProbe(Probe[MetricsData]):
+    """GET ``url`` (``/metrics`` is added to a bare server address) for at most ``timeout_s``."""
+
+    name = "metrics"
+
+    def __init__(
+        self, url: str, timeout_s: float = 5.0, *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.url = url if urlsplit(url).path not in ("", "/") else url.rstrip("/") + "/metrics"
+        self.timeout_s = timeout_s
+        self.headers = headers
+
+    def collect(self, sink: RawSink, deadline: float) -> MetricsData:
+        """Raises Unavailable when there is no 200 answer, TimedOut when none came in time."""
+        timeout_s = min(self.timeout_s, deadline - time.monotonic())
+        if timeout_s <= 0.05:
+            raise TimedOut("the deadline passed before the metrics were asked for")
+        got = fetch(
+            "GET", self.url, timeout_s=timeout_s, max_bytes=MAX_BODY_BYTES, headers=self.headers
+        )
+        if got.body:
+            sink.write("metrics.txt", got.body)
+        if got.timed_out:
+            raise TimedOut(f"{self.url}: {got.error}")
+        if got.status is None:
+            raise Unavailable(f"{self.url}: {got.error}")
+        if got.status != 200:
+            raise Unavailable(f"{self.url} answered {got.status}: no metrics there")
+        samples, bad = parse_metrics(got.body.decode("utf-8", "replace"))
+        if not samples and bad:
+            raise Unavailable(f"{self.url} answered something that is not Prometheus metrics")
+        return MetricsData(url=self.url, samples=samples, bad_lines=bad)
+
+
+def parse_metrics(text: str) -> tuple[list[MetricSample], int]:
+    """Samples of a Prometheus exposition and the number of lines that are none; never raises.
+
+    Line by line, because the client library's parser gives up at the first bad line. Histogram
+    buckets and the ``_created`` times that prometheus_client adds to each metric are left out:
+    they are nine lines of ten and no signature reads them.
+    """
+    samples: list[MetricSample] = []
+    bad = 0
+    for line in text.split("\n"):
+        line = line.strip()
+        if not line or line.startswith("#") or "_bucket{" in line:
+            continue
+        sample = _parse_line(line)
+        if sample is None:
+            bad += 1
+        else:
+            samples.append(sample)
+    names = {s.name for s in samples}
+    return [s for s in samples if not _is_creation_time(s.name, names)], bad
+
+
+def _parse_line(line: str) -> MetricSample | None:
+    if len(line) > MAX_LINE_CHARS:
+        return None
+    try:
+        for family in text_string_to_metric_families(line):
+            for sample in family.samples:
+                value = float(sample.value)
+                return MetricSample(
+                    name=sample.name,
+                    labels=sample.labels,
+                    value=value if math.isfinite(value) else None,
+                )
+    except Exception:  # the library raises ValueError, KeyError, IndexError, … on hostile lines
+        return None
+    return None
+
+
+def _is_creation_time(name: str, names: set[str]) -> bool:
+    if not name.endswith("_created"):
+        return False
+    base = name.removesuffix("_created")
+    return any(other in names for other in (base, f"{base}_total", f"{base}_count"))

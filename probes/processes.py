@@ -1,0 +1,220 @@
+"""The engine's processes and threads: who uses a core, who sleeps, who is gone.
+
+Alone::
+
+    from mmrepro.probes import ProcessesProbe, run_probe
+    result = run_probe(ProcessesProbe(pid), Path("evidence"), 5)
+    print([(p.role, p.cpu_pct, p.state) for p in result.data.processes])
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+from mmrepro.probes import _proc
+from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes.data import ProcessesData, ProcessUse, ThreadUse
+
+MAX_BUSIEST = 8
+
+RoleOf = Callable[[str, str], str]
+"""(name, command line) of a process -> what it is to the engine."""
+
+# vLLM and SGLang name their processes by setproctitle: "VLLM::EngineCore", "sglang::scheduler_TP0".
+_TITLE = re.compile(r"^[A-Za-z][\w.-]*::([\w.\-]+)")
+
+
+def role_from_title(name: str, cmdline: str) -> str:
+    """``EngineCore`` of a process titled ``VLLM::EngineCore``; otherwise its name.
+
+    The command line comes first: the kernel cuts names at 15 characters.
+    """
+    for text in (cmdline, name):
+        if match := _TITLE.match(text):
+            return match[1]
+    if "multiprocessing.resource_tracker" in cmdline:
+        return "resource_tracker"
+    return name
+
+
+@dataclass(frozen=True)
+class _Reading:
+    mono: float
+    stat: _proc.Stat
+    threads: dict[int, _proc.ThreadTimes]
+
+
+class ProcessesProbe(Probe[ProcessesData]):
+    """Two readings of the tree below ``root_pid``, ``window_s`` seconds apart.
+
+    ``also``: processes that belong to the engine but were reparented away from the tree.
+    CPU times come in clock ticks (10 ms), so percentages are as fine as 1 / ``window_s`` per cent.
+    """
+
+    name = "processes"
+
+    def __init__(
+        self,
+        root_pid: int,
+        window_s: float = 0.5,
+        role_of: RoleOf | None = None,
+        *,
+        also: Sequence[int] = (),
+    ) -> None:
+        self.root_pid = root_pid
+        self.window_s = window_s
+        self.role_of = role_of or role_from_title
+        self.also = tuple(also)
+
+    def collect(self, sink: RawSink, deadline: float) -> ProcessesData:
+        """Raises Unavailable when no process of the tree exists, TimedOut without time."""
+        started = time.monotonic()
+        window_s = min(self.window_s, deadline - started - 0.2)
+        if window_s < 0.05:
+            raise TimedOut("no time for two readings of the processes")
+        first = self._read_all()
+        if not first:
+            raise Unavailable(f"process {self.root_pid} does not exist (any more)")
+        time.sleep(window_s)
+        second = self._read_all()
+        data = ProcessesData(
+            root_pid=self.root_pid,
+            window_s=round(time.monotonic() - started, 4),
+            processes=[self._use(reading, first.get(pid)) for pid, reading in second.items()],
+            vanished=[
+                pid
+                for pid, reading in first.items()
+                if pid not in second or second[pid].stat.start_ticks != reading.stat.start_ticks
+            ],
+        )
+        sink.write("processes.json", data.model_dump_json(indent=1))
+        return data
+
+    def _read_all(self) -> dict[int, _Reading]:
+        found: dict[int, _Reading] = {}
+        for pid in _proc.tree(self.root_pid, self.also):
+            threads = _proc.read_threads(pid)
+            now = time.monotonic()
+            stat = _proc.read_stat(pid)
+            if stat is not None:
+                found[pid] = _Reading(now, stat, threads)
+        return found
+
+    def _use(self, after: _Reading, before: _Reading | None) -> ProcessUse:
+        stat = after.stat
+        if before is None or before.stat.start_ticks != stat.start_ticks:
+            # Born within the window, or a recycled pid: nothing to compare with.
+            before = after
+        seconds = max(after.mono - before.mono, 1e-6)
+        voluntary, involuntary = _switches(after.threads, before.threads)
+        line = _proc.cmdline(stat.pid)
+        return ProcessUse(
+            pid=stat.pid,
+            ppid=stat.ppid,
+            name=stat.name,
+            cmdline=line,
+            role=self.role_of(stat.name, line),
+            state=stat.state,
+            threads=stat.threads,
+            rss_bytes=stat.rss_bytes,
+            user_pct=_pct(stat.user_ticks - before.stat.user_ticks, seconds),
+            system_pct=_pct(stat.system_ticks - before.stat.system_ticks, seconds),
+            voluntary_switches=voluntary,
+            involuntary_switches=involuntary,
+            created_wall=psutil.boot_time() + stat.start_ticks / _proc.TICKS_PER_S,
+            busiest=_busiest(after.threads, before.threads, seconds),
+        )
+
+
+def _pct(ticks: int, seconds: float) -> float:
+    return round(max(ticks, 0) / _proc.TICKS_PER_S / seconds * 100, 1)
+
+
+def _switches(
+    after: dict[int, _proc.ThreadTimes], before: dict[int, _proc.ThreadTimes]
+) -> tuple[int, int]:
+    pairs = [(thread, before[tid]) for tid, thread in after.items() if tid in before]
+    return (
+        sum(max(a.voluntary - b.voluntary, 0) for a, b in pairs),
+        sum(max(a.involuntary - b.involuntary, 0) for a, b in pairs),
+    )
+
+
+def _busiest(
+    after: dict[int, _proc.ThreadTimes], before: dict[int, _proc.ThreadTimes], seconds: float
+) -> list[ThreadUse]:
+    uses = []
+    for tid, thread in after.items():
+        base = before.get(tid, thread).stat
+        uses.append(
+            ThreadUse(
+                tid=tid,
+                name=thread.stat.name,
+                state=thread.stat.state,
+                user_pct=_pct(thread.stat.user_ticks - base.user_ticks, seconds),
+                system_pct=_pct(thread.stat.system_ticks - base.system_ticks, seconds),
+            )
+        )
+    uses.sort(key=lambda use: use.user_pct + use.system_pct, reverse=True)
+    return uses[:MAX_BUSIEST]
+
+
+class CpuMeter:
+    """CPU of a process tree since the last call, cheap enough for four calls a second.
+
+    Walking /proc for the tree is what costs, so that is done every ``refresh_s`` seconds only;
+    in between each call reads one line for each known process. Not safe for several threads.
+    """
+
+    def __init__(
+        self,
+        root_pid: int,
+        *,
+        also: Sequence[int] = (),
+        role_of: RoleOf | None = None,
+        refresh_s: float = 2.0,
+    ) -> None:
+        self.root_pid = root_pid
+        self.also = tuple(also)
+        self.role_of = role_of or role_from_title
+        self.refresh_s = refresh_s
+        self._walked = float("-inf")
+        self._roles: dict[int, str] = {}
+        self._last: dict[int, tuple[int, int, float]] = {}  # pid: (start, CPU ticks, mono)
+
+    def read(self) -> dict[str, float]:
+        """Role -> % of one core since the last call, summed over the processes of that role.
+
+        A process seen for the first time counts from the next call on, so the first call is all
+        zeros. Empty when nothing of the tree is left.
+        """
+        now = time.monotonic()
+        if now - self._walked >= self.refresh_s:
+            self._walk(now)
+        use: dict[str, float] = {}
+        seen: dict[int, tuple[int, int, float]] = {}
+        for pid, role in self._roles.items():
+            stat = _proc.read_stat(pid)
+            if stat is None or stat.state in ("Z", "X"):
+                continue
+            mono = time.monotonic()
+            ticks = stat.user_ticks + stat.system_ticks
+            seen[pid] = (stat.start_ticks, ticks, mono)
+            start, before, then = self._last.get(pid, (stat.start_ticks, ticks, now - 1.0))
+            grown = ticks - before if start == stat.start_ticks else 0
+            use[role] = use.get(role, 0.0) + _pct(grown, max(mono - then, 1e-3))
+        self._last = seen
+        return {role: round(pct, 1) for role, pct in use.items()}
+
+    def _walk(self, now: float) -> None:
+        self._walked = now
+        roles: dict[int, str] = {}
+        for pid in _proc.tree(self.root_pid, self.also):
+            if (stat := _proc.read_stat(pid)) is not None:
+                # Asked anew each time: a process takes its title some time after its start.
+                roles[pid] = self.role_of(stat.name, _proc.cmdline(pid))
+        self._roles = roles

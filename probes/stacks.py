@@ -1,0 +1,141 @@
+"""Python stacks of running processes, without stopping them (py-spy).
+
+Alone::
+
+    from mmrepro.probes import StacksProbe, run_probe
+    result = run_probe(StacksProbe([pid]), Path("evidence"), 10)
+    print(result.reason or [f.function for f in result.data.samples[0].threads[0].frames])
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mmrepro.probes import _proc, _pyspy
+from mmrepro.probes._pyspy import Dump, Outcome
+from mmrepro.probes.base import Moment, Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes.data import StackSample, StacksData
+
+RETRIES = 3
+DUMP_TIMEOUT_S = 10.0
+
+
+class StacksProbe(Probe[StacksData]):
+    """``samples`` dumps of each of ``pids``, ``interval_s`` seconds apart.
+
+    Samples are taken without pausing the target, so a stack that changes while it is read may
+    come out torn: after ``RETRIES`` failures in a row one sample pauses the process for some
+    milliseconds, unless ``blocking_fallback`` forbids it.
+
+    ``until`` ends the sampling early once it holds for a sample, but not before each process has
+    been sampled ``min_samples`` times: a hang is a stack that stays.
+
+    A process that denies access is listed in ``denied``; one that is gone, or is not Python, has
+    one sample with an ``error`` and no threads.
+    """
+
+    name = "stacks"
+
+    def __init__(
+        self,
+        pids: Sequence[int],
+        samples: int = 8,
+        interval_s: float = 0.05,
+        locals: bool = True,
+        blocking_fallback: bool = True,
+        until: Callable[[StackSample], bool] | None = None,
+        *,
+        min_samples: int = 3,
+    ) -> None:
+        self.pids = tuple(dict.fromkeys(pids))
+        self.samples = samples
+        self.interval_s = interval_s
+        self.locals = locals
+        self.blocking_fallback = blocking_fallback
+        self.until = until
+        self.min_samples = min(min_samples, samples)
+        self._data = StacksData(samples=[])
+
+    def collect(self, sink: RawSink, deadline: float) -> StacksData:
+        """Raises Unavailable when no process could be sampled, TimedOut without any sample."""
+        py_spy = _pyspy.find_py_spy()
+        if py_spy is None:
+            raise Unavailable("py-spy is not installed beside this Python (pip install py-spy)")
+        self._data = data = StacksData(samples=[])
+        live = list(self.pids)
+        seen = False
+        for number in range(self.samples):
+            if number:
+                time.sleep(max(min(self.interval_s, deadline - time.monotonic()), 0))
+            for pid in list(live):
+                if time.monotonic() >= deadline:
+                    return self._finish(out_of_time=True)
+                sample, outcome = self._sample(py_spy, pid, number, sink, deadline)
+                if outcome is Outcome.DENIED:
+                    data.denied[pid] = sample.error
+                    live.remove(pid)
+                    continue
+                data.samples.append(sample)
+                if outcome in (Outcome.GONE, Outcome.NOT_PYTHON):
+                    live.remove(pid)
+                seen = seen or (
+                    self.until is not None and bool(sample.threads) and self.until(sample)
+                )
+            if not live or (seen and number + 1 >= self.min_samples):
+                break
+        return self._finish(out_of_time=False)
+
+    def partial(self) -> StacksData | None:
+        return self._data if self._data.samples or self._data.denied else None
+
+    def _finish(self, *, out_of_time: bool) -> StacksData:
+        data = self._data
+        if any(sample.threads for sample in data.samples):
+            return data
+        reasons = list(dict.fromkeys([*data.denied.values(), *(s.error for s in data.samples)]))
+        if out_of_time:
+            raise TimedOut("; ".join(["no stack was sampled in time", *reasons])[:2000])
+        raise Unavailable("; ".join(reasons)[:2000] or "no process was given")
+
+    def _sample(
+        self, py_spy: Path, pid: int, number: int, sink: RawSink, deadline: float
+    ) -> tuple[StackSample, Outcome]:
+        taken, blocking = Moment.now(), False
+        dumped = self._dump(py_spy, pid, deadline, blocking=False)
+        for _ in range(RETRIES):
+            if dumped.outcome is not Outcome.TORN or time.monotonic() >= deadline:
+                break
+            taken = Moment.now()
+            dumped = self._dump(py_spy, pid, deadline, blocking=False)
+        if dumped.outcome is Outcome.TORN and self._may_block(pid, deadline):
+            taken, blocking = Moment.now(), True
+            dumped = self._dump(py_spy, pid, deadline, blocking=True)
+        if dumped.raw:
+            sink.write(f"{pid}-{number:02d}.json", dumped.raw)
+        return (
+            StackSample(
+                pid=pid,
+                taken=taken,
+                blocking=blocking,
+                threads=dumped.threads,
+                error=dumped.error,
+            ),
+            dumped.outcome,
+        )
+
+    def _may_block(self, pid: int, deadline: float) -> bool:
+        stat = _proc.read_stat(pid)
+        # A process stopped by a signal never reports to a tracer: py-spy would wait for ever.
+        stopped = stat is None or stat.state in ("T", "t")
+        return self.blocking_fallback and not stopped and time.monotonic() < deadline
+
+    def _dump(self, py_spy: Path, pid: int, deadline: float, *, blocking: bool) -> Dump:
+        return _pyspy.dump(
+            py_spy,
+            pid,
+            blocking=blocking,
+            with_locals=self.locals,
+            timeout_s=min(DUMP_TIMEOUT_S, deadline - time.monotonic()),
+        )
