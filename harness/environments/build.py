@@ -1,0 +1,335 @@
+"""Builds an environment whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.parser import HeaderParser
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from mmrepro.environments import loading, releases
+from mmrepro.environments.place import environments_root
+from mmrepro.environments.requirements import derive, requirements_of
+from mmrepro.environments.space import require_space
+from mmrepro.environments.spec import (
+    LOCK_FILE,
+    MANIFEST_FILE,
+    USE_FILE,
+    Environment,
+    EnvironmentSpec,
+    Manifest,
+    Reason,
+)
+from mmrepro.environments.store import dead_folders, lock_path, read_manifest
+from mmrepro.environments.uv import (
+    Progress,
+    UvFailed,
+    explain,
+    run_uv,
+    torch_index,
+    torch_options,
+    uv_version,
+    without_credentials,
+)
+from mmrepro.errors import EnvironmentBuildError, NoSpace, UnloadableWheel
+from mmrepro.incident import Setting, WheelFacts
+
+BUILDING = ".building-"
+
+
+def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environment:
+    """The environment for ``spec``: the one on disk, or a new one.
+
+    An existing one is taken without asking uv or the network. A second builder of the same one
+    waits for the first. Ctrl-C, a crash or ``kill -9`` leave at most a folder ``.building-…``,
+    which the next builder or ``prune`` removes.
+
+    Raises:
+        UnknownRelease: the package index has no such release.
+        UnloadableWheel: its compiled code cannot be loaded on this host.
+        NoSpace: the disk is too full, or became full.
+        EnvironmentBuildError: anything else; ``detail`` holds uv's own words.
+    """
+    say = progress or (lambda _: None)
+    folder = environments_root() / spec.key(without_credentials(torch_index()))
+    if (manifest := read_manifest(folder)) is not None:
+        return _environment(spec, folder, manifest, reused=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _builder(folder, say):
+            if (manifest := read_manifest(folder)) is not None:
+                return _environment(spec, folder, manifest, reused=True)
+            for dead in dead_folders(folder):
+                shutil.rmtree(dead, ignore_errors=True)
+            require_space(folder.parent)
+            temporary = folder.with_name(f"{BUILDING}{folder.name}-{os.getpid()}")
+            try:
+                manifest = _Build(spec, temporary, say).run()
+                temporary.rename(folder)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise _disk_error(error, folder.parent) from error
+    return _environment(spec, folder, manifest, reused=False)
+
+
+@contextmanager
+def _builder(folder: Path, say: Progress) -> Iterator[None]:
+    """Holds the right to build ``folder``; the kernel takes it back if this process dies."""
+    path = lock_path(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        say(f"waiting for another process that builds {folder.name}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _disk_error(error: OSError, root: Path) -> NoSpace | EnvironmentBuildError:
+    if error.errno in (ENOSPC, EDQUOT):
+        return NoSpace(
+            "The disk of the cache folder became full.",
+            hint="free some space, or: mmrepro env prune --all",
+            detail=[str(error)],
+        )
+    return EnvironmentBuildError(
+        f"The environment cannot be written below {root}: {error.strerror or error}.",
+        hint="set MMREPRO_CACHE_DIR to a folder that you can write",
+    )
+
+
+def _environment(
+    spec: EnvironmentSpec, folder: Path, manifest: Manifest, *, reused: bool
+) -> Environment:
+    venv = folder / "venv"
+    try:
+        (folder / USE_FILE).touch()  # what `prune --older-than` goes by
+        (folder / "state").mkdir(exist_ok=True)
+    except OSError:
+        pass  # a cache that is read-only to us serves as well
+    return Environment(
+        path=folder,
+        python=venv / "bin" / "python",
+        site_packages=_site_packages(venv),
+        wheel=manifest.wheel,
+        resolved_until=manifest.resolved_until,
+        packages=manifest.packages,
+        lock_file=folder / LOCK_FILE,
+        spec=spec,
+        python_version=manifest.python,
+        notes=manifest.notes,
+        reused=reused,
+    )
+
+
+def _site_packages(venv: Path) -> Path:
+    found = sorted(venv.glob("lib/python*/site-packages"))
+    if not found:
+        raise EnvironmentBuildError(
+            f"The environment {venv.parent.name} is damaged: it has no site-packages.",
+            hint="mmrepro env prune --all",
+        )
+    return found[0]
+
+
+class _Build:
+    """One build in ``folder``: each step is a method, in the order of ``run``."""
+
+    def __init__(self, spec: EnvironmentSpec, folder: Path, say: Progress) -> None:
+        self.spec = spec
+        self.folder = folder
+        self.say = say
+        self.venv = folder / "venv"
+        self.python = self.venv / "bin" / "python"
+        self.reasons: list[Reason] = list(spec.reasons)
+        self.torch_options, self.torch_variables = torch_options()
+
+    def run(self) -> Manifest:
+        started = time.monotonic()
+        self.say(f"looking for {self.spec.project} {self.spec.release}")
+        found = releases.find(self.spec)
+        self.reasons += found.reasons
+        self.folder.mkdir()
+        (self.folder / "state").mkdir()
+        self._make_venv(found)
+        self._install_wheel(found)
+        self._check_link(found)
+        packages, cutoff = self._resolve(found)
+        self._install_packages(found, cutoff)
+        self._write_aliases()
+        self._check_load(found)
+        manifest = Manifest(
+            engine=self.spec.engine,
+            release=self.spec.release,
+            device=self.spec.device,
+            project=self.spec.project,
+            wheel=WheelFacts(
+                project=self.spec.project,
+                filename=found.wheel.filename,
+                sha256=found.wheel.sha256,
+                uploaded=found.wheel.uploaded.isoformat() if found.wheel.uploaded else "",
+                origin=self.spec.origin,
+            ),
+            resolved_until=cutoff,
+            packages=packages,
+            notes=[Setting(name=r.name, value=r.value, why=r.why) for r in self.reasons],
+            python=self._python_version(),
+            uv=uv_version(),
+            created=datetime.now(UTC),
+            build_seconds=round(time.monotonic() - started, 3),
+        )
+        (self.folder / USE_FILE).touch()
+        (self.folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n")
+        return manifest
+
+    def _uv(self, arguments: list[str], doing: str) -> str:
+        try:
+            # From within the build folder, so that no project of the user's is picked up.
+            return run_uv(arguments, cwd=self.folder, extra=self.torch_variables, progress=self.say)
+        except UvFailed as failure:
+            raise explain(failure, doing) from failure
+
+    def _make_venv(self, found: releases.Found) -> None:
+        # --relocatable: the folder gets its final name when all is whole.
+        arguments = ["venv", "--relocatable", "--python", found.python, str(self.venv)]
+        self._uv(arguments, f"making a virtual environment for {self.spec.project}")
+
+    def _install_wheel(self, found: releases.Found) -> None:
+        """The engine's wheel alone, by its hash."""
+        self.say(f"fetching {found.wheel.filename}")
+        line = f"{self.spec.project}=={self.spec.release} --hash=sha256:{found.wheel.sha256}\n"
+        (self.folder / "wheel.lock").write_text(line)
+        arguments = ["pip", "install", "--python", str(self.python), "--no-deps"]
+        arguments += ["--require-hashes", "-r", "wheel.lock"]
+        self._uv(arguments, f"installing {self.spec.project} {self.spec.release}")
+
+    def _check_link(self, found: releases.Found) -> None:
+        files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
+        modules = [path for paths in files.values() for path in paths]
+        if missing := loading.missing_versions(self.python, modules):
+            first = missing[0]
+            raise self._unloadable(found, str(first), [str(one) for one in missing], first.library)
+
+    def _unloadable(
+        self, found: releases.Found, why: str, detail: list[str], library: str = ""
+    ) -> UnloadableWheel:
+        other = releases.repackaged(self.spec, found.python)
+        newer = f", or a system with a newer {library}" if library else ""
+        step = (
+            f"try --release {other}, the same release built again"
+            if other
+            else ("try another --release")
+        )
+        return UnloadableWheel(
+            f"The wheel {found.wheel.filename} cannot be loaded on this host: {why}.",
+            hint=f"{step}{newer}",
+            detail=detail,
+        )
+
+    def _resolve(self, found: releases.Found) -> tuple[list[str], str]:
+        """Write the lock file. Gives back its packages and the cutoff that it was made with."""
+        self.say("resolving as of the release's day")
+        derived = derive(
+            requirements_of(self._metadata()),
+            keep_local=bool(torch_index()),
+            drop=self.spec.drop,
+        )
+        self.reasons += derived.reasons
+        lines = [*derived.requirements, *self.spec.requirements]
+        (self.folder / "requirements.in").write_text("\n".join(lines) + "\n")
+        arguments = ["pip", "compile", "-q", "--python", str(self.python), "--generate-hashes"]
+        arguments += ["--no-header", "--no-annotate", *self.torch_options]
+        if self.spec.overrides:
+            (self.folder / "overrides.in").write_text("\n".join(self.spec.overrides) + "\n")
+            arguments += ["--override", "overrides.in"]
+        doing = f"resolving the requirements of {self.spec.project} {self.spec.release}"
+        cutoff = found.cutoff
+        try:
+            text = self._compile(arguments, cutoff, doing)
+        except EnvironmentBuildError as error:
+            # A wheel repackaged later may ask for something newer than the engine's own day.
+            told = " ".join(error.detail)
+            if "exclude-newer" not in told or found.wheel_cutoff <= cutoff:
+                raise
+            cutoff = found.wheel_cutoff
+            text = self._compile(arguments, cutoff, doing)
+            why = f"as of {found.cutoff:%Y-%m-%d} the wheel's requirements cannot be met"
+            self.reasons.append(Reason("resolution date", f"{cutoff:%Y-%m-%d}", why))
+        text += (self.folder / "wheel.lock").read_text()
+        (self.folder / LOCK_FILE).write_text(text)
+        packages = [line.split()[0] for line in text.splitlines() if line[:1].strip(" #")]
+        return sorted(packages), cutoff.isoformat()
+
+    def _compile(self, arguments: list[str], cutoff: datetime, doing: str) -> str:
+        until = ["--exclude-newer", cutoff.isoformat()]
+        return self._uv([*arguments, *until, "requirements.in"], doing)
+
+    def _install_packages(self, found: releases.Found, cutoff: str) -> None:
+        arguments = ["pip", "sync", "--python", str(self.python), "--require-hashes"]
+        arguments += ["--exclude-newer", cutoff, *self.torch_options, "--exclude-newer-package"]
+        arguments += [f"{self.spec.project}={found.wheel_cutoff.isoformat()}", LOCK_FILE]
+        doing = f"installing the requirements of {self.spec.project} {self.spec.release}"
+        plan: list[str] = []
+        try:
+            run_uv(
+                [*arguments, "--dry-run"],
+                cwd=self.folder,
+                extra=self.torch_variables,
+                progress=plan.append,
+            )
+        except UvFailed as failure:
+            raise explain(failure, doing) from failure
+        cold = any(phase.startswith("would download") for phase in plan)
+        require_space(self.folder.parent, self.spec.disk_bytes, cold=cold)
+        self.say("installing")
+        self._uv(arguments, doing)
+
+    def _write_aliases(self) -> None:
+        """A ``dist-info`` without code or entry points for each alias."""
+        for alias in self.spec.dist_aliases:
+            name, _, version = alias.partition("==")
+            info = _site_packages(self.venv) / f"{name}-{version}.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+                f"Summary: another name of {self.spec.project}, written by mmrepro\n"
+            )
+            (info / "INSTALLER").write_text("mmrepro\n")
+            listed = "".join(f"{info.name}/{f},,\n" for f in ("METADATA", "INSTALLER", "RECORD"))
+            (info / "RECORD").write_text(listed)
+
+    def _check_load(self, found: releases.Found) -> None:
+        self.say("loading the engine's compiled code")
+        files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
+        if failures := loading.load_failures(self.python, files):
+            raise self._unloadable(found, failures[0], failures)
+
+    def _metadata(self) -> str:
+        wanted = self.spec.project.replace("-", "_").lower()
+        for info in _site_packages(self.venv).glob("*.dist-info"):
+            text = (info / "METADATA").read_text(encoding="utf-8", errors="replace")
+            name = HeaderParser().parsestr(text, headersonly=True).get("Name", "")
+            if name.replace("-", "_").lower() == wanted:
+                return text
+        raise EnvironmentBuildError(
+            f"The wheel of {self.spec.project} {self.spec.release} has no metadata.",
+            hint="try another release: mmrepro run SCENARIO --release X.Y.Z",
+        )
+
+    def _python_version(self) -> str:
+        for line in (self.venv / "pyvenv.cfg").read_text().splitlines():
+            key, _, value = line.partition("=")
+            if key.strip() == "version_info":
+                return value.strip()
+        return ""

@@ -1,0 +1,267 @@
+"""Runs uv and says in plain words what went wrong with it.
+
+Every fact about a release (is there one, when was it uploaded, which wheel, which hash) comes from
+``uv pip compile --no-deps --format pylock.toml``, so no address of a registry is in this project:
+uv's own settings decide where packages come from. Checked with uv 0.13.8.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import threading
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from mmrepro.childenv import child_environment
+from mmrepro.errors import EnvironmentBuildError, InfrastructureError, NoSpace
+
+Progress = Callable[[str], None]
+
+TORCH_INDEX_VARIABLE = "MMREPRO_TORCH_INDEX"
+"""Where ``torch==X+cpu`` can be had: an index's address, or ``official`` (uv knows where)."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+_DETAIL_LINES = 12
+_UNREACHABLE = re.compile(
+    r"network was disabled|Failed to fetch|error sending request|dns error|tcp connect|"
+    r"Connection (?:refused|reset)|timed out",
+    re.IGNORECASE,
+)
+_FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122")
+_DOWNLOAD = re.compile(r"^Downloading (\S+) \((.+)\)$")
+_PHASE = re.compile(r"^(Resolved|Prepared|Installed|Would download) (\d+) (\w+)")
+
+
+class UvFailed(Exception):
+    """uv ended with an error. ``stderr``: its words, without credentials."""
+
+    def __init__(self, returncode: int, stderr: str) -> None:
+        super().__init__(stderr)
+        self.returncode = returncode
+        self.stderr = stderr
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """One file of a release on the index."""
+
+    filename: str
+    uploaded: datetime | None
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ReleaseFiles:
+    """What the index has of one release that fits the interpreter asked for."""
+
+    project: str
+    version: str
+    wheels: list[Distribution]
+    sdist: Distribution | None
+
+    @property
+    def uploaded(self) -> datetime | None:
+        """When the first of its files was uploaded."""
+        files = [*self.wheels, *([self.sdist] if self.sdist else [])]
+        return min((f.uploaded for f in files if f.uploaded), default=None)
+
+
+def without_credentials(text: str) -> str:
+    """``scheme://user:secret@host`` becomes ``scheme://***@host``; query strings go."""
+    text = re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
+    return re.sub(r"(\w+://[^\s?]+)\?\S+", r"\1?***", text)
+
+
+def uv_binary() -> str:
+    """Path of uv, from its wheel.
+
+    Raises:
+        EnvironmentBuildError: it is not installed beside this interpreter, nor on PATH.
+    """
+    from uv import find_uv_bin
+
+    try:
+        return str(find_uv_bin())
+    except FileNotFoundError as error:
+        raise EnvironmentBuildError(
+            "uv, which builds the engines' environments, is not installed.",
+            hint="pip install uv",
+        ) from error
+
+
+def torch_index() -> str:
+    """The setting, or ``""``."""
+    return os.environ.get(TORCH_INDEX_VARIABLE, "").strip()
+
+
+def torch_options() -> tuple[list[str], dict[str, str]]:
+    """Options and variables that make uv look for torch where the setting says.
+
+    The address goes into the environment, not onto the command line, where anybody could read its
+    credentials. Such indexes often give no upload times, so the day's cutoff cannot hold for the
+    torch family; each is pinned by torch's own version anyway.
+    """
+    index = torch_index()
+    if not index:
+        return [], {}
+    options = ["--index-strategy", "unsafe-best-match"]
+    for name in ("torch", "torchvision", "torchaudio"):
+        options += ["--exclude-newer-package", f"{name}=false"]
+    if index == "official":
+        return [*options, "--torch-backend", "cpu"], {}
+    others = os.environ.get("UV_INDEX", "")
+    return options, {"UV_INDEX": f"{index} {others}".strip()}
+
+
+def _die_with_parent() -> None:
+    # Without this a killed harness would leave a uv behind that goes on filling the disk.
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def run_uv(
+    arguments: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    stdin: str = "",
+    extra: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> str:
+    """Run uv to its end and give back what it printed on stdout.
+
+    uv's stderr is read line by line: its downloads and phases go to ``progress``. Whatever ends
+    this early (Ctrl-C too) ends uv first.
+
+    Raises:
+        UvFailed: it ended with an error; ``explain`` turns that into one for people.
+        EnvironmentBuildError: uv itself could not be started.
+    """
+    environment = child_environment({"NO_COLOR": "1", **(extra or {})})
+    try:
+        child = subprocess.Popen(
+            [uv_binary(), *arguments],
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            preexec_fn=_die_with_parent,
+        )
+    except OSError as error:
+        raise EnvironmentBuildError(
+            f"uv could not be started: {error}.", hint="pip install --force-reinstall uv"
+        ) from error
+    output: list[str] = []
+    words: list[str] = []
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    stdout = child.stdout
+    reader = threading.Thread(target=lambda: output.append(stdout.read()), daemon=True)
+    reader.start()
+    try:
+        try:
+            child.stdin.write(stdin)
+            child.stdin.close()
+        except BrokenPipeError:
+            pass  # it ended before it read; its exit status tells
+        for line in child.stderr:
+            words.append(line.rstrip())
+            if progress is not None and (phase := _phase(line.rstrip())):
+                progress(phase)
+        child.wait()
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        reader.join(timeout=5)
+        child.stderr.close()
+        child.stdout.close()
+    if child.returncode != 0:
+        raise UvFailed(child.returncode, without_credentials("\n".join(words)))
+    return "".join(output)
+
+
+def _phase(line: str) -> str:
+    if match := _DOWNLOAD.match(line):
+        return f"downloading {match[1]} ({match[2]})"
+    if match := _PHASE.match(line):
+        return f"{match[1].lower()} {match[2]} {match[3]}"
+    return ""
+
+
+def explain(failure: UvFailed, doing: str) -> InfrastructureError:
+    """uv's error as one of ours, with its root-cause lines and the next step."""
+    lines = [line.strip() for line in failure.stderr.splitlines() if line.strip()]
+    telling = [
+        line for line in lines if line.startswith(("error:", "cause:", "hint:", "Caused by"))
+    ]
+    detail = (telling or lines)[-_DETAIL_LINES:]
+    if _FULL.search(failure.stderr):
+        return NoSpace(
+            f"The disk became full while {doing}.",
+            hint="free some space, or: mmrepro env prune --all --uv-cache",
+            detail=detail,
+        )
+    if _UNREACHABLE.search(failure.stderr):
+        return EnvironmentBuildError(
+            f"The package index could not be reached while {doing}.",
+            hint="check the network or proxy; `mmrepro env list` shows what is already built",
+            detail=detail,
+        )
+    return EnvironmentBuildError(
+        f"uv failed while {doing}.",
+        hint="the lines above are uv's own; `mmrepro check` tells what this machine lacks",
+        detail=detail,
+    )
+
+
+def uv_version() -> str:
+    """``0.13.8``, or ``""``: uv is there but does not answer."""
+    try:
+        words = run_uv(["--version"]).split()
+    except UvFailed:
+        return ""
+    return words[1] if len(words) > 1 else ""
+
+
+def release_files(requirement: str, python: str) -> ReleaseFiles:
+    """The files of the newest release that ``requirement`` allows, for interpreter ``python``.
+
+    Raises:
+        UvFailed: no such release, none for that interpreter, or the index cannot be reached.
+    """
+    arguments = ["pip", "compile", "-q", "--no-deps", "--format", "pylock.toml"]
+    text = run_uv([*arguments, "--python", python, "-"], stdin=requirement + "\n")
+    package = tomllib.loads(text)["packages"][0]
+    sdist = package.get("sdist")
+    return ReleaseFiles(
+        project=package["name"],
+        version=package["version"],
+        wheels=[_distribution(wheel) for wheel in package.get("wheels", [])],
+        sdist=_distribution(sdist) if sdist else None,
+    )
+
+
+def _distribution(entry: dict[str, object]) -> Distribution:
+    where = str(entry.get("name") or entry.get("url") or entry.get("path") or "")
+    uploaded = entry.get("upload-time")
+    hashes = entry.get("hashes")
+    return Distribution(
+        filename=where.partition("#")[0].rpartition("/")[2],
+        uploaded=uploaded if isinstance(uploaded, datetime) else None,
+        sha256=str(hashes.get("sha256", "")) if isinstance(hashes, dict) else "",
+    )
