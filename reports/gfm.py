@@ -1,0 +1,99 @@
+"""GitHub-flavoured Markdown from hostile text: escaping, tables, fences, foldable parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from mmrepro.sanitize import clip, one_line, plain
+
+# Entities where a backslash is not enough: pipes split table cells before backslashes are read
+# (renderers differ on `\\|`), an @ would notify people when pasted into an issue.
+_TEXT: Final[dict[int, str]] = (
+    {ord(c): f"\\{c}" for c in "`*[]~$"}
+    | {ord(c): f"&#{ord(c)};" for c in "|@\\"}
+    | {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;"}
+)
+_CODE_ENTITIES: Final[dict[int, str]] = {ord(c): f"&#{ord(c)};" for c in "&<>|`\\*_[]~$@!#()"}
+_EMPHASIS: Final = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_BLOCK_START: Final = re.compile(r"^(?=[-+=#]|\d+[.)])")
+_CELL: Final = 400
+
+
+def text(value: str, limit: int = 2000) -> str:
+    """Prose on one line: nothing in it is read as Markdown or HTML."""
+    escaped = one_line(value, limit).translate(_TEXT)
+    return _EMPHASIS.sub(r"\\_", escaped)
+
+
+def paragraph(value: str, limit: int = 4000) -> str:
+    """``text`` at the start of a line, where ``1.`` or ``#`` would begin a block."""
+    escaped = text(value, limit)
+    match = re.match(r"\d+(?=[.)])", escaped)
+    if match:
+        return f"{match[0]}\\{escaped[match.end() :]}"
+    return _BLOCK_START.sub(lambda _: "\\", escaped)
+
+
+def code(value: str, limit: int = _CELL) -> str:
+    """An inline code span, also safe inside a table cell; empty stays empty."""
+    line = one_line(value, limit)
+    if not line:
+        return ""
+    if not set("`|\\") & set(line):
+        return f"`{line}`"
+    return f"<code>{line.translate(_CODE_ENTITIES)}</code>"
+
+
+def cell(value: str) -> str:
+    return text(value, _CELL) or "–"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are escaped already."""
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def fence(value: str, language: str = "text", max_lines: int = 80, max_width: int = 240) -> str:
+    """A fenced block that its content cannot close; bounded, the cut marked."""
+    lines = plain(value[: max_lines * max_width * 4]).split("\n")
+    kept = [clip(line.expandtabs(4), max_width) for line in lines[:max_lines]]
+    if len(lines) > max_lines:
+        kept.append(f"… {len(lines) - max_lines} more lines")
+    body = "\n".join(kept)
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0))
+    return f"{ticks}{language}\n{body}\n{ticks}"
+
+
+def details(title: str, body: str) -> str:
+    """A foldable part; ``title`` is escaped already."""
+    return f"<details>\n<summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def link(label: str, url: str) -> str:
+    """A link, or just its label when the address is not plain http(s)."""
+    if not is_web_address(url):
+        return text(label)
+    return f"[{text(label)}](<{url}>)"
+
+
+def file_link(path: str) -> str:
+    """A link to a raw evidence file; a path that would leave the folder is only named."""
+    target = evidence_href(path)
+    shown = code(path, 160)
+    return f"[{shown}](<{target}>)" if target else shown
+
+
+def is_web_address(url: str) -> bool:
+    return re.fullmatch(r"https?://[A-Za-z0-9._~:/?#@!$&'()*+,;=%-]{1,2000}", url) is not None
+
+
+def evidence_href(path: str) -> str:
+    """Relative address of a file below ``evidence/``; empty unless it is plainly there."""
+    path = path.removeprefix("evidence/")
+    if not re.fullmatch(r"[A-Za-z0-9._/-]{1,400}", path) or path.startswith("/"):
+        return ""
+    return "" if ".." in path.split("/") else f"evidence/{path}"

@@ -1,0 +1,81 @@
+"""The report as one self-contained HTML file: no script, nothing fetched, all text escaped."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from mmrepro.incident import Incident
+from mmrepro.reports import gfm, timeline, view
+from mmrepro.sanitize import clip, one_line, plain
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render_html(incident: Incident) -> str:
+    """The whole report; long parts are folded. Any optional part of the incident may be missing."""
+    from mmrepro.reports.picture import picture
+
+    environment = _environment()
+    style = _style()
+    entries = timeline.lines(incident)
+    return environment.get_template("report.html.j2").render(
+        incident=incident,
+        head=view.headline(incident),
+        title=view.title(incident),
+        note=view.partial_note(incident),
+        summary=view.summary(incident),
+        count=view.condition_count(incident),
+        picture=picture(incident),
+        timeline=entries[:2000],
+        loud=[e for e in entries if e.level != "info"],
+        groups=view.request_groups(incident.evidence.requests)[:500],
+        environment=view.environment(incident),
+        left_behind=view.left_behind(incident),
+        longest_stage=max(incident.stages.values(), default=0.0),
+        fidelity=view.FIDELITY_WORDS[incident.fidelity],
+        view=view,
+        style=style,
+        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+    )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    def safe(value: object) -> object:
+        # Every value that a template prints passes here: control characters never get through.
+        if isinstance(value, Markup) or not isinstance(value, str):
+            return value
+        return plain(value)
+
+    environment = Environment(
+        loader=PackageLoader("mmrepro.reports", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=safe,
+    )
+    environment.filters.update(
+        duration=view.duration,
+        span=view.span,
+        href=gfm.evidence_href,
+        web=gfm.is_web_address,
+        clip=clip,
+        line=one_line,
+    )
+    return environment
+
+
+@lru_cache(maxsize=1)
+def _style() -> str:
+    """The style sheet, exactly as it stands between the tags: its hash goes into the policy."""
+    loader = _environment().loader
+    assert loader is not None
+    return loader.get_source(_environment(), "style.css")[0].strip()

@@ -1,0 +1,347 @@
+"""The report as GitHub-flavoured Markdown: made to be pasted into an issue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from mmrepro.incident import Incident, KeyStack
+from mmrepro.probes.base import ProbeStatus
+from mmrepro.reports import gfm, timeline, view
+from mmrepro.sanitize import one_line
+
+# GitHub refuses comments over 65 536 characters; people add a few lines of their own.
+MAX_BYTES: Final = 60_000
+
+
+@dataclass(frozen=True)
+class Section:
+    """``keep``: the higher, the later it is left out when the report is too long."""
+
+    heading: str
+    body: str
+    keep: int
+
+    def __str__(self) -> str:
+        return f"## {self.heading}\n\n{self.body}" if self.heading else self.body
+
+
+def render_markdown(incident: Incident) -> str:
+    """The report, under 60 kB; parts that had to go are named at its end."""
+    sections = [s for s in _sections(incident) if s.body]
+    dropped: list[str] = []
+    while True:
+        text = _join(sections, dropped)
+        if len(text.encode()) <= MAX_BYTES or not sections:
+            return text
+        # The least important goes first; of two alike, the longer one.
+        victim = min(sections, key=lambda s: (s.keep, -len(s.body)))
+        sections.remove(victim)
+        dropped.append(victim.heading or "summary")
+
+
+def _join(sections: list[Section], dropped: list[str]) -> str:
+    parts = [str(s) for s in sections]
+    if dropped:
+        names = ", ".join(dropped)
+        parts.append(f"*Left out to stay within GitHub's limit: {names}. See `report.html`.*")
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(incident: Incident) -> list[Section]:
+    return [
+        Section("", _head(incident), 100),
+        Section("Symptom", _symptoms(incident), 90),
+        Section("The stack that matters", _stack(incident.key_stack), 95),
+        Section("Signature", _conditions(incident), 94),
+        Section("Timeline", _timeline(incident), 50),
+        Section("Log", _logs(incident), 60),
+        Section("Root cause", _root_cause(incident), 80),
+        Section("Claims of the original report", _claims(incident), 85),
+        Section("Mitigations", _mitigations(incident), 70),
+        Section("What differs from production", _differences(incident), 65),
+        Section("Upstream", _references(incident), 55),
+        Section("Environment", _environment(incident), 75),
+        Section("How the run went", _run(incident), 40),
+        Section("Requests", _requests(incident), 30),
+        Section("Packages", _packages(incident), 10),
+    ]
+
+
+def _head(incident: Incident) -> str:
+    head = view.headline(incident)
+    parts = [f"# {gfm.text(view.title(incident), 300)}"]
+    note = view.partial_note(incident)
+    if note:
+        quoted = [f"> {gfm.text(line, 300)}" for line in incident.failure_detail[-20:]]
+        parts.append("\n>\n".join(["> [!WARNING]\n> " + gfm.text(note), *quoted]))
+    count = view.condition_count(incident)
+    badge = f"**{head.label.upper()}** · {head.expectation}" + (f" · {count}" if count else "")
+    parts.append(badge)
+    parts.append(" ".join(gfm.paragraph(s) for s in view.summary(incident)))
+    parts.append("Repeat it:\n\n" + gfm.fence(one_line(incident.command, 4000), "sh", 1, 4000))
+    return "\n\n".join(parts)
+
+
+def _symptoms(incident: Incident) -> str:
+    if not incident.symptoms:
+        return ""
+    return gfm.table(
+        ["check", "as reported", "healthy (gate)", "observed", "abnormal?"],
+        [
+            [
+                gfm.cell(row.check),
+                gfm.cell(row.reported),
+                gfm.cell(row.healthy),
+                f"**{gfm.cell(row.observed)}**" if row.abnormal else gfm.cell(row.observed),
+                view.abnormal_words(row.abnormal),
+            ]
+            for row in incident.symptoms[:60]
+        ],
+    )
+
+
+def _stack(stack: KeyStack | None) -> str:
+    if stack is None:
+        return ""
+    note = f" {gfm.text(stack.note)}" if stack.note else ""
+    seen = f"Seen in {stack.seen} of {stack.samples} samples of {gfm.code(stack.process)}.{note}"
+    return f"{seen}\n\n{gfm.fence(chr(10).join(stack_lines(stack)), 'text', 90)}"
+
+
+def stack_lines(stack: KeyStack) -> list[str]:
+    """As py-spy prints it: the innermost frame first, locals below their frame."""
+    state = ("active" if stack.active else "idle") + ("+gil" if stack.owns_gil else "")
+    lines = [f'Thread ({state}): "{one_line(stack.thread, 120)}"']
+    for frame in stack.frames[:60]:
+        where = f"{one_line(frame.file, 200)}:{frame.line}"
+        lines.append(f"    {one_line(frame.function, 160)} ({where})")
+        lines += [
+            f"        {one_line(name, 60)}: {one_line(value, 160)}"
+            for name, value in list(frame.locals.items())[:12]
+        ]
+    return lines
+
+
+def _conditions(incident: Incident) -> str:
+    if incident.verdict is None:
+        return ""
+    rows = []
+    for c in incident.verdict.conditions[:80]:
+        files = ", ".join(gfm.file_link(f) for f in c.evidence[:4])
+        part = c.part if c.required else f"{c.part} (supporting)"
+        mark = f"{view.TRUTH_MARKS[c.truth]} {view.TRUTH_WORDS[c.truth]}"
+        rows.append([mark, part, gfm.cell(c.statement), gfm.cell(c.observed), files or "–"])
+    return gfm.table(["", "part", "condition", "observed", "evidence"], rows)
+
+
+def _timeline(incident: Incident) -> str:
+    entries = timeline.lines(incident)
+    if not entries:
+        return ""
+    drawn = [
+        f"{e.at:+9.2f} s  {e.phase:<8} {e.source:<8} "
+        + {"info": "", "warning": "! ", "error": "!! "}[e.level]
+        + one_line(e.text, 150)
+        for e in entries[:300]
+    ]
+    tracks = timeline.cpu_tracks(incident.evidence)[:6] + [
+        timeline.Track(f"requests {t.name}", t.points)
+        for t in timeline.metric_tracks(incident.evidence)[:6]
+    ]
+    units = ["%"] * min(6, len(timeline.cpu_tracks(incident.evidence))) + [""] * 6
+    sparks = [
+        f"{one_line(t.name, 22):<22} {timeline.sparkline(t)}  max "
+        f"{max(v for _, v in t.points):.0f}{' ' + unit if unit else ''}"
+        for t, unit in zip(tracks, units, strict=False)
+    ]
+    parts = []
+    if len(drawn) <= 40:
+        parts.append(gfm.fence("\n".join(drawn), "text", 40))
+    else:
+        parts.append(gfm.details(f"{len(drawn)} lines", gfm.fence("\n".join(drawn), "text", 300)))
+    if sparks:
+        parts.append("CPU (% of one core) and requests over the sampled time:")
+        parts.append(gfm.fence("\n".join(sparks)))
+    return "\n\n".join(parts)
+
+
+def _logs(incident: Incident) -> str:
+    if not incident.log_lines:
+        return ""
+    blocks = []
+    for log in incident.log_lines[:30]:
+        where = gfm.code(f"{log.file}:{log.number}", 160)
+        note = f": {gfm.text(log.note)}" if log.note else ""
+        prefix = " ".join(filter(None, [log.process and f"({log.process})", log.time]))
+        blocks.append(f"{where}{note}\n\n" + gfm.fence(f"{prefix} {log.text}".strip(), "text", 25))
+    return "\n\n".join(blocks)
+
+
+def _root_cause(incident: Incident) -> str:
+    parts = [gfm.paragraph(incident.scenario.explanation)] if incident.scenario.explanation else []
+    for source in incident.sources[:12]:
+        where = gfm.code(f"{source.file}:{source.first_line}", 200)
+        numbered = [
+            f"{'>' if n in source.highlight else ' '} {n:5d}  {line}"
+            for n, line in enumerate(source.lines[:60], source.first_line)
+        ]
+        parts.append(
+            f"{gfm.code(source.qualname, 120)} in {where}, as installed. {gfm.text(source.note)}"
+        )
+        parts.append(gfm.fence("\n".join(numbered), "text", 60, 160))
+    return "\n\n".join(parts)
+
+
+def _claims(incident: Incident) -> str:
+    if not incident.claims:
+        return ""
+    return gfm.table(
+        ["claim", "source", "this run says", "observed"],
+        [
+            [
+                gfm.cell(c.text),
+                gfm.cell(c.source),
+                f"{view.CLAIM_MARKS[c.status]} {view.CLAIM_WORDS[c.status]}",
+                gfm.cell(c.observed),
+            ]
+            for c in incident.claims[:60]
+        ],
+    )
+
+
+def _mitigations(incident: Incident) -> str:
+    if not incident.mitigations:
+        return ""
+    return gfm.table(
+        ["mitigation", "what it does", "this run", "try it"],
+        [
+            [
+                gfm.code(m.name),
+                gfm.cell(m.description),
+                view.effective_words(m.applied, m.effective),
+                gfm.code(m.command),
+            ]
+            for m in incident.mitigations[:40]
+        ],
+    )
+
+
+def _differences(incident: Incident) -> str:
+    parts = [f"Fidelity **{incident.fidelity}**: {view.FIDELITY_WORDS[incident.fidelity]}."]
+    if incident.stand_ins:
+        parts.append(
+            gfm.table(
+                ["stand-in", "replaces", "why"],
+                [
+                    [gfm.code(s.name), gfm.cell(s.replaces), gfm.cell(s.why)]
+                    for s in incident.stand_ins
+                ],
+            )
+        )
+    else:
+        parts.append("No stand-in: the engine's code is unmodified.")
+    if incident.engine.settings:
+        parts.append(
+            gfm.table(
+                ["setting", "value", "why"],
+                [
+                    [gfm.code(s.name), gfm.code(s.value), gfm.cell(s.why)]
+                    for s in incident.engine.settings[:60]
+                ],
+            )
+        )
+    return "\n\n".join(parts)
+
+
+def _references(incident: Incident) -> str:
+    return "\n".join(
+        f"- {gfm.link(r.id, r.url)}: {gfm.text(r.title)}"
+        + (f" ({gfm.text(r.note)})" if r.note else "")
+        for r in incident.references[:40]
+    )
+
+
+def _environment(incident: Incident) -> str:
+    engine = incident.engine
+    parts = [
+        gfm.table(["", ""], [[gfm.cell(k), gfm.code(v)] for k, v in view.environment(incident)])
+    ]
+    if engine.command:
+        parts.append("The engine was started with:")
+        variables = [f"{k}={v}" for k, v in list(engine.environment.items())[:60]]
+        parts.append(gfm.fence("\n".join([*variables, " ".join(engine.command)]), "sh", 70, 2000))
+    return "\n\n".join(parts)
+
+
+def _packages(incident: Incident) -> str:
+    packages = incident.engine.packages
+    if not packages:
+        return ""
+    where = (
+        f" (hashes: {gfm.file_link(incident.engine.packages_file)})"
+        if (incident.engine.packages_file)
+        else ""
+    )
+    body = gfm.fence("\n".join(packages), "text", 600, 120)
+    return gfm.details(f"{len(packages)} packages as resolved", body) + where
+
+
+def _run(incident: Incident) -> str:
+    parts = []
+    gate = incident.gate
+    if gate:
+        latencies = view.span(gate.latencies_s)
+        parts.append(
+            f"Gate {'passed' if gate.passed else '**failed**'}: {gfm.text(gate.why)}"
+            + (f" Latencies {latencies}." if latencies else "")
+            + (f" Deadline {view.duration(gate.deadline_s)}" if gate.deadline_s else "")
+            + (f" ({gfm.text(gate.deadline_rule)})." if gate.deadline_rule else "")
+        )
+    if incident.evidence.probes:
+        rows = [
+            [
+                gfm.code(p.probe),
+                gfm.cell(p.phase),
+                str(p.status) if p.status is ProbeStatus.OK else f"**{p.status}**",
+                view.duration(p.seconds),
+                gfm.cell(p.reason),
+            ]
+            for p in incident.evidence.probes[:120]
+        ]
+        body = gfm.table(["probe", "phase", "status", "took", "reason"], rows)
+        bad = sum(not p.ok for p in incident.evidence.probes)
+        parts.append(gfm.details(f"{len(rows)} probe results, {bad} of them not usable", body))
+    if incident.stages:
+        parts.append(
+            "Time spent: "
+            + ", ".join(
+                f"{gfm.text(name, 60)} {view.duration(s)}"
+                for name, s in list(incident.stages.items())[:30]
+            )
+            + "."
+        )
+    parts.append("Left behind: " + view.left_behind(incident))
+    parts += [f"- {gfm.code(item, 200)}" for item in incident.left_behind[:20]]
+    return "\n\n".join(parts)
+
+
+def _requests(incident: Incident) -> str:
+    groups = view.request_groups(incident.evidence.requests)
+    if not groups:
+        return ""
+    rows = [
+        [
+            g.ids,
+            g.first.phase,
+            gfm.cell(
+                g.first.label if g.count == 1 else f"{g.count} × {view.purpose(g.first.label)}"
+            ),
+            g.status,
+            g.latency,
+            gfm.cell(g.first.error),
+        ]
+        for g in groups[:80]
+    ]
+    body = gfm.table(["id", "phase", "what for", "answer", "latency", "error"], rows)
+    return gfm.details(f"{len(incident.evidence.requests)} requests", body)

@@ -1,0 +1,162 @@
+"""What a person sees at the end of ``mmrepro run``. Plain lines when it is not a terminal."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+from mmrepro.incident import ClaimStatus, Incident, KeyStack
+from mmrepro.reports import view
+from mmrepro.sanitize import one_line
+from mmrepro.signature import Truth
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_TONES: Final = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow"}
+_TRUTHS: Final = {Truth.MET: "green", Truth.NOT_MET: "red", Truth.UNKNOWN: "yellow"}
+_CLAIMS: Final = {
+    ClaimStatus.CONFIRMED: "green",
+    ClaimStatus.REFUTED: "red",
+    ClaimStatus.NOT_TESTED: "dim",
+}
+_FRAMES: Final = 8
+
+
+def print_summary(incident: Incident, console: Console) -> None:
+    """Verdict, symptoms, key stack, conditions, claims, where the incident is, what to type next.
+
+    Colour, ``NO_COLOR`` and width are the console's. Nothing of the incident is read as markup
+    and no control character gets through.
+    """
+    out = _Printer(console)
+    _verdict(incident, out)
+    _symptoms(incident, out)
+    _stack(incident.key_stack, out)
+    _conditions(incident, out)
+    _claims(incident, out)
+    _next(incident, out)
+
+
+class _Printer:
+    """Lines of (text, style) pieces; evidence is sanitised here, once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._width = console.width if console.is_terminal else 400
+
+    def line(self, *pieces: str | tuple[str, str], cut: bool = True) -> None:
+        from rich.text import Text
+
+        clean = [
+            _piece(piece) if isinstance(piece, str) else (_piece(piece[0]), piece[1])
+            for piece in pieces
+        ]
+        text = Text.assemble(*clean)
+        if cut and self._console.is_terminal:
+            text.truncate(self._width, overflow="ellipsis")
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+    def heading(self, text: str) -> None:
+        self.line()
+        self.line((text, "bold"))
+
+
+def _piece(text: str) -> str:
+    """One sanitised line that keeps the spaces at its ends: they are the layout."""
+    bare = text.strip(" ")
+    lead = len(text) - len(text.lstrip(" "))
+    tail = len(text) - len(text.rstrip(" ")) if bare else 0
+    return " " * lead + one_line(bare, 1000) + " " * tail
+
+
+def _verdict(incident: Incident, out: _Printer) -> None:
+    head = view.headline(incident)
+    out.line()
+    out.line(
+        (head.label.upper(), _TONES[head.tone]),
+        f" ({head.expectation})  ",
+        incident.scenario.name,
+        f" on {view.engine_name(incident)}, fidelity {incident.fidelity}",
+        cut=False,
+    )
+    note = view.partial_note(incident)
+    if note:
+        out.line((note, "yellow"), cut=False)
+        for detail in incident.failure_detail[-8:]:
+            out.line("  ", (detail, "dim"))
+    if incident.verdict is not None:
+        out.line(incident.verdict.explanation, cut=False)
+
+
+def _symptoms(incident: Incident, out: _Printer) -> None:
+    if not incident.symptoms:
+        return
+    out.heading("Symptom (healthy in the gate → observed)")
+    rows = incident.symptoms[:20]
+    width = min(max(len(one_line(r.check, 44)) for r in rows), 44)
+    for row in rows:
+        mark, style = {True: ("✘", "red"), False: ("✔", "green"), None: ("?", "yellow")}[
+            row.abnormal
+        ]
+        check = one_line(row.check, 44).ljust(width)
+        out.line("  ", (mark, style), " ", check + "  ", row.healthy, " → ", (row.observed, style))
+
+
+def _stack(stack: KeyStack | None, out: _Printer) -> None:
+    if stack is None or not stack.frames:
+        return
+    state = ("active" if stack.active else "idle") + ("+gil" if stack.owns_gil else "")
+    out.heading(f"The stack that matters ({stack.seen} of {stack.samples} samples)")
+    out.line("  ", stack.process, f" · {state} · ", (stack.thread, "bold"))
+    for number, frame in enumerate(stack.frames[:_FRAMES]):
+        style = "bold" if number == 0 else ""
+        out.line("    ", (frame.function, style), " ", (f"({frame.file}:{frame.line})", "dim"))
+    if len(stack.frames) > _FRAMES:
+        out.line(("    … ", "dim"), (f"{len(stack.frames) - _FRAMES} more frames", "dim"))
+
+
+def _conditions(incident: Incident, out: _Printer) -> None:
+    if incident.verdict is None or not incident.verdict.conditions:
+        return
+    out.heading(f"Conditions: {view.condition_count(incident)}")
+    for c in incident.verdict.conditions[:40]:
+        part = c.part if c.required else f"{c.part}, supporting"
+        out.line(
+            "  ", (view.TRUTH_MARKS[c.truth], _TRUTHS[c.truth]), f" {part}: ", c.statement + ": ",
+            (c.observed, "dim"),
+        )  # fmt: skip
+
+
+def _claims(incident: Incident, out: _Printer) -> None:
+    if not incident.claims:
+        return
+    out.heading("Claims of the original report")
+    for claim in incident.claims[:30]:
+        mark, style = view.CLAIM_MARKS[claim.status], _CLAIMS[claim.status]
+        out.line("  ", (f"{mark} {view.CLAIM_WORDS[claim.status]}", style), ": ", claim.text)
+
+
+def _next(incident: Incident, out: _Printer) -> None:
+    if incident.left_behind:
+        out.heading("Left behind after the stop")
+        for item in incident.left_behind[:10]:
+            out.line("  ", (item, "yellow"))
+    out.heading("Incident")
+    folder = incident.incident_dir
+    if folder:
+        out.line("  ", folder, cut=False)
+        out.line("  to read it:    ", f"mmrepro report {_quoted(folder)} --format md", cut=False)
+    out.line("  to repeat it:  ", incident.command, cut=False)
+    if incident.server is not None:
+        out.line(
+            f"  still running: {incident.server.url} (to end it: kill {incident.server.pid})",
+            cut=False,
+        )
+
+
+def _quoted(folder: str) -> str:
+    """For a shell; a leading ``~/`` stays outside the quotes, or it would not expand."""
+    if folder.startswith("~/"):
+        return "~/" + shlex.quote(folder[2:])
+    return shlex.quote(folder)

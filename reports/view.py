@@ -1,0 +1,296 @@
+"""What every format says alike: words for outcomes, sentences of the summary, derived rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from mmrepro.evidence import RequestRecord
+from mmrepro.incident import ClaimStatus, Fidelity, Incident
+from mmrepro.signature import Outcome, Truth
+
+OUTCOME_WORDS: Final[dict[Outcome, str]] = {
+    Outcome.REPRODUCED: "Reproduced",
+    Outcome.DIFFERENT_FAILURE: "Different failure",
+    Outcome.NOT_REPRODUCED: "Not reproduced",
+    Outcome.INCONCLUSIVE: "Inconclusive",
+}
+FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
+    Fidelity.GPU: "the engine's own GPU build on a real GPU, as in production",
+    Fidelity.CPU: "the engine's own CPU backend: its real server, scheduler and caches; "
+    "no GPU kernel ran",
+    Fidelity.CPU_STAND_IN: "the real engine on a CPU, behind stand-ins that replace its device "
+    "operations (listed below)",
+    Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also reorder device "
+    "work as a GPU stream would (listed below)",
+    Fidelity.IN_PROCESS: "the engine's real classes called in one process, without a server",
+}
+TRUTH_MARKS: Final[dict[Truth, str]] = {Truth.MET: "✔", Truth.NOT_MET: "✘", Truth.UNKNOWN: "?"}
+TRUTH_WORDS: Final[dict[Truth, str]] = {
+    Truth.MET: "met",
+    Truth.NOT_MET: "not met",
+    Truth.UNKNOWN: "unknown",
+}
+CLAIM_MARKS: Final[dict[ClaimStatus, str]] = {
+    ClaimStatus.CONFIRMED: "✔",
+    ClaimStatus.REFUTED: "✘",
+    ClaimStatus.NOT_TESTED: "–",
+}
+CLAIM_WORDS: Final[dict[ClaimStatus, str]] = {
+    ClaimStatus.CONFIRMED: "confirmed",
+    ClaimStatus.REFUTED: "refuted",
+    ClaimStatus.NOT_TESTED: "not tested",
+}
+
+
+def abnormal_words(abnormal: bool | None) -> str:
+    return {True: "yes", False: "no", None: "could not be told"}[abnormal]
+
+
+def effective_words(applied: bool, effective: bool | None) -> str:
+    """What a run says of a mitigation; one that was not applied says nothing of it."""
+    if not applied:
+        return "not tried in this run"
+    return {
+        True: "prevented the failure",
+        False: "did not prevent it",
+        None: "applied; its effect could not be told",
+    }[effective]
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 31 ms, 4.2 s, 2 min 05 s, 3 h 12 min."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < 0:
+        return "-" + duration(-seconds)
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 or seconds == 0 else "<1 ms"
+    if seconds < 99.5:
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
+
+
+def span(values: Iterable[float]) -> str:
+    """``31 ms`` or ``31–52 ms`` of finite values; empty when there are none."""
+    known = sorted(v for v in values if math.isfinite(v))
+    if not known:
+        return ""
+    low, high = duration(known[0]), duration(known[-1])
+    if low == high:
+        return low
+    number, _, unit = low.partition(" ")
+    return f"{number}–{high}" if unit == high.partition(" ")[2] else f"{low} – {high}"
+
+
+def size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
+def since_start(incident: Incident, mono: float) -> float:
+    return mono - incident.created.mono
+
+
+# ------------------------------------------------------------------ verdict and summary
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The badge: ``tone`` is good (as expected), bad, or unsure, for colours."""
+
+    label: str
+    expectation: str
+    tone: str
+
+
+def headline(incident: Incident) -> Headline:
+    verdict = incident.verdict
+    if verdict is None:
+        label = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No verdict"}
+        return Headline(label[incident.state], "no verdict was reached", "unsure")
+    label_text = OUTCOME_WORDS[verdict.outcome]
+    if verdict.outcome is Outcome.INCONCLUSIVE:
+        return Headline(label_text, "nothing can be said of the failure", "unsure")
+    if verdict.expected is None:
+        return Headline(label_text, "no outcome was expected", "unsure")
+    if verdict.as_expected:
+        return Headline(label_text, "as expected", "good")
+    return Headline(label_text, f"expected: {OUTCOME_WORDS[verdict.expected].lower()}", "bad")
+
+
+def engine_name(incident: Incident) -> str:
+    return f"{incident.engine.name} {incident.engine.release}".strip()
+
+
+def title(incident: Incident) -> str:
+    return f"{incident.scenario.title} ({engine_name(incident)})"
+
+
+def partial_note(incident: Incident) -> str:
+    """Said at the very top when the run is not whole; empty when it is."""
+    if incident.state == "complete" and incident.verdict is not None:
+        return ""
+    what = {
+        "interrupted": "This run was interrupted: what follows is what had been collected.",
+        "failed": "This run failed before a verdict: the failure is mmrepro's or its set-up's "
+        "and says nothing about the engine.",
+        "complete": "This run has no verdict.",
+    }[incident.state]
+    return f"{what} {incident.failure}".strip()
+
+
+def summary(incident: Incident) -> list[str]:
+    """The one paragraph, as sentences."""
+    sentences = [_full_stop(incident.scenario.summary)]
+    verdict = incident.verdict
+    if verdict is not None:
+        sentences.append(
+            f"On {engine_name(incident)} the outcome is {OUTCOME_WORDS[verdict.outcome].lower()}: "
+            + _full_stop(verdict.explanation)
+        )
+        because = f": {verdict.expected_because}" if verdict.expected_because else ""
+        if verdict.expected is None:
+            sentences.append(_full_stop(f"No outcome was expected{because}"))
+        elif verdict.as_expected:
+            sentences.append(_full_stop(f"This is the expected outcome{because}"))
+        else:
+            sentences.append(
+                _full_stop(
+                    f"This is not what was expected "
+                    f"({OUTCOME_WORDS[verdict.expected].lower()}){because}"
+                )
+            )
+    sentences.append(_full_stop(f"Fidelity: {FIDELITY_WORDS[incident.fidelity]}"))
+    return [s for s in sentences if s]
+
+
+def _full_stop(text: str) -> str:
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else text + "."
+
+
+def condition_count(incident: Incident) -> str:
+    """``6 of 6 required conditions met``; empty without a verdict."""
+    if incident.verdict is None:
+        return ""
+    required = [c for c in incident.verdict.conditions if c.required]
+    met = sum(c.truth is Truth.MET for c in required)
+    unknown = sum(c.truth is Truth.UNKNOWN for c in required)
+    tail = f", {unknown} unknown" if unknown else ""
+    return f"{met} of {len(required)} required conditions met{tail}"
+
+
+# ------------------------------------------------------------------ requests
+
+
+def status_words(request: RequestRecord) -> str:
+    if request.timed_out:
+        return "no answer"
+    return "failed" if request.status is None else str(request.status)
+
+
+def status_class(request: RequestRecord) -> str:
+    """ok, client (4xx), server (5xx or no connection) or lost (no answer in time)."""
+    if request.timed_out:
+        return "lost"
+    if request.status is None or request.status >= 500:
+        return "server"
+    if request.status >= 400:
+        return "client"
+    return "ok" if not request.error else "server"
+
+
+@dataclass(frozen=True)
+class RequestGroup:
+    """Requests in a row that went alike; ``latency`` is a range."""
+
+    first: RequestRecord
+    count: int
+    status: str
+    kind: str
+    latency: str
+    ids: str
+
+
+def request_groups(requests: list[RequestRecord]) -> list[RequestGroup]:
+    """Consecutive requests of one phase, purpose and status, as one row each."""
+    rows: list[list[RequestRecord]] = []
+    for request in sorted(requests, key=lambda r: (r.sent.mono, r.id)):
+        if rows and _key(rows[-1][0]) == _key(request):
+            rows[-1].append(request)
+        else:
+            rows.append([request])
+    return [
+        RequestGroup(
+            first=row[0],
+            count=len(row),
+            status=status_words(row[0]),
+            kind=status_class(row[0]),
+            latency=span(r.latency_s for r in row),
+            ids=f"{row[0].id}" if len(row) == 1 else f"{row[0].id}–{row[-1].id}",
+        )
+        for row in rows
+    ]
+
+
+def purpose(label: str) -> str:
+    """``fill-7`` and ``fill 7`` are one purpose: ``fill``."""
+    return label.rstrip("0123456789").rstrip(" -#_") or label
+
+
+def _key(request: RequestRecord) -> tuple[str, str, str]:
+    return request.phase, purpose(request.label), status_words(request)
+
+
+# ------------------------------------------------------------------ the exact environment
+
+
+def environment(incident: Incident) -> list[tuple[str, str]]:
+    """Label and value of all that a second person needs to have the same run."""
+    engine, wheel, model, host = (
+        incident.engine,
+        incident.engine.wheel,
+        incident.model,
+        incident.host,
+    )
+    rows = [("mmrepro", incident.mmrepro_version), ("engine", engine_name(incident))]
+    if wheel:
+        rows += [
+            ("wheel", wheel.filename),
+            ("wheel sha256", wheel.sha256),
+            ("wheel origin", f"{wheel.project}, uploaded {wheel.uploaded}, {wheel.origin}"),
+        ]
+    rows += [
+        ("engine's Python", engine.python),
+        ("packages resolved until", engine.resolved_until),
+        ("fidelity", str(incident.fidelity)),
+    ]
+    if model:
+        facts = [
+            f"{model.parameters:,} parameters" if model.parameters is not None else "",
+            f"seed {model.seed}" if model.seed is not None else "",
+            f"{model.image_tokens} image tokens" if model.image_tokens is not None else "",
+        ]
+        rows.append(("model", ", ".join([model.kind, *filter(None, facts)])))
+        rows.append(("model weights sha256", model.sha256))
+    rows += [
+        ("operating system", f"{host.os}, kernel {host.kernel}"),
+        ("CPU", f"{host.cpu}, {host.cores} cores, {size(host.memory_bytes)} memory"),
+        ("GPU", ", ".join(host.gpus) or "none"),
+        ("mmrepro's Python", host.python),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def left_behind(incident: Incident) -> str:
+    if incident.left_behind:
+        return f"{len(incident.left_behind)} things were left behind after the stop"
+    if incident.server is not None:
+        return "The server was kept running on request."
+    if incident.finished is None:
+        return "The run did not get as far as the check."
+    return "Nothing: no process, port or shared memory of the run was left after the stop."
