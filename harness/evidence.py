@@ -88,6 +88,10 @@ class Evidence(Record):
     events: list[Event] = []
     series: list[SeriesPoint] = []
     reproducers: list[ReproducerResult] = []
+    facts: Annotated[
+        dict[str, str | int | float | bool | None],
+        Field(description="what the scenario measured itself, e.g. a counter before and after"),
+    ] = {}
     engine_exit: Annotated[
         int | None, Field(description="exit code if the server ended by itself; negative: signal")
     ] = None

@@ -1,0 +1,1 @@
+"""What runs inside an engine's environment, under another interpreter. Never imports the harness."""

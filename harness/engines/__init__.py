@@ -1,0 +1,18 @@
+"""Adapters to inference engines."""
+
+from __future__ import annotations
+
+from mmrepro.engines.base import Engine, LaunchPlan, LaunchRequest, root_cause_lines
+from mmrepro.engines.vllm import VllmEngine
+from mmrepro.errors import UsageError
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (VllmEngine(),)}
+
+__all__ = ["ENGINES", "Engine", "LaunchPlan", "LaunchRequest", "get_engine", "root_cause_lines"]
+
+
+def get_engine(name: str) -> Engine:
+    """The adapter called ``name``. Raises UsageError and lists what there is."""
+    if name not in ENGINES:
+        raise UsageError(f"There is no engine {name!r}; there is: {', '.join(ENGINES)}.")
+    return ENGINES[name]

@@ -1,0 +1,172 @@
+"""Conditions that several scenarios share: hangs that look healthy, and crashes.
+
+Each function takes evidence and returns a finding; none raises on purpose (the evaluator turns
+a raise into "unknown"), and none is met by the absence of evidence.
+"""
+
+from __future__ import annotations
+
+from mmrepro.evidence import Evidence, Phase
+from mmrepro.probes.data import (
+    HttpData,
+    InferenceData,
+    LogLine,
+    LogsData,
+    MetricsData,
+    ProcessesData,
+    ProcessUse,
+    SyscallsData,
+)
+from mmrepro.signature import Finding
+
+BUSY_PCT = 70.0
+"""A thread that spins uses a whole core; 70 % leaves room for a shared machine."""
+IDLE_PCT = 30.0
+
+
+def unanswered(evidence: Evidence) -> Finding:
+    """A request of the trigger got no answer within its deadline, after others had."""
+    hung = [r for r in evidence.requests_in("trigger") if r.timed_out]
+    if not evidence.requests_in("trigger"):
+        return Finding.unknown("no request was sent in the trigger")
+    if not hung:
+        count = len(evidence.requests_in("trigger"))
+        return Finding.of(False, f"all {count} requests of the trigger were answered")
+    first = hung[0]
+    gate = [r.latency_s for r in evidence.requests_in("gate") if r.answered]
+    usual = f", against {max(gate):.2f} s at most in the gate" if gate else ""
+    return Finding.of(True, f"{first.label}: no answer in {first.latency_s:.1f} s{usual}")
+
+
+def probe_unanswered(evidence: Evidence) -> Finding:
+    """A fresh small request after the trigger gets no answer either."""
+    for result, data in evidence.results(InferenceData, "check"):
+        if data.answered:
+            return Finding.of(False, f"a new request was answered in {data.seconds:.2f} s")
+        if data.status is not None:
+            return Finding.of(False, f"a new request got HTTP {data.status}", *result.raw)
+        if data.seconds < 0.9 * data.deadline_s:
+            return Finding.of(False, f"a new request failed at once: {data.error}", *result.raw)
+        return Finding.of(True, f"a new request got no answer in {data.seconds:.1f} s", *result.raw)
+    return Finding.unknown(evidence.why_missing("inference", "check"))
+
+
+def endpoints_green(evidence: Evidence) -> Finding:
+    """The front says that all is well: every asked endpoint answers 200."""
+    for result, data in evidence.results(HttpData, "check"):
+        said = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
+        return Finding.of(all(a.status == 200 for a in data.answers), said, *result.raw)
+    return Finding.unknown(evidence.why_missing("http", "check"))
+
+
+def metric_readings(evidence: Evidence, names: tuple[str, ...], *phases: Phase) -> list[float]:
+    """Values of the first of ``names`` that the server knows, one a reading, oldest first."""
+    for name in names:
+        values = [data.total(name) for _, data in evidence.results(MetricsData, *phases)]
+        known = [v for v in values if v is not None]
+        if known:
+            return known
+    return []
+
+
+def queue_empty(evidence: Evidence, running: tuple[str, ...], waiting: tuple[str, ...]) -> Finding:
+    """The scheduler reports nothing running and nothing waiting, in two readings."""
+    runs = metric_readings(evidence, running, "check")
+    waits = metric_readings(evidence, waiting, "check")
+    if len(runs) < 2 or len(waits) < 2:
+        return Finding.unknown(
+            f"{min(len(runs), len(waits))} readings; " + evidence.why_missing("metrics", "check")
+        )
+    text = f"running {_numbers(runs)}, waiting {_numbers(waits)} (two readings)"
+    return Finding.of(not any(runs) and not any(waits), text, *_raw(evidence, MetricsData))
+
+
+def no_progress(evidence: Evidence, counters: dict[str, tuple[str, ...]]) -> Finding:
+    """Counters of finished work do not move between two readings."""
+    moved, still = [], []
+    for short, names in counters.items():
+        values = metric_readings(evidence, names, "check")
+        if len(values) >= 2:
+            (still if values[0] == values[-1] else moved).append(f"{short} {_numbers(values)}")
+    if not still and not moved:
+        return Finding.unknown("no counter was read twice")
+    return Finding.of(not moved, "; ".join(moved or still), *_raw(evidence, MetricsData))
+
+
+def core_processes(evidence: Evidence, role: str, *phases: Phase) -> list[ProcessUse]:
+    """One entry a reading for the process with that role."""
+    return [
+        process
+        for _, data in evidence.results(ProcessesData, *phases)
+        for process in data.processes
+        if role in process.role
+    ]
+
+
+def core_burns_cpu(evidence: Evidence, role: str) -> Finding:
+    """The engine's core process uses a core in user space; idle in the gate, it did not."""
+    now = core_processes(evidence, role, "check")
+    if not now:
+        return Finding.unknown(f"no process {role} was measured")
+    before = core_processes(evidence, role, "gate")
+    baseline = f", idle in the gate {before[-1].user_pct:.0f} %" if before else ""
+    use = now[-1]
+    text = f"{role} {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core{baseline}"
+    quiet_before = not before or before[-1].user_pct <= IDLE_PCT
+    return Finding.of(
+        use.user_pct >= BUSY_PCT and quiet_before, text, *_raw(evidence, ProcessesData)
+    )
+
+
+def spins_in_user_space(evidence: Evidence) -> Finding:
+    """System calls tell spinning from waiting."""
+    for result, data in evidence.results(SyscallsData, "check"):
+        text = f"{data.verdict} ({data.method}): {data.why}"
+        if data.verdict == "unclear":
+            return Finding.unknown(text, *result.raw)
+        return Finding.of(data.verdict == "spinning-in-user-space", text, *result.raw)
+    return Finding.unknown(evidence.why_missing("syscalls", "check"))
+
+
+def log_lines(evidence: Evidence, pattern: str) -> list[LogLine]:
+    """Kept lines that match a named pattern, of the last log reading."""
+    lines: list[LogLine] = []
+    for _, data in evidence.results(LogsData):
+        lines = data.matches.get(pattern, lines)
+    return lines
+
+
+def log_count(evidence: Evidence, pattern: str) -> int | None:
+    """How many lines match a named pattern; None if no log was read."""
+    count = None
+    for _, data in evidence.results(LogsData):
+        count = data.match_counts.get(pattern, 0)
+    return count
+
+
+def added_but_unfinished(evidence: Evidence, finished: tuple[str, ...]) -> Finding:
+    """The front logged more requests as added than the engine ever finished."""
+    added = log_count(evidence, "added-request")
+    done = metric_readings(evidence, finished, "check")
+    if added is None:
+        return Finding.unknown(evidence.why_missing("logs", "check"))
+    if not done:
+        return Finding.unknown(evidence.why_missing("metrics", "check"))
+    if added == 0:
+        return Finding.unknown('the log has no line "Added request": is it at DEBUG level?')
+    text = f'{added} requests logged as "Added request", {done[-1]:g} finished'
+    return Finding.of(added > done[-1], text)
+
+
+def engine_alive(evidence: Evidence) -> Finding:
+    if evidence.engine_exit is None:
+        return Finding.of(True, "the server's process runs")
+    return Finding.of(False, f"the server's process ended with {evidence.engine_exit}")
+
+
+def _numbers(values: list[float]) -> str:
+    return " → ".join(f"{v:g}" for v in values)
+
+
+def _raw(evidence: Evidence, kind: type[MetricsData] | type[ProcessesData]) -> list[str]:
+    return [name for result, _ in evidence.results(kind, "check") for name in result.raw]

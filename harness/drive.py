@@ -1,0 +1,100 @@
+"""What a scenario's gate and trigger may do to a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmrepro.evidence import RequestRecord
+from mmrepro.pictures import Picture, noise
+from mmrepro.probes.metrics import parse_metrics
+from mmrepro.recorder import Recorder
+from mmrepro.traffic import Traffic
+
+GATE_DEADLINE_S = 60.0
+"""For requests of the gate: nothing is known of latencies yet, and the first one warms up."""
+
+
+@dataclass
+class Drive:
+    """The scenario's hands.
+
+    Attributes:
+        image_size: (width, height) in pixels of an image that fills the model's token budget.
+        max_model_len: tokens that prompt and answer may have.
+        release: of the engine, e.g. ``0.23.0``.
+        mitigations: names of those applied.
+        deadline_s: seconds after which a request counts as unanswered; derived from the gate.
+        suspect_s: seconds after which an unanswered request makes the trigger stop and look,
+            while the request itself keeps waiting for its full deadline.
+    """
+
+    traffic: Traffic
+    recorder: Recorder
+    image_size: tuple[int, int]
+    max_model_len: int
+    release: str
+    mitigations: frozenset[str] = frozenset()
+    deadline_s: float = GATE_DEADLINE_S
+    suspect_s: float = GATE_DEADLINE_S
+    pending: list[asyncio.Task[RequestRecord]] = field(default_factory=list)
+
+    def picture(self, name: str, seed: int, size: tuple[int, int] | None = None) -> Picture:
+        return noise(name, seed, size or self.image_size)
+
+    def note(self, text: str) -> None:
+        self.recorder.event(text, source="scenario")
+
+    def fact(self, name: str, value: str | int | float | bool | None) -> None:
+        """Keep a measured value for the signature."""
+        self.recorder.evidence.facts[name] = value
+
+    async def chat(
+        self,
+        label: str,
+        *,
+        text: str = "hi",
+        images: Sequence[Picture] = (),
+        max_tokens: int = 4,
+        stream: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> RequestRecord:
+        """One request, waited for until the full deadline."""
+        return await self.traffic.chat(
+            label,
+            text=text,
+            images=images,
+            max_tokens=max_tokens,
+            deadline_s=self.deadline_s,
+            stream=stream,
+            extra=extra,
+        )
+
+    async def unless_stuck(self, request: Awaitable[RequestRecord]) -> RequestRecord | None:
+        """The record of ``request``; None when it is unanswered after ``suspect_s``.
+
+        A suspect keeps waiting in the background, so that the check looks at the engine while
+        the request still hangs; the runner collects it at the end.
+        """
+        task = asyncio.ensure_future(request)
+        done, _ = await asyncio.wait({task}, timeout=self.suspect_s)
+        if done:
+            return task.result()
+        self.pending.append(task)
+        return None
+
+    async def metric(self, name: str) -> float | None:
+        """Sum of a metric over all label sets, now; None if it cannot be read."""
+        record = await self.traffic.scrape(deadline_s=min(5.0, self.deadline_s))
+        values = [s.value for s in parse_metrics(record)[0] if s.name == name]
+        known = [v for v in values if v is not None]
+        return sum(known) if known else None
+
+    async def text_of_tokens(self, tokens: int) -> str:
+        """A plain text of about ``tokens`` tokens by the server's own tokenizer, not above."""
+        unit, probe = "a ", 256
+        counted = await self.traffic.count_tokens(unit * probe)
+        per_unit = counted / probe if counted else 2.0
+        return unit * int(tokens / per_unit)

@@ -1,0 +1,99 @@
+"""What an adapter to an inference engine provides."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from mmrepro.environments import Environment, EnvironmentSpec
+from mmrepro.incident import Fidelity, Setting, StandIn
+from mmrepro.scenario import Mitigation
+
+SERVED_MODEL = "tiny"
+
+
+@dataclass(frozen=True)
+class LaunchRequest:
+    """What is to be served, and how."""
+
+    environment: Environment
+    model: Path
+    port: int
+    max_model_len: int
+    server_args: tuple[str, ...]
+    mitigations: tuple[Mitigation, ...] = ()
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """A server's command, its variables, and what differs from a plain start.
+
+    ``env`` holds only what is set besides the cleaned environment of the harness.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    settings: list[Setting]
+    stand_ins: list[StandIn]
+    fidelity: Fidelity
+
+
+class Engine(ABC):
+    """One inference engine: provision, launch, talk to it, find its processes and logs."""
+
+    name: ClassVar[str]
+    ready_path: ClassVar[str] = "/health"
+    endpoints: ClassVar[tuple[str, ...]] = ("/health", "/v1/models")
+    metrics_path: ClassVar[str] = "/metrics"
+    core_role: ClassVar[str]
+    """Role of the process that schedules and runs the model."""
+    metrics: ClassVar[Mapping[str, tuple[str, ...]]]
+    """Short name (running, waiting, finished, prompt_tokens): the engine's names, newest first."""
+    log_patterns: ClassVar[Mapping[str, str]] = {}
+    progress_pattern: ClassVar[str]
+    """Log lines that show work done by the engine, not only by the HTTP front."""
+
+    @abstractmethod
+    def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
+        """How to provision ``release``. Raises UnknownRelease."""
+
+    @abstractmethod
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        """The command that starts the server. Raises UsageError for options it must own."""
+
+
+_PREFIX = re.compile(
+    r"^\([^)]{1,60}\)\s*|^(?:ERROR|WARNING|INFO|DEBUG) [\d-]+ [\d:]+ \[[^\]]*\]\s?"
+)
+_CAUSE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b")
+_NATIVE = re.compile(r"Segmentation fault|SIGSEGV|core dumped|cannot open shared object|not found")
+
+
+def root_cause_lines(log: Path, *, limit: int = 6, max_bytes: int = 4 << 20) -> list[str]:
+    """The lines of a start-up log that say why: the first exceptions, not their later echoes.
+
+    Falls back on the log's last lines. Never raises for a missing or broken file.
+    """
+    try:
+        with log.open("rb") as file:
+            text = file.read(max_bytes).decode("utf-8", "replace")
+    except OSError:
+        return []
+    plain = [_without_prefix(line) for line in text.splitlines()]
+    causes = [p.strip() for p in plain if _CAUSE.match(p.strip()) or _NATIVE.search(p)]
+    unique = list(dict.fromkeys(line[:300] for line in causes))
+    return unique[:limit] or [line[:300] for line in plain if line.strip()][-limit:]
+
+
+def _without_prefix(line: str) -> str:
+    for _ in range(2):
+        line = _PREFIX.sub("", line, count=1)
+    return line
+
+
+def has_option(server_args: Sequence[str], name: str) -> bool:
+    return any(arg == name or arg.startswith(name + "=") for arg in server_args)

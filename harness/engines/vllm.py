@@ -1,0 +1,111 @@
+"""vLLM: its OpenAI server from PyPI, on its own CPU backend or on a GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchPlan, LaunchRequest, has_option
+from mmrepro.environments import EnvironmentSpec
+from mmrepro.environments.vllm import vllm_spec
+from mmrepro.errors import UsageError
+from mmrepro.incident import Fidelity, Setting, StandIn
+from mmrepro.scenario import reproducer_path
+from packaging.version import Version
+
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+OWNED_OPTIONS = ("--host", "--port", "--model", "--served-model-name", "--uds")
+
+NOBIND_SINCE = Version("0.13")
+"""Older CPU builds crash in init_cpu_threads_env with "nobind" (seen with 0.11.0)."""
+
+
+class VllmEngine(Engine):
+    name: ClassVar[str] = "vllm"
+    core_role: ClassVar[str] = "EngineCore"
+    metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "running": ("vllm:num_requests_running",),
+        "waiting": ("vllm:num_requests_waiting",),
+        "finished": ("vllm:request_success_total",),
+        "prompt_tokens": ("vllm:prompt_tokens_total",),
+        "generation_tokens": ("vllm:generation_tokens_total",),
+        "mm_cache_queries": ("vllm:mm_cache_queries_total",),
+        "mm_cache_hits": ("vllm:mm_cache_hits_total",),
+    }
+    log_patterns: ClassVar[Mapping[str, str]] = {
+        "added-request": r"Added request ",
+        "waiting-for-work": r"waiting for work",
+        "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",
+    }
+    progress_pattern: ClassVar[str] = (
+        r"EngineCore (?:loop active|waiting for work)|throughput: (?!0\.0 tokens/s, Avg gen)"
+    )
+
+    def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
+        return vllm_spec(release, "cuda" if device == "cuda" else "cpu")
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        for option in OWNED_OPTIONS:
+            if has_option(request.server_args, option):
+                raise UsageError(
+                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
+                )
+        cpu = request.environment.spec.device == "cpu"
+        settings = list(self._settings(request, cpu=cpu))
+        env = {s.name: s.value for s in settings if not s.name.startswith("-")}
+        patches = [m for m in request.mitigations if m.patch]
+        if patches:
+            folders = [str(reproducer_path("standins") / m.patch) for m in patches]
+            env["PYTHONPATH"] = os.pathsep.join(folders)
+        argv = [str(request.environment.python), "-c", _LAUNCHER]
+        argv += ["--model", str(request.model), "--served-model-name", SERVED_MODEL]
+        argv += ["--host", "127.0.0.1", "--port", str(request.port)]
+        argv += ["--max-model-len", str(request.max_model_len), "--enforce-eager"]
+        argv += request.server_args
+        for mitigation in request.mitigations:
+            argv += mitigation.server_args  # the last one wins in argparse
+        stand_ins: list[StandIn] = [m.stand_in for m in patches if m.stand_in is not None]
+        fidelity = Fidelity.CPU if cpu else Fidelity.GPU
+        return LaunchPlan(argv, env, settings, stand_ins, fidelity)
+
+    def _settings(self, request: LaunchRequest, *, cpu: bool) -> Iterator[Setting]:
+        yield Setting(
+            name="VLLM_LOGGING_LEVEL", value="DEBUG", why="the engine logs each request it adds"
+        )
+        yield Setting(name="VLLM_NO_USAGE_STATS", value="1", why="nothing is sent anywhere")
+        yield Setting(name="DO_NOT_TRACK", value="1", why="nothing is sent anywhere")
+        yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
+        yield Setting(
+            name="VLLM_CACHE_ROOT",
+            value=str(request.environment.path / "state" / "vllm"),
+            why="what vLLM finds out of the model's class is kept for the next start",
+        )
+        yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")
+        yield Setting(
+            name="-c",
+            value="runpy",
+            why="started through runpy, so that the engine's child processes do not import the "
+            "API server a second time: a faster start",
+        )
+        if not cpu:
+            return
+        yield Setting(
+            name="TORCHDYNAMO_DISABLE", value="1", why="no compilation at warm-up: a faster start"
+        )
+        yield Setting(name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough")
+        threads = max(1, min(2, len(os.sched_getaffinity(0))))
+        yield Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
+        old = Version(request.environment.spec.release) < NOBIND_SINCE
+        yield Setting(
+            name="VLLM_CPU_OMP_THREADS_BIND",
+            value="all" if old else "nobind",
+            why="older CPU builds crash without binding" if old else "threads may move",
+        )
+
+
+# Under `-c` the start method "spawn" has no main module to import again in each child.
+_LAUNCHER = (
+    "import runpy, sys; sys.argv[0] = 'vllm-api-server'; "
+    f"runpy.run_module('{SERVER_MODULE}', run_name='__main__')"
+)

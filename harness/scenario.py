@@ -1,0 +1,180 @@
+"""What a scenario is: one known failure mode of one engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from mmrepro.drive import Drive
+from mmrepro.errors import UsageError
+from mmrepro.evidence import Evidence
+from mmrepro.incident import ClaimResult, Fidelity, KeyStack, Reference, StandIn, SymptomRow
+from mmrepro.models import TinyQwen2VL
+from mmrepro.probes.data import StackSample
+from mmrepro.signature import Condition, Finding, Outcome, Truth
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """A flag, a release or a patch that is said to help.
+
+    Attributes:
+        server_args: options added to the server's command line.
+        patch: folder below ``reproducers/standins`` put in front of the engine's modules.
+        release: run this release instead.
+        effective_on: releases on which it prevents the failure; the expectation follows it.
+    """
+
+    name: str
+    description: str
+    server_args: tuple[str, ...] = ()
+    patch: str = ""
+    stand_in: StandIn | None = None
+    release: str = ""
+    effective_on: SpecifierSet = SpecifierSet("")  # noqa: RUF009 - immutable
+
+
+@dataclass(frozen=True)
+class SourceRef:
+    """A definition in the installed engine that the report quotes.
+
+    ``highlight`` is text that marks the lines that matter.
+    """
+
+    file: str
+    qualname: str
+    note: str
+    highlight: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What of the run's set-up claims and conditions may depend on."""
+
+    release: str
+    fidelity: Fidelity
+    mitigations: frozenset[str]
+    deadline_s: float
+
+    @property
+    def version(self) -> Version:
+        return Version(self.release)
+
+
+class Scenario(ABC):
+    """One known failure mode: its definition, its traffic, its signature.
+
+    Subclass it in one file, set the class attributes, and bind an instance to ``SCENARIO``.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    explanation: ClassVar[str]
+    engine: ClassVar[str] = "vllm"
+    default_release: ClassVar[str]
+    affected: ClassVar[SpecifierSet]
+    references: ClassVar[tuple[Reference, ...]] = ()
+    model: ClassVar[TinyQwen2VL] = TinyQwen2VL()
+    max_model_len: ClassVar[int] = 2048
+    server_args: ClassVar[tuple[str, ...]] = ()
+    mitigations: ClassVar[tuple[Mitigation, ...]] = ()
+    sources: ClassVar[tuple[SourceRef, ...]] = ()
+    reproducers: ClassVar[tuple[str, ...]] = ()
+    """Single-file reproducers (names below ``reproducers/``) run in the engine's environment."""
+    log_patterns: ClassVar[Mapping[str, str]] = {}
+    """Name: regular expression; matching lines are kept by the logs probe."""
+    key_log_patterns: ClassVar[tuple[str, ...]] = ()
+    """Names of the patterns whose lines the report quotes."""
+
+    @abstractmethod
+    async def gate(self, drive: Drive) -> None:
+        """Show that the engine does this kind of work. Every request of it must be answered."""
+
+    @abstractmethod
+    async def trigger(self, drive: Drive) -> None:
+        """Drive the engine into the failure, over its public API."""
+
+    @abstractmethod
+    def conditions(self, facts: RunFacts) -> list[Condition]:
+        """The signature."""
+
+    @abstractmethod
+    def healthy_after(self, evidence: Evidence) -> Finding:
+        """Whether the trigger ran to its end and the engine still does its work after it."""
+
+    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+        return []
+
+    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+        return []
+
+    def key_stack(self, evidence: Evidence) -> KeyStack | None:
+        return None
+
+    def enough_stacks(self, sample: StackSample) -> bool:
+        """Whether the stacks seen so far show all that is looked for; ends sampling early."""
+        return False
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        """Whether the steady state was reached: every gate request answered, with tokens."""
+        requests = evidence.requests_in("gate")
+        if not requests:
+            return Finding.of(False, "no request was sent in the gate")
+        for record in requests:
+            if not record.answered:
+                why = record.error or f"HTTP {record.status}"
+                return Finding.of(False, f"{record.label}: {why}")
+            if not record.completion_tokens:
+                return Finding.of(False, f"{record.label}: an answer without tokens")
+        return Finding.of(True, f"{len(requests)} of {len(requests)} requests answered")
+
+    def mitigation(self, name: str) -> Mitigation:
+        for mitigation in self.mitigations:
+            if mitigation.name == name:
+                return mitigation
+        offered = ", ".join(m.name for m in self.mitigations) or "none"
+        raise UsageError(
+            f"Scenario {self.name} has no mitigation {name!r}; it has: {offered}.",
+            hint=f"mmrepro show {self.name}",
+        )
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        """The outcome that is expected of ``release`` under ``mitigations``, and why."""
+        version = Version(release)
+        if not self.affected.contains(version, prereleases=True):
+            return (
+                Outcome.NOT_REPRODUCED,
+                f"release {release} is outside the affected range ({self.affected})",
+            )
+        for name in sorted(mitigations):
+            chosen = self.mitigation(name)
+            if not chosen.release and chosen.effective_on.contains(version, prereleases=True):
+                return (
+                    Outcome.NOT_REPRODUCED,
+                    f"mitigation {name} is said to prevent it on {release}",
+                )
+        return Outcome.REPRODUCED, f"release {release} is affected ({self.affected})"
+
+
+REPRODUCERS = "mmrepro.reproducers"
+
+
+def reproducer_path(name: str) -> Path:
+    """The file of a reproducer, or the folder of a stand-in, as installed."""
+    import mmrepro.reproducers
+
+    return Path(next(iter(mmrepro.reproducers.__path__))) / name
+
+
+def unmet(*findings: Finding) -> Finding:
+    """The first finding that is not met, or the last one: a sequential AND."""
+    for finding in findings:
+        if finding.truth is not Truth.MET:
+            return finding
+    return findings[-1]

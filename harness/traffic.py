@@ -1,0 +1,229 @@
+"""An async client of the OpenAI API that records every request.
+
+It never raises for what a server does: garbage, a closed connection or silence end in the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx2
+from mmrepro.evidence import RequestRecord
+from mmrepro.pictures import Picture
+from mmrepro.probes.base import Moment
+from mmrepro.recorder import Recorder
+
+CHAT = "/v1/chat/completions"
+MAX_BODY_BYTES = 8 << 20
+TEXT_LIMIT = 4000
+ERROR_LIMIT = 2000
+
+
+class Traffic:
+    """Requests to one server.
+
+    Args:
+        base_url: e.g. ``http://127.0.0.1:8000``.
+        model: the served model's name.
+        recorder: gets a :class:`RequestRecord` for each request, when it ends.
+    """
+
+    def __init__(self, base_url: str, model: str, recorder: Recorder) -> None:
+        self.base_url = base_url
+        self.model = model
+        self.recorder = recorder
+        # Deadlines are ours (asyncio.timeout): a read timeout would also fire on a slow stream.
+        self._client = httpx2.AsyncClient(
+            base_url=base_url,
+            timeout=httpx2.Timeout(None, connect=5.0),
+            trust_env=False,
+            follow_redirects=False,
+            limits=httpx2.Limits(max_connections=256),
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def chat(
+        self,
+        label: str,
+        *,
+        text: str,
+        images: Sequence[Picture] = (),
+        max_tokens: int = 4,
+        deadline_s: float,
+        stream: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> RequestRecord:
+        """One chat completion, greedy, images before the text.
+
+        Args:
+            label: what the request is for; shown in reports and found by signatures.
+            deadline_s: seconds until the request is given up and recorded as timed out.
+            extra: further fields of the body, e.g. ``{"logit_bias": {...}}``.
+        """
+        content: list[dict[str, Any]] = [
+            {"type": "image_url", "image_url": {"url": p.data_url}} for p in images
+        ]
+        content.append({"type": "text", "text": text})
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            **(extra or {}),
+        }
+        if stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        record = self._new_record(label, CHAT, deadline_s)
+        record.images = [p.sent() for p in images]
+        record.prompt_chars = len(text)
+        record.prompt_head = text[:200]
+        record.max_tokens = max_tokens
+        record.stream = stream
+        return await self._send(record, json.dumps(body).encode())
+
+    async def raw(
+        self,
+        label: str,
+        *,
+        path: str = CHAT,
+        method: str = "POST",
+        body: bytes = b"",
+        deadline_s: float,
+    ) -> RequestRecord:
+        """Any request with any body, for malformed traffic and for other endpoints."""
+        record = self._new_record(label, path, deadline_s)
+        record.method = method
+        return await self._send(record, body)
+
+    async def count_tokens(self, text: str, *, deadline_s: float = 10.0) -> int | None:
+        """Tokens of a plain text by the server's own ``/tokenize``; None if it does not tell."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                answer = await self._client.post(
+                    "/tokenize", json={"model": self.model, "prompt": text}
+                )
+                return int(answer.json()["count"])
+        except (httpx2.HTTPError, TimeoutError, ValueError, KeyError, TypeError):
+            return None
+
+    async def scrape(self, *, deadline_s: float = 5.0) -> str:
+        """The text of ``/metrics``; empty if it cannot be had."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                return (await self._client.get("/metrics")).text
+        except (httpx2.HTTPError, TimeoutError, ValueError):
+            return ""
+
+    # ------------------------------------------------------------------ inner workings
+
+    def _new_record(self, label: str, path: str, deadline_s: float) -> RequestRecord:
+        return RequestRecord(
+            id=self.recorder.next_id(),
+            phase=self.recorder.phase,
+            label=label,
+            path=path,
+            sent=Moment.now(),
+            deadline_s=deadline_s,
+        )
+
+    async def _send(self, record: RequestRecord, body: bytes) -> RequestRecord:
+        record.sent = Moment.now()
+        try:
+            async with (
+                asyncio.timeout(record.deadline_s),
+                self._client.stream(
+                    record.method,
+                    record.path,
+                    content=body,
+                    headers={"Content-Type": "application/json"},
+                ) as answer,
+            ):
+                record.status = answer.status_code
+                if record.stream and answer.status_code == 200:
+                    await _read_stream(answer, record)
+                else:
+                    await _read_whole(answer, record)
+        except TimeoutError:
+            record.timed_out = True
+            record.error = f"no complete answer in {record.deadline_s:.1f} s"
+        except httpx2.HTTPError as error:
+            record.error = f"{type(error).__name__}: {error}"[:ERROR_LIMIT]
+        except asyncio.CancelledError:
+            record.error = "given up by the client"
+            raise
+        finally:
+            record.latency_s = round(time.monotonic() - record.sent.mono, 4)
+            self.recorder.request(record)
+        return record
+
+
+async def _read_whole(answer: httpx2.Response, record: RequestRecord) -> None:
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
+            return
+    text = body.decode("utf-8", "replace")
+    if record.status is None or record.status >= 400:
+        record.error = text[:ERROR_LIMIT] or f"HTTP {record.status} with an empty body"
+    elif record.path == CHAT:
+        try:
+            read_completion(json.loads(text), record)
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            record.error = f"not a chat completion ({type(error).__name__}): {text[:200]}"
+    else:
+        record.text = text[:TEXT_LIMIT]
+
+
+def read_completion(body: Any, record: RequestRecord) -> None:
+    """Copy text, finish reason and usage of a chat completion into ``record``."""
+    choice = body["choices"][0]
+    record.text = str(choice["message"]["content"] or "")[:TEXT_LIMIT]
+    record.finish_reason = _optional_str(choice.get("finish_reason"))
+    usage = body.get("usage") or {}
+    record.prompt_tokens = usage.get("prompt_tokens")
+    record.completion_tokens = usage.get("completion_tokens")
+
+
+async def _read_stream(answer: httpx2.Response, record: RequestRecord) -> None:
+    """Server-sent events: text pieces, then usage, then ``[DONE]``."""
+    text: list[str] = []
+    done = False
+    async for line in answer.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line.removeprefix("data:").strip()
+        if data == "[DONE]":
+            done = True
+            break
+        try:
+            chunk = json.loads(data)
+            if "error" in chunk:
+                record.error = str(chunk["error"])[:ERROR_LIMIT]
+                break
+            for choice in chunk.get("choices", []):
+                piece = choice["delta"].get("content")
+                if piece is not None and record.ttft_s is None and "role" not in choice["delta"]:
+                    record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
+                text.append(piece or "")
+                record.finish_reason = _optional_str(choice.get("finish_reason"))
+            usage = chunk.get("usage") or {}
+            record.prompt_tokens = usage.get("prompt_tokens", record.prompt_tokens)
+            record.completion_tokens = usage.get("completion_tokens", record.completion_tokens)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record.error = f"a broken stream ({type(error).__name__}): {data[:200]}"
+            break
+    record.text = "".join(text)[:TEXT_LIMIT]
+    if not done and not record.error:
+        record.error = "the stream ended without [DONE]"
+
+
+def _optional_str(value: Any) -> str | None:
+    return None if value is None else str(value)
