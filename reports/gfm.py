@@ -17,23 +17,43 @@ _TEXT: Final[dict[int, str]] = (
 )
 _CODE_ENTITIES: Final[dict[int, str]] = {ord(c): f"&#{ord(c)};" for c in "&<>|`\\*_[]~$@!#()"}
 _EMPHASIS: Final = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_BLOCK_START: Final = re.compile(r"^(?=[-+=#]|\d+[.)])")
 _CELL: Final = 400
 
 
 def text(value: str, limit: int = 2000) -> str:
     """Prose on one line: nothing in it is read as Markdown or HTML."""
-    escaped = one_line(value, limit).translate(_TEXT)
-    return _EMPHASIS.sub(r"\\_", escaped)
+    return _escape(one_line(value, limit))
 
 
 def paragraph(value: str, limit: int = 4000) -> str:
     """``text`` at the start of a line, where ``1.`` or ``#`` would begin a block."""
-    escaped = text(value, limit)
-    match = re.match(r"\d+(?=[.)])", escaped)
-    if match:
-        return f"{match[0]}\\{escaped[match.end() :]}"
-    return _BLOCK_START.sub(lambda _: "\\", escaped)
+    return _escape_start(text(value, limit))
+
+
+def _escape(line: str) -> str:
+    return _EMPHASIS.sub(r"\\_", line.translate(_TEXT))
+
+
+def _escape_start(escaped: str) -> str:
+    number = re.match(r"\d+(?=[.)])", escaped)
+    if number:
+        return f"{number[0]}\\{escaped[number.end() :]}"
+    return f"\\{escaped}" if escaped[:1] in ("-", "+", "=", "#") else escaped
+
+
+def prose(value: str, limit: int = 4000) -> str:
+    """``paragraph`` in which names between single backticks stay code."""
+    line = one_line(value, limit)
+    if line.count("`") % 2:
+        return paragraph(line, limit)
+    return "".join(
+        code(piece, limit)
+        if number % 2
+        else _escape_start(_escape(piece))
+        if not number
+        else _escape(piece)
+        for number, piece in enumerate(line.split("`"))
+    )
 
 
 def code(value: str, limit: int = _CELL) -> str:

@@ -13,6 +13,7 @@ from mmrepro.sanitize import clip, one_line, plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from markupsafe import Markup
 
 
 def render_html(incident: Incident) -> str:
@@ -69,8 +70,22 @@ def _environment() -> Environment:
         web=gfm.is_web_address,
         clip=clip,
         line=one_line,
+        prose=_prose,
     )
     return environment
+
+
+def _prose(value: str) -> Markup:
+    """Names between single backticks as code, all else escaped."""
+    from markupsafe import Markup, escape
+
+    pieces = plain(value).split("`")
+    if len(pieces) % 2 == 0:
+        return escape(plain(value))
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if number % 2 else escape(piece)
+        for number, piece in enumerate(pieces)
+    )
 
 
 @lru_cache(maxsize=1)

@@ -78,7 +78,7 @@ def _head(incident: Incident) -> str:
     count = view.condition_count(incident)
     badge = f"**{head.label.upper()}** · {head.expectation}" + (f" · {count}" if count else "")
     parts.append(badge)
-    parts.append(" ".join(gfm.paragraph(s) for s in view.summary(incident)))
+    parts.append(gfm.prose(" ".join(view.summary(incident))))
     parts.append("Repeat it:\n\n" + gfm.fence(one_line(incident.command, 4000), "sh", 1, 4000))
     return "\n\n".join(parts)
 
@@ -105,7 +105,10 @@ def _stack(stack: KeyStack | None) -> str:
     if stack is None:
         return ""
     note = f" {gfm.text(stack.note)}" if stack.note else ""
-    seen = f"Seen in {stack.seen} of {stack.samples} samples of {gfm.code(stack.process)}.{note}"
+    seen = (
+        f"Seen in {stack.seen} of {stack.samples} samples of {gfm.code(stack.process)}, "
+        f"innermost call first.{note}"
+    )
     return f"{seen}\n\n{gfm.fence(chr(10).join(stack_lines(stack)), 'text', 90)}"
 
 
@@ -179,7 +182,7 @@ def _logs(incident: Incident) -> str:
 
 
 def _root_cause(incident: Incident) -> str:
-    parts = [gfm.paragraph(incident.scenario.explanation)] if incident.scenario.explanation else []
+    parts = [gfm.prose(incident.scenario.explanation)] if incident.scenario.explanation else []
     for source in incident.sources[:12]:
         where = gfm.code(f"{source.file}:{source.first_line}", 200)
         numbered = [
@@ -187,7 +190,7 @@ def _root_cause(incident: Incident) -> str:
             for n, line in enumerate(source.lines[:60], source.first_line)
         ]
         parts.append(
-            f"{gfm.code(source.qualname, 120)} in {where}, as installed. {gfm.text(source.note)}"
+            f"{gfm.code(source.qualname, 120)} in {where}, as installed. {gfm.prose(source.note)}"
         )
         parts.append(gfm.fence("\n".join(numbered), "text", 60, 160))
     return "\n\n".join(parts)

@@ -188,7 +188,7 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
             label = "" if view.status_class(request) == "ok" else view.status_words(request)
             if request.timed_out:
                 label = f"no answer in {view.duration(latency)}"
-            taken = left + width + 2 + (6.2 * len(label) if label and width < 90 else 0)
+            taken = left + width + 2 + (7.5 * len(label) if label and width < 90 else 0)
             row = next((i for i, end in enumerate(rows) if end <= left), None)
             if row is None:
                 row = min(len(rows), MAX_ROWS - 1)
@@ -250,6 +250,8 @@ def _panel(
         return [], y
     top_value = max(least, *(v for t in visible for _, v in t.points))
     tick = _nice_step(top_value, 4)
+    if step:
+        tick = max(1.0, tick)  # there is no half request
     top_value = math.ceil(top_value / tick - 1e-9) * tick
 
     def scale(value: float) -> float:

@@ -17,6 +17,12 @@ OUTCOME_WORDS: Final[dict[Outcome, str]] = {
     Outcome.NOT_REPRODUCED: "Not reproduced",
     Outcome.INCONCLUSIVE: "Inconclusive",
 }
+OUTCOME_SENTENCES: Final[dict[Outcome, str]] = {
+    Outcome.REPRODUCED: "This run reproduced it on {engine}",
+    Outcome.DIFFERENT_FAILURE: "This run saw a different failure on {engine}",
+    Outcome.NOT_REPRODUCED: "This run did not reproduce it on {engine}",
+    Outcome.INCONCLUSIVE: "This run on {engine} is inconclusive",
+}
 FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
     Fidelity.GPU: "the engine's own GPU build on a real GPU, as in production",
     Fidelity.CPU: "the engine's own CPU backend: its real server, scheduler and caches; "
@@ -148,10 +154,8 @@ def summary(incident: Incident) -> list[str]:
     sentences = [_full_stop(incident.scenario.summary)]
     verdict = incident.verdict
     if verdict is not None:
-        sentences.append(
-            f"On {engine_name(incident)} the outcome is {OUTCOME_WORDS[verdict.outcome].lower()}: "
-            + _full_stop(verdict.explanation)
-        )
+        said = OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
+        sentences.append(f"{said}: {_full_stop(verdict.explanation)}")
         because = f": {verdict.expected_because}" if verdict.expected_because else ""
         if verdict.expected is None:
             sentences.append(_full_stop(f"No outcome was expected{because}"))
