@@ -14,7 +14,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.environments import loading, releases
-from mmrepro.environments.place import environments_root
+from mmrepro.environments.place import detect_device, environments_root
 from mmrepro.environments.requirements import derive, requirements_of
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import (
@@ -26,7 +26,7 @@ from mmrepro.environments.spec import (
     Manifest,
     Reason,
 )
-from mmrepro.environments.store import dead_folders, lock_path, read_manifest
+from mmrepro.environments.store import BUILDING, dead_folders, lock_path, read_manifest
 from mmrepro.environments.uv import (
     Progress,
     UvFailed,
@@ -39,8 +39,6 @@ from mmrepro.environments.uv import (
 )
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnloadableWheel
 from mmrepro.incident import Setting, WheelFacts
-
-BUILDING = ".building-"
 
 
 def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environment:
@@ -217,6 +215,12 @@ class _Build:
     def _check_link(self, found: releases.Found) -> None:
         files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
         modules = [path for paths in files.values() for path in paths]
+        if self.spec.device == "cuda" and detect_device() != "cuda":
+            raise UnloadableWheel(
+                f"The wheel {found.wheel.filename} cannot be loaded on this host: there is no "
+                "NVIDIA driver (libcuda.so.1).",
+                hint="use --device cpu, or a machine with a GPU",
+            )
         if missing := loading.missing_versions(self.python, modules):
             first = missing[0]
             raise self._unloadable(found, str(first), [str(one) for one in missing], first.library)

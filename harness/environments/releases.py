@@ -136,7 +136,7 @@ def _upload_of(spec: EnvironmentSpec, python: str) -> datetime | None:
 
 def _unknown(spec: EnvironmentSpec, python: str) -> UnknownRelease:
     near = nearest(spec, python)
-    others = f"the nearest are {' and '.join(near)}" if near else "it may not serve the project"
+    others = f"next to it: {' and '.join(near)}" if near else "it may not serve the project"
     what = spec.project if spec.project == spec.engine else f"{spec.engine} ({spec.project})"
     return UnknownRelease(
         f"The package index has no release {spec.release} of {what}; {others}.",
@@ -147,10 +147,10 @@ def _unknown(spec: EnvironmentSpec, python: str) -> UnknownRelease:
 def nearest(spec: EnvironmentSpec, python: str) -> list[str]:
     """The releases next below and next above, as far as there are any."""
     found: list[str] = []
-    for requirement in (f"{spec.project}<{spec.release}", f"{spec.project}>{spec.release}"):
+    for sign in "<>":
         try:
-            # The lowest above would take another option of uv; the newest serves as well.
-            found.append(release_files(requirement, python).version)
+            requirement = f"{spec.project}{sign}{spec.release}"
+            found.append(release_files(requirement, python, lowest=sign == ">").version)
         except UvFailed:
             continue
     return found

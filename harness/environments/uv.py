@@ -37,6 +37,7 @@ _UNREACHABLE = re.compile(
 )
 _FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122")
 _DOWNLOAD = re.compile(r"^Downloading (\S+) \((.+)\)$")
+_DOWNLOADED = re.compile(r"^ ?Downloaded (\S+)$")
 _PHASE = re.compile(r"^(Resolved|Prepared|Installed|Would download) (\d+) (\w+)")
 
 
@@ -162,6 +163,7 @@ def run_uv(
         ) from error
     output: list[str] = []
     words: list[str] = []
+    phases = _Phases()
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
@@ -176,7 +178,7 @@ def run_uv(
             pass  # it ended before it read; its exit status tells
         for line in child.stderr:
             words.append(line.rstrip())
-            if progress is not None and (phase := _phase(line.rstrip())):
+            if progress is not None and (phase := phases.read(line.rstrip())):
                 progress(phase)
         child.wait()
     finally:
@@ -195,12 +197,36 @@ def run_uv(
     return "".join(output)
 
 
-def _phase(line: str) -> str:
-    if match := _DOWNLOAD.match(line):
-        return f"downloading {match[1]} ({match[2]})"
-    if match := _PHASE.match(line):
-        return f"{match[1].lower()} {match[2]} {match[3]}"
-    return ""
+class _Phases:
+    """uv's lines as phases. Of its downloads, those under way: the largest is the one to wait for.
+
+    uv names only files of 1 MiB and more.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: dict[str, str] = {}
+
+    def read(self, line: str) -> str:
+        """What to tell of ``line``; empty: nothing."""
+        if match := _DOWNLOAD.match(line):
+            self.under_way[match[1]] = match[2]
+        elif match := _DOWNLOADED.match(line):
+            self.under_way.pop(match[1], None)
+            if not self.under_way:
+                return "unpacking"
+        elif match := _PHASE.match(line):
+            return f"{match[1].lower()} {match[2]} {match[3]}"
+        else:
+            return ""
+        name = max(self.under_way, key=lambda one: _size(self.under_way[one]))
+        others = len(self.under_way) - 1
+        more = f" and {others} more" if others else ""
+        return f"downloading {name} ({self.under_way[name]}){more}"
+
+
+def _size(text: str) -> float:
+    match = re.match(r"([\d.]+)([KMG]?)", text)
+    return float(match[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]] if match else 0.0
 
 
 def explain(failure: UvFailed, doing: str) -> InfrastructureError:
@@ -238,13 +264,16 @@ def uv_version() -> str:
     return words[1] if len(words) > 1 else ""
 
 
-def release_files(requirement: str, python: str) -> ReleaseFiles:
-    """The files of the newest release that ``requirement`` allows, for interpreter ``python``.
+def release_files(requirement: str, python: str, *, lowest: bool = False) -> ReleaseFiles:
+    """The files of the newest (``lowest``: oldest) release that ``requirement`` allows.
+
+    Only files that fit the interpreter ``python`` (a path or a version).
 
     Raises:
         UvFailed: no such release, none for that interpreter, or the index cannot be reached.
     """
     arguments = ["pip", "compile", "-q", "--no-deps", "--format", "pylock.toml"]
+    arguments += ["--resolution", "lowest"] if lowest else []
     text = run_uv([*arguments, "--python", python, "-"], stdin=requirement + "\n")
     package = tomllib.loads(text)["packages"][0]
     sdist = package.get("sdist")

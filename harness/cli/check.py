@@ -1,0 +1,63 @@
+"""``mmrepro check``: what this machine can do, and what each missing part costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+# Heavy modules are imported inside: see env.py.
+if TYPE_CHECKING:
+    from mmrepro.environments.host import HostReport, Part
+
+
+def check(
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Tell what of this machine a run can use, and what each missing part costs.
+
+    Exit status 0: the main job can run here; 4: it cannot.
+
+    Example: mmrepro check
+    """
+    from mmrepro.environments.host import examine
+    from mmrepro.errors import ExitCode
+
+    report = examine()
+    if json:
+        print(report.model_dump_json(indent=1))
+    else:
+        _print(report)
+    if not report.ok:
+        raise typer.Exit(int(ExitCode.INFRASTRUCTURE))
+
+
+def _print(report: HostReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    table.add_column("part", no_wrap=True)
+    table.add_column("found", overflow="fold")
+    for part in report.parts:
+        words = Text(part.found)
+        if not part.ok:
+            words.append(f"\n{part.costs}", style="yellow")
+            if part.hint:
+                words.append(f"\n→ {part.hint}", style="dim")
+        table.add_row(_mark(part), part.name, words)
+    console.print(table)
+    if report.ok:
+        console.print("The main job can run here: mmrepro run ghost-key-eviction")
+    else:
+        lacking = ", ".join(part.name for part in report.parts if part.required and not part.ok)
+        console.print(f"The main job cannot run here: {lacking}.")
+
+
+def _mark(part: Part) -> str:
+    if part.ok:
+        return "[green]✓[/]"
+    return "[red]✗[/]" if part.required else "[yellow]–[/]"

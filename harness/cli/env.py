@@ -1,0 +1,187 @@
+"""``mmrepro env``: the cached environments of engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+# What is heavy (pydantic, rich, the environments) is imported by the command that needs it, so
+# that `mmrepro --help` stays fast.
+if TYPE_CHECKING:
+    from mmrepro.environments.store import Pruned, Stored
+
+app = typer.Typer(
+    name="env",
+    help="List, build and remove the cached environments (one engine at one release each).",
+    no_args_is_help=True,
+)
+
+
+@app.command("list")
+def list_(
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Show what is cached, how large it is and when it was last used.
+
+    Example: mmrepro env list
+    """
+    from mmrepro.environments import environments_root, list_environments
+
+    stored = list_environments()
+    if json:
+        import json as json_module
+
+        print(json_module.dumps([_facts(one) for one in stored], indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    if not stored:
+        console.print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("engine", "release", "device", "python", "as of", "used"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("packages", "size", "own"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in stored:
+        facts = one.manifest
+        table.add_row(
+            facts.engine,
+            facts.release,
+            facts.device,
+            facts.python,
+            facts.resolved_until[:10],
+            _ago(one.last_used),
+            str(len(facts.packages)),
+            human_bytes(one.size.apparent),
+            human_bytes(one.size.own),
+        )
+    console.print(table)
+    console.print(f"in {environments_root()}; own: not shared with uv's cache", soft_wrap=True)
+
+
+@app.command()
+def create(
+    engine: Annotated[str, typer.Argument(help="Engine, e.g. vllm.")],
+    release: Annotated[str, typer.Argument(help="Its release, e.g. 0.23.0.")],
+    device: Annotated[
+        str, typer.Option(help="auto (cuda where there is an NVIDIA driver), cpu or cuda.")
+    ] = "auto",
+) -> None:
+    """Build the environment of one release now, so that a run need not.
+
+    Example: mmrepro env create vllm 0.23.0 --device cpu
+    """
+    from mmrepro.environments import ensure
+    from mmrepro.environments.known import spec_for
+    from rich.console import Console
+
+    spec = spec_for(engine, release, device)
+    console = Console(stderr=True)
+    title = f"{spec.engine} {spec.release} ({spec.device})"
+    if console.is_terminal:
+        with console.status(title) as status:
+            made = ensure(spec, progress=lambda phase: status.update(f"{title}: {phase}"))
+    else:
+        made = ensure(spec, progress=lambda phase: print(phase, file=console.file, flush=True))
+    words = "was there already" if made.reused else "built"
+    console.print(
+        f"{title}: {words}, {len(made.packages)} packages as of {made.resolved_until[:10]}"
+    )
+    print(made.path)
+
+
+@app.command()
+def prune(
+    engine: Annotated[str, typer.Argument(help="Only of this engine.")] = "",
+    release: Annotated[str, typer.Argument(help="Only this release of it.")] = "",
+    everything: Annotated[bool, typer.Option("--all", help="All environments.")] = False,
+    older_than: Annotated[
+        float | None, typer.Option("--older-than", help="Not used for so many DAYS.", min=0)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    uv_cache: Annotated[
+        bool,
+        typer.Option(
+            "--uv-cache",
+            help="Also take their packages out of uv's cache, where most of the space is. "
+            "Other projects download them again when they need them.",
+        ),
+    ] = False,
+) -> None:
+    """Remove environments; without arguments only what broken-off builds left behind.
+
+    One that is being built or used is never removed.
+
+    Example: mmrepro env prune --older-than 30 --dry-run
+    """
+    from mmrepro.environments import store
+    from mmrepro.errors import UsageError
+
+    if everything and engine:
+        raise UsageError("--all and ENGINE exclude each other.", hint="mmrepro env prune --all")
+    done = store.prune(
+        everything=everything,
+        engine=engine,
+        release=release,
+        older_than_days=older_than,
+        dry_run=dry_run,
+    )
+    _print_pruned(done, dry_run=dry_run)
+    if uv_cache and not dry_run and done.packages:
+        _clean_uv_cache(sorted(done.packages))
+
+
+def _print_pruned(done: Pruned, *, dry_run: bool) -> None:
+    verb = "would remove" if dry_run else "removed"
+    for name in done.removed:
+        print(f"{verb} {name}")
+    for name, why in done.kept:
+        print(f"kept {name}: {why}")
+    if done.removed:
+        print(f"{verb} {len(done.removed)}, {human_bytes(done.freed_bytes)} of their own")
+    else:
+        print("nothing to remove")
+
+
+def _clean_uv_cache(packages: list[str]) -> None:
+    from mmrepro.environments.uv import UvFailed, explain, run_uv
+
+    try:
+        run_uv(["cache", "clean", *packages])
+    except UvFailed as failure:
+        raise explain(failure, "cleaning uv's cache") from failure
+    print(f"took {len(packages)} packages out of uv's cache")
+
+
+def _facts(one: Stored) -> dict[str, object]:
+    return {
+        "name": one.path.name,
+        "path": str(one.path),
+        **one.manifest.model_dump(mode="json"),
+        "last_used": one.last_used,
+        "size_bytes": one.size.apparent,
+        "own_bytes": one.size.own,
+    }
+
+
+def human_bytes(size: float) -> str:
+    """``5.8 GiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def _ago(moment: float) -> str:
+    import time
+
+    seconds = max(0.0, time.time() - moment)
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now"
