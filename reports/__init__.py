@@ -5,10 +5,10 @@ A report can be made again at any time. Nothing here knows engines, scenarios or
 
 from mmrepro.reports.html import render_html
 from mmrepro.reports.junit import render_junit
-from mmrepro.reports.load import load
 from mmrepro.reports.markdown import render_markdown
+from mmrepro.reports.reading import load
 from mmrepro.reports.terminal import print_summary
-from mmrepro.reports.write import HTML_FILE, MARKDOWN_FILE, render_json, write_reports
+from mmrepro.reports.writing import HTML_FILE, MARKDOWN_FILE, render_json, write_reports
 
 __all__ = [
     "HTML_FILE",

@@ -96,15 +96,8 @@ def details(title: str, body: str) -> str:
 def link(label: str, url: str) -> str:
     """A link, or just its label when the address is not plain http(s)."""
     if not is_web_address(url):
-        return text(label)
+        return paragraph(label)
     return f"[{text(label)}](<{url}>)"
-
-
-def file_link(path: str) -> str:
-    """A link to a raw evidence file; a path that would leave the folder is only named."""
-    target = evidence_href(path)
-    shown = code(path, 160)
-    return f"[{shown}](<{target}>)" if target else shown
 
 
 def is_web_address(url: str) -> bool:

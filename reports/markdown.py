@@ -131,11 +131,11 @@ def _conditions(incident: Incident) -> str:
         return ""
     rows = []
     for c in incident.verdict.conditions[:80]:
-        files = ", ".join(gfm.file_link(f) for f in c.evidence[:4])
+        files = ", ".join(gfm.code(f, 160) for f in c.evidence[:4])
         part = c.part if c.required else f"{c.part} (supporting)"
         mark = f"{view.TRUTH_MARKS[c.truth]} {view.TRUTH_WORDS[c.truth]}"
         rows.append([mark, part, gfm.cell(c.statement), gfm.cell(c.observed), files or "–"])
-    return gfm.table(["", "part", "condition", "observed", "evidence"], rows)
+    return gfm.table(["", "part", "condition", "observed", "in evidence/"], rows)
 
 
 def _timeline(incident: Incident) -> str:
@@ -281,13 +281,10 @@ def _packages(incident: Incident) -> str:
     packages = incident.engine.packages
     if not packages:
         return ""
-    where = (
-        f" (hashes: {gfm.file_link(incident.engine.packages_file)})"
-        if (incident.engine.packages_file)
-        else ""
-    )
+    file = incident.engine.packages_file
+    where = f"With hashes: {gfm.code('evidence/' + file)}\n\n" if file else ""
     body = gfm.fence("\n".join(packages), "text", 600, 120)
-    return gfm.details(f"{len(packages)} packages as resolved", body) + where
+    return gfm.details(f"{len(packages)} packages as resolved", where + body)
 
 
 def _run(incident: Incident) -> str:

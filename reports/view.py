@@ -168,7 +168,9 @@ def summary(incident: Incident) -> list[str]:
                     f"({OUTCOME_WORDS[verdict.expected].lower()}){because}"
                 )
             )
-    sentences.append(_full_stop(f"Fidelity: {FIDELITY_WORDS[incident.fidelity]}"))
+    sentences.append(
+        _full_stop(f"Fidelity `{incident.fidelity}`: {FIDELITY_WORDS[incident.fidelity]}")
+    )
     return [s for s in sentences if s]
 
 

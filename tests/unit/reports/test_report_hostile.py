@@ -1,0 +1,133 @@
+"""Hostile text in every string field changes no structure in any format."""
+
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hostile import HOSTILE, plant
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from junitparser import JUnitXml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from mmrepro.incident import Incident
+from mmrepro.reports import print_summary, render_html, render_json, render_junit, render_markdown
+from mmrepro.sanitize import plain
+from rich.console import Console
+from sample import sample_incident
+
+WHOLE = sample_incident()
+# Anything in here that a browser or terminal would act on.
+ACTIVE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ud800-\udfff]")
+
+
+class Tags(HTMLParser):
+    """Every tag with its attribute names; text inside tags that the browser would not show."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.seen: list[tuple[str, tuple[str, ...]]] = []
+        self.values: list[tuple[str, str]] = []
+        self.comments: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "code":  # prose may hold code between backticks
+            return
+        self.seen.append((tag, tuple(sorted(name for name, _ in attrs))))
+        self.values += [(name, value or "") for name, value in attrs]
+
+    def handle_comment(self, data: str) -> None:
+        self.comments.append(data)
+
+
+def html_of(text: str) -> Tags:
+    return Tags(render_html(plant(WHOLE, text)))
+
+
+def markdown_tokens(text: str) -> list[Token]:
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+
+
+def shape(tokens: list[Token]) -> list[str]:
+    """Block structure; what stands in folded parts is bounded by raw tags, so these count too."""
+    return [t.type if t.type != "html_block" else f"html:{t.content}" for t in tokens]
+
+
+BENIGN_HTML = html_of("two words")
+BENIGN_MARKDOWN = shape(markdown_tokens(render_markdown(plant(WHOLE, "two words"))))
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_html_has_no_tag_of_the_evidence(text: str) -> None:
+    page = html_of(text)
+    assert page.seen == BENIGN_HTML.seen
+    assert not page.comments
+    assert not any(name.startswith("on") or name in ("src", "style") for name, _ in page.values)
+    assert all(v.startswith(("evidence/", "https://")) for name, v in page.values if name == "href")
+    raw = render_html(plant(WHOLE, text))
+    assert not ACTIVE.search(raw)
+    raw.encode()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_markdown_keeps_its_structure(text: str) -> None:
+    rendered = render_markdown(plant(WHOLE, text))
+    tokens = markdown_tokens(rendered)
+    assert shape(tokens) == BENIGN_MARKDOWN
+    inline = [child for t in tokens for child in t.children or []]
+    allowed = {
+        "text",
+        "text_special",
+        "code_inline",
+        "strong_open",
+        "strong_close",
+        "softbreak",
+        "html_inline",
+        "em_open",
+        "em_close",
+    }
+    assert {c.type for c in inline} <= allowed
+    assert {c.content for c in inline if c.type == "html_inline"} <= {"<code>", "</code>"}
+    assert not ACTIVE.search(rendered)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.text(st.sampled_from("`|\\<>*_[]()#&;!@$~-+=1. \n\tab\x1b\u202e"), min_size=1, max_size=24)
+)
+def test_markdown_keeps_its_structure_whatever_the_text(text: str) -> None:
+    if not plain(text).split():
+        return
+    tokens = markdown_tokens(render_markdown(plant(WHOLE, text)))
+    assert shape(tokens) == BENIGN_MARKDOWN
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_nothing_but_styles_reaches_the_terminal(text: str) -> None:
+    for terminal in (True, False):
+        out = io.StringIO()
+        print_summary(plant(WHOLE, text), Console(file=out, force_terminal=terminal, width=100))
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()) if terminal else out.getvalue()
+        assert not ACTIVE.search(shown)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_junit_is_well_formed_and_has_the_same_cases(text: str) -> None:
+    suites = JUnitXml.fromstring(render_junit(plant(WHOLE, text)).encode())
+    assert sum(len(list(suite)) for suite in suites) == 1 + 7 + 3
+
+
+@pytest.mark.parametrize("text", [t for t in HOSTILE if "\ud800" not in t])
+def test_json_comes_back_as_it_was(text: str) -> None:
+    planted: Incident = plant(WHOLE, text)
+    assert Incident.model_validate_json(render_json(planted)) == planted
+
+
+def test_style_cannot_be_closed_from_inside() -> None:
+    raw = render_html(plant(WHOLE, "</style><script>x"))
+    assert raw.count("</style>") == 1
+    assert "<script" not in raw
