@@ -14,7 +14,7 @@ ANSI = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])"
 _ANSI = re.compile(ANSI)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
-_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_LEVEL = r"(?P<level>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)"
 _TIME = r"(?P<time>(?:\d{4}-)?\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?)"
 _PROCESS = re.compile(r"\((?P<process>[^()\s]+ pid=\d+)\) ?")
 
@@ -30,7 +30,7 @@ _FORMS = (
     # logging.basicConfig: ERROR:module:text
     re.compile(rf"{_LEVEL}:(?P<time>)(?P<source>[\w.]+):"),
 )
-ERROR_LEVELS = frozenset({"ERROR", "CRITICAL", "FATAL"})
+ERROR_LEVELS = frozenset({"ERROR", "CRITICAL"})
 TRACEBACK = "Traceback (most recent call last)"
 
 

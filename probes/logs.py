@@ -9,15 +9,17 @@ Alone::
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from mmrepro.probes import _log_lines
 from mmrepro.probes._literals import required_texts
 from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
@@ -34,7 +36,7 @@ Pattern = re.Pattern[str] | str
 _VLLM_COLOURS = (b"\x1b[1;36m", b"\x1b[0;0m")
 _ANSI = re.compile(_log_lines.ANSI)
 _PREFIX = re.compile(rb"\n\(([^()\s]{1,120} pid=\d+)\)")
-_ERROR_TEXTS = (b"ERROR", b"CRITICAL", b"FATAL", b"Traceback (most")
+_ERROR_TEXTS = (b"ERROR", b"CRITICAL", b"raceback (most recent call last)")
 
 
 class LogsProbe(Probe[LogsData]):
@@ -57,21 +59,28 @@ class LogsProbe(Probe[LogsData]):
         last: int = 5,
     ) -> None:
         self.path = Path(path)
-        self.scanner = Scanner(patterns, progress, file=str(path), first=first, last=last)
+        self.patterns = dict(patterns or {})
+        self.progress = progress
+        self.first = first
+        self.last = last
+        self._scanner: Scanner | None = None
 
     def collect(self, sink: RawSink, deadline: float) -> LogsData:
         """Raises Unavailable for what is no readable file; TimedOut keeps what was read so far."""
+        self._scanner = scanner = Scanner(
+            self.patterns, self.progress, file=str(self.path), first=self.first, last=self.last
+        )
         try:
             # A FIFO or a device would block or never end.
             if not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116
                 raise Unavailable(f"{self.path} is not a file")
             with self.path.open("rb", buffering=0) as stream:
-                return self.scanner.scan(stream, deadline)
+                return scanner.scan(stream, deadline)
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be read: {error.strerror}") from error
 
     def partial(self) -> LogsData | None:
-        return self.scanner.result()
+        return self._scanner.result() if self._scanner else None
 
 
 def scan(
@@ -195,113 +204,117 @@ class Scanner:
                 block = block.replace(colour, b"")
             if b"\x1b" in block:
                 block = _ANSI.sub(b"", block)
-        before = self._lines
-        self._lines += block.count(b"\n")
-        self._last_words(block)
-        self._find_errors(block, before)
+        lines = _Lines(block, self._lines)
+        self._lines += len(lines)
+        self._last_words(lines)
+        self._find_errors(lines)
         for search in self._searches.values():
-            for number, line in _lines_with(block, search.texts, before):
-                text = clean(line)
+            for number, raw in lines.holding(search.texts):
+                text = clean(raw)
                 if search.regex.search(text):
                     search.add(number, text)
         if self._progress is not None:
-            self._find_progress(block, self._progress)
+            self._find_progress(lines, self._progress)
 
-    def _last_words(self, block: bytes) -> None:
-        marked = block.count(b"\n(")
+    def _last_words(self, lines: _Lines) -> None:
+        block = lines.block
+        unmarked = lines.last_unmarked()
         for match in self._unknown.finditer(block):
             found = _PREFIX.match(block, match.start())
             if found is None:
-                marked -= 1
+                unmarked = max(unmarked, lines.index_at(match.start()))
             elif found[0] not in self._last and len(self._last) < MAX_PROCESSES:
                 self._last[found[0]] = (0, b"")
                 self._unknown = _unknown_prefix(self._last)
         for prefix in self._last:
             if prefix and (at := block.rfind(prefix)) >= 0:
-                self._last[prefix] = self._line_from_end(block, at)
-        if marked < block.count(b"\n"):
-            self._last_unmarked(block)
+                self._last[prefix] = lines[lines.index_at(at)]
+        if unmarked >= 0:
+            self._last[b""] = lines[unmarked]
 
-    def _last_unmarked(self, block: bytes) -> None:
-        end = len(block)
-        while (start := block.rfind(b"\n", 0, end)) >= 0:
-            if end - start > 1 and not _PREFIX.match(block, start, end):
-                self._last[b""] = self._line_from_end(block, start)
-                return
-            end = start
-
-    def _find_errors(self, block: bytes, before: int) -> None:
-        for number, raw in _lines_with(block, _ERROR_TEXTS, before):
+    def _find_errors(self, lines: _Lines) -> None:
+        for number, raw in lines.holding(_ERROR_TEXTS):
             line = parse_line(number, clean(raw))
             if is_error(line):
                 self._error_count += 1
                 if len(self._errors) < MAX_ERRORS:
                     self._errors.append(line)
 
-    def _find_progress(self, block: bytes, search: _Search) -> None:
-        end = len(block)
+    def _find_progress(self, lines: _Lines, search: _Search) -> None:
+        end = len(lines.block)
         while end > 0:
             if search.texts is None:
-                at = block.rfind(b"\n", 0, end)
+                at = lines.block.rfind(b"\n", 0, end)
             else:
-                at = max(block.rfind(text, 0, end) for text in search.texts)
-            start = block.rfind(b"\n", 0, at + 1) if at >= 0 else -1
-            if start < 0:
+                at = max(lines.block.rfind(text, 0, end) for text in search.texts)
+            if at < 0:
                 return
-            number, raw = self._line_from_end(block, start)
+            index = lines.index_at(at)
+            number, raw = lines[index]
             text = clean(raw)
             if search.regex.search(text):
                 self._last_progress = (number, text)
                 return
-            end = start
-
-    def _line_from_end(self, block: bytes, start: int) -> tuple[int, bytes]:
-        """Number and content of the line whose newline is at ``start``, counted from the end."""
-        number = self._lines - block.count(b"\n", start + 1)
-        return number, _line_at(block, start)
+            end = int(lines.starts[index])
 
 
-def _line_at(block: bytes, start: int) -> bytes:
-    end = block.find(b"\n", start + 1, start + 1 + MAX_LINE_BYTES)
-    return block[start + 1 : end if end >= 0 else start + 1 + MAX_LINE_BYTES]
+class _Lines:
+    """A block's lines, found all at once: numpy does it four times faster than ``bytes.count``."""
 
+    def __init__(self, block: bytes, before: int) -> None:
+        self.block = block
+        self.before = before
+        self._bytes = np.frombuffer(block, np.uint8)
+        self.starts = np.flatnonzero(self._bytes == ord("\n"))
 
-def _lines_with(
-    block: bytes, texts: tuple[bytes, ...] | list[bytes] | None, before: int
-) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each line of ``block`` that holds one of ``texts``; None: of all."""
-    if texts is None:
-        for index, line in enumerate(block.split(b"\n")[1:], start=before + 1):
-            yield index, line[:MAX_LINE_BYTES]
-        return
-    starts: set[int] = set()
-    for text in texts:
-        at = block.find(text)
-        while at >= 0:
-            starts.add(block.rfind(b"\n", 0, at))
-            end = block.find(b"\n", at)
-            at = block.find(text, end) if end >= 0 else -1
-    number, counted = before, 0
-    for start in sorted(starts):
-        number += block.count(b"\n", counted, start + 1)
-        counted = start + 1
-        yield number, _line_at(block, start)
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> tuple[int, bytes]:
+        """Number in the file and content of the block's line ``index``, cut at MAX_LINE_BYTES."""
+        start = int(self.starts[index]) + 1
+        end = int(self.starts[index + 1]) if index + 1 < len(self) else len(self.block)
+        return self.before + index + 1, self.block[start : min(end, start + MAX_LINE_BYTES)]
+
+    def index_at(self, offset: int) -> int:
+        """Which line the byte at ``offset`` belongs to; a newline belongs to the line after it."""
+        return int(np.searchsorted(self.starts, offset, side="right")) - 1
+
+    def last_unmarked(self) -> int:
+        """Index of the last line that neither is empty nor opens a parenthesis; -1: none."""
+        heads = self._bytes[np.minimum(self.starts + 1, len(self._bytes) - 1)]
+        found = np.flatnonzero((heads != ord("(")) & (heads != ord("\n")))
+        return int(found[-1]) if len(found) else -1
+
+    def holding(self, texts: Sequence[bytes] | None) -> Iterator[tuple[int, bytes]]:
+        """Lines that hold one of ``texts``, in order; None: every line."""
+        if texts is None:
+            yield from (self[index] for index in range(len(self)))
+            return
+        found: set[int] = set()
+        for text in texts:
+            at = self.block.find(text)
+            while at >= 0:
+                index = self.index_at(at)
+                found.add(index)
+                if index + 1 == len(self):
+                    break
+                at = self.block.find(text, int(self.starts[index + 1]))
+        yield from (self[index] for index in sorted(found))
 
 
 def _bad_lines(block: bytes) -> int:
-    try:
-        block.decode("utf-8")
-    except UnicodeDecodeError:
-        return sum(1 for line in block.split(b"\n") if not line.isascii() and not _is_utf8(line))
-    return 0
-
-
-def _is_utf8(line: bytes) -> bool:
-    try:
-        line.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
+    """Lines that are not UTF-8: after each bad one, decoding goes on at the next line."""
+    view, bad, start = memoryview(block), 0, 0
+    while start >= 0:
+        try:
+            codecs.utf_8_decode(view[start:], "strict", True)
+        except UnicodeDecodeError as error:
+            bad += 1
+            start = block.find(b"\n", start + error.start)
+        else:
+            return bad
+    return bad
 
 
 def _unknown_prefix(known: Mapping[bytes, object] | list[bytes]) -> re.Pattern[bytes]:

@@ -1,0 +1,223 @@
+"""Spinning told from blocked, on real processes and by properties of the decision."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mmrepro.probes import ProbeStatus, SyscallsProbe, _proc, _strace, run_probe
+from mmrepro.probes._strace import StraceRefused, parse_table
+from mmrepro.probes._syscall_names import syscall_name
+from mmrepro.probes.syscalls import Load, judge, waiting_threads
+
+needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+METHODS = [pytest.param(True, marks=needs_strace, id="strace"), pytest.param(False, id="proc")]
+
+
+def collect(pid: int, evidence, use_strace: bool, window_s: float = 0.5):
+    result = run_probe(SyscallsProbe(pid, window_s, use_strace), evidence, 10)
+    assert result.status is ProbeStatus.OK, result.reason
+    return result.data
+
+
+def assert_runs_untraced(pid: int) -> None:
+    assert _proc.tracer_of(pid) == 0
+    assert _proc.read_stat(pid).state in "RSD"
+
+
+@pytest.mark.parametrize("use_strace", METHODS)
+def test_a_spinning_process_spins_in_user_space(start_victim, evidence, use_strace):
+    victim = start_victim("spinning")
+    # Its main thread gets to its read only once the spinning thread lends it the GIL.
+    assert _proc.wait_until(lambda: waiting_threads(victim.pid)[2] == {"read": 1}, 10)
+    data = collect(victim.pid, evidence, use_strace)
+    assert data.verdict == "spinning-in-user-space", data.why
+    assert data.method == ("strace" if use_strace else "proc")
+    assert data.user_pct > 10 * data.system_pct
+    assert data.waiting_in == {"read": 1}
+    assert_runs_untraced(victim.pid)
+
+
+@pytest.mark.parametrize("use_strace", METHODS)
+def test_a_blocked_process_is_blocked_and_not_spinning(start_victim, evidence, use_strace):
+    victim = start_victim("blocked")
+    data = collect(victim.pid, evidence, use_strace)
+    assert data.verdict == "blocked", data.why
+    assert data.waiting_in == {"futex": 1, "read": 1}
+    assert_runs_untraced(victim.pid)
+
+
+@needs_strace
+def test_calls_are_counted_by_name(start_victim, evidence):
+    victim = start_victim("calling")
+    data = collect(victim.pid, evidence, use_strace=True)
+    stats = {name: n for name, n in data.counts.items() if "stat" in name}
+    assert sum(stats.values()) > 200
+    assert data.total == sum(data.counts.values())
+    assert data.verdict in ("working", "busy-in-kernel"), data.why
+    assert_runs_untraced(victim.pid)
+
+
+def test_calls_without_end_are_not_spinning_even_uncounted(start_victim, evidence):
+    victim = start_victim("calling")
+    assert collect(victim.pid, evidence, use_strace=False).verdict != "spinning-in-user-space"
+
+
+@needs_strace
+def test_a_stubborn_strace_is_ended_and_the_target_runs_on(
+    start_victim, evidence, tmp_path, monkeypatch
+):
+    victim = start_victim("blocked")
+    # A strace that ignores SIGINT and SIGTERM: only SIGKILL ends it.
+    real = shutil.which("strace")
+    stubborn = tmp_path / "strace"
+    stubborn.write_text(f'#!/bin/sh\ntrap "" INT TERM\nexec {real} "$@"\n')
+    stubborn.chmod(0o755)
+    monkeypatch.setattr(_strace, "DETACH_S", 0.2)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    collect(victim.pid, evidence, use_strace=True, window_s=0.2)
+    assert_runs_untraced(victim.pid)
+
+
+def test_a_stopped_process_is_blocked_and_left_stopped(start_victim, evidence):
+    victim = start_victim("spinning")
+    os.kill(victim.pid, signal.SIGSTOP)
+    os.waitpid(victim.pid, os.WUNTRACED)
+    data = collect(victim.pid, evidence, use_strace=False, window_s=0.2)
+    assert data.verdict == "blocked"
+    assert "stopped" in data.why
+    assert _proc.read_stat(victim.pid).state == "T"
+
+
+def test_a_refused_strace_falls_back_to_proc_and_says_so(start_victim, evidence, monkeypatch):
+    victim = start_victim("blocked")
+
+    def refuse(pid, window_s):
+        raise StraceRefused("strace may not trace it")
+
+    monkeypatch.setattr("mmrepro.probes.syscalls.count_calls", refuse)
+    data = collect(victim.pid, evidence, use_strace=True, window_s=0.2)
+    assert data.method == "proc"
+    assert data.verdict == "blocked"
+    assert "strace may not trace it" in data.why
+
+
+@needs_strace
+def test_strace_says_why_it_was_refused(start_victim, tmp_path, monkeypatch):
+    victim = start_victim("blocked")
+    refused = tmp_path / "strace"
+    refused.write_text(
+        "#!/bin/sh\necho 'strace: attach: ptrace(PTRACE_SEIZE, 1): Operation not permitted' >&2\n"
+        "exit 1\n"
+    )
+    refused.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(StraceRefused, match="CAP_SYS_PTRACE"):
+        _strace.count_calls(victim.pid, 0.2)
+
+
+def test_a_gone_process_is_unavailable(start_victim, evidence):
+    victim = start_victim("blocked")
+    victim.kill()
+    victim.wait()
+    result = run_probe(SyscallsProbe(victim.pid), evidence, 8)
+    assert result.status is ProbeStatus.UNAVAILABLE
+    assert "does not exist" in result.reason
+
+
+TABLE = """\
+% time     seconds  usecs/call     calls    errors syscall
+------ ----------- ----------- --------- --------- ----------------
+ 98.10    0.001234          10       123         3 futex
+  1.90    0.000010           0        20           epoll_wait
+------ ----------- ----------- --------- --------- ----------------
+100.00    0.001244           8       143         3 total
+"""
+
+
+def test_the_strace_table_is_read():
+    assert parse_table(TABLE) == {"futex": 123, "epoll_wait": 20}
+    assert parse_table("") == {}
+
+
+@given(st.text() | st.lists(st.sampled_from(TABLE.splitlines())).map("\n".join))
+def test_any_table_is_read_without_raising(text):
+    assert all(calls >= 0 for calls in parse_table(text).values())
+
+
+pct = st.floats(0, 800)
+rate = st.floats(0, 1e6)
+counts = st.integers(0, 50)
+loads = st.builds(
+    Load,
+    user_pct=pct,
+    system_pct=pct,
+    busiest_user_pct=pct,
+    busiest_system_pct=pct,
+    queued_pct=st.floats(0, 100),
+    switches_per_s=rate,
+    threads=counts,
+    asleep=counts,
+    stopped=counts,
+    calls_per_s=st.none() | rate,
+    lock_calls_per_s=rate,
+)
+
+
+@given(loads)
+def test_the_verdict_always_has_its_reasons(load):
+    verdict, why = judge(load)
+    assert f"{load.user_pct:.0f} %" in why
+    if verdict == "spinning-in-user-space":
+        assert load.busiest_user_pct >= 20
+        assert load.busiest_system_pct < load.busiest_user_pct
+        assert load.user_pct + load.system_pct >= 5
+    if verdict == "blocked":
+        assert load.stopped == load.threads or load.user_pct + load.system_pct < 5
+    if verdict == "busy-in-kernel":
+        assert load.system_pct > load.user_pct
+
+
+@given(loads, st.floats(2000, 1e6))
+def test_many_calls_are_never_spinning_nor_blocked_unless_stopped(load, calls):
+    verdict, _ = judge(replace(load, calls_per_s=calls + load.lock_calls_per_s, stopped=-1))
+    assert verdict in ("working", "busy-in-kernel")
+
+
+@given(loads)
+def test_an_idle_process_is_never_spinning(load):
+    idle = replace(load, user_pct=1.0, system_pct=1.0, busiest_user_pct=1.0)
+    assert judge(idle)[0] != "spinning-in-user-space"
+
+
+REPORT = Load(136.0, 1.0, 100.0, 0.5, 0.0, 3.0, threads=30, asleep=29, stopped=0)
+
+
+def test_the_bug_reports_numbers_are_spinning():
+    """vllm#43941: EngineCore at 136 % CPU, 8 futex calls in 3 s."""
+    seen = replace(REPORT, calls_per_s=8 / 3, lock_calls_per_s=8 / 3)
+    assert judge(seen)[0] == "spinning-in-user-space"
+
+
+def test_threads_queueing_for_the_gil_do_not_hide_a_spin():
+    contended = replace(REPORT, calls_per_s=650.0, lock_calls_per_s=640.0)
+    assert judge(contended)[0] == "spinning-in-user-space"
+
+
+def test_half_a_core_on_a_crowded_machine_is_still_spinning():
+    crowded = replace(REPORT, user_pct=50.0, busiest_user_pct=50.0, queued_pct=49.0)
+    assert judge(crowded)[0] == "spinning-in-user-space"
+    sleepy = replace(crowded, queued_pct=0.0)
+    assert judge(sleepy)[0] == "unclear"
+
+
+def test_system_calls_have_names():
+    assert syscall_name(202, "x86_64") == "futex"
+    assert syscall_name(98, "aarch64") == "futex"
+    assert syscall_name(9999, "x86_64") == "syscall_9999"
+    assert syscall_name(1, "riscv64") == "syscall_1"
