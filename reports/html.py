@@ -36,7 +36,7 @@ def render_html(incident: Incident) -> str:
         groups=view.request_groups(incident.evidence.requests)[:500],
         environment=view.environment(incident),
         left_behind=view.left_behind(incident),
-        longest_stage=max(incident.stages.values(), default=0.0),
+        longest_stage=max(filter(view.sane, incident.stages.values()), default=0.0),
         fidelity=view.FIDELITY_WORDS[incident.fidelity],
         view=view,
         style=style,

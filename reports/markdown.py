@@ -292,11 +292,11 @@ def _run(incident: Incident) -> str:
     gate = incident.gate
     if gate:
         latencies = view.span(gate.latencies_s)
+        rule = f" ({gfm.text(gate.deadline_rule)})" if gate.deadline_rule else ""
         parts.append(
-            f"Gate {'passed' if gate.passed else '**failed**'}: {gfm.text(gate.why)}"
+            f"Gate {'passed' if gate.passed else '**failed**'}: {gfm.text(view.sentence(gate.why))}"
             + (f" Latencies {latencies}." if latencies else "")
-            + (f" Deadline {view.duration(gate.deadline_s)}" if gate.deadline_s else "")
-            + (f" ({gfm.text(gate.deadline_rule)})." if gate.deadline_rule else "")
+            + (f" Deadline {view.duration(gate.deadline_s)}{rule}." if gate.deadline_s else "")
         )
     if incident.evidence.probes:
         rows = [

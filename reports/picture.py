@@ -54,7 +54,7 @@ def picture(incident: Incident) -> Markup:
         return Markup("")
     body: list[Markup] = []
     y = 44.0
-    requests = [r for r in incident.evidence.requests if math.isfinite(r.sent.mono)]
+    requests = [r for r in incident.evidence.requests if view.sane(r.sent.mono)]
     if requests:
         part, y = _requests(requests[:MAX_BARS], axis, y)
         body += part
@@ -101,18 +101,14 @@ def _description(incident: Incident) -> str:
 def _axis(incident: Incident) -> Axis | None:
     """From shortly before the gate to the end: start-up would squeeze all that matters."""
     evidence = incident.evidence
-    starts = [r.sent.mono for r in evidence.requests if math.isfinite(r.sent.mono)]
-    ends = [
-        r.sent.mono + max(r.latency_s, 0.0)
-        for r in evidence.requests
-        if math.isfinite(r.sent.mono + r.latency_s)
-    ]
-    sampled = [p.mono for p in evidence.series if math.isfinite(p.mono)]
-    if starts:
-        after = [e.at.mono for e in evidence.events if e.phase in ("check", "after", "stop")] + [
-            p.started.mono for p in evidence.probes
-        ]
-        low, high = min(starts), max([*ends, *after])
+    starts = [r.sent.mono for r in evidence.requests]
+    sampled = [p.mono for p in evidence.series if view.sane(p.mono)]
+    if any(view.sane(s) for s in starts):
+        ends = [r.sent.mono + r.latency_s for r in evidence.requests]
+        ends += [e.at.mono for e in evidence.events if e.phase in ("check", "after", "stop")]
+        ends += [p.started.mono for p in evidence.probes]
+        low = min(s for s in starts if view.sane(s))
+        high = max([low, *(e for e in ends if view.sane(e))])
     elif len(sampled) > 1:
         low, high = min(sampled), max(sampled)
     else:
@@ -120,7 +116,8 @@ def _axis(incident: Incident) -> Axis | None:
     # A day is more than any run takes; a wild number must not flatten the picture.
     high = min(high, low + 86_400)
     margin = max((high - low) * 0.02, 0.05)
-    return Axis(low - margin, high + margin, incident.created.mono)
+    zero = incident.created.mono if view.sane(incident.created.mono) else low
+    return Axis(low - margin, high + margin, zero)
 
 
 def _nice_step(width: float, count: int) -> float:
@@ -132,13 +129,15 @@ def _nice_step(width: float, count: int) -> float:
 def _time_axis(axis: Axis, y: float) -> Iterator[Markup]:
     step = _nice_step(axis.high - axis.low, 10)
     digits = max(0, -math.floor(math.log10(step)))
-    tick = math.ceil((axis.low - axis.zero) / step) * step
+    first = math.ceil((axis.low - axis.zero) / step)
     yield Markup('<path class="axis" d="M{} {:.1f}H{}"/>').format(LEFT, y, LEFT + PLOT)
-    while tick + axis.zero <= axis.high:
+    for number in range(first, first + 12):
+        tick = number * step
+        if tick + axis.zero > axis.high:
+            break
         x = axis.x(tick + axis.zero)
         yield Markup('<path class="axis" d="M{0:.1f} {1:.1f}v5"/>').format(x, y)
         yield _text(x, y + 17, f"{tick:.{digits}f}", "tick mid")
-        tick += step
     yield _text(LEFT + PLOT / 2, y + 34, "seconds since the run began", "label mid")
 
 
@@ -151,7 +150,7 @@ def _bands(incident: Incident, axis: Axis, bottom: float) -> Iterator[Markup]:
         + [(p.phase, p.started.mono) for p in evidence.probes if p.phase]
     )
     for phase, mono in moments:
-        if math.isfinite(mono):
+        if view.sane(mono):
             starts[phase] = min(mono, starts.get(phase, mono))
     ordered = sorted(starts.items(), key=lambda item: item[1])
     last_label = -math.inf
@@ -182,7 +181,7 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
         rows: list[float] = []
         top = y
         for request in sorted((r for r in requests if r.phase == phase), key=lambda r: r.sent.mono):
-            latency = request.latency_s if math.isfinite(request.latency_s) else 0.0
+            latency = request.latency_s if view.sane(request.latency_s) else 0.0
             left = axis.x(request.sent.mono)
             width = max(axis.x(request.sent.mono + max(latency, 0.0)) - left, 3.0)
             label = "" if view.status_class(request) == "ok" else view.status_words(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -48,7 +47,7 @@ def lines(incident: Incident) -> list[Line]:
                 {"ok": "info", "client": "warning"}.get(group.kind, "error"),
             )
         )
-    return sorted((m for m in merged if math.isfinite(m.at)), key=lambda m: m.at)
+    return sorted((m for m in merged if view.sane(m.at)), key=lambda m: m.at)
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,10 @@ def metric_tracks(evidence: Evidence) -> list[Track]:
 def _tracks(evidence: Evidence, field: str) -> list[Track]:
     """Tracks of one field, the most active first; values that are not numbers are dropped."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for point in sorted(evidence.series, key=lambda p: p.mono if math.isfinite(p.mono) else 0.0):
+    for point in sorted(evidence.series, key=lambda p: p.mono if view.sane(p.mono) else 0.0):
         values: dict[str, float] = getattr(point, field)
         for name, value in values.items():
-            if math.isfinite(value) and math.isfinite(point.mono):
+            if view.sane(value) and view.sane(point.mono):
                 found.setdefault(name, []).append((point.mono, value))
     tracks = [Track(name, points) for name, points in found.items()]
     return sorted(tracks, key=lambda t: -max(v for _, v in t.points))

@@ -66,9 +66,14 @@ def effective_words(applied: bool, effective: bool | None) -> str:
     }[effective]
 
 
+def sane(number: float) -> bool:
+    """A number that a picture can be drawn of: finite, and of a size that runs produce."""
+    return math.isfinite(number) and abs(number) < 1e12
+
+
 def duration(seconds: float) -> str:
     """Seconds for people: 31 ms, 4.2 s, 2 min 05 s, 3 h 12 min."""
-    if not math.isfinite(seconds):
+    if not sane(seconds):
         return "?"
     if seconds < 0:
         return "-" + duration(-seconds)
@@ -83,7 +88,7 @@ def duration(seconds: float) -> str:
 
 def span(values: Iterable[float]) -> str:
     """``31 ms`` or ``31–52 ms`` of finite values; empty when there are none."""
-    known = sorted(v for v in values if math.isfinite(v))
+    known = sorted(v for v in values if sane(v))
     if not known:
         return ""
     low, high = duration(known[0]), duration(known[-1])
@@ -133,7 +138,10 @@ def engine_name(incident: Incident) -> str:
 
 
 def title(incident: Incident) -> str:
-    return f"{incident.scenario.title} ({engine_name(incident)})"
+    """The scenario's title and the release; the engine's name unless the title has it already."""
+    said, engine = incident.scenario.title, incident.engine
+    known = engine.name.casefold() in said.casefold()
+    return f"{said} ({engine.release if known else engine_name(incident)})"
 
 
 def partial_note(incident: Incident) -> str:
@@ -151,30 +159,31 @@ def partial_note(incident: Incident) -> str:
 
 def summary(incident: Incident) -> list[str]:
     """The one paragraph, as sentences."""
-    sentences = [_full_stop(incident.scenario.summary)]
+    sentences = [sentence(incident.scenario.summary)]
     verdict = incident.verdict
     if verdict is not None:
         said = OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
-        sentences.append(f"{said}: {_full_stop(verdict.explanation)}")
+        sentences.append(f"{said}: {sentence(verdict.explanation)}")
         because = f": {verdict.expected_because}" if verdict.expected_because else ""
         if verdict.expected is None:
-            sentences.append(_full_stop(f"No outcome was expected{because}"))
+            sentences.append(sentence(f"No outcome was expected{because}"))
         elif verdict.as_expected:
-            sentences.append(_full_stop(f"This is the expected outcome{because}"))
+            sentences.append(sentence(f"This is the expected outcome{because}"))
         else:
             sentences.append(
-                _full_stop(
+                sentence(
                     f"This is not what was expected "
                     f"({OUTCOME_WORDS[verdict.expected].lower()}){because}"
                 )
             )
     sentences.append(
-        _full_stop(f"Fidelity `{incident.fidelity}`: {FIDELITY_WORDS[incident.fidelity]}")
+        sentence(f"Fidelity `{incident.fidelity}`: {FIDELITY_WORDS[incident.fidelity]}")
     )
     return [s for s in sentences if s]
 
 
-def _full_stop(text: str) -> str:
+def sentence(text: str) -> str:
+    """``text`` with a full stop, unless it has an end of its own."""
     text = text.strip()
     return text if not text or text[-1] in ".!?…" else text + "."
 

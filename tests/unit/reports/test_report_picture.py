@@ -1,0 +1,130 @@
+"""The picture is well formed and within its frame, whatever numbers the file holds."""
+
+
+
+from __future__ import annotations
+
+import math
+import re
+from xml.etree import ElementTree as ET
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mmrepro.evidence import Evidence, SeriesPoint
+from mmrepro.incident import Incident
+from mmrepro.reports import render_html, render_markdown, timeline, view
+from mmrepro.reports.picture import WIDTH, picture
+from sample import at, sample_incident
+
+WHOLE = sample_incident()
+number = st.one_of(
+    st.floats(), st.floats(0, 100), st.sampled_from([0.0, 1e16, 1.7e308, 1000.0, 1041.0])
+)
+
+
+def drawn(incident: Incident) -> ET.Element:
+    return ET.fromstring(str(picture(incident)))
+
+
+def check_frame(root: ET.Element) -> None:
+    for element in root.iter():
+        for name in ("x", "y", "width", "height"):
+            value = element.get(name)
+            if value is not None:
+                assert math.isfinite(float(value))
+                assert -1 <= float(value) <= max(WIDTH, 4000)
+        assert "nan" not in (element.get("d") or "")
+        assert "inf" not in (element.get("d") or "")
+
+
+def test_the_sample_is_drawn() -> None:
+    root = drawn(WHOLE)
+    check_frame(root)
+    classes = [element.get("class") for element in root.iter()]
+    assert classes.count("req lost") == 1 + 2, "the legend, fill 12 and the check"
+    assert classes.count("req client") == classes.count("req server") == 1 + 1
+    assert sum(str(c).startswith("line") for c in classes) == 5
+    assert len(str(picture(WHOLE))) < 40_000
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(number, number, number), max_size=8),
+    st.lists(st.tuples(number, number), max_size=4),
+    number,
+)
+def test_wild_numbers_draw_nothing_wild(
+    points: list[tuple[float, float, float]], requests: list[tuple[float, float]], zero: float
+) -> None:
+    evidence = Evidence(
+        series=[SeriesPoint(mono=m, cpu_pct={"a": c}, metrics={"b": v}) for m, c, v in points],
+        requests=[
+            WHOLE.evidence.requests[i].model_copy(
+                update={"sent": at(0).model_copy(update={"mono": mono}), "latency_s": latency}
+            )
+            for i, (mono, latency) in enumerate(requests)
+        ],
+        events=WHOLE.evidence.events,
+    )
+    created = WHOLE.created.model_copy(update={"mono": zero})
+    incident = WHOLE.model_copy(
+        update={"evidence": evidence, "created": created, "stages": {"x": zero, "y": math.nan}}
+    )
+    if picture(incident):
+        check_frame(drawn(incident))
+    assert render_html(incident)
+    assert render_markdown(incident)
+
+
+def test_a_long_run_is_drawn_small() -> None:
+    points = [
+        SeriesPoint(mono=1000 + i / 4, cpu_pct={"EngineCore": i % 100}, metrics={"finished": i})
+        for i in range(50_000)
+    ]
+    evidence = WHOLE.evidence.model_copy(update={"series": points})
+    incident = WHOLE.model_copy(update={"evidence": evidence})
+    assert len(str(picture(incident))) < 150_000
+
+
+def test_nothing_to_draw() -> None:
+    assert picture(sample_incident(evidence=Evidence())) == ""
+
+
+def test_a_sparkline_has_its_width_and_peak() -> None:
+    track = timeline.Track("x", [(float(i), float(i)) for i in range(100)])
+    line = timeline.sparkline(track, 20)
+    assert len(line) == 20
+    assert line[0] == "▁"
+    assert line[-1] == "█"
+    assert timeline.sparkline(timeline.Track("x", [(1.0, 0.0)]), 5) == "▁" * 5
+
+
+def test_durations_are_for_people() -> None:
+    known = {
+        0: "0 ms",
+        0.0004: "<1 ms",
+        0.031: "31 ms",
+        0.5: "0.50 s",
+        4.24: "4.2 s",
+        125: "2 min 05 s",
+        11_520: "3 h 12 min",
+        math.nan: "?",
+        -2: "-2.0 s",
+    }
+    assert {seconds: view.duration(seconds) for seconds in known} == known
+    assert view.span([0.044, 0.031]) == "31–44 ms"
+    assert view.span([0.044, 2.0]) == "44 ms – 2.0 s"
+    assert view.span([]) == ""
+
+
+def test_requests_that_went_alike_are_one_row() -> None:
+    groups = view.request_groups(WHOLE.evidence.requests)
+    assert [(g.count, g.status) for g in groups] == [
+        (4, "200"),
+        (1, "400"),
+        (1, "500"),
+        (11, "200"),
+        (1, "no answer"),
+        (1, "no answer"),
+    ]
+    assert re.fullmatch(r"7–17", groups[3].ids)
