@@ -158,6 +158,12 @@ class _Build:
         self.say(f"looking for {self.spec.project} {self.spec.release}")
         found = releases.find(self.spec)
         self.reasons += found.reasons
+        if self.spec.device == "cuda" and detect_device() != "cuda":
+            raise UnloadableWheel(
+                f"The wheel {found.wheel.filename} cannot be loaded on this host: there is no "
+                "NVIDIA driver (libcuda.so.1).",
+                hint="use --device cpu, or a machine with a GPU",
+            )
         self.folder.mkdir()
         (self.folder / "state").mkdir()
         self._make_venv(found)
@@ -215,12 +221,6 @@ class _Build:
     def _check_link(self, found: releases.Found) -> None:
         files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
         modules = [path for paths in files.values() for path in paths]
-        if self.spec.device == "cuda" and detect_device() != "cuda":
-            raise UnloadableWheel(
-                f"The wheel {found.wheel.filename} cannot be loaded on this host: there is no "
-                "NVIDIA driver (libcuda.so.1).",
-                hint="use --device cpu, or a machine with a GPU",
-            )
         if missing := loading.missing_versions(self.python, modules):
             first = missing[0]
             raise self._unloadable(found, str(first), [str(one) for one in missing], first.library)

@@ -28,6 +28,7 @@ TRIAL_TIMEOUT_S = 10.0
 CAP_SYS_PTRACE = 19  # its bit in /proc/self/status, linux/capability.h
 MEMORY_WANTED = 6 * GIB  # three processes with torch each, and vLLM's smallest KV cache
 DISK_WANTED = 12 * GIB  # one environment without and one with a cold uv cache, in practice
+SHM = "/dev/shm"  # noqa: S108 (asked for its size, nothing is written)
 SHM_WANTED = 64 * 1024**2
 
 # Says "ready" and then waits for its standard input to be closed: whatever happens to us, it ends.
@@ -283,10 +284,10 @@ def working_folder() -> Part:
 
 
 def shared_memory() -> Part:
-    folder = Path("/dev/shm")  # noqa: S108
+    folder = Path(SHM)
     size = shutil.disk_usage(folder).total if folder.is_dir() else 0
     return Part(
-        name="/dev/shm",
+        name=SHM,
         ok=size >= SHM_WANTED,
         found=f"{size / GIB:.2f} GiB",
         costs="engines pass tensors through it and may not start",

