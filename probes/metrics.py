@@ -10,6 +10,7 @@ Alone::
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
@@ -21,6 +22,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 MAX_BODY_BYTES = 32 << 20
 MAX_LINE_CHARS = 32 << 10
+
+# What nearly every line looks like; it spares them the library's parser (30 µs a line), which
+# gets all the others: escapes, quoted names, reserved labels, odd blanks.
+_PLAIN = re.compile(
+    r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-zA-Z][a-zA-Z0-9_]*=\"[^\"\\]*\",?)*)\})? ([0-9.eE+-]+)"
+)
+_LABEL = re.compile(r'([a-zA-Z][a-zA-Z0-9_]*)="([^"\\]*)"')
 
 
 class MetricsProbe(Probe[MetricsData]):
@@ -83,17 +91,21 @@ def _parse_line(line: str) -> MetricSample | None:
     if len(line) > MAX_LINE_CHARS:
         return None
     try:
+        if plain := _PLAIN.fullmatch(line):
+            pairs = _LABEL.findall(plain[2] or "")
+            value, labels = float(plain[3]), dict(pairs)
+            if len(labels) == len(pairs):
+                return _sample(plain[1], labels, value)
         for family in text_string_to_metric_families(line):
             for sample in family.samples:
-                value = float(sample.value)
-                return MetricSample(
-                    name=sample.name,
-                    labels=sample.labels,
-                    value=value if math.isfinite(value) else None,
-                )
+                return _sample(sample.name, sample.labels, float(sample.value))
     except Exception:  # the library raises ValueError, KeyError, IndexError, … on hostile lines
         return None
     return None
+
+
+def _sample(name: str, labels: dict[str, str], value: float) -> MetricSample:
+    return MetricSample(name=name, labels=labels, value=value if math.isfinite(value) else None)
 
 
 def _is_creation_time(name: str, names: set[str]) -> bool:

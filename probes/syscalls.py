@@ -127,7 +127,7 @@ class SyscallsProbe(Probe[SyscallsData]):
         window_s = min(self.window_s, deadline - time.monotonic() - reserve_s)
         if window_s < 0.1:
             raise TimedOut(f"no time to watch process {self.pid}")
-        asleep, stopped, waiting = waiting_threads(self.pid)
+        asleep, stopped, waiting = settled_threads(self.pid)
         first, started = _proc.read_threads(self.pid), time.monotonic()
         counts: dict[str, int] | None = None
         note, counted_s = "", 0.0
@@ -142,7 +142,7 @@ class SyscallsProbe(Probe[SyscallsData]):
         if not second:
             raise Unavailable(f"process {self.pid} ended while it was watched")
         if counts is None:
-            asleep, stopped, waiting = waiting_threads(self.pid)
+            asleep, stopped, waiting = settled_threads(self.pid)
         load = measure(first, second, seconds, asleep, stopped)
         if counts is not None:
             locks = sum(counts.get(name, 0) for name in LOCK_CALLS)
@@ -200,6 +200,19 @@ def measure(
         asleep=min(asleep, len(second)),
         stopped=min(stopped, len(second)),
     )
+
+
+def settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[str, int]]:
+    """The look at ``waiting_threads`` that found most of them at rest.
+
+    A thread that polls once a second must not make an idle process look busy because we came at
+    the wrong moment.
+    """
+    found = [waiting_threads(pid)]
+    for _ in range(looks - 1):
+        time.sleep(0.02)
+        found.append(waiting_threads(pid))
+    return max(found, key=lambda look: look[0])
 
 
 def waiting_threads(pid: int) -> tuple[int, int, dict[str, int]]:

@@ -18,6 +18,7 @@ from mmrepro.probes import HttpProbe, InferenceProbe, MetricsProbe, ProbeStatus,
 from mmrepro.probes.http import MAX_BODY_BYTES
 from mmrepro.probes.inference import read_completion
 from mmrepro.probes.metrics import parse_metrics
+from prometheus_client.parser import text_string_to_metric_families
 
 Behave = Callable[[socket.socket], None]
 
@@ -378,6 +379,40 @@ def test_what_was_written_is_read(labels, value):
     samples, bad = parse_metrics(f"vllm:some_metric{{{inside}}} {value!r}")
     assert bad == 0
     assert [(s.labels, s.value) for s in samples] == [(labels, value)]
+
+
+plain_like = st.lists(
+    st.sampled_from(
+        [
+            "m",
+            "_total",
+            "{",
+            "}",
+            'a="b"',
+            'a="c"',
+            'b="x,y"',
+            ",",
+            " ",
+            " 1",
+            " 2.5e3",
+            " -",
+            "__x=",
+            '""',
+        ]
+    ),
+    max_size=9,
+).map("".join)
+
+
+@given(plain_like)
+def test_the_short_cut_for_plain_lines_reads_what_the_library_reads(line):
+    try:
+        families = list(text_string_to_metric_families(line))
+        expected = [(s.name, s.labels, s.value) for f in families for s in f.samples]
+    except Exception:
+        expected = []
+    found, _ = parse_metrics(line)
+    assert [(s.name, s.labels, s.value) for s in found] == expected
 
 
 def test_a_hostile_exposition_is_read_fast():

@@ -48,15 +48,13 @@ def test_children_and_their_roles(start_victim, evidence):
     assert by_pid[victim.said[0]].ppid == victim.pid
 
 
-def test_reparented_processes_are_found_when_named(start_victim, evidence):
+def test_processes_outside_the_tree_are_found_when_named(start_victim, evidence):
     victim = start_victim("parent")
-    victim.kill()
-    victim.wait()
-    probe = ProcessesProbe(victim.pid, 0.1, also=victim.said)
-    left = [pid for pid in victim.said if _proc.alive(pid)]
-    if left:  # they end by themselves once their parent's pipes are closed
-        result = run_probe(probe, evidence, 5)
-        assert {p.pid for p in (result.data.processes if result.data else [])} <= set(victim.said)
+    root, stranger = victim.said
+    alone = run_probe(ProcessesProbe(root, 0.1), evidence, 5).data
+    assert [p.pid for p in alone.processes] == [root]
+    both = run_probe(ProcessesProbe(root, 0.1, also=[stranger]), evidence, 5).data
+    assert [p.pid for p in both.processes] == [root, stranger]
 
 
 def test_a_process_that_ends_in_between_is_vanished(start_victim, evidence, monkeypatch):
