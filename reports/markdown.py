@@ -56,7 +56,8 @@ def _sections(incident: Incident) -> list[Section]:
         Section("Signature", _conditions(incident), 94),
         Section("Timeline", _timeline(incident), 50),
         Section("Log", _logs(incident), 60),
-        Section("Root cause", _root_cause(incident), 80),
+        Section(view.cause_heading(incident), _root_cause(incident), 80),
+        Section("Minimal reproducers", _reproducers(incident), 78),
         Section("Claims of the original report", _claims(incident), 85),
         Section("Mitigations", _mitigations(incident), 70),
         Section("What differs from production", _differences(incident), 65),
@@ -196,6 +197,25 @@ def _root_cause(incident: Incident) -> str:
     return "\n\n".join(parts)
 
 
+def _reproducers(incident: Incident) -> str:
+    results = incident.evidence.reproducers
+    if not results:
+        return ""
+    return gfm.table(
+        ["reproducer", "exit code", "took", "facts", "error"],
+        [
+            [
+                gfm.code(r.name),
+                "–" if r.exit_code is None else str(r.exit_code),
+                view.duration(r.seconds),
+                gfm.cell(view.facts(r)),
+                gfm.cell(r.error),
+            ]
+            for r in results[:40]
+        ],
+    )
+
+
 def _claims(incident: Incident) -> str:
     if not incident.claims:
         return ""
@@ -298,6 +318,8 @@ def _run(incident: Incident) -> str:
             + (f" Latencies {latencies}." if latencies else "")
             + (f" Deadline {view.duration(gate.deadline_s)}{rule}." if gate.deadline_s else "")
         )
+    if view.engine_exit(incident):
+        parts.append(f"**{view.engine_exit(incident)}**")
     if incident.evidence.probes:
         rows = [
             [

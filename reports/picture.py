@@ -24,7 +24,7 @@ LEFT: Final = 128
 RIGHT: Final = 132
 PLOT: Final = WIDTH - LEFT - RIGHT
 ROW: Final = 15
-MAX_ROWS: Final = 10
+MAX_ROWS: Final = 14
 MAX_BARS: Final = 600
 STATUS_WORDS: Final = {
     "ok": "200",
@@ -180,6 +180,7 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
     for phase in phases:
         rows: list[float] = []
         top = y
+        failed: list[Markup] = []
         for request in sorted((r for r in requests if r.phase == phase), key=lambda r: r.sent.mono):
             latency = request.latency_s if view.sane(request.latency_s) else 0.0
             left = axis.x(request.sent.mono)
@@ -193,7 +194,9 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
                 row = min(len(rows), MAX_ROWS - 1)
                 rows += [0.0] * (row + 1 - len(rows))
             rows[row] = taken
-            out.append(_bar(request, left, top + row * ROW, width, label))
+            # Where a lane is full bars overlap: what failed is drawn last, on top.
+            (failed if label else out).append(_bar(request, left, top + row * ROW, width, label))
+        out += failed
         out.append(_text(LEFT - 8, top + 9, one_line(phase, 16), "label end"))
         y = top + len(rows) * ROW + 6
     x = float(LEFT)

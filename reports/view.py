@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mmrepro.evidence import RequestRecord
+from mmrepro.evidence import ReproducerResult, RequestRecord
 from mmrepro.incident import ClaimStatus, Fidelity, Incident
 from mmrepro.signature import Outcome, Truth
 
@@ -299,6 +299,25 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
         ("mmrepro's Python", host.python),
     ]
     return [(label, value) for label, value in rows if value]
+
+
+def cause_heading(incident: Incident) -> str:
+    """A scenario knows its cause; only a reproduced run has shown it."""
+    shown = incident.verdict is not None and incident.verdict.outcome is Outcome.REPRODUCED
+    return "Root cause" if shown else "The known cause (not shown by this run)"
+
+
+def engine_exit(incident: Incident) -> str:
+    """How the engine ended, if it ended by itself; else empty."""
+    code = incident.evidence.engine_exit
+    if code is None:
+        return ""
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    return f"The engine ended by itself {how}."
+
+
+def facts(reproducer: ReproducerResult) -> str:
+    return ", ".join(f"{name}={value}" for name, value in reproducer.facts.items())
 
 
 def left_behind(incident: Incident) -> str:

@@ -7,7 +7,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from mmrepro.evidence import Event, Evidence, ImageSent, RequestRecord, SeriesPoint
+from mmrepro.evidence import (
+    Event,
+    Evidence,
+    ImageSent,
+    ReproducerResult,
+    RequestRecord,
+    SeriesPoint,
+)
 from mmrepro.incident import (
     ClaimResult,
     ClaimStatus,
@@ -252,6 +259,9 @@ def _conditions() -> list[ConditionResult]:
     ]
 
 
+REPRODUCER = ReproducerResult(
+    name="ghost_key.py", exit_code=0, seconds=0.8, facts={"ghost_keys": 1, "evicted": False}
+)
 STACK = [
     (
         "LRUCache.popitem",
@@ -549,7 +559,11 @@ def sample_incident(**changes: Any) -> Incident:
             "stop": 0.8,
         },
         "evidence": Evidence(
-            requests=_requests(), probes=_probes(), events=_events(), series=_series()
+            requests=_requests(),
+            probes=_probes(),
+            events=_events(),
+            series=_series(),
+            reproducers=[REPRODUCER],
         ),
     }
     return Incident(**{**fields, **changes})

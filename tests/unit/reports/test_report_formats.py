@@ -125,7 +125,7 @@ def test_a_report_tells_the_whole_story(render: object) -> None:
         "vllm/utils/cache.py:191",
         "5 of 5",
         "Expected a cached item",
-        "not met" if 0 else "unknown",
+        "unknown",
         "refuted",
         "not tested",
         "prevented the failure",
@@ -234,6 +234,21 @@ def test_every_outcome_and_fidelity_has_words(outcome: Outcome, fidelity: Fideli
         incident = sample_incident(verdict=verdict, fidelity=fidelity)
         assert reports.render_html(incident)
         assert "because" in reports.render_markdown(incident)
+
+
+def test_only_a_reproduced_run_has_shown_the_cause() -> None:
+    assert "## Root cause" in reports.render_markdown(sample_incident())
+    assert "## The known cause (not shown by this run)" in reports.render_markdown(
+        partial_incident()
+    )
+
+
+@pytest.mark.parametrize(("code", "words"), [(-6, "by signal 6"), (1, "with exit code 1")])
+def test_an_engine_that_ended_by_itself(code: int, words: str) -> None:
+    evidence = sample_incident().evidence.model_copy(update={"engine_exit": code})
+    for render in (reports.render_html, reports.render_markdown):
+        assert f"The engine ended by itself {words}." in render(sample_incident(evidence=evidence))
+        assert "ghost_keys=1, evicted=False" in render(sample_incident())
 
 
 # ------------------------------------------------------------------ JUnit
