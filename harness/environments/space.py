@@ -50,8 +50,7 @@ def _check(path: Path, needed: int, what: str) -> None:
     free = free_bytes(path)
     if free < needed:
         raise NoSpace(
-            f"The disk of {what} has {free / 1024**3:.1f} GiB free; "
-            f"the environment needs {needed / 1024**3:.1f} GiB.",
+            f"The disk of {what} has {_human(free)} free; the environment needs {_human(needed)}.",
             hint="mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk",
         )
 
@@ -65,3 +64,7 @@ def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
+
+
+def _human(size: int) -> str:
+    return f"{size / 1024**3:.1f} GiB" if size >= 1024**3 else f"{size // 1024**2} MiB"

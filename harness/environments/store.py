@@ -17,6 +17,7 @@ from mmrepro.environments.spec import MANIFEST_FILE, USE_FILE, Manifest
 from pydantic import ValidationError
 
 BUILDING, REMOVING, LOCKS = ".building-", ".removing-", ".locks"
+IN_USE = "it is in use"
 
 
 def lock_path(folder: Path) -> Path:
@@ -142,14 +143,15 @@ def prune(
     for path in folders:
         if path.name.startswith((BUILDING, REMOVING)):
             key = path.name.removeprefix(BUILDING).removeprefix(REMOVING).rpartition("-")[0]
-            _remove(path, root / key, done, dry_run=dry_run, leftover=True)
+            _remove(path, root / key, done, dry_run=dry_run)
     chosen = everything or bool(engine) or older_than_days is not None
+    busy = b"\n".join(words for _, words in _processes(root)) if chosen else b""
     for path in folders:
         if path.name.startswith("."):
             continue
         manifest = read_manifest(path)
         if manifest is None:
-            _remove(path, path, done, dry_run=dry_run, leftover=True)
+            _remove(path, path, done, dry_run=dry_run)
             continue
         if not chosen or (engine and manifest.engine != engine):
             continue
@@ -157,12 +159,15 @@ def prune(
             continue
         if older_than_days is not None and time.time() - last_used(path) < older_than_days * 86400:
             continue
-        if _remove(path, path, done, dry_run=dry_run, leftover=False):
+        if os.fsencode(f"{path}/") in busy:
+            done.kept.append((path.name, IN_USE))
+            continue
+        if _remove(path, path, done, dry_run=dry_run):
             done.packages |= {line.partition("==")[0] for line in manifest.packages}
     return done
 
 
-def _remove(path: Path, folder: Path, done: Pruned, *, dry_run: bool, leftover: bool) -> bool:
+def _remove(path: Path, folder: Path, done: Pruned, *, dry_run: bool) -> bool:
     lock = FileLock(lock_path(folder))
     try:
         lock_path(folder).parent.mkdir(parents=True, exist_ok=True)
@@ -175,8 +180,8 @@ def _remove(path: Path, folder: Path, done: Pruned, *, dry_run: bool, leftover: 
         return False
     try:
         with _unused(path) as free:
-            if not free or (not leftover and used_by(path)):
-                done.kept.append((path.name, "it is in use"))
+            if not free:
+                done.kept.append((path.name, IN_USE))
                 return False
             freed = disk_size(path).own
             if not dry_run:
@@ -219,16 +224,26 @@ def _unused(path: Path) -> Iterator[bool]:
 
 def used_by(folder: Path) -> list[int]:
     """Processes that run from ``folder``, by their arguments or by what they have mapped."""
-    needle = os.fsencode(f"{folder}/")
+    return [pid for pid, words in _processes(folder) if os.fsencode(f"{folder}/") in words]
+
+
+def _processes(root: Path) -> list[tuple[int, bytes]]:
+    """Processes whose arguments or mapped files name something below ``root``.
+
+    Mapped files count because vLLM's processes give themselves other names. Reading them takes
+    0.1 s for each process that has torch loaded, so this is asked once for all folders.
+    """
+    needle = os.fsencode(f"{root}/")
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue
         for name in ("cmdline", "maps"):
             try:
-                if needle in (process / name).read_bytes():
-                    found.append(int(process.name))
-                    break
+                words = (process / name).read_bytes()
             except OSError:
                 continue  # it ended, or is somebody else's
+            if needle in words:
+                found.append((int(process.name), words))
+                break
     return found

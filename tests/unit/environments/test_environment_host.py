@@ -93,7 +93,8 @@ def test_human_bytes() -> None:
 def test_what_the_linker_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = (
         b"\tlibtorch.so => not found\n"
-        b"python: /lib/libstdc++.so.6: version `CXXABI_1.3.15' not found (required by /v/_C.abi3.so)\n"
+        b"python: /lib/libstdc++.so.6: version `CXXABI_1.3.15' not found "
+        b"(required by /v/_C.abi3.so)\n"
     )
 
     def linker(*_: object, env: dict[str, str], **__: object) -> CompletedProcess[bytes]:

@@ -22,6 +22,7 @@ from mmrepro.environments import (
 from mmrepro.environments.store import disk_size, lock_path, used_by
 
 SPEC = vllm_spec("0.23.0", "cpu")
+PROCESSES = store._processes
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,11 @@ def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def made(built_once: Path, fake_uv: Path, cache: Path) -> Environment:
+def made(
+    built_once: Path, fake_uv: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> Environment:
+    """One environment. Other processes are not looked at, but for the one test about them."""
+    monkeypatch.setattr(store, "_processes", lambda root: [])
     if not built_once.exists():
         ensure(SPEC)
         shutil.copytree(cache, built_once, symlinks=True)
@@ -111,7 +116,10 @@ def test_one_being_built_is_kept(made: Environment) -> None:
     assert made.path.exists()
 
 
-def test_one_that_a_process_runs_from_is_kept(made: Environment) -> None:
+def test_one_that_a_process_runs_from_is_kept(
+    made: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_processes", PROCESSES)
     program = "import sys; print('ready', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, str(made.site_packages)],
