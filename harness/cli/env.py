@@ -42,20 +42,18 @@ def list_(
         console.print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("engine", "release", "device", "python", "as of", "used"):
+    for heading in ("engine", "device", "python", "as of", "used"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("packages", "size", "own"):
+    for heading in ("size", "own"):
         table.add_column(heading, justify="right", no_wrap=True)
     for one in stored:
         facts = one.manifest
         table.add_row(
-            facts.engine,
-            facts.release,
+            f"{facts.engine} {facts.release}",
             facts.device,
             facts.python,
             facts.resolved_until[:10],
             _ago(one.last_used),
-            str(len(facts.packages)),
             human_bytes(one.size.apparent),
             human_bytes(one.size.own),
         )

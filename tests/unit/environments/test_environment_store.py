@@ -17,6 +17,7 @@ from mmrepro.environments import (
     environments_root,
     list_environments,
     prune,
+    store,
     vllm_spec,
 )
 from mmrepro.environments.store import disk_size, lock_path, used_by
