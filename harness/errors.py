@@ -13,7 +13,7 @@
     - EngineStartError
     - NoSpace
     - SupervisorError
-  x GateFailed             (exit 3: the steady state was never reached: inconclusive)
+  x RunTimeout             (exit 3: the run did not end in time: inconclusive)
 
 Each carries one plain sentence and, where there is one, the next command to type.
 """
@@ -94,7 +94,7 @@ class SupervisorError(InfrastructureError):
     """The process that owns the engine could not be started or died."""
 
 
-class GateFailed(MmreproError):
-    """The engine did not answer the gate's requests correctly before the trigger."""
+class RunTimeout(MmreproError):
+    """The run took longer than ``--timeout``."""
 
     exit_code = ExitCode.INCONCLUSIVE

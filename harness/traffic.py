@@ -42,7 +42,9 @@ class Traffic:
             timeout=httpx2.Timeout(None, connect=5.0),
             trust_env=False,
             follow_redirects=False,
-            limits=httpx2.Limits(max_connections=256),
+            # One connection a request, as curl does: a server may close an idle one at any moment
+            # (uvicorn does after a 400), and a request lost to that would be our own failure.
+            limits=httpx2.Limits(max_connections=256, max_keepalive_connections=0),
         )
 
     async def close(self) -> None:

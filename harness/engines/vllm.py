@@ -78,7 +78,7 @@ class VllmEngine(Engine):
         yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
         yield Setting(
             name="VLLM_CACHE_ROOT",
-            value=str(request.environment.path / "state" / "vllm"),
+            value=str(request.environment.state_dir / "vllm"),
             why="what vLLM finds out of the model's class is kept for the next start",
         )
         yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")

@@ -1,0 +1,103 @@
+"""From evidence to the incident's tables: what the report shows besides the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from mmrepro.environments import Environment
+from mmrepro.evidence import Evidence
+from mmrepro.incident import Incident, LogExcerpt, MitigationFacts
+from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.scenario import RunFacts, Scenario
+from mmrepro.signature import Outcome
+from mmrepro.source import read_definition
+
+T = TypeVar("T")
+LINES_EACH = 3
+
+
+def assemble(
+    incident: Incident, scenario: Scenario, facts: RunFacts, environment: Environment | None
+) -> None:
+    """Fill symptoms, stack, log lines, sources, claims and mitigations of a judged incident.
+
+    A scenario's table that fails leaves its part empty and a warning: the verdict stands.
+    """
+    evidence = incident.evidence
+    incident.symptoms = _guarded(incident, scenario.symptom_rows, evidence) or []
+    incident.key_stack = _guarded(incident, scenario.key_stack, evidence)
+    incident.claims = _guarded(incident, lambda e: scenario.claims(e, facts), evidence) or []
+    incident.log_lines = log_excerpts(evidence, scenario)
+    incident.mitigations = mitigation_table(incident, scenario, facts)
+    if environment is not None:
+        found = (read_definition(environment.site_packages, ref) for ref in scenario.sources)
+        incident.sources = [excerpt for excerpt in found if excerpt is not None]
+
+
+def _guarded(incident: Incident, build: Callable[[Evidence], T], evidence: Evidence) -> T | None:
+    try:
+        return build(evidence)
+    except Exception as error:
+        name = getattr(build, "__name__", "claims")
+        incident.failure_detail.append(
+            f"the scenario's {name} failed: {type(error).__name__}: {error}"
+        )
+        return None
+
+
+def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
+    """The quoted lines: the scenario's patterns, and each process's last word."""
+    data = next((d for _, d in reversed(list(evidence.results(LogsData)))), None)
+    if data is None:
+        return []
+    lines: list[LogExcerpt] = []
+    for pattern in scenario.key_log_patterns:
+        count = data.match_counts.get(pattern, 0)
+        for line in data.matches.get(pattern, [])[:LINES_EACH]:
+            note = f"{count} lines like this" if count > LINES_EACH else ""
+            lines.append(_excerpt(data.file, line, note))
+    for process, line in data.last_by_process.items():
+        if process:
+            lines.append(_excerpt(data.file, line, f"last line of {process}"))
+    if data.last_progress is not None:
+        lines.append(_excerpt(data.file, data.last_progress, "last progress of the engine"))
+    return sorted(lines, key=lambda entry: entry.number)
+
+
+def _excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
+    from pathlib import Path
+
+    where = f" [{line.source}]" if line.source else ""
+    return LogExcerpt(
+        file=Path(file).name,
+        number=line.number,
+        process=line.process,
+        time=line.time,
+        text=f"{line.level}{where} {line.text}".strip(),
+        note=note,
+    )
+
+
+def mitigation_table(
+    incident: Incident, scenario: Scenario, facts: RunFacts
+) -> list[MitigationFacts]:
+    """Every mitigation; only an applied one, in a conclusive run, is said to help or not."""
+    verdict = incident.verdict
+    conclusive = verdict is not None and verdict.outcome is not Outcome.INCONCLUSIVE
+    table = []
+    for mitigation in scenario.mitigations:
+        applied = mitigation.name in facts.mitigations
+        effective: bool | None = None
+        if applied and conclusive and verdict is not None:
+            effective = verdict.outcome is Outcome.NOT_REPRODUCED
+        table.append(
+            MitigationFacts(
+                name=mitigation.name,
+                description=mitigation.description,
+                applied=applied,
+                effective=effective,
+                command=f"mmrepro run {scenario.name} --mitigation {mitigation.name}",
+            )
+        )
+    return table

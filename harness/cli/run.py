@@ -1,0 +1,166 @@
+"""``mmrepro run``: drive a real engine into a known failure and judge what was seen."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from mmrepro.errors import ExitCode
+
+if TYPE_CHECKING:
+    from mmrepro.incident import Incident
+    from mmrepro.options import RunOptions
+    from mmrepro.runner import Run
+    from mmrepro.scenario import Scenario
+    from rich.console import Console
+
+
+class DeviceChoice(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def run(
+    scenario: Annotated[str, typer.Argument(help="Name of a scenario, or a FILE.py with one.")],
+    release: Annotated[
+        str, typer.Option(help="Release of the engine.  [default: the scenario's]")
+    ] = "",
+    device: Annotated[
+        DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
+    ] = DeviceChoice.AUTO,
+    model: Annotated[
+        Path | None, typer.Option(help="Serve this model's folder instead of a tiny one.")
+    ] = None,
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(help="One more option for the server, e.g. --server-arg=--dtype=float32."),
+    ] = None,
+    mitigation: Annotated[
+        list[str] | None, typer.Option(help="Apply a mitigation; see mmrepro show SCENARIO.")
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=1000, help="Run it this many times.")] = 1,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds for one run, building the environment apart.")
+    ] = 600.0,
+    out: Annotated[
+        Path | None, typer.Option(help="The incident's folder.  [default: incidents/…]")
+    ] = None,
+    keep_server: Annotated[
+        bool, typer.Option("--keep-server", help="Leave the server running; its pid is printed.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Reproduce a known failure on the real engine and write an incident.
+
+    Example:  mmrepro run ghost-key-eviction --release 0.24.0
+    """
+    from mmrepro.errors import UsageError
+    from mmrepro.options import RunOptions
+    from mmrepro.registry import load_scenario
+    from rich.console import Console
+
+    found = load_scenario(scenario)
+    if keep_server and repeat > 1:
+        raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
+    options = RunOptions(
+        release=release,
+        device=device.value,
+        model=model,
+        server_args=tuple(server_arg or ()),
+        mitigations=tuple(dict.fromkeys(mitigation or ())),
+        timeout_s=timeout,
+        out=out,
+        keep_server=keep_server,
+        scenario=scenario,
+    )
+    console = Console(stderr=json)
+    incidents = [
+        _one(found, options.numbered(number) if repeat > 1 else options, console, quiet=json)
+        for number in range(1, repeat + 1)
+    ]
+    if json:
+        typer.echo(_document(incidents))
+    elif repeat > 1:
+        _tell_repeats(incidents, console)
+    raise typer.Exit(max((_exit_code(incident) for incident in incidents), key=_severity))
+
+
+def _one(scenario: Scenario, options: RunOptions, console: Console, *, quiet: bool) -> Incident:
+    from mmrepro.cli.progress import Progress
+    from mmrepro.reports import print_summary, write_reports
+    from mmrepro.runner import Run
+
+    display = Progress(console, "")
+    running = Run(scenario, options, display)
+    display.title = f"{scenario.name} on {scenario.engine} {running.release} ({running.device})"
+    try:
+        with display:
+            incident = running.execute()
+    except BaseException:
+        _tell_partial(running)
+        raise
+    write_reports(running.dir)
+    incident.incident_dir = str(running.dir)
+    incident.server = running.server()
+    if not quiet:
+        print_summary(incident, console)
+        if incident.server is not None:
+            console.print(
+                f"The server is still running at {incident.server.url}; "
+                f"to end it: kill {incident.server.pid}"
+            )
+    return incident
+
+
+def _tell_partial(running: Run) -> None:
+    """What was collected until then is on disk; reports of it may be partial."""
+    from mmrepro.reports import write_reports
+
+    try:
+        write_reports(running.dir)
+    except Exception:
+        typer.echo("The partial incident could not be turned into a report.", err=True)
+    typer.echo(f"Partial incident: {running.dir}", err=True)
+
+
+def _document(incidents: list[Incident]) -> str:
+    """The incident; of several, the first with every run's outcome beside it."""
+    if len(incidents) == 1:
+        return incidents[0].model_dump_json(indent=1)
+    import json
+
+    worst = max(incidents, key=lambda incident: _severity(_exit_code(incident)))
+    document = worst.model_dump(mode="json")
+    document["runs"] = [
+        {
+            "incident_dir": incident.incident_dir,
+            "outcome": incident.outcome,
+            "as_expected": bool(incident.verdict and incident.verdict.as_expected),
+        }
+        for incident in incidents
+    ]
+    return json.dumps(document, indent=1)
+
+
+def _tell_repeats(incidents: list[Incident], console: Console) -> None:
+    from collections import Counter
+
+    counts = Counter(str(incident.outcome) for incident in incidents)
+    said = ", ".join(f"{count} × {outcome}" for outcome, count in counts.most_common())
+    console.print(f"\n{len(incidents)} runs: {said}", highlight=False)
+
+
+def _exit_code(incident: Incident) -> ExitCode:
+    verdict = incident.verdict
+    if verdict is None or verdict.outcome == "inconclusive":
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.AS_EXPECTED if verdict.as_expected else ExitCode.NOT_AS_EXPECTED
+
+
+def _severity(code: ExitCode) -> int:
+    """A surprise outweighs a run that could not tell, and that one a success."""
+    order = (ExitCode.AS_EXPECTED, ExitCode.INCONCLUSIVE, ExitCode.NOT_AS_EXPECTED)
+    return order.index(code)

@@ -1,0 +1,115 @@
+"""``mmrepro list`` and ``mmrepro show``."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import Annotated
+
+import typer
+
+
+def list_scenarios(
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """List the known failure modes.
+
+    Example:  mmrepro list
+    """
+    from mmrepro.errors import BrokenScenario
+    from mmrepro.registry import load_scenario, scenario_names
+
+    rows = []
+    for name in scenario_names():
+        try:
+            scenario = load_scenario(name)
+        except BrokenScenario as error:  # one broken plug-in does not hide the others
+            rows.append({"name": name, "error": error.message})
+            continue
+        rows.append(
+            {
+                "name": name,
+                "engine": scenario.engine,
+                "affected": str(scenario.affected),
+                "default_release": scenario.default_release,
+                "title": scenario.title,
+            }
+        )
+    if json:
+        typer.echo(jsonlib.dumps(rows, indent=1))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("scenario", "engine", "affected", "default", "what happens", box=None)
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["name"], "", "", "", f"[red]{row['error']}")
+        else:
+            table.add_row(
+                f"[bold]{row['name']}",
+                row["engine"],
+                row["affected"],
+                row["default_release"],
+                row["title"],
+            )
+    Console().print(table)
+
+
+def show(
+    scenario: Annotated[str, typer.Argument(help="Name or path of a scenario.")],
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Show one failure mode: what happens, why, its signature, mitigations and references.
+
+    Example:  mmrepro show ghost-key-eviction
+    """
+    from mmrepro.incident import Fidelity
+    from mmrepro.registry import load_scenario
+    from mmrepro.scenario import RunFacts
+
+    found = load_scenario(scenario)
+    facts = RunFacts(found.default_release, Fidelity.CPU, frozenset(), 0.0)
+    conditions = found.conditions(facts)
+    if json:
+        document = {
+            "name": found.name,
+            "title": found.title,
+            "summary": found.summary,
+            "explanation": found.explanation,
+            "engine": found.engine,
+            "affected": str(found.affected),
+            "default_release": found.default_release,
+            "server_args": list(found.server_args),
+            "conditions": [
+                {"id": c.id, "part": c.part, "statement": c.statement, "required": c.required}
+                for c in conditions
+            ],
+            "mitigations": [
+                {"name": m.name, "description": m.description, "release": m.release}
+                for m in found.mitigations
+            ],
+            "references": [r.model_dump() for r in found.references],
+        }
+        typer.echo(jsonlib.dumps(document, indent=1))
+        return
+    from rich.console import Console
+    from rich.padding import Padding
+
+    out = Console(highlight=False)
+    out.print(f"[bold]{found.name}[/]  {found.title}")
+    out.print(f"{found.engine} {found.affected}, run by default at {found.default_release}\n")
+    out.print(Padding(found.summary, (0, 2)))
+    out.print("\n[bold]Why")
+    out.print(Padding(found.explanation, (0, 2)), markup=False)
+    for part in ("symptom", "cause"):
+        out.print(f"\n[bold]Conditions of the {part}")
+        for condition in conditions:
+            if condition.part == part:
+                out.print(Padding(f"[cyan]{condition.id}[/]  {condition.statement}", (0, 2)))
+    out.print("\n[bold]Mitigations")
+    for mitigation in found.mitigations:
+        out.print(Padding(f"[cyan]{mitigation.name}[/]  {mitigation.description}", (0, 2)))
+    out.print("\n[bold]References")
+    for reference in found.references:
+        out.print(Padding(f"{reference.id}  {reference.title}  {reference.url}", (0, 2)))
+    out.print(f"\nRun it:  [bold]mmrepro run {found.name}")

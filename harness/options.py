@@ -1,0 +1,44 @@
+"""What the command line asks of a run."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Arguments of ``mmrepro run``, checked by the runner.
+
+    ``timeout_s`` bounds the run from the engine's start on; building an environment is not in it.
+    ``scenario`` is the name or file as the user typed it.
+    """
+
+    release: str = ""
+    device: str = "auto"
+    model: Path | None = None
+    server_args: tuple[str, ...] = ()
+    mitigations: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+    out: Path | None = None
+    keep_server: bool = False
+    scenario: str = ""
+
+    def numbered(self, number: int) -> RunOptions:
+        """The same for run ``number`` of several: a folder of its own below ``out``."""
+        return replace(self, out=self.out / f"run-{number}" if self.out else None)
+
+    def command(self, scenario: str) -> str:
+        """The one command that repeats the run."""
+        parts = ["mmrepro", "run", self.scenario or scenario]
+        if self.release:
+            parts += ["--release", self.release]
+        if self.device != "auto":
+            parts += ["--device", self.device]
+        if self.model:
+            parts += ["--model", str(self.model)]
+        parts += [f"--server-arg={arg}" for arg in self.server_args]
+        for name in self.mitigations:
+            parts += ["--mitigation", name]
+        return shlex.join(parts)

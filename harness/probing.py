@@ -1,0 +1,167 @@
+"""Which probes run when: a baseline after the gate, and the whole set after the trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrepro.childenv import child_environment
+from mmrepro.engines.base import SERVED_MODEL, Engine
+from mmrepro.evidence import ReproducerResult
+from mmrepro.probes.base import Probe, ProbeData, run_probe
+from mmrepro.probes.gpu import GpuProbe
+from mmrepro.probes.http import HttpProbe
+from mmrepro.probes.inference import InferenceProbe
+from mmrepro.probes.logs import LogsProbe
+from mmrepro.probes.metrics import MetricsProbe
+from mmrepro.probes.processes import ProcessesProbe, role_from_title
+from mmrepro.probes.stacks import StacksProbe
+from mmrepro.probes.syscalls import SyscallsProbe
+from mmrepro.recorder import Recorder
+from mmrepro.scenario import Scenario, reproducer_path
+from mmrepro.supervise import EngineProcess, procfs
+
+BASELINE_S = 5.0
+CHECK_S = 20.0
+MAX_STACK_SAMPLES = 40
+REPRODUCER_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """The running server that is probed."""
+
+    url: str
+    process: EngineProcess
+    engine: Engine
+
+    @property
+    def core_pid(self) -> int | None:
+        """The process that schedules; None if it is gone."""
+        for pid in self.process.process_ids():
+            raw = procfs.read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
+            name = procfs.read(pid, "comm").decode("utf-8", "replace").strip()
+            if self.engine.core_role in role_from_title(name, raw.strip()):
+                return pid
+        return None
+
+
+class Probing:
+    def __init__(self, target: Target, scenario: Scenario, recorder: Recorder) -> None:
+        self.target = target
+        self.scenario = scenario
+        self.recorder = recorder
+
+    async def baseline(self) -> None:
+        """What healthy and idle looks like: the column that symptoms are held against."""
+        core = self.target.core_pid
+        probes: list[Probe[ProbeData]] = [
+            HttpProbe(self.target.url, self.target.engine.endpoints),
+            self._metrics(),
+            ProcessesProbe(self.target.process.engine_pid, 0.5),
+            GpuProbe(samples=1),
+        ]
+        if core is not None:
+            probes += [StacksProbe([core], samples=1), SyscallsProbe(core, window_s=0.5)]
+        await asyncio.gather(*(self._run(probe, BASELINE_S) for probe in probes))
+
+    async def check(self, deadline_s: float, python: Path | None, env: Mapping[str, str]) -> None:
+        """Every probe, once the trigger has ended; the metrics twice, the stacks many times."""
+        started = time.monotonic()
+        core = self.target.core_pid
+        await self._run(self._metrics(), BASELINE_S, label="metrics-1")
+        waits = [
+            self._run(InferenceProbe(self.target.url, SERVED_MODEL, deadline_s), deadline_s + 5),
+            self._run(HttpProbe(self.target.url, self.target.engine.endpoints), CHECK_S),
+            self._run(ProcessesProbe(self.target.process.engine_pid, 1.0), CHECK_S),
+            self._run(GpuProbe(), CHECK_S),
+            self._core_probes(core),
+            self._reproducers(python, env),
+        ]
+        await asyncio.gather(*waits)
+        # At least two seconds between the two readings of the progress counters.
+        await asyncio.sleep(max(0.0, 2.0 - (time.monotonic() - started)))
+        await self._run(self._metrics(), BASELINE_S, label="metrics-2")
+        await self.logs()
+
+    async def logs(self) -> None:
+        engine, scenario = self.target.engine, self.scenario
+        patterns = {**engine.log_patterns, **scenario.log_patterns}
+        probe = LogsProbe(self.target.process.log, patterns, engine.progress_pattern)
+        await self._run(probe, 120.0)
+
+    def _metrics(self) -> MetricsProbe:
+        return MetricsProbe(self.target.url + self.target.engine.metrics_path)
+
+    async def _core_probes(self, core: int | None) -> None:
+        """Stacks first, then system calls: strace stops what py-spy reads."""
+        if core is None:
+            self.recorder.event(
+                f"no process {self.target.engine.core_role} is left to look at", level="error"
+            )
+            return
+        stacks = StacksProbe(
+            [core],
+            samples=MAX_STACK_SAMPLES,
+            interval_s=0.03,
+            until=self.scenario.enough_stacks,
+            min_samples=10,
+        )
+        await self._run(stacks, CHECK_S)
+        await self._run(SyscallsProbe(core, window_s=1.5), CHECK_S)
+
+    async def _run(self, probe: Probe[ProbeData], seconds: float, label: str = "") -> None:
+        result = await asyncio.to_thread(
+            run_probe, probe, self.recorder.dir, seconds, phase=self.recorder.phase, label=label
+        )
+        self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
+
+    async def _reproducers(self, python: Path | None, env: Mapping[str, str]) -> None:
+        for name in self.scenario.reproducers if python else ():
+            assert python is not None
+            result = await asyncio.to_thread(run_reproducer, name, python, env)
+            self.recorder.evidence.reproducers.append(result)
+            said = result.error or f"ended with {result.exit_code}"
+            self.recorder.event(f"reproducer {name}: {said} in {result.seconds:.2f} s")
+
+
+def run_reproducer(name: str, python: Path, env: Mapping[str, str]) -> ReproducerResult:
+    """Run one reproducer with the engine's interpreter; its last line is a JSON object of facts.
+
+    ``env`` is what the engine itself got besides the cleaned environment, so that a patch that
+    the engine has, the reproducer has too. Never raises.
+    """
+    started = time.monotonic()
+    exit_code: int | None = None
+    facts: dict[str, str | int | float | bool | None] = {}
+    error = ""
+    try:
+        done = subprocess.run(
+            [str(python), str(reproducer_path(name))],
+            env=child_environment() | dict(env),
+            capture_output=True,
+            timeout=REPRODUCER_TIMEOUT_S,
+            check=False,
+        )
+        exit_code = done.returncode
+        text = done.stdout.decode("utf-8", "replace").strip()
+        if exit_code == 0:
+            facts = json.loads(text.splitlines()[-1])
+        else:
+            error = done.stderr.decode("utf-8", "replace").strip()[-500:]
+    except subprocess.TimeoutExpired:
+        error = f"no result in {REPRODUCER_TIMEOUT_S:.0f} s"
+    except (OSError, ValueError, IndexError) as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    return ReproducerResult(
+        name=name,
+        exit_code=exit_code,
+        seconds=round(time.monotonic() - started, 3),
+        facts=facts,
+        error=error,
+    )

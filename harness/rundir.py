@@ -1,0 +1,101 @@
+"""The incident's folder: made early, checked for space, written at every stage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from mmrepro.errors import NoSpace, UnwritableOutput
+from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
+from mmrepro.redact import Redactor
+
+NEEDED_BYTES = 100 << 20
+DEFAULT_ROOT = "incidents"
+
+
+def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
+    """The folder of a run: ``out``, or a new one below ``incidents/``.
+
+    Raises:
+        UnwritableOutput: it cannot be made or written, or already holds an incident.
+        NoSpace: less than 100 MiB are free there.
+    """
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}")
+    folder = out if out is not None else _unused(Path(DEFAULT_ROOT) / name)
+    if (folder / INCIDENT_FILE).exists():
+        raise UnwritableOutput(
+            f"{folder} already holds an incident.", hint="choose another --out, or remove it"
+        )
+    try:
+        (folder / EVIDENCE_DIR).mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-test-"):
+            pass
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise _full(folder) from error
+        why = os.strerror(error.errno or 0)
+        raise UnwritableOutput(
+            f"The output folder {folder} cannot be written: {why}.",
+            hint="mmrepro run … --out DIR, with a DIR that you may write",
+        ) from error
+    if free < NEEDED_BYTES:
+        raise _full(folder, free)
+    return folder.resolve()
+
+
+def _unused(path: Path) -> Path:
+    """``path``, or with a number behind it: two runs may start within one second."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def _full(folder: Path, free: int | None = None) -> NoSpace:
+    left = f" ({free >> 20} MiB are free, {NEEDED_BYTES >> 20} MiB are needed)" if free else ""
+    return NoSpace(
+        f"The disk that holds {folder} is full{left}.",
+        hint="mmrepro env prune, or --out DIR on another disk",
+    )
+
+
+def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path:
+    """Write ``incident.json`` whole or not at all; returns the folder that it is in.
+
+    When the disk is full the incident goes to the temporary folder instead: what was collected is
+    not lost.
+
+    Raises:
+        NoSpace: there is no room there either.
+    """
+    text = redactor.redact_model(incident).model_dump_json(indent=1) + "\n"
+    try:
+        _replace(folder / INCIDENT_FILE, text)
+        return folder
+    except OSError as error:
+        try:
+            refuge = Path(tempfile.mkdtemp(prefix=f"mmrepro-{incident.scenario.name}-"))
+            _replace(refuge / INCIDENT_FILE, text)
+        except OSError:
+            raise NoSpace(
+                f"The incident could not be written to {folder}: {error.strerror}.",
+                hint="mmrepro env prune, then run again",
+            ) from error
+        return refuge
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
