@@ -75,19 +75,24 @@ def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
                     process.wait(window_s)
                 counted_s = time.monotonic() - attached
         finally:
-            _end(process)
+            wrote_its_table = _end(process)
+        if not wrote_its_table:
+            # No table reads like "no call at all": that must never be taken for a count.
+            raise StraceRefused("strace did not end when asked to and was killed")
         return counted_s, _so_far(errors).decode("utf-8", "replace")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGINT makes strace detach and write its table; the harder ways only make it detach."""
+def _end(process: subprocess.Popen[bytes]) -> bool:
+    """End strace; whether it ended by itself. SIGINT makes it detach and write its table, SIGKILL
+    only makes it detach."""
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if process.poll() is not None:
-            return
+            break
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, sign)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(DETACH_S)
+    return process.poll() not in (None, -signal.SIGKILL)
 
 
 def _so_far(file: IO[bytes]) -> bytes:

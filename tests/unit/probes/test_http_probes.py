@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from mmrepro.probes import HttpProbe, InferenceProbe, MetricsProbe, ProbeStatus, run_probe
 from mmrepro.probes.http import MAX_BODY_BYTES
@@ -405,6 +405,9 @@ plain_like = st.lists(
 
 
 @given(plain_like)
+@example('m{a="b",a="c"} 1')
+@example('m{a="b",} 1')
+@example('m{__x="b"} 1')
 def test_the_short_cut_for_plain_lines_reads_what_the_library_reads(line):
     try:
         families = list(text_string_to_metric_families(line))

@@ -73,14 +73,16 @@ def test_a_stubborn_strace_is_ended_and_the_target_runs_on(
     start_victim, evidence, tmp_path, monkeypatch
 ):
     victim = start_victim("blocked")
-    # A strace that ignores SIGINT and SIGTERM: only SIGKILL ends it.
+    # -I 4: strace blocks SIGINT and SIGTERM. Only SIGKILL ends it, and then it writes no table.
     real = shutil.which("strace")
     stubborn = tmp_path / "strace"
-    stubborn.write_text(f'#!/bin/sh\ntrap "" INT TERM\nexec {real} "$@"\n')
+    stubborn.write_text(f'#!/bin/sh\nexec {real} -I 4 "$@"\n')
     stubborn.chmod(0o755)
     monkeypatch.setattr(_strace, "DETACH_S", 0.2)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    collect(victim.pid, evidence, use_strace=True, window_s=0.2)
+    data = collect(victim.pid, evidence, use_strace=True, window_s=0.2)
+    assert (data.method, data.total) == ("proc", None)
+    assert "was killed" in data.why
     assert_runs_untraced(victim.pid)
 
 
