@@ -89,24 +89,25 @@ class Verdict(Record):
 
 def evaluate(conditions: Sequence[Condition], evidence: Evidence) -> list[ConditionResult]:
     """Judge every condition. A checker that raises makes its condition unknown."""
-    results = []
-    for condition in conditions:
-        try:
-            finding = condition.check(evidence)
-        except Exception as error:
-            finding = Finding.unknown(f"the checker failed: {type(error).__name__}: {error}")
-        results.append(
-            ConditionResult(
-                id=condition.id,
-                part=condition.part,
-                statement=condition.statement,
-                required=condition.required,
-                truth=finding.truth,
-                observed=finding.observed,
-                evidence=list(finding.evidence),
-            )
+    return [_judge(condition, evidence) for condition in conditions]
+
+
+def _judge(condition: Condition, evidence: Evidence) -> ConditionResult:
+    def result(finding: Finding) -> ConditionResult:
+        return ConditionResult(
+            id=condition.id,
+            part=condition.part,
+            statement=condition.statement,
+            required=condition.required,
+            truth=finding.truth,
+            observed=finding.observed,
+            evidence=list(finding.evidence),
         )
-    return results
+
+    try:
+        return result(condition.check(evidence))  # a checker that returns no finding raises here
+    except Exception as error:
+        return result(Finding.unknown(f"the checker failed: {type(error).__name__}: {error}"))
 
 
 def combine(truths: Sequence[Truth]) -> Truth:
