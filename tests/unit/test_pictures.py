@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mmrepro.pictures import noise
+from PIL import Image
+
+SEEDS = st.integers(0, 2**31)
+SIDES = st.integers(1, 300)
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, SIDES, SIDES)
+def test_a_png_of_the_size_that_was_asked_for(seed: int, width: int, height: int) -> None:
+    picture = noise("X", seed, (width, height))
+    with Image.open(io.BytesIO(picture.png)) as image:
+        assert (image.format, image.mode) == ("PNG", "RGB")
+        assert image.size == (width, height) == (picture.width, picture.height)
+        image.load()
+
+
+@settings(max_examples=30, deadline=None)
+@given(SEEDS, SEEDS)
+def test_equal_seeds_equal_bytes_other_seeds_other_bytes(one: int, two: int) -> None:
+    first, second = noise("a", one, (140, 84)), noise("b", two, (140, 84))
+    assert (first.png == second.png) == (one == two)
+
+
+def test_what_is_kept_of_it_is_its_digest() -> None:
+    picture = noise("fill-7", 7, (56, 28))
+    sent = picture.sent()
+    assert sent.sha256 == hashlib.sha256(picture.png).hexdigest()
+    assert (sent.name, sent.width, sent.height) == ("fill-7", 56, 28)
+    assert sent.bytes == len(picture.png)
+
+
+def test_the_data_url_holds_the_file() -> None:
+    picture = noise("X", 777, (28, 28))
+    head, _, body = picture.data_url.partition(",")
+    assert head == "data:image/png;base64"
+    assert base64.b64decode(body) == picture.png
+
+
+def test_noise_of_patches_stays_small() -> None:
+    assert len(noise("X", 1, (420, 420)).png) < 60_000
