@@ -21,6 +21,9 @@ MERGE = 2
 FACTOR = PATCH * MERGE
 """One image token covers 28 x 28 pixels: patches of 14, merged 2 x 2."""
 
+MAX_RATIO = 200
+"""The image processor refuses images with longer sides."""
+
 FORMAT = 3
 """Raised when what the factory writes changes, so that old cached models are not reused."""
 
@@ -37,7 +40,7 @@ def smart_resize(
     """
     if min(height, width) <= 0:
         raise ValueError("an image has at least one pixel a side")
-    if max(height, width) / min(height, width) > 200:
+    if max(height, width) / min(height, width) > MAX_RATIO:
         raise ValueError("the aspect ratio must be below 200")
     h = max(factor, round(height / factor) * factor)
     w = max(factor, round(width / factor) * factor)
@@ -78,9 +81,16 @@ class TinyQwen2VL:
         return self.image_tokens * FACTOR * FACTOR
 
     def image_size(self) -> tuple[int, int]:
-        """(width, height) in pixels of an image that becomes exactly ``image_tokens`` tokens."""
+        """(width, height) in pixels of an image that becomes exactly ``image_tokens`` tokens.
+
+        Raises:
+            ValueError: there is none, as for a prime above 200: the processor refuses images that
+                are more than 200 times as wide as high.
+        """
         side = math.isqrt(self.image_tokens)
         rows = next(r for r in range(side, 0, -1) if self.image_tokens % r == 0)
+        if self.image_tokens > MAX_RATIO * rows * rows:
+            raise ValueError(f"no image becomes exactly {self.image_tokens} tokens; take another")
         return self.image_tokens // rows * FACTOR, rows * FACTOR
 
     def tokens_of(self, width: int, height: int) -> int:
@@ -151,9 +161,10 @@ class TinyQwen2VL:
             self._write_into(folder)
             os.chmod(folder, 0o755)  # noqa: S103, PTH101 - mkdtemp's 0700 would hide a model
             folder.rename(target)
-        except OSError:
+        except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
-            if not target.is_dir():  # another run was faster: its files are the same
+            # Another run may have been faster: its files are the same.
+            if not (isinstance(error, OSError) and target.is_dir()):
                 raise
         return target
 
