@@ -30,16 +30,17 @@ from mmrepro.scenarios.mm_cache_desync import (
     ISSUE,
     LOG_PATTERNS,
     RECEIVER_SOURCE,
-    assertion_hashes,
+    before_handler,
     cached_item_assertion,
     claim,
     desynchronise,
+    missing_hashes,
     refused_for_length,
     same_answer_twice,
     short_hash,
     steady_state,
 )
-from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import Condition, Finding, Outcome, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -104,7 +105,7 @@ class GhostKeyEviction(Scenario):
         "that receives requests, so none reaches the scheduler."
     )
     default_release: ClassVar[str] = "0.23.0"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.12.0,<0.24.0")
+    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.14.0,<0.24.0")
     server_args: ClassVar[tuple[str, ...]] = BASE_ARGS
     reproducers: ClassVar[tuple[str, ...]] = ("ghost_key.py",)
     log_patterns = LOG_PATTERNS
@@ -164,6 +165,9 @@ class GhostKeyEviction(Scenario):
             note="the same hang in production, found by a py-spy dump",
         ),
     )
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        return before_handler(release, mitigations) or super().expected(release, mitigations)
 
     async def gate(self, drive: Drive) -> None:
         await steady_state(drive)
@@ -500,7 +504,7 @@ class GhostKeyEviction(Scenario):
         return Finding.of(len(inside) == len(threads) and popping > 0, text, *raw)
 
     def _ghost_is_the_key(self, evidence: Evidence) -> Finding:
-        hashes = set(assertion_hashes(evidence))
+        hashes = set(missing_hashes(evidence))
         samples = [s for _, data in evidence.results(StacksData, "check") for s in data.samples]
         keys = {k for s in samples for t in input_threads(s) if (k := ghost_in(t.frames))}
         if not keys:

@@ -6,6 +6,8 @@ EngineCore's cache (receiver) never sees it. The next request with that image se
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import ClassVar
 
 from mmrepro import checks
@@ -13,9 +15,10 @@ from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, ClaimStatus, Reference, SymptomRow
 from mmrepro.pictures import Picture
-from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef
-from mmrepro.signature import Condition, Finding
+from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef, unmet
+from mmrepro.signature import Condition, Finding, Outcome, Truth
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 CACHE_GB = 0.02
 """Small, so that a dozen images fill it. Both caches get it; the failure does not depend on it."""
@@ -24,6 +27,7 @@ TEXT_MARGIN = 150
 """Tokens that the long text leaves free: enough for the chat template, too few for an image."""
 
 RETRIES = 4
+FIX_RELEASE = Version("0.24.0")
 
 BASE_ARGS = (
     "--max-num-seqs",
@@ -38,10 +42,12 @@ BASE_ARGS = (
 
 LOG_PATTERNS = {
     "cached-item-assertion": r"AssertionError: Expected a cached item for mm_hash=",
-    "cached-item-frame": r"in get_and_update_item",
+    "cache-drift": r"Multi-modal cache miss for request .*P0/P1 cache drift",
 }
+"""What EngineCore says of a promised image that it does not hold: an assertion up to 0.24.0 at
+least, by 0.32.0 a warning (v1/engine/core.py:2011), after which the API server forgets it too."""
 
-HASH = "Expected a cached item for mm_hash="
+MM_HASH = re.compile(r"mm_hash(?:es)?=\[?'([0-9a-f]{16,128})'")
 
 DISABLE_CACHE = Mitigation(
     name="disable-mm-cache",
@@ -70,6 +76,22 @@ ISSUE = Reference(
     url="https://github.com/vllm-project/vllm/issues/43941",
     note="the report; its steps 1 and 2 are this desynchronisation",
 )
+
+
+HANDLER = Version("0.14.0")
+"""First release whose EngineCore survives the assertion (_handle_request_preproc_error in
+v1/engine/core.py; absent in 0.13.0)."""
+
+
+def before_handler(release: str, mitigations: frozenset[str]) -> tuple[Outcome, str] | None:
+    """What the same trigger does to older releases: the assertion ends the input thread."""
+    if Version(release) >= HANDLER or DISABLE_CACHE.name in mitigations:
+        return None
+    return (
+        Outcome.DIFFERENT_FAILURE,
+        f"before {HANDLER} the assertion ends the thread that receives requests: the server hangs "
+        "at once, without an eviction",
+    )
 
 
 async def steady_state(drive: Drive) -> None:
@@ -105,26 +127,30 @@ def refused_for_length(evidence: Evidence, label: str = "image X, too long") -> 
     return Finding.unknown("the refused request was not sent")
 
 
-def cached_item_assertion(evidence: Evidence) -> Finding:
+def missing_item(evidence: Evidence, *patterns: str) -> Finding:
     """EngineCore logged that the cached item which it was promised is not there."""
-    count = checks.log_count(evidence, "cached-item-assertion")
-    if count is None:
+    patterns = patterns or tuple(LOG_PATTERNS)
+    counts = {p: checks.log_count(evidence, p) for p in patterns}
+    if any(count is None for count in counts.values()):
         return Finding.unknown(evidence.why_missing("logs", "check"))
-    if count == 0:
-        return Finding.of(False, "the log holds no such assertion")
-    lines = checks.log_lines(evidence, "cached-item-assertion")
-    found = ", ".join(sorted({short_hash(h) for h in assertion_hashes(evidence)}))
-    where = lines[0].process or "a process without a name"
-    return Finding.of(True, f"{count} × in {where}, first at {lines[0].time}: mm_hash {found}")
+    for pattern, count in counts.items():
+        if count:
+            first = checks.log_lines(evidence, pattern)[0]
+            where = first.process or "a process without a name"
+            found = ", ".join(sorted({short_hash(h) for h in missing_hashes(evidence)}))
+            text = f"{count} × {pattern} in {where}, first at {first.time}: mm_hash {found}"
+            return Finding.of(True, text)
+    return Finding.of(False, "the log holds no line that says so")
 
 
-def assertion_hashes(evidence: Evidence) -> list[str]:
-    """The hashes that the log's assertions name, one a line."""
-    hashes = []
-    for line in checks.log_lines(evidence, "cached-item-assertion"):
-        _, _, tail = line.text.partition(HASH)
-        hashes.append(tail.strip().strip("'\"").split("'")[0])
-    return hashes
+def cached_item_assertion(evidence: Evidence) -> Finding:
+    return missing_item(evidence, "cached-item-assertion")
+
+
+def missing_hashes(evidence: Evidence) -> list[str]:
+    """The hashes that those log lines name, one a line."""
+    lines = [line for p in LOG_PATTERNS for line in checks.log_lines(evidence, p)]
+    return [found[1] for line in lines if (found := MM_HASH.search(line.text))]
 
 
 def short_hash(text: str) -> str:
@@ -133,54 +159,61 @@ def short_hash(text: str) -> str:
 
 class MmCacheDesync(Scenario):
     name: ClassVar[str] = "mm-cache-desync"
-    title: ClassVar[str] = "An image of a refused request fails with HTTP 500 from then on"
+    title: ClassVar[str] = (
+        "The image of a refused request fails with HTTP 500 when it is sent again"
+    )
     summary: ClassVar[str] = (
         "A multimodal request that is refused with HTTP 400 for its length leaves its image in the "
-        "API server's cache only. Every later request with the same image gets HTTP 500, while "
-        "other images are answered and /health stays 200."
+        "API server's cache only. The next request with the same image, valid and short, gets "
+        "HTTP 500, while other images are answered and /health stays 200. On older releases every "
+        "later request with it fails; newer ones notice and answer the one after."
     )
     explanation: ClassVar[str] = (
         "vLLM keeps two caches that must stay in step: the API server's (sender) knows which "
         "images EngineCore's (receiver) holds, so that a repeated image travels as a hash. The "
         "sender's entry is written while the prompt is processed, before the length check. When "
         "the check refuses the request, the receiver never gets the image. The next request with "
-        "it carries the hash alone, the receiver's assertion fails, and the request ends in 500."
+        "it carries the hash alone, the receiver has nothing under it, and the request ends in "
+        "500."
     )
     default_release: ClassVar[str] = "0.24.0"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.12.0")
+    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.14.0")
     server_args: ClassVar[tuple[str, ...]] = BASE_ARGS
     log_patterns = LOG_PATTERNS
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("cached-item-assertion",)
+    key_log_patterns: ClassVar[tuple[str, ...]] = tuple(LOG_PATTERNS)
     sources: ClassVar[tuple[SourceRef, ...]] = (SENDER_SOURCE, RECEIVER_SOURCE)
     mitigations: ClassVar[tuple[Mitigation, ...]] = (DISABLE_CACHE,)
     references: ClassVar[tuple[Reference, ...]] = (ISSUE,)
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        return before_handler(release, mitigations) or super().expected(release, mitigations)
 
     async def gate(self, drive: Drive) -> None:
         await steady_state(drive)
 
     def gate_check(self, evidence: Evidence) -> Finding:
         answered = super().gate_check(evidence)
-        return answered if answered.truth != "met" else same_answer_twice(evidence)
+        return answered if answered.truth is not Truth.MET else same_answer_twice(evidence)
 
     async def trigger(self, drive: Drive) -> None:
-        x = drive.picture("X", 777)
+        x, other = drive.picture("X", 777), drive.picture("Y", 778)
         before = await drive.metric("vllm:mm_cache_hits_total")
         await desynchronise(drive, x)
-        for attempt in range(2, RETRIES + 1):
-            await drive.unless_stuck(drive.chat(f"image X again, short ({attempt})", images=[x]))
-        other = drive.picture("Y", 778)
+        # Between the two readings, because the API server adds a request's hits only when the
+        # engine's next output arrives.
         await drive.unless_stuck(drive.chat("control: another image", images=[other]))
-        await drive.unless_stuck(drive.chat("control: text only", text="hello"))
-        # Read last: the API server adds a request's hits when the engine's next output arrives.
         drive.fact("mm_cache_hits_before", before)
         drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
+        for attempt in range(2, RETRIES + 1):
+            await drive.unless_stuck(drive.chat(f"image X again, short ({attempt})", images=[x]))
+        await drive.unless_stuck(drive.chat("control: text only", text="hello"))
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         return [
             Condition(
                 "same-image-500",
                 "symptom",
-                f"the image of the refused request gets HTTP 500, {RETRIES} times of {RETRIES}",
+                "a short request with the image of the refused one gets HTTP 500",
                 self._same_image_fails,
             ),
             Condition(
@@ -202,18 +235,25 @@ class MmCacheDesync(Scenario):
                 refused_for_length,
             ),
             Condition(
-                "cached-item-assertion",
+                "receiver-misses",
                 "cause",
-                'EngineCore logs "Expected a cached item for mm_hash=…" for one and the same hash, '
-                "once for each failed request",
+                "EngineCore logs that it does not hold the promised image, of one and the same "
+                "mm_hash, once for each failed request",
                 self._one_hash,
             ),
             Condition(
                 "sender-hits",
                 "cause",
-                "the API server's cache counts a hit for each failed request: it believes that "
+                "the API server's cache counts a hit for the failed request: it believes that "
                 "EngineCore holds the image",
                 self._sender_hits,
+            ),
+            Condition(
+                "for-ever",
+                "symptom",
+                f"the image fails again every time ({RETRIES} of {RETRIES})",
+                self._fails_for_ever,
+                required=False,
             ),
         ]
 
@@ -229,7 +269,6 @@ class MmCacheDesync(Scenario):
     def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
         again = evidence.labelled("image X again, short")
         gate = evidence.labelled("gate: image 1 again")
-        statuses = ", ".join(str(r.status or "none") for r in again)
         refused = refused_for_length(evidence)
         green = checks.endpoints_green(evidence)
         return [
@@ -243,7 +282,7 @@ class MmCacheDesync(Scenario):
             SymptomRow(
                 check="image X again, short",
                 healthy=f"{gate[0].status} (image 1 again)" if gate else "",
-                observed=statuses,
+                observed=_statuses(again),
                 abnormal=any(r.status == 500 for r in again) if again else None,
                 reported="500 Internal Server Error",
             ),
@@ -262,9 +301,16 @@ class MmCacheDesync(Scenario):
         ]
 
     def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
-        refused, failed = refused_for_length(evidence), self._same_image_fails(evidence)
+        failed = self._same_image_fails(evidence)
+        for_ever = self._fails_for_ever(evidence)
+        if failed.truth is not Truth.MET:
+            for_ever = Finding.unknown("image X did not fail in this run")
         return [
-            claim("step-1", "a too long request with an image is refused with 400", refused),
+            claim(
+                "step-1",
+                "a too long request with an image is refused with 400",
+                refused_for_length(evidence),
+            ),
             claim("step-2", "the same image in a short request then gets 500", failed),
             claim(
                 "assertion",
@@ -274,7 +320,19 @@ class MmCacheDesync(Scenario):
             claim(
                 "two-caches",
                 "the API server's cache holds the image, EngineCore's does not",
-                self._sender_hits(evidence),
+                unmet(self._sender_hits(evidence), missing_item(evidence)),
+            ),
+            claim("for-ever", "the image fails from then on, every time", for_ever),
+            claim(
+                "fixed-desync",
+                "vllm#43595 (0.24.0) fixes the desynchronised caches",
+                Finding.of(failed.truth is not Truth.MET, f"on {facts.release} {failed.observed}")
+                if facts.version >= FIX_RELEASE and failed.truth is not Truth.UNKNOWN
+                else Finding.unknown(
+                    f"this run is of {facts.release}; to test: mmrepro run {self.name} "
+                    f"--release {FIX_RELEASE}"
+                ),
+                "vllm#43595",
             ),
         ]
 
@@ -282,11 +340,15 @@ class MmCacheDesync(Scenario):
 
     def _same_image_fails(self, evidence: Evidence) -> Finding:
         again = evidence.labelled("image X again, short")
+        if not again:
+            return Finding.unknown("image X was not sent again")
+        return Finding.of(again[0].status == 500, "image X: " + _statuses(again))
+
+    def _fails_for_ever(self, evidence: Evidence) -> Finding:
+        again = evidence.labelled("image X again, short")
         if len(again) < RETRIES:
             return Finding.unknown(f"image X was sent {len(again)} times of {RETRIES}")
-        failed = sum(r.status == 500 for r in again)
-        statuses = ", ".join(str(r.status or "none") for r in again)
-        return Finding.of(failed == len(again), f"image X: {statuses}")
+        return Finding.of(all(r.status == 500 for r in again), "image X: " + _statuses(again))
 
     def _controls_answered(self, evidence: Evidence) -> Finding:
         controls = evidence.labelled("control:")
@@ -296,23 +358,28 @@ class MmCacheDesync(Scenario):
         return Finding.of(all(c.answered for c in controls), said)
 
     def _one_hash(self, evidence: Evidence) -> Finding:
-        found = cached_item_assertion(evidence)
-        if found.truth != "met":
+        found = missing_item(evidence)
+        if found.truth is not Truth.MET:
             return found
-        hashes = assertion_hashes(evidence)
+        hashes = missing_hashes(evidence)
         failed = sum(r.status == 500 for r in evidence.labelled("image X again, short"))
-        count = checks.log_count(evidence, "cached-item-assertion") or 0
-        text = f"{count} assertions for {len(set(hashes))} hash, {failed} failed requests"
-        return Finding.of(len(set(hashes)) == 1 and count == failed, text)
+        text = f"{len(hashes)} lines for {len(set(hashes))} hash, {failed} failed requests"
+        return Finding.of(len(set(hashes)) == 1 and len(hashes) == failed, text)
 
     def _sender_hits(self, evidence: Evidence) -> Finding:
         before = evidence.facts.get("mm_cache_hits_before")
         after = evidence.facts.get("mm_cache_hits_after")
         if not isinstance(before, int | float) or not isinstance(after, int | float):
             return Finding.unknown("this release does not count hits of the multimodal cache")
-        failed = sum(r.status == 500 for r in evidence.labelled("image X again, short"))
-        text = f"hits {before:g} → {after:g} over {failed} failed requests"
-        return Finding.of(failed > 0 and after - before == failed, text)
+        again = evidence.labelled("image X again, short")
+        if not again:
+            return Finding.unknown("image X was not sent again")
+        text = f"hits {before:g} → {after:g} over the request that got {again[0].status}"
+        return Finding.of(again[0].status == 500 and after - before == 1, text)
+
+
+def _statuses(records: Sequence[RequestRecord]) -> str:
+    return ", ".join(str(r.status or "no answer") for r in records)
 
 
 def claim(
