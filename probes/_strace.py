@@ -22,10 +22,13 @@ class StraceRefused(Exception):
     """strace is not here or may not trace this process; the text says which."""
 
 
-def count_calls(pid: int, window_s: float) -> tuple[dict[str, int], str, float]:
+def count_calls(
+    pid: int, window_s: float, *, follow: bool = True
+) -> tuple[dict[str, int], str, float]:
     """Calls of all threads of ``pid`` by name, strace's own table, and the seconds counted.
 
-    On return strace is gone and the target runs on as before.
+    Without ``follow``, ``pid`` is a thread's id and only that thread is counted. On return strace
+    is gone and the target runs on as before.
 
     Raises:
         StraceRefused: not installed, or not allowed.
@@ -38,7 +41,9 @@ def count_calls(pid: int, window_s: float) -> tuple[dict[str, int], str, float]:
         raise StraceRefused(f"process {pid} is gone")
     with tempfile.TemporaryDirectory(prefix="mmrepro-strace-") as folder:
         table = Path(folder) / "calls"
-        command = [strace, "-f", "-c", "-S", "calls", "-o", str(table), "-p", str(pid)]
+        command = [strace, "-c", "-S", "calls", "-o", str(table), "-p", str(pid)]
+        if follow:
+            command.insert(1, "-f")
         # Were this process killed now, strace would stay attached for ever: let it end itself.
         if timeout := shutil.which("timeout"):
             command = [timeout, "-s", "INT", "-k", "5", str(window_s + ATTACH_S + 5), *command]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mmrepro.probes import _proc
@@ -52,6 +52,8 @@ class Load:
     stopped: int
     calls_per_s: float | None = None
     lock_calls_per_s: float = 0.0
+    busiest_calls_per_s: float | None = None
+    busiest_tid: int = 0
 
 
 def judge(load: Load) -> tuple[Verdict, str]:
@@ -74,9 +76,10 @@ def judge(load: Load) -> tuple[Verdict, str]:
         if not few:
             return "working", f"little CPU but many system calls: {cpu}, {rate}"
         return "unclear", f"{load.asleep} of {load.threads} threads wait: {cpu}, {rate}"
-    demand = load.busiest_user_pct + load.queued_pct
-    pure = load.busiest_system_pct <= 0.2 * load.busiest_user_pct
-    if demand >= SPIN_PCT and load.busiest_user_pct >= 20 and pure and few:
+    # What other threads do beside a spinning one (polling with a timeout, say) is no progress.
+    own = load.busiest_calls_per_s
+    spins = few if own is None else own < FEW_CALLS_PER_S
+    if looks_spinning(load) and spins:
         queued = (
             f" (and waited {load.queued_pct:.0f} % of the time for a core)"
             if load.queued_pct >= 10
@@ -92,6 +95,13 @@ def judge(load: Load) -> tuple[Verdict, str]:
     return "unclear", f"neither idle nor clearly spinning: {cpu}, {rate}"
 
 
+def looks_spinning(load: Load) -> bool:
+    """Whether one thread takes all the CPU that it can get, in user space; calls not looked at."""
+    demand = load.busiest_user_pct + load.queued_pct
+    pure = load.busiest_system_pct <= 0.2 * load.busiest_user_pct
+    return demand >= SPIN_PCT and load.busiest_user_pct >= 20 and pure
+
+
 def _few_calls(load: Load) -> bool:
     if load.calls_per_s is None:
         return load.switches_per_s < FEW_SWITCHES_PER_S
@@ -100,6 +110,9 @@ def _few_calls(load: Load) -> bool:
 
 
 def _rate(load: Load) -> str:
+    if load.busiest_calls_per_s is not None:
+        own = f"{load.busiest_calls_per_s:.0f} of its busiest thread"
+        return f"{load.calls_per_s or 0:.0f} system calls/s, {own}"
     if load.calls_per_s is None:
         return f"{load.switches_per_s:.0f} voluntary context switches/s of its busiest thread"
     return f"{load.calls_per_s:.0f} system calls/s"
@@ -146,7 +159,13 @@ class SyscallsProbe(Probe[SyscallsData]):
         load = measure(first, second, seconds, asleep, stopped)
         if counts is not None:
             locks = sum(counts.get(name, 0) for name in LOCK_CALLS)
-            load = _with_calls(load, sum(counts.values()) / counted_s, locks / counted_s)
+            load = replace(
+                load,
+                calls_per_s=sum(counts.values()) / counted_s,
+                lock_calls_per_s=locks / counted_s,
+            )
+            if looks_spinning(load) and not _few_calls(load):
+                load = self._count_busiest(load, sink, deadline)
         verdict, why = judge(load)
         return SyscallsData(
             pid=self.pid,
@@ -161,10 +180,17 @@ class SyscallsProbe(Probe[SyscallsData]):
             why=why + note,
         )
 
-
-def _with_calls(load: Load, calls_per_s: float, lock_calls_per_s: float) -> Load:
-    fields = {**vars(load), "calls_per_s": calls_per_s, "lock_calls_per_s": lock_calls_per_s}
-    return Load(**fields)
+    def _count_busiest(self, load: Load, sink: RawSink, deadline: float) -> Load:
+        """Count the calls of the busiest thread alone; unchanged when there is no time or right."""
+        window_s = min(0.5, deadline - time.monotonic() - DETACH_S)
+        if window_s < 0.1:
+            return load
+        try:
+            counts, table, seconds = count_calls(load.busiest_tid, window_s, follow=False)
+        except StraceRefused:
+            return load
+        sink.write("strace-busiest.txt", table or "no system call was seen\n")
+        return replace(load, busiest_calls_per_s=sum(counts.values()) / seconds)
 
 
 def measure(
@@ -176,7 +202,7 @@ def measure(
 ) -> Load:
     """The load between two readings of a process's threads, ``seconds`` apart."""
     user = system = 0.0
-    busiest = (0.0, 0.0, 0.0, 0.0)
+    busiest = (0.0, 0.0, 0.0, 0.0, 0)
     for tid, after in second.items():
         before = first.get(tid)
         if before is None:
@@ -188,7 +214,7 @@ def measure(
         if thread_user + thread_system > busiest[0] + busiest[1]:
             queued = (after.queued_s - before.queued_s) / seconds * 100
             switches = (after.voluntary - before.voluntary) / seconds
-            busiest = (thread_user, thread_system, min(max(queued, 0.0), 100.0), switches)
+            busiest = (thread_user, thread_system, min(max(queued, 0.0), 100.0), switches, tid)
     return Load(
         user_pct=round(user, 1),
         system_pct=round(system, 1),
@@ -196,6 +222,7 @@ def measure(
         busiest_system_pct=busiest[1],
         queued_pct=busiest[2],
         switches_per_s=busiest[3],
+        busiest_tid=busiest[4],
         threads=len(second),
         asleep=min(asleep, len(second)),
         stopped=min(stopped, len(second)),

@@ -72,7 +72,28 @@ PARENT = """
     sys.stdin.read()
 """
 
-PROGRAMS = {"spinning": SPINNING, "blocked": BLOCKED, "calling": CALLING, "parent": PARENT}
+# One thread computes without the GIL, another polls some thousand times a second.
+POLLED = """
+    import hashlib, sys, threading, time
+    def compute():
+        while True:
+            hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10_000_000)
+    def poll():
+        while True:
+            time.sleep(0.0003)
+    for target in (compute, poll):
+        threading.Thread(target=target, daemon=True).start()
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+PROGRAMS = {
+    "spinning": SPINNING,
+    "spinning-beside-a-poller": POLLED,
+    "blocked": BLOCKED,
+    "calling": CALLING,
+    "parent": PARENT,
+}
 
 
 @pytest.fixture

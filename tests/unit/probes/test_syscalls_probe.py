@@ -211,6 +211,23 @@ def test_threads_queueing_for_the_gil_do_not_hide_a_spin():
     assert judge(contended)[0] == "spinning-in-user-space"
 
 
+def test_polling_threads_beside_it_do_not_hide_a_spin():
+    """vLLM 0.14.0 idles with some 1200 epoll_wait a second, hung or not."""
+    polled = replace(REPORT, calls_per_s=1231.0)
+    assert judge(polled)[0] == "working"
+    assert judge(replace(polled, busiest_calls_per_s=0.0))[0] == "spinning-in-user-space"
+    assert judge(replace(polled, busiest_calls_per_s=900.0))[0] == "working"
+
+
+@needs_strace
+def test_the_busiest_thread_is_counted_alone_where_others_poll(start_victim, evidence):
+    victim = start_victim("spinning-beside-a-poller")
+    data = collect(victim.pid, evidence, use_strace=True)
+    assert data.verdict == "spinning-in-user-space", data.why
+    assert data.total > 200 * data.window_s
+    assert_runs_untraced(victim.pid)
+
+
 def test_half_a_core_on_a_crowded_machine_is_still_spinning():
     crowded = replace(REPORT, user_pct=50.0, busiest_user_pct=50.0, queued_pct=49.0)
     assert judge(crowded)[0] == "spinning-in-user-space"
