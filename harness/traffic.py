@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx2
@@ -21,6 +21,8 @@ CHAT = "/v1/chat/completions"
 MAX_BODY_BYTES = 8 << 20
 TEXT_LIMIT = 4000
 ERROR_LIMIT = 2000
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading JSON of an unexpected shape raises; hostile nesting ends in RecursionError."""
 
 
 class Traffic:
@@ -105,24 +107,30 @@ class Traffic:
 
     async def count_tokens(self, text: str, *, deadline_s: float = 10.0) -> int | None:
         """Tokens of a plain text by the server's own ``/tokenize``; None if it does not tell."""
+        request = {"model": self.model, "prompt": text}
+        answer = await self._ask("POST", "/tokenize", deadline_s, request)
         try:
-            async with asyncio.timeout(deadline_s):
-                answer = await self._client.post(
-                    "/tokenize", json={"model": self.model, "prompt": text}
-                )
-                return int(answer.json()["count"])
-        except (httpx2.HTTPError, TimeoutError, ValueError, KeyError, TypeError):
+            return _count(json.loads(answer)["count"])
+        except MALFORMED:
             return None
 
     async def scrape(self, *, deadline_s: float = 5.0) -> str:
         """The text of ``/metrics``; empty if it cannot be had."""
-        try:
-            async with asyncio.timeout(deadline_s):
-                return (await self._client.get("/metrics")).text
-        except (httpx2.HTTPError, TimeoutError, ValueError):
-            return ""
+        return await self._ask("GET", "/metrics", deadline_s)
 
     # ------------------------------------------------------------------ inner workings
+
+    async def _ask(self, method: str, path: str, deadline_s: float, body: object = None) -> str:
+        """The text of an unrecorded request's answer; empty if it cannot be had."""
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._client.stream(method, path, json=body) as answer,
+            ):
+                data = await _read_bounded(answer) if answer.status_code == 200 else None
+        except (httpx2.HTTPError, TimeoutError):
+            return ""
+        return "" if data is None else data.decode("utf-8", "replace")
 
     def _new_record(self, label: str, path: str, deadline_s: float) -> RequestRecord:
         return RequestRecord(
@@ -165,20 +173,50 @@ class Traffic:
         return record
 
 
-async def _read_whole(answer: httpx2.Response, record: RequestRecord) -> None:
-    body = bytearray()
+class _TooLong(Exception):
+    """The answer is longer than ``MAX_BODY_BYTES``."""
+
+
+async def _parts(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    """The body piece by piece. Raises _TooLong: a server may send without end."""
+    total = 0
     async for part in answer.aiter_bytes():
-        body += part
-        if len(body) > MAX_BODY_BYTES:
-            record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
-            return
+        total += len(part)
+        if total > MAX_BODY_BYTES:
+            raise _TooLong
+        yield part
+
+
+async def _lines(answer: httpx2.Response) -> AsyncIterator[str]:
+    rest = b""
+    async for part in _parts(answer):
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", "replace").rstrip("\r")
+    if rest:
+        yield rest.decode("utf-8", "replace")
+
+
+async def _read_bounded(answer: httpx2.Response) -> bytes | None:
+    """The whole body; None when it is too long."""
+    try:
+        return b"".join([part async for part in _parts(answer)])
+    except _TooLong:
+        return None
+
+
+async def _read_whole(answer: httpx2.Response, record: RequestRecord) -> None:
+    body = await _read_bounded(answer)
+    if body is None:
+        record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
+        return
     text = body.decode("utf-8", "replace")
     if record.status is None or record.status >= 400:
         record.error = text[:ERROR_LIMIT] or f"HTTP {record.status} with an empty body"
     elif record.path == CHAT:
         try:
             read_completion(json.loads(text), record)
-        except (ValueError, KeyError, IndexError, TypeError) as error:
+        except MALFORMED as error:
             record.error = f"not a chat completion ({type(error).__name__}): {text[:200]}"
     else:
         record.text = text[:TEXT_LIMIT]
@@ -187,45 +225,63 @@ async def _read_whole(answer: httpx2.Response, record: RequestRecord) -> None:
 def read_completion(body: Any, record: RequestRecord) -> None:
     """Copy text, finish reason and usage of a chat completion into ``record``."""
     choice = body["choices"][0]
-    record.text = str(choice["message"]["content"] or "")[:TEXT_LIMIT]
-    record.finish_reason = _optional_str(choice.get("finish_reason"))
+    record.text = _text(choice["message"]["content"])[:TEXT_LIMIT]
+    record.finish_reason = _text(choice.get("finish_reason")) or None
     usage = body.get("usage") or {}
-    record.prompt_tokens = usage.get("prompt_tokens")
-    record.completion_tokens = usage.get("completion_tokens")
+    record.prompt_tokens = _count(usage.get("prompt_tokens"))
+    record.completion_tokens = _count(usage.get("completion_tokens"))
 
 
 async def _read_stream(answer: httpx2.Response, record: RequestRecord) -> None:
     """Server-sent events: text pieces, then usage, then ``[DONE]``."""
     text: list[str] = []
     done = False
-    async for line in answer.aiter_lines():
-        if not line.startswith("data:"):
-            continue
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
-            done = True
-            break
-        try:
-            chunk = json.loads(data)
-            if "error" in chunk:
-                record.error = str(chunk["error"])[:ERROR_LIMIT]
+    try:
+        async for line in _lines(answer):
+            if not line.startswith("data:"):
+                continue
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                done = True
                 break
-            for choice in chunk.get("choices", []):
-                piece = choice["delta"].get("content")
-                if piece is not None and record.ttft_s is None and "role" not in choice["delta"]:
-                    record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
-                text.append(piece or "")
-                record.finish_reason = _optional_str(choice.get("finish_reason"))
-            usage = chunk.get("usage") or {}
-            record.prompt_tokens = usage.get("prompt_tokens", record.prompt_tokens)
-            record.completion_tokens = usage.get("completion_tokens", record.completion_tokens)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            record.error = f"a broken stream ({type(error).__name__}): {data[:200]}"
-            break
-    record.text = "".join(text)[:TEXT_LIMIT]
+            try:
+                text.append(_read_chunk(json.loads(data), record))
+            except MALFORMED as error:
+                record.error = f"a broken stream ({type(error).__name__}): {data[:200]}"
+            if record.error:
+                break
+    except _TooLong:
+        record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
+    finally:  # what came before a closed connection or the deadline is evidence as well
+        record.text = "".join(text)[:TEXT_LIMIT]
     if not done and not record.error:
         record.error = "the stream ended without [DONE]"
 
 
-def _optional_str(value: Any) -> str | None:
-    return None if value is None else str(value)
+def _read_chunk(chunk: Any, record: RequestRecord) -> str:
+    """The text of one chunk; its time, finish reason and usage go into ``record``."""
+    if chunk.get("error") is not None:
+        record.error = _text(chunk["error"])[:ERROR_LIMIT] or "an error without a text"
+        return ""
+    pieces = []
+    for choice in chunk.get("choices", []):
+        piece = choice["delta"].get("content")
+        if piece is not None and record.ttft_s is None and "role" not in choice["delta"]:
+            record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
+        pieces.append(_text(piece))
+        record.finish_reason = _text(choice.get("finish_reason")) or None
+    usage = chunk.get("usage") or {}
+    record.prompt_tokens = _count(usage.get("prompt_tokens", record.prompt_tokens))
+    record.completion_tokens = _count(usage.get("completion_tokens", record.completion_tokens))
+    return "".join(pieces)
+
+
+def _text(value: object) -> str:
+    """Text as it can be written to a file again: JSON may carry lone surrogates."""
+    return "" if value is None else str(value).encode("utf-8", "replace").decode()
+
+
+def _count(value: object) -> int | None:
+    """A number of tokens; anything else that a server sends in its place is none."""
+    plausible = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return value if plausible else None  # type: ignore[return-value]
