@@ -79,11 +79,12 @@ class Drive:
         the request still hangs; the runner collects it at the end.
         """
         task = asyncio.ensure_future(request)
+        self.pending.append(task)  # at once: a trigger that is cancelled here leaves no orphan
         done, _ = await asyncio.wait({task}, timeout=self.suspect_s)
-        if done:
-            return task.result()
-        self.pending.append(task)
-        return None
+        if not done:
+            return None
+        self.pending.remove(task)
+        return task.result()
 
     async def metric(self, name: str) -> float | None:
         """Sum of a metric over all label sets, now; None if it cannot be read."""
