@@ -48,7 +48,7 @@ def _guarded(incident: Incident, build: Callable[[Evidence], T], evidence: Evide
 
 def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
     """The quoted lines: the scenario's patterns, and each process's last word."""
-    data = next((d for _, d in reversed(list(evidence.results(LogsData)))), None)
+    data = next((d for _, d in reversed(list(evidence.results(LogsData, partial=True)))), None)
     if data is None:
         return []
     lines: list[LogExcerpt] = []

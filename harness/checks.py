@@ -31,7 +31,7 @@ def unanswered(evidence: Evidence) -> Finding:
         return Finding.unknown("no request was sent in the trigger")
     if not hung:
         count = len(evidence.requests_in("trigger"))
-        return Finding.of(False, f"all {count} requests of the trigger were answered")
+        return Finding.of(False, f"all {count} requests of the trigger ended in time")
     first = hung[0]
     gate = [r.latency_s for r in evidence.requests_in("gate") if r.answered]
     usual = f", against {max(gate):.2f} s at most in the gate" if gate else ""
@@ -54,6 +54,8 @@ def probe_unanswered(evidence: Evidence) -> Finding:
 def endpoints_green(evidence: Evidence) -> Finding:
     """The front says that all is well: every asked endpoint answers 200."""
     for result, data in evidence.results(HttpData, "check"):
+        if not data.answers:
+            return Finding.unknown("no endpoint was asked")
         said = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
         return Finding.of(all(a.status == 200 for a in data.answers), said, *result.raw)
     return Finding.unknown(evidence.why_missing("http", "check"))
@@ -83,13 +85,15 @@ def queue_empty(evidence: Evidence, running: tuple[str, ...], waiting: tuple[str
 
 def no_progress(evidence: Evidence, counters: dict[str, tuple[str, ...]]) -> Finding:
     """Counters of finished work do not move between two readings."""
-    moved, still = [], []
+    moved, still, unread = [], [], []
     for short, names in counters.items():
         values = metric_readings(evidence, names, "check")
-        if len(values) >= 2:
+        if len(values) < 2:
+            unread.append(short)
+        else:
             (still if values[0] == values[-1] else moved).append(f"{short} {_numbers(values)}")
-    if not still and not moved:
-        return Finding.unknown("no counter was read twice")
+    if not moved and (unread or not still):
+        return Finding.unknown(f"not read twice: {', '.join(unread) or 'any counter'}")
     return Finding.of(not moved, "; ".join(moved or still), *_raw(evidence, MetricsData))
 
 
@@ -112,10 +116,12 @@ def core_burns_cpu(evidence: Evidence, role: str) -> Finding:
     baseline = f", idle in the gate {before[-1].user_pct:.0f} %" if before else ""
     use = now[-1]
     text = f"{role} {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core{baseline}"
-    quiet_before = not before or before[-1].user_pct <= IDLE_PCT
-    return Finding.of(
-        use.user_pct >= BUSY_PCT and quiet_before, text, *_raw(evidence, ProcessesData)
-    )
+    raw = _raw(evidence, ProcessesData)
+    if use.user_pct < BUSY_PCT:
+        return Finding.of(False, text, *raw)
+    if not before:
+        return Finding.unknown(f"{text}; what it used in the gate was not measured", *raw)
+    return Finding.of(before[-1].user_pct <= IDLE_PCT, text, *raw)
 
 
 def spins_in_user_space(evidence: Evidence) -> Finding:
@@ -137,15 +143,19 @@ def log_lines(evidence: Evidence, pattern: str) -> list[LogLine]:
 
 
 def log_count(evidence: Evidence, pattern: str) -> int | None:
-    """How many lines match a named pattern; None if no log was read."""
+    """How many lines match a named pattern; None if no log was searched for it."""
     count = None
     for _, data in evidence.results(LogsData):
-        count = data.match_counts.get(pattern, 0)
+        count = data.match_counts.get(pattern, count)
     return count
 
 
 def added_but_unfinished(evidence: Evidence, finished: tuple[str, ...]) -> Finding:
-    """The front logged more requests as added than the engine ever finished."""
+    """The front logged more requests as added than the engine ever finished.
+
+    Whether a request that ended in an error counts as finished differs between releases, so those
+    are held against the finding: they alone do not make it.
+    """
     added = log_count(evidence, "added-request")
     done = metric_readings(evidence, finished, "check")
     if added is None:
@@ -154,7 +164,10 @@ def added_but_unfinished(evidence: Evidence, finished: tuple[str, ...]) -> Findi
         return Finding.unknown(evidence.why_missing("metrics", "check"))
     if added == 0:
         return Finding.unknown('the log has no line "Added request": is it at DEBUG level?')
+    failed = sum(1 for r in evidence.requests if r.status is not None and r.status >= 500)
     text = f'{added} requests logged as "Added request", {done[-1]:g} finished'
+    if done[-1] < added <= done[-1] + failed:
+        return Finding.unknown(f"{text}, {failed} failed: it may be those")
     return Finding.of(added > done[-1], text)
 
 

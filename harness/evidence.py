@@ -103,18 +103,32 @@ class Evidence(Record):
         """Requests whose label is ``label`` or starts with ``label`` and a space."""
         return [r for r in self.requests if r.label == label or r.label.startswith(label + " ")]
 
-    def results(self, data_type: type[P], *phases: Phase) -> Iterator[tuple[AnyProbeResult, P]]:
-        """Usable results of one kind of evidence, oldest first, of the given phases (or all)."""
+    def results(
+        self, data_type: type[P], *phases: Phase, partial: bool = False
+    ) -> Iterator[tuple[AnyProbeResult, P]]:
+        """Usable results of one kind of evidence, oldest first, of the given phases (or all).
+
+        Args:
+            partial: also what a probe had when it failed or ran out of time. Good to show, never
+                to judge: half a log does not tell that a line is absent.
+        """
         for result in self.probes:
-            if isinstance(result.data, data_type) and (not phases or result.phase in phases):
+            if (
+                isinstance(result.data, data_type)
+                and (result.ok or partial)
+                and (not phases or result.phase in phases)
+            ):
                 yield result, result.data
 
     def why_missing(self, probe: str, *phases: Phase) -> str:
         """Why there is no usable result of ``probe``: for a condition that is unknown."""
+        ran = False
         for result in self.probes:
-            if result.probe == probe and (not phases or result.phase in phases) and not result.ok:
-                return f"probe {probe}: {result.status}: {result.reason}"
-        return f"probe {probe} was not run"
+            if result.probe == probe and (not phases or result.phase in phases):
+                if not result.ok:
+                    return f"probe {probe}: {result.status}: {result.reason}"
+                ran = True
+        return f"probe {probe} ran but does not tell" if ran else f"probe {probe} was not run"
 
     def reproducer(self, name: str) -> ReproducerResult | None:
         return next((r for r in self.reproducers if r.name == name), None)

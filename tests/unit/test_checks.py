@@ -1,0 +1,156 @@
+"""The shared checks at their edges; what they mean for verdicts is in test_verdicts_*.py."""
+
+from __future__ import annotations
+
+import pytest
+from made_up import (
+    GHOST,
+    drop,
+    hang_run,
+    http,
+    hung,
+    logs,
+    metrics,
+    out_of_time,
+    probed,
+    processes,
+    request,
+    swap,
+)
+from mmrepro import checks
+from mmrepro.evidence import Evidence
+from mmrepro.probes.data import HttpData, InferenceData, MetricsData, SyscallsData
+from mmrepro.signature import Truth
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+FINISHED = ("vllm:request_success_total",)
+
+
+def test_partial_results_are_shown_but_never_judged() -> None:
+    evidence = hang_run()
+    out_of_time(evidence, "http")
+    assert list(evidence.results(HttpData, "check")) == []
+    ((_, data),) = evidence.results(HttpData, "check", partial=True)
+    assert [a.status for a in data.answers] == [200, 200]
+
+
+def test_why_evidence_is_missing() -> None:
+    evidence = hang_run()
+    assert evidence.why_missing("gpu", "check") == "probe gpu was not run"
+    assert evidence.why_missing("stacks", "check") == "probe stacks ran but does not tell"
+    drop(evidence, "stacks", "ptrace is not permitted")
+    assert "stacks: unavailable: ptrace is not permitted" in evidence.why_missing("stacks")
+
+
+def test_labels_are_matched_by_whole_words() -> None:
+    evidence = Evidence(requests=[request("trigger", f"fill {i}") for i in (1, 10)])
+    assert [r.label for r in evidence.labelled("fill 1")] == ["fill 1"]
+    assert len(evidence.labelled("fill")) == 2
+
+
+def test_unanswered_names_the_request_and_the_usual_latency() -> None:
+    found = checks.unanswered(hang_run())
+    assert found.truth is MET
+    assert found.observed == "fill 11: no answer in 13.0 s, against 0.10 s at most in the gate"
+
+
+def test_a_hang_in_the_gate_is_no_hang_of_the_trigger() -> None:
+    late = hung("gate: image 1")
+    late.phase = "gate"
+    assert checks.unanswered(Evidence(requests=[late])).truth is UNKNOWN
+    answered = request("trigger", "fill 1")
+    assert checks.unanswered(Evidence(requests=[late, answered])).truth is NOT_MET
+
+
+def test_an_error_is_an_answer() -> None:
+    failed = request("trigger", "fill 1", None, error="ConnectError")
+    assert checks.unanswered(Evidence(requests=[failed])).truth is NOT_MET
+
+
+@pytest.mark.parametrize(
+    ("status", "seconds", "truth"), [(None, 13.0, MET), (None, 5.0, NOT_MET), (500, 13.0, NOT_MET)]
+)
+def test_a_new_request(status: int | None, seconds: float, truth: Truth) -> None:
+    data = InferenceData(answered=False, status=status, seconds=seconds, deadline_s=13.0)
+    assert checks.probe_unanswered(Evidence(probes=[probed(data)])).truth is truth
+
+
+def test_no_endpoint_is_not_a_green_one() -> None:
+    nothing = HttpData(base_url="", answers=[])
+    assert checks.endpoints_green(Evidence(probes=[probed(nothing)])).truth is UNKNOWN
+
+
+def test_endpoints_before_the_check_do_not_count() -> None:
+    assert (
+        checks.endpoints_green(Evidence(probes=[probed(http(200, 200), "gate")])).truth is UNKNOWN
+    )
+
+
+def test_metrics_are_read_under_the_first_name_that_is_known() -> None:
+    evidence = Evidence(probes=[probed(metrics(finished=3)), probed(metrics(finished=4))])
+    assert checks.metric_readings(evidence, ("new_name", *FINISHED), "check") == [3, 4]
+    assert checks.metric_readings(evidence, ("unknown",), "check") == []
+
+
+def test_a_metric_is_summed_over_engines() -> None:
+    one = metrics(finished=3)
+    two = MetricsData(url="", samples=one.samples * 2)
+    assert two.total(FINISHED[0]) == 6
+
+
+def test_no_counter_is_no_standstill() -> None:
+    assert checks.no_progress(hang_run(), {}).truth is UNKNOWN
+    assert checks.no_progress(hang_run(), {"finished": ("other_name",)}).truth is UNKNOWN
+
+
+def test_failed_requests_alone_are_not_unfinished_ones() -> None:
+    evidence = hang_run()
+    assert checks.added_but_unfinished(evidence, FINISHED).truth is MET
+    swap(evidence, logs(GHOST, added=17))
+    found = checks.added_but_unfinished(evidence, FINISHED)
+    assert found.truth is UNKNOWN
+    assert "it may be those" in found.observed
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "truth"),
+    [
+        (0.0, 97.0, MET),
+        (checks.IDLE_PCT, checks.BUSY_PCT, MET),
+        (0.0, checks.BUSY_PCT - 1, NOT_MET),
+        (checks.IDLE_PCT + 1, 97.0, NOT_MET),
+        (None, 97.0, UNKNOWN),
+        (None, 5.0, NOT_MET),
+        (0.0, None, UNKNOWN),
+    ],
+)
+def test_a_core_that_burns_was_idle_before(
+    before: float | None, now: float | None, truth: Truth
+) -> None:
+    evidence = Evidence()
+    if before is not None:
+        evidence.probes.append(probed(processes(before), "gate"))
+    if now is not None:
+        evidence.probes.append(probed(processes(now)))
+    assert checks.core_burns_cpu(evidence, "EngineCore").truth is truth
+
+
+@pytest.mark.parametrize("verdict", ["busy-in-kernel", "blocked", "working"])
+def test_other_uses_of_a_core_are_no_spin(verdict: str) -> None:
+    evidence = hang_run()
+    for _, data in evidence.results(SyscallsData, "check"):
+        data.verdict = verdict  # type: ignore[assignment]
+    assert checks.spins_in_user_space(evidence).truth is NOT_MET
+
+
+def test_a_pattern_that_was_not_searched_has_no_count() -> None:
+    evidence = hang_run()
+    assert checks.log_count(evidence, "cached-item-assertion") == 1
+    assert checks.log_count(evidence, "cache-drift") == 0
+    assert checks.log_count(evidence, "not searched") is None
+    assert checks.log_count(Evidence(), "cached-item-assertion") is None
+
+
+@pytest.mark.parametrize(("code", "truth"), [(None, MET), (0, NOT_MET), (-9, NOT_MET)])
+def test_the_engine_lives(code: int | None, truth: Truth) -> None:
+    assert checks.engine_alive(Evidence(engine_exit=code)).truth is truth
