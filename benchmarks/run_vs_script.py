@@ -1,0 +1,86 @@
+"""The whole main job against a plain shell script that does the same by hand.
+
+Usage:  python benchmarks/run_vs_script.py [--rounds 3] [--release 0.23.0]
+
+Both use the same cached environment and the same tiny model, in turn, in one process. Printed:
+seconds of each, and the ratio round by round (the target is at most 0.75).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from mmrepro.environments import cache_root, ensure, vllm_spec
+from mmrepro.models import TinyQwen2VL
+from mmrepro.pictures import noise
+from mmrepro.probes._pyspy import find_py_spy
+from mmrepro.supervise import free_port
+
+SCRIPT = Path(__file__).with_name("ghost_key_plain.sh")
+
+
+def write_bodies(folder: Path) -> None:
+    """The scenario's requests, in order, as files for curl."""
+    size = TinyQwen2VL().image_size()
+    requests = [("gate-1", 11, "hi"), ("gate-1b", 11, "hi"), ("gate-2", 12, "hi")]
+    requests += [("X-long", 777, "a " * 949), ("X-short", 777, "hi")]
+    requests += [(f"fill-{i}", 1000 + i, "hi") for i in range(1, 31)]
+    for number, (name, seed, text) in enumerate(requests):
+        image = {"type": "image_url", "image_url": {"url": noise(name, seed, size).data_url}}
+        body = {
+            "model": "tiny",
+            "max_tokens": 4,
+            "messages": [{"role": "user", "content": [image, {"type": "text", "text": text}]}],
+        }
+        (folder / f"{number:02d}-{name}.json").write_text(json.dumps(body))
+
+
+def timed(command: list[str]) -> float:
+    began = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.monotonic() - began
+    print(f"  {seconds:6.1f} s  exit {done.returncode}  {Path(command[0]).name}", flush=True)
+    if "--verbose" in sys.argv or done.returncode not in (0,):
+        print(done.stdout[-1500:], done.stderr[-500:])
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--release", default="0.23.0")
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    environment = ensure(vllm_spec(options.release, "cpu"), progress=print)
+    model = TinyQwen2VL().write(cache_root() / "models")
+    ratios, ours, theirs = [], [], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "bodies").mkdir()
+        write_bodies(folder / "bodies")
+        for number in range(1, options.rounds + 1):
+            print(f"round {number}")
+            script = [
+                "sh", str(SCRIPT), str(environment.python), str(find_py_spy()), str(model),
+                str(free_port()), str(folder / "bodies"), str(folder / f"log-{number}"),
+            ]  # fmt: skip
+            theirs.append(timed(script))
+            out = str(folder / f"incident-{number}")
+            command = [sys.executable, "-m", "mmrepro", "run", "ghost-key-eviction"]
+            ours.append(timed([*command, "--release", options.release, "--out", out]))
+            ratios.append(ours[-1] / theirs[-1])
+    print(f"plain script   median {statistics.median(theirs):6.1f} s")
+    print(f"mmrepro run    median {statistics.median(ours):6.1f} s")
+    said = ", ".join(f"{r:.2f}" for r in ratios)
+    print(f"ratio          median {statistics.median(ratios):6.2f}   rounds: {said}")
+
+
+if __name__ == "__main__":
+    main()
