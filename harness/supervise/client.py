@@ -39,6 +39,7 @@ class EngineProcess:
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         self._report: StopReport | None = None
         self._exit_code: int | None = None
+        self._gone = False
         self.engine_pid = 0
         self.log = Path(order.log)
         threading.Thread(target=self._read, name="supervisor", daemon=True).start()
@@ -73,12 +74,18 @@ class EngineProcess:
         self._wait_for("detached", START_TIMEOUT_S)
 
     def stop(self, grace_s: float | None = None) -> StopReport:
-        """End the engine and all that it left; safe to call twice."""
+        """End the engine and all that it left; safe to call twice.
+
+        Args:
+            grace_s: seconds between SIGTERM and SIGKILL; those of the start by default.
+        """
+        self._drain()  # it may have ended by itself, and said how
         if self._report is None:
-            self._write(b"stop\n")
-            timeout = (grace_s or self._order.grace_s) + STOP_MARGIN_S
-            message = self._wait_for("stopped", timeout)
-            self._report = StopReport(**message["report"]) if message else self._end_by_force()
+            grace_s = self._order.grace_s if grace_s is None else grace_s
+            self._write(f"stop {grace_s}\n".encode())
+            self._wait_for("stopped", grace_s + STOP_MARGIN_S)
+        if self._report is None:
+            self._report = self._end_by_force()
         return self._report
 
     def _end_by_force(self) -> StopReport:
@@ -115,6 +122,10 @@ class EngineProcess:
             self.engine_pid = int(message["pid"])
         elif message["event"] == "exited":
             self._exit_code = int(message["code"])
+        elif message["event"] == "stopped":
+            self._report = StopReport(**message["report"])
+        elif message["event"] == "gone":
+            self._gone = True
 
     def _drain(self) -> None:
         while True:
@@ -125,7 +136,7 @@ class EngineProcess:
 
     def _wait_for(self, event: str, timeout_s: float) -> dict[str, Any] | None:
         deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
+        while not self._gone and (left := deadline - time.monotonic()) > 0:
             try:
                 message = self._events.get(timeout=left)
             except queue.Empty:

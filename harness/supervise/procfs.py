@@ -87,3 +87,16 @@ def shared_memory(pid: int) -> set[str]:
     except OSError:
         pass  # gone, or another user's
     return entries
+
+
+def shm_names() -> set[str]:
+    """Names directly below /dev/shm."""
+    try:
+        return set(os.listdir(SHM))  # noqa: PTH208
+    except OSError:
+        return set()
+
+
+def shm_name(entry: str) -> str:
+    """The name directly below /dev/shm that the full path ``entry`` belongs to."""
+    return entry.removeprefix(SHM).split("/")[0]

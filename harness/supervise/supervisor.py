@@ -41,8 +41,10 @@ ORPHANED_GRACE_S = 2.0
 
 
 class Supervisor:
-    def __init__(self, order: LaunchOrder) -> None:
+    def __init__(self, order: LaunchOrder, shm_before: set[str], guard_pipe: int) -> None:
         self.order = order
+        self.shm_before = shm_before
+        self.guard_pipe = guard_pipe
         self.seen: dict[int, int] = {}
         self.shm: set[str] = set()
         self.detached = False
@@ -99,6 +101,8 @@ class Supervisor:
             self.say({"event": "detached"})
         elif b"stop" in data:
             self.stop_asked = True
+            with contextlib.suppress(ValueError, IndexError):  # "stop SECONDS" sets the grace
+                self.grace_s = float(data.split(b"stop", 1)[1].split()[0])
         elif not data:
             self.stop_asked = True
             self.grace_s = min(self.grace_s, ORPHANED_GRACE_S)
@@ -123,7 +127,19 @@ class Supervisor:
         self.seen.pop(GUARDIAN, None)
         for pid, start in self.seen.items():
             if procfs.alive(pid, start):
-                self.shm |= procfs.shared_memory(pid)
+                self._note_shm(pid)
+
+    def _note_shm(self, pid: int) -> None:
+        """Remember shared memory that the run made; what was there before belongs to others.
+
+        The guardian is told as well: when it must act, the processes that mapped it are gone.
+        """
+        mapped = procfs.shared_memory(pid) - self.shm
+        new = {entry for entry in mapped if procfs.shm_name(entry) not in self.shm_before}
+        self.shm |= new
+        with contextlib.suppress(OSError):
+            for entry in new:
+                os.write(self.guard_pipe, entry.encode() + b"\n")
 
     # -------------------------------------------------------------- end
 
@@ -150,7 +166,7 @@ class Supervisor:
         while (left := self.running()) and time.monotonic() < deadline:
             for pid in left:
                 forced.setdefault(pid, procfs.command(pid))
-                self.shm |= procfs.shared_memory(pid)
+                self._note_shm(pid)
             for pid in left:
                 _signal(pid, signal.SIGKILL)
             time.sleep(0.02)
@@ -186,29 +202,32 @@ def _die_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def guard(order: LaunchOrder) -> int:
-    """Fork a guardian that outlives a SIGKILL of the supervisor; returns its pid.
+def guard(order: LaunchOrder, shm_before: set[str]) -> tuple[int, int]:
+    """Fork a guardian that outlives a SIGKILL of the supervisor.
 
-    The guardian finds the run's processes by their marker alone: the tree is gone by then.
+    It finds the run's processes by their marker alone: the tree is gone by then. Returns its pid
+    and a pipe to it, which takes names of shared memory, one a line.
     """
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid:
         os.close(ours)
-        return pid  # `theirs` stays open until this process ends, however it ends
+        return pid, theirs  # the pipe stays open until this process ends, however it ends
     os.close(theirs)
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for stream in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-    while os.read(ours, 1):
-        pass
-    shm: set[str] = set()
+    told = b""
+    while data := os.read(ours, 65536):
+        told += data
+    shm = set(told.decode("utf-8", "replace").splitlines())
     deadline = time.monotonic() + KILL_TIMEOUT_S
     while (left := procfs.marked(order.marker)) and time.monotonic() < deadline:
         for pid in left:
-            shm |= procfs.shared_memory(pid)
+            mapped = procfs.shared_memory(pid)
+            shm |= {entry for entry in mapped if procfs.shm_name(entry) not in shm_before}
         for pid in left:
             _signal(pid, signal.SIGKILL)
         time.sleep(0.02)
@@ -233,8 +252,9 @@ def _first_line() -> str:
 def main() -> None:
     global GUARDIAN
     order = LaunchOrder.from_line(_first_line())
-    GUARDIAN = guard(order)
-    supervisor = Supervisor(order)
+    shm_before = procfs.shm_names()
+    GUARDIAN, guard_pipe = guard(order, shm_before)
+    supervisor = Supervisor(order, shm_before, guard_pipe)
     try:
         supervisor.run()
     except Exception as error:
