@@ -23,12 +23,13 @@ def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None
             return None
         text = path.read_text(encoding="utf-8", errors="replace")
         node = _find(ast.parse(text), ref.qualname.split("."))
-    except (OSError, SyntaxError, ValueError):
-        return None
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # the parser's own limits end in the last two
     if node is None or node.end_lineno is None:
         return None
     first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-    numbered = list(enumerate(text.splitlines()[first - 1 : node.end_lineno], first))
+    # As the parser counts: splitlines() would also split at form feeds and other separators.
+    numbered = list(enumerate(text.split("\n")[first - 1 : node.end_lineno], first))
     marked = [n for n, line in numbered if any(h in line for h in ref.highlight)]
     if len(numbered) > MAX_LINES:
         start = max(0, (marked[0] if marked else first) - first - MAX_LINES // 2)
