@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import shutil
 import tempfile
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 
 from mmrepro.errors import NoSpace, UnwritableOutput
@@ -27,18 +29,20 @@ def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
     """
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}")
-    folder = out if out is not None else _unused(Path(DEFAULT_ROOT) / name)
-    if (folder / INCIDENT_FILE).exists():
-        raise UnwritableOutput(
-            f"{folder} already holds an incident.", hint="choose another --out, or remove it"
-        )
+    folder = out if out is not None else Path(DEFAULT_ROOT) / name
     try:
+        if out is None:
+            folder = _unused(folder)
+        if (folder / INCIDENT_FILE).exists():
+            raise UnwritableOutput(
+                f"{folder} already holds an incident.", hint="choose another --out, or remove it"
+            )
         (folder / EVIDENCE_DIR).mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-test-"):
             pass
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _full(folder) from error
         why = os.strerror(error.errno or 0)
         raise UnwritableOutput(
@@ -75,7 +79,7 @@ def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path
     Raises:
         NoSpace: there is no room there either.
     """
-    text = redactor.redact_model(incident).model_dump_json(indent=1) + "\n"
+    text = _json(redactor.redact_model(incident)) + "\n"
     try:
         _replace(folder / INCIDENT_FILE, text)
         return folder
@@ -91,11 +95,28 @@ def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path
         return refuge
 
 
+def _json(incident: Incident) -> str:
+    try:
+        return incident.model_dump_json(indent=1)
+    except ValueError:  # a lone surrogate, from a folder's name or another process: no file has it
+        clean = _encodable(incident.model_dump())
+        return Incident.model_validate(clean).model_dump_json(indent=1)
+
+
+def _encodable(value: object) -> object:
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return [_encodable(item) for item in value] if isinstance(value, list) else value
+
+
 def _replace(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise

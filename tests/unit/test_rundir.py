@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mmrepro import rundir
+from mmrepro.errors import ExitCode, NoSpace, UnwritableOutput
+from mmrepro.incident import Incident
+from mmrepro.redact import Redactor
+from mmrepro.rundir import make_run_dir, write_incident
+from simple_incident import incident
+
+ROOT = os.geteuid() == 0
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Refuges of incidents go here."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    return folder
+
+
+def test_the_folder_and_its_evidence(tmp_path: Path) -> None:
+    folder = make_run_dir(tmp_path / "a" / "b", "ghost", "0.23.0")
+    assert folder == (tmp_path / "a" / "b").resolve()
+    assert [p.name for p in folder.iterdir()] == ["evidence"]
+
+
+def test_the_default_is_below_incidents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, two = (make_run_dir(None, "ghost", "0.23.0/../x") for _ in range(2))
+    assert one.parent == two.parent == tmp_path / "incidents"
+    assert one != two
+    assert one.name.startswith("ghost-0.23.0-..-x-")
+
+
+def test_an_existing_incident_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "incident.json").write_text("{}")
+    with pytest.raises(UnwritableOutput, match="already holds an incident"):
+        make_run_dir(tmp_path, "ghost", "0.23.0")
+    assert (tmp_path / "incident.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("below", [".", "sub", "evidence/deeper"])
+def test_a_file_in_the_way(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnwritableOutput, match="cannot be written"):
+        make_run_dir(tmp_path / "file" / below, "ghost", "0.23.0")
+
+
+def test_a_name_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(UnwritableOutput, match="File name too long"):
+        make_run_dir(tmp_path / ("x" * 300), "ghost", "0.23.0")
+
+
+AS_NOBODY = """
+import os, sys
+from pathlib import Path
+from mmrepro.errors import UnwritableOutput
+from mmrepro.rundir import make_run_dir
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setresgid(65534, 65534, 65534)
+    os.setresuid(65534, 65534, 65534)
+for folder in sys.argv[1:]:
+    try:
+        make_run_dir(Path(folder), "ghost", "0.23.0")
+        print("written")
+    except UnwritableOutput as error:
+        print(int(error.exit_code), error.message)
+"""
+
+
+def test_folders_that_one_may_not_write(tmp_path: Path) -> None:
+    closed, readable = tmp_path / "closed", tmp_path / "readable"
+    closed.mkdir(mode=0o700 if ROOT else 0)
+    readable.mkdir(mode=0o555)
+    for parent in (tmp_path, *tmp_path.parents):  # pytest's own folders are private to us
+        if ROOT and parent.stat().st_mode & 0o7077 == 0:
+            parent.chmod(0o711)
+    said = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(closed / "run"), str(closed), str(readable / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not ROOT:
+        closed.chmod(0o700)
+    assert said.stderr == ""
+    lines = said.stdout.splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        assert line.startswith(f"{int(ExitCode.USAGE)} The output folder ")
+        assert line.endswith("cannot be written: Permission denied.")
+
+
+def test_a_disk_with_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5 << 20))
+    with pytest.raises(NoSpace, match="5 MiB are free, 100 MiB are needed"):
+        make_run_dir(tmp_path / "run", "ghost", "0.23.0")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_folder_that_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "mkdir", full)
+    with pytest.raises(NoSpace, match="is full"):
+        make_run_dir(tmp_path / "run", "ghost", "0.23.0")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    if not ROOT:
+        pytest.skip("only root may mount a file system")
+    mount, umount = shutil.which("mount"), shutil.which("umount")
+    if not mount or not umount:
+        pytest.skip("no mount program here")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {done.stderr.decode().strip()}")
+    yield folder
+    subprocess.run([umount, str(folder)], check=True)
+
+
+def test_a_full_disk_is_told_before_the_run(small_disk: Path) -> None:
+    with pytest.raises(NoSpace, match="is full") as told:
+        make_run_dir(small_disk / "run", "ghost", "0.23.0")
+    assert told.value.exit_code is ExitCode.INFRASTRUCTURE
+    assert "prune" in told.value.hint
+
+
+def test_an_incident_that_finds_no_room_is_kept_elsewhere(
+    small_disk: Path, temporary: Path
+) -> None:
+    (small_disk / "filler").write_bytes(b"x" * 60_000)
+    large = incident(failure="x" * 100_000)
+    folder = write_incident(large, small_disk, Redactor())
+    assert folder.parent == temporary
+    assert Incident.model_validate_json((folder / "incident.json").read_text()).id == large.id
+    assert [p.name for p in small_disk.iterdir()] == ["filler"]
+
+
+def test_what_was_written_before_survives_a_full_disk(small_disk: Path) -> None:
+    assert write_incident(incident(), small_disk, Redactor()) == small_disk
+    before = (small_disk / "incident.json").read_bytes()
+    write_incident(incident(failure="x" * 100_000), small_disk, Redactor())
+    assert (small_disk / "incident.json").read_bytes() == before
+
+
+def no_write(*_: object, **__: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_no_room_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "write_text", no_write)
+    with pytest.raises(NoSpace, match="No space left on device"):
+        write_incident(incident(), tmp_path, Redactor())
+
+
+def test_a_write_that_fails_halfway_leaves_the_old_one_whole(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_incident(incident(), tmp_path, Redactor())
+    write_text = Path.write_text
+
+    def halfway(path: Path, text: str, *rest: object, **named: object) -> int:
+        if path.parent == tmp_path:
+            write_text(path, text[: len(text) // 2])
+            no_write()
+        return write_text(path, text, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "write_text", halfway)
+    folder = write_incident(incident(failure="later"), tmp_path, Redactor())
+    assert json.loads((tmp_path / "incident.json").read_text())["failure"] == ""
+    assert json.loads((folder / "incident.json").read_text())["failure"] == "later"
+    assert not list(tmp_path.glob(".incident*"))
+
+
+def test_the_file_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    replace = Path.replace
+
+    def watched(path: Path, target: Path) -> Path:
+        json.loads(path.read_text())  # whole before it gets the name
+        seen.append(path.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    write_incident(incident(), tmp_path, Redactor())
+    assert seen == [".incident.json.tmp"]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udcffb", "\0", "\u2028"])
+def test_hostile_text_can_be_written_and_read_back(tmp_path: Path, text: str) -> None:
+    write_incident(incident(failure=text), tmp_path, Redactor())
+    assert Incident.model_validate_json((tmp_path / "incident.json").read_bytes())
+
+
+def test_the_needed_room_is_what_the_message_says() -> None:
+    assert rundir.NEEDED_BYTES == 100 << 20
