@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import sys
 import traceback
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from mmrepro.errors import BrokenScenario, UnknownScenario
 from mmrepro.scenario import Scenario
+from packaging.specifiers import SpecifierSet
 
 GROUP = "mmrepro.scenarios"
 
@@ -49,14 +51,16 @@ def _from_file(path: Path) -> Scenario:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # a dataclass looks its module up there
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
+        broken = error.filename or path  # it may be a module that the file imports
         raise BrokenScenario(
-            f"{path} line {error.lineno} is not valid Python: {error.msg}.",
-            hint=f"python -m py_compile {path}",
+            f"{broken} line {error.lineno} is not valid Python: {error.msg}.",
+            hint=f"python -m py_compile {broken}",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script's sys.exit() would end mmrepro unsaid
         line = traceback.extract_tb(error.__traceback__)[-1]
         raise BrokenScenario(
             f"{path} cannot be loaded: {type(error).__name__}: {error} "
@@ -74,4 +78,9 @@ def _checked(candidate: object, where: str) -> Scenario:
     for attribute in ("name", "title", "summary", "explanation", "default_release", "affected"):
         if not hasattr(candidate, attribute):
             raise BrokenScenario(f"The scenario in {where} lacks the attribute {attribute!r}.")
+    if not isinstance(candidate.affected, SpecifierSet):  # else it fails only after the run
+        raise BrokenScenario(
+            f"The attribute 'affected' of the scenario in {where} is no SpecifierSet.",
+            hint='affected = SpecifierSet(">=0.12.0,<0.24.0")',
+        )
     return candidate

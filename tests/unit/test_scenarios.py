@@ -1,0 +1,251 @@
+"""Every registered scenario is consistent, and broken ones are refused in one sentence."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from made_up import desync_run, hang_run, healthy_run, run_facts
+from mmrepro.engines import ENGINES
+from mmrepro.errors import BrokenScenario, UnknownScenario, UsageError
+from mmrepro.evidence import Evidence
+from mmrepro.incident import ClaimStatus
+from mmrepro.registry import load_scenario, scenario_names
+from mmrepro.scenario import Mitigation, Scenario, reproducer_path, unmet
+from mmrepro.signature import Finding, Outcome, Truth
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+NONE: frozenset[str] = frozenset()
+
+
+def test_the_built_in_scenarios_are_registered() -> None:
+    assert {"ghost-key-eviction", "mm-cache-desync"} <= set(scenario_names())
+
+
+@pytest.fixture(params=scenario_names())
+def scenario(request: pytest.FixtureRequest) -> Scenario:
+    return load_scenario(request.param)
+
+
+def test_it_says_what_it_is(scenario: Scenario) -> None:
+    assert scenario.name in scenario_names()
+    assert scenario.engine in ENGINES
+    assert all([scenario.title, scenario.summary, scenario.explanation])
+    assert len(scenario.title) <= 90
+    assert scenario.references
+    assert all(r.url.startswith("https://") for r in scenario.references)
+
+
+def test_its_default_release_is_affected(scenario: Scenario) -> None:
+    assert scenario.affected.contains(Version(scenario.default_release))
+    outcome, why = scenario.expected(scenario.default_release, NONE)
+    assert outcome is Outcome.REPRODUCED
+    assert scenario.default_release in why
+
+
+def test_its_mitigations_can_be_applied(scenario: Scenario) -> None:
+    names = [m.name for m in scenario.mitigations]
+    assert len(names) == len(set(names))
+    for mitigation in scenario.mitigations:
+        assert scenario.mitigation(mitigation.name) is mitigation
+        assert mitigation.description
+        assert mitigation.server_args or mitigation.patch or mitigation.release
+        if mitigation.patch:
+            folder = reproducer_path("standins") / mitigation.patch
+            assert (folder / "sitecustomize.py").is_file()
+            assert mitigation.stand_in is not None, "what it replaces must be in the report"
+        if mitigation.release:
+            outcome, _ = scenario.expected(mitigation.release, frozenset({mitigation.name}))
+            assert outcome is Outcome.NOT_REPRODUCED
+    for name in names:
+        if not scenario.mitigation(name).release:
+            outcome, why = scenario.expected(scenario.default_release, frozenset({name}))
+            assert outcome is Outcome.NOT_REPRODUCED
+            assert name in why
+
+
+def test_an_unknown_mitigation_is_told_with_what_there_is(scenario: Scenario) -> None:
+    with pytest.raises(UsageError, match=scenario.mitigations[0].name):
+        scenario.mitigation("prayer")
+
+
+def test_its_reproducers_are_there(scenario: Scenario) -> None:
+    for name in scenario.reproducers:
+        assert reproducer_path(name).is_file()
+
+
+def test_its_signature_is_whole(scenario: Scenario) -> None:
+    conditions = scenario.conditions(run_facts(scenario))
+    ids = [c.id for c in conditions]
+    assert len(ids) == len(set(ids))
+    assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in ids)
+    assert all(c.statement for c in conditions)
+    assert {c.part for c in conditions if c.required} == {"symptom", "cause"}
+
+
+def test_its_log_patterns_compile_and_the_quoted_ones_exist(scenario: Scenario) -> None:
+    patterns = {**ENGINES[scenario.engine].log_patterns, **scenario.log_patterns}
+    for pattern in patterns.values():
+        re.compile(pattern)
+    assert set(scenario.key_log_patterns) <= set(patterns)
+
+
+def test_its_sources_mark_something(scenario: Scenario) -> None:
+    assert all(ref.qualname and ref.note and ref.highlight for ref in scenario.sources)
+
+
+RUNS = {"nothing": Evidence, "hang": hang_run, "healthy": healthy_run, "desync": desync_run}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("release", ["0.13.0", "0.23.0", "0.24.0", "0.32.0"])
+def test_its_tables_can_be_made_of_any_run(scenario: Scenario, run: str, release: str) -> None:
+    evidence = RUNS[run]()
+    facts = run_facts(scenario, release)
+    claims = scenario.claims(evidence, facts)
+    assert len({c.id for c in claims}) == len(claims)
+    if run == "nothing":
+        assert {c.status for c in claims} == {ClaimStatus.NOT_TESTED}
+    rows = scenario.symptom_rows(evidence)
+    assert len({r.check for r in rows}) == len(rows)
+    if run == "nothing":
+        assert {r.abnormal for r in rows if r.check != "process alive"} == {None}
+    stack = scenario.key_stack(evidence)
+    assert (stack is not None) == (run == "hang" and scenario.name == "ghost-key-eviction")
+
+
+def test_the_key_stack_is_one_with_the_ghost() -> None:
+    stack = load_scenario("ghost-key-eviction").key_stack(hang_run())
+    assert stack is not None
+    assert stack.frames[0].function == "LRUCache.popitem"
+    assert "lru_key" in stack.frames[0].locals
+    assert (stack.seen, stack.samples, stack.owns_gil) == (5, 5, True)
+
+
+def test_what_the_hang_claims_of_its_fix() -> None:
+    """0.24.0 fixes the hang and not the desynchronisation; an older release tells nothing."""
+    scenario = load_scenario("ghost-key-eviction")
+
+    def status(evidence: Evidence, release: str) -> tuple[ClaimStatus, ClaimStatus]:
+        claims = {c.id: c.status for c in scenario.claims(evidence, run_facts(scenario, release))}
+        return claims["fixed-hang"], claims["fixed-desync"]
+
+    assert status(healthy_run(), "0.24.0") == (ClaimStatus.CONFIRMED, ClaimStatus.REFUTED)
+    assert status(hang_run(), "0.24.0")[0] is ClaimStatus.REFUTED
+    assert status(hang_run(), "0.23.0") == (ClaimStatus.NOT_TESTED,) * 2
+
+
+# ---------------------------------------------------------------- expectations
+
+
+def made(**attributes: object) -> Scenario:
+    base = load_scenario("mm-cache-desync")
+    plain = {"expected": Scenario.expected, "affected": SpecifierSet(">=1,<2")}
+    return type("Made", (type(base),), plain | attributes)()  # type: ignore[no-any-return]
+
+
+def test_the_expectation_follows_the_range_the_mitigation_and_where_it_works() -> None:
+    helps = Mitigation("helps", "", ("--x",), effective_on=SpecifierSet(">=1.5"))
+    upgrade = Mitigation("release", "", release="2.0")
+    scenario = made(mitigations=(helps, upgrade))
+    assert scenario.expected("0.9", NONE)[0] is Outcome.NOT_REPRODUCED
+    assert scenario.expected("1.0", NONE)[0] is Outcome.REPRODUCED
+    assert scenario.expected("1.4", frozenset({"helps"}))[0] is Outcome.REPRODUCED
+    assert scenario.expected("1.5", frozenset({"helps"}))[0] is Outcome.NOT_REPRODUCED
+    assert scenario.expected("1.6rc1", frozenset({"helps"}))[0] is Outcome.NOT_REPRODUCED
+    # The release that was really run decides, not the name of the mitigation.
+    assert scenario.expected("1.4", frozenset({"release"}))[0] is Outcome.REPRODUCED
+    assert scenario.expected("2.0", frozenset({"release"}))[0] is Outcome.NOT_REPRODUCED
+
+
+def test_unmet_is_a_sequential_and() -> None:
+    met, not_met, unknown = (Finding(t, t.value) for t in Truth)
+    assert unmet(met, not_met, unknown) is not_met
+    assert unmet(met, unknown, not_met) is unknown
+    assert unmet(met, met) is met
+
+
+# ---------------------------------------------------------------- loading by path
+
+GOOD = """
+    from __future__ import annotations
+    from dataclasses import dataclass
+    from packaging.specifiers import SpecifierSet
+    from mmrepro.scenarios.mm_cache_desync import MmCacheDesync
+
+    @dataclass
+    class Plan:  # looks its own module up
+        steps: list[str]
+
+    class Mine(MmCacheDesync):
+        name = "mine"
+
+    SCENARIO = Mine()
+"""
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "my scenario.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def test_a_file_by_path(tmp_path: Path) -> None:
+    assert load_scenario(written(tmp_path, GOOD)).name == "mine"
+
+
+BROKEN = {
+    "syntax": ("x = 1\ndef f(:\n", "line 2 is not valid Python"),
+    "indentation": ("def f():\nx = 1\n", "line 2 is not valid Python"),
+    "nul byte": ("x = '\0'\n", "is not valid Python|cannot be loaded"),
+    "import": ("import no_such_module\n", "No module named 'no_such_module'.*line 1"),
+    "raises": ("x = 1\n1 / 0\n", "ZeroDivisionError: division by zero .*line 2"),
+    "exits": ("import sys\nsys.exit(0)\n", "SystemExit"),
+    "empty": ("", "binds no scenario to the name SCENARIO"),
+    "a class": (GOOD + "\n    SCENARIO = Mine\n", "binds no scenario"),
+    "abstract": (
+        "from mmrepro.scenario import Scenario\nclass S(Scenario): pass\nSCENARIO = S()\n",
+        "abstract",
+    ),
+    "range as text": (GOOD + "\n    Mine.affected = '<2'\n", "'affected'.*no SpecifierSet"),
+    "no title": (
+        GOOD.replace("(MmCacheDesync)", "(Scenario)")
+        .replace(
+            "import MmCacheDesync",
+            "import MmCacheDesync as M\n    from mmrepro.scenario import Scenario",
+        )
+        .replace(
+            'name = "mine"', "name = 'mine'; gate = trigger = conditions = healthy_after = None"
+        ),
+        "lacks the attribute 'title'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_broken_file(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(BrokenScenario, match=says) as told:
+        load_scenario(written(tmp_path, text))
+    assert "\n" not in told.value.message
+    assert "my scenario.py" in told.value.message
+
+
+def test_a_syntax_error_in_what_it_imports_names_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "its_helper.py").write_text("def f(:\n")
+    with pytest.raises(BrokenScenario, match=r"its_helper\.py line 1"):
+        load_scenario(written(tmp_path, "import its_helper\n"))
+
+
+def test_names_that_are_not_known(tmp_path: Path) -> None:
+    with pytest.raises(UnknownScenario, match="Did you mean ghost-key-eviction"):
+        load_scenario("ghost-key-evicton")
+    with pytest.raises(UnknownScenario, match=r"There is no scenario 'zzz'\.$"):
+        load_scenario("zzz")
+    with pytest.raises(UnknownScenario, match="There is no scenario file"):
+        load_scenario(str(tmp_path / "none.py"))
