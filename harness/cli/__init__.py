@@ -21,7 +21,7 @@ def main() -> None:
         sys.stderr.write("Interrupted.\n")
         sys.exit(ExitCode.INTERRUPTED)
     except MmreproError as error:
-        report(error)
+        _tell(error)
         sys.exit(error.exit_code)
     except BrokenPipeError:
         sys.exit(ExitCode.AS_EXPECTED)
@@ -53,7 +53,7 @@ def _foreign(error: Exception) -> int:
     return ExitCode.INFRASTRUCTURE
 
 
-def report(error: MmreproError) -> None:
+def _tell(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on stderr."""
     from mmrepro.sanitize import one_line
 
