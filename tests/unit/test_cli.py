@@ -1,0 +1,256 @@
+"""The command line as users meet it: no engine, no network.
+
+One use of each kind is a process of its own; the others call ``main`` here, which is ten times
+as fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+from made_up import desync_run, hang_run, healthy_run, judge
+from mmrepro import cli
+from mmrepro.errors import ExitCode
+from mmrepro.incident import Incident
+from mmrepro.registry import load_scenario
+from mmrepro.signature import Verdict
+from simple_incident import incident
+
+SCENARIOS = ("ghost-key-eviction", "mm-cache-desync")
+
+
+def mmrepro(*argv: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "mmrepro", *map(str, argv)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        timeout=60,
+        env={**os.environ, "UV_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "200"},
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "bug of mmrepro" not in done.stderr
+    return done
+
+
+Said = subprocess.CompletedProcess[str]
+Here = Callable[..., Said]
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Here]:
+    """``mmrepro …`` in this process, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"UV_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "200"}.items():
+        monkeypatch.setenv(name, text)
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)}
+
+    def run(*argv: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["mmrepro", *map(str, argv)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return Said(sys.argv, int(ended.value.code or 0), said.out, said.err)
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def refused(*argv: object, cwd: Path | None = None) -> str:
+    """What a wrong use is told: exit status 2, on stderr alone."""
+    done = mmrepro(*argv, cwd=cwd)
+    assert done.returncode == ExitCode.USAGE, done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_an_unknown_scenario(tmp_path: Path) -> None:
+    said = refused("run", "ghost-key-evicton", cwd=tmp_path)
+    assert said == (
+        "There is no scenario 'ghost-key-evicton'. Did you mean ghost-key-eviction?\n"
+        "Next: mmrepro list\n"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("release", ["not.a.release", "0.23.0; rm", "latest"])
+def test_a_release_that_is_none(here: Here, tmp_path: Path, release: str) -> None:
+    said = here("run", SCENARIOS[0], "--release", release, "--device", "cpu")
+    assert said.returncode == ExitCode.USAGE
+    assert f"{release!r} is not a release of vllm." in said.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_scenario_file_that_is_no_python(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("class Mine(:\n")
+    said = refused("run", "mine.py", cwd=tmp_path)
+    assert "mine.py line 1 is not valid Python: " in said
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = refused("run", SCENARIOS[0], "--device", "cpu", "--out", tmp_path / "file" / "run")
+    assert "cannot be written: Not a directory." in said
+    assert "Next: mmrepro run … --out DIR" in said
+
+
+def test_an_output_folder_that_holds_an_incident(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "incident.json").write_text("{}")
+    said = here("run", SCENARIOS[0], "--device", "cpu", "--out", tmp_path)
+    assert said.returncode == ExitCode.USAGE
+    assert "already holds an incident" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (("--mitigation", "prayer"), "has no mitigation 'prayer'; it has: release, "),
+        (("--mitigation", "release", "--release", "0.23.0"), "--mitigation release means 0.24.0"),
+        (("--keep-server", "--repeat", "2"), "cannot be combined"),
+        (("--repeat", "0"), "--repeat"),
+        (("--device", "tpu"), "tpu"),
+        (("--no-such-option",), "--no-such-option"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_options_that_contradict(
+    here: Here, tmp_path: Path, argv: tuple[str, ...], says: str
+) -> None:
+    said = here("run", SCENARIOS[0], *argv)
+    assert (said.returncode, said.stdout) == (ExitCode.USAGE, "")
+    assert says in said.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[" * 50_000, '{"schema_version": 9}', "\xff"])
+def test_a_report_of_a_folder_without_an_incident(
+    here: Here, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "incident.json").write_text(content, encoding="latin-1")
+    said = here("report", tmp_path)
+    assert (said.returncode, said.stdout) == (ExitCode.USAGE, "")
+    assert str(tmp_path) in said.stderr
+
+
+def test_a_report_of_no_folder(tmp_path: Path) -> None:
+    assert str(tmp_path / "none") in refused("report", tmp_path / "none")
+
+
+def test_list_show_and_schema_print_one_json_document(here: Here) -> None:
+    assert json.loads(mmrepro("list", "--json").stdout)
+
+    def document(*argv: str) -> object:
+        done = here(*argv)
+        assert (done.returncode, done.stderr) == (0, "")
+        return json.loads(done.stdout)
+
+    listed = document("list", "--json")
+    assert isinstance(listed, list)
+    assert {row["name"] for row in listed} >= set(SCENARIOS)
+    assert not any("error" in row for row in listed)
+    for name in SCENARIOS:
+        shown = document("show", name, "--json")
+        assert isinstance(shown, dict)
+        assert shown["name"] == name
+        assert {c["part"] for c in shown["conditions"]} == {"symptom", "cause"}
+    assert isinstance(document("schema"), dict)
+
+
+def test_list_and_show_for_people(here: Here) -> None:
+    listed = here("list")
+    assert listed.returncode == 0
+    assert all(name in listed.stdout for name in SCENARIOS)
+    for name in SCENARIOS:
+        shown = here("show", name)
+        assert shown.returncode == 0
+        assert f"mmrepro run {name}" in shown.stdout
+        for condition in json.loads(here("show", name, "--json").stdout)["conditions"]:
+            assert condition["id"] in shown.stdout
+
+
+def test_every_command_has_help_with_an_example(here: Here) -> None:
+    top = here("--help")
+    assert top.returncode == 0
+    for command in ("run", "list", "show", "report", "schema", "check", "probe", "env"):
+        assert command in top.stdout
+        if command != "env":
+            said = here(command, "--help")
+            assert said.returncode == 0
+            assert re.search(r"Example:\s+mmrepro " + command, said.stdout), command
+
+
+def test_the_version(here: Here) -> None:
+    said = here("--version")
+    assert (said.returncode, said.stderr) == (0, "")
+    assert re.fullmatch(r"mmrepro \d+\.\d+\.\d+\S*\n", said.stdout)
+
+
+def test_nothing_and_an_unknown_command(here: Here) -> None:
+    assert here().returncode in (0, ExitCode.USAGE)
+    assert "no-such" in refused("no-such")
+
+
+@pytest.fixture
+def judged() -> Incident:
+    """An incident with evidence of every kind and a verdict."""
+    scenario, evidence = load_scenario("ghost-key-eviction"), hang_run()
+    outcome, _, results = judge(scenario, evidence)
+    verdict = Verdict(
+        outcome=outcome,
+        expected=outcome,
+        as_expected=True,
+        explanation="every condition is met",
+        conditions=results,
+    )
+    return incident(
+        verdict=verdict,
+        evidence=evidence,
+        symptoms=scenario.symptom_rows(evidence),
+        key_stack=scenario.key_stack(evidence),
+        mitigations=[],
+        references=list(scenario.references),
+    )
+
+
+def test_the_schema_describes_incidents_and_refuses_others(judged: Incident) -> None:
+    schema = json.loads(mmrepro("schema").stdout)
+    validator = jsonschema.validators.validator_for(schema)
+    validator.check_schema(schema)
+    check = validator(schema)
+    for evidence in (hang_run(), healthy_run(), desync_run()):
+        check.validate(json.loads(incident(evidence=evidence).model_dump_json()))
+    document = json.loads(judged.model_dump_json())
+    check.validate(document)
+    for spoil in (
+        {"verdict": {**document["verdict"], "outcome": "perhaps"}},
+        {"schema_version": 2},
+        {"surprise": 1},
+        {"state": "fine"},
+    ):
+        assert not check.is_valid({**document, **spoil}), spoil
+
+
+@pytest.mark.parametrize("format", ["md", "html", "json", "junit"])
+def test_a_report_is_made_from_the_folder_alone(
+    here: Here, tmp_path: Path, judged: Incident, format: str
+) -> None:
+    (tmp_path / "incident.json").write_text(judged.model_dump_json())
+    done = here("report", tmp_path, "--format", format)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "reproduced" in done.stdout
+    if format == "json":
+        assert json.loads(done.stdout)["verdict"]["outcome"] == "reproduced"
