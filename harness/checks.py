@@ -85,7 +85,9 @@ def queue_empty(evidence: Evidence, running: tuple[str, ...], waiting: tuple[str
 
 def no_progress(evidence: Evidence, counters: dict[str, tuple[str, ...]]) -> Finding:
     """Counters of finished work do not move between two readings."""
-    moved, still, unread = [], [], []
+    moved: list[str] = []
+    still: list[str] = []
+    unread: list[str] = []
     for short, names in counters.items():
         values = metric_readings(evidence, names, "check")
         if len(values) < 2:

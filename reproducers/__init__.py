@@ -1,1 +1,1 @@
-"""What runs inside an engine's environment, under another interpreter. Never imports the harness."""
+"""What runs inside an engine's environment: another interpreter. Never imports the harness."""
