@@ -12,6 +12,7 @@ from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, Setting, StandIn
 from mmrepro.scenario import reproducer_path
+from mmrepro.supervise.client import TMP_PLACEHOLDER
 from packaging.version import Version
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
@@ -80,6 +81,11 @@ class VllmEngine(Engine):
             name="VLLM_CACHE_ROOT",
             value=str(request.environment.state_dir / "vllm"),
             why="what vLLM finds out of the model's class is kept for the next start",
+        )
+        yield Setting(
+            name="SAGEMAKER_SESSIONS_PATH",
+            value=f"{TMP_PLACEHOLDER}/sessions",
+            why="a dependency of vLLM makes this folder in /dev/shm at every start and leaves it",
         )
         yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")
         yield Setting(

@@ -19,6 +19,8 @@ from mmrepro.errors import SupervisorError
 from mmrepro.supervise import procfs, supervisor
 from mmrepro.supervise.protocol import MARKER_VARIABLE, LaunchOrder, StopReport
 
+TMP_PLACEHOLDER = "{run-tmp}"
+"""In the value of a variable: the run's temporary folder."""
 START_TIMEOUT_S = 30.0
 STOP_MARGIN_S = 15.0
 
@@ -169,7 +171,12 @@ def start_engine(
     tmp = tempfile.mkdtemp(prefix="mmr-")
     order = LaunchOrder(
         argv=argv,
-        env={**env, MARKER_VARIABLE: marker, "TMPDIR": tmp, "SPT_NOENV": "1"},
+        env={
+            **{name: value.replace(TMP_PLACEHOLDER, tmp) for name, value in env.items()},
+            MARKER_VARIABLE: marker,
+            "TMPDIR": tmp,
+            "SPT_NOENV": "1",
+        },
         cwd=str(cwd),
         log=str(log),
         tmp=tmp,

@@ -73,20 +73,28 @@ def marked(marker: str) -> dict[int, int]:
 
 
 def shared_memory(pid: int) -> set[str]:
-    """Entries of /dev/shm that the process maps or holds open, by full path."""
-    entries = set()
-    for line in read(pid, "maps", 16 << 20).decode("utf-8", "replace").splitlines():
-        at = line.find(SHM)
-        if at >= 0 and not line.endswith(" (deleted)"):
-            entries.add(line[at:])
+    """Entries of /dev/shm that the process maps or holds open, by full path.
+
+    Compared by inode: glibc makes a semaphore under a passing name and links it to its final one,
+    so that /proc/PID/maps knows only a name that is deleted.
+    """
+    inodes = set()
+    for line in read(pid, "maps", 16 << 20).splitlines():
+        if SHM.encode() in line:
+            inodes.add(int(line.split(None, 5)[4]))
     try:
         for link in Path(f"/proc/{pid}/fd").iterdir():
-            target = str(link.readlink())
-            if target.startswith(SHM) and not target.endswith(" (deleted)"):
-                entries.add(target)
+            if str(link.readlink()).startswith(SHM):
+                inodes.add(link.stat().st_ino)
     except OSError:
         pass  # gone, or another user's
-    return entries
+    if not inodes:
+        return set()
+    try:
+        with os.scandir(SHM) as entries:
+            return {entry.path for entry in entries if entry.inode() in inodes}
+    except OSError:
+        return set()
 
 
 def shm_names() -> set[str]:

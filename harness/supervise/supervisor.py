@@ -36,8 +36,6 @@ PR_SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 SCAN_INTERVAL_S = 0.5
 KILL_TIMEOUT_S = 5.0
-ORPHANED_GRACE_S = 2.0
-"""Grace when nobody waits for the engine any more: the harness was killed."""
 
 
 class Supervisor:
@@ -105,7 +103,7 @@ class Supervisor:
                 self.grace_s = float(data.split(b"stop", 1)[1].split()[0])
         elif not data:
             self.stop_asked = True
-            self.grace_s = min(self.grace_s, ORPHANED_GRACE_S)
+            self.grace_s = 0.0
 
     def _reap(self) -> None:
         """Collect ended children, adopted ones included."""
@@ -150,15 +148,20 @@ class Supervisor:
         return found
 
     def stop(self) -> StopReport:
-        """SIGTERM to the engine, then SIGKILL to all that is left of the run."""
+        """SIGTERM to the engine, then SIGKILL to all that is left of the run.
+
+        An orphaned run is not asked first: the polite way leaves a window in which a process
+        makes a semaphore and dies before it was seen.
+        """
         began = time.monotonic()
         report = StopReport()
         self.scan()
-        if self.engine is not None and self.exit_code is None:
+        if self.grace_s > 0 and self.engine is not None and self.exit_code is None:
             _signal(self.engine.pid, signal.SIGTERM)
             _signal(self.engine.pid, signal.SIGCONT)
         deadline = began + self.grace_s
         while self.running() and time.monotonic() < deadline:
+            self.scan()
             self._reap()
             time.sleep(0.05)
         deadline = time.monotonic() + KILL_TIMEOUT_S

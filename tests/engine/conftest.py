@@ -1,0 +1,58 @@
+"""Runs of the real thing, each made once a session and looked at by several tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from live import COMMAND, Finished, Running, RunOnce
+
+
+@pytest.fixture(scope="session")
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
+    """``run_once("ghost-key-eviction", "--release", "0.24.0")``; equal arguments share one run."""
+    done: dict[tuple[str, ...], Finished] = {}
+
+    def run(*arguments: str) -> Finished:
+        if arguments not in done:
+            folder = tmp_path_factory.mktemp("incident") / "it"
+            finished = subprocess.run(
+                [*COMMAND, "run", *arguments, "--json", "--out", str(folder)],
+                capture_output=True,
+                text=True,
+                timeout=900,
+            )
+            done[arguments] = Finished(
+                finished.returncode, finished.stdout, finished.stderr, folder
+            )
+        return done[arguments]
+
+    return run
+
+
+@pytest.fixture
+def start_run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Start ``mmrepro run`` in the background; ended after the test, whatever happened."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> Running:
+        folder = tmp_path / f"run-{len(started)}"
+        process = subprocess.Popen(
+            [*COMMAND, "run", *arguments, "--json", "--out", str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return Running(process, folder)
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=60)

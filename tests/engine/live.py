@@ -1,0 +1,108 @@
+"""What engine tests share: a finished or running ``mmrepro run``, and what is left of one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COMMAND = [sys.executable, "-m", "mmrepro"]
+SHM = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """One finished ``mmrepro run … --json``."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return json.loads(self.stdout)
+
+    @property
+    def outcome(self) -> str:
+        return self.document["verdict"]["outcome"]
+
+    def condition(self, name: str) -> dict[str, Any]:
+        conditions = self.document["verdict"]["conditions"]
+        return next(c for c in conditions if c["id"] == name)
+
+    def claim(self, name: str) -> dict[str, Any]:
+        return next(c for c in self.document["claims"] if c["id"] == name)
+
+    def requests(self, label: str) -> list[dict[str, Any]]:
+        found = self.document["evidence"]["requests"]
+        return [r for r in found if r["label"].startswith(label)]
+
+
+RunOnce = Callable[..., Finished]
+
+
+@dataclass
+class Running:
+    """A run in progress, in a process of its own."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    def wait_for_event(self, text: str, seconds: float = 180) -> None:
+        """Wait until the run's engine log or saved incident shows ``text``."""
+        log = self.folder / "evidence" / "engine.log"
+        wait_for(
+            lambda: log.exists() and text in log.read_text(errors="replace"),
+            seconds,
+            f"{text!r} in the engine's log",
+        )
+
+    def run_processes(self) -> list[int]:
+        """Every process whose environment carries this run's folder as its working directory."""
+        return processes_in(self.folder)
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+def processes_in(folder: Path) -> list[int]:
+    """Living processes whose working directory is ``folder``: the engine's, all of them."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX" and (entry / "cwd").readlink() == folder:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def listening(port: int) -> bool:
+    wanted = f":{port:04X}"
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return any(line.split()[1].endswith(wanted) and line.split()[3] == "0A" for line in lines)
+
+
+def shared_memory() -> set[str]:
+    return {entry.name for entry in SHM.iterdir()}
+
+
+def left_of(folder: Path, shm_before: set[str]) -> list[str]:
+    """What of a run is still there: its processes and new entries of /dev/shm."""
+    processes = [f"process {pid}" for pid in processes_in(folder)]
+    return processes + sorted(shared_memory() - shm_before)
