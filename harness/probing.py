@@ -137,9 +137,7 @@ def run_reproducer(name: str, python: Path, env: Mapping[str, str]) -> Reproduce
     the engine has, the reproducer has too. Never raises.
     """
     started = time.monotonic()
-    exit_code: int | None = None
-    facts: dict[str, str | int | float | bool | None] = {}
-    error = ""
+    result = ReproducerResult(name=name, exit_code=None, seconds=0.0)
     try:
         done = subprocess.run(
             [str(python), str(reproducer_path(name))],
@@ -148,20 +146,18 @@ def run_reproducer(name: str, python: Path, env: Mapping[str, str]) -> Reproduce
             timeout=REPRODUCER_TIMEOUT_S,
             check=False,
         )
-        exit_code = done.returncode
-        text = done.stdout.decode("utf-8", "replace").strip()
-        if exit_code == 0:
-            facts = json.loads(text.splitlines()[-1])
+        result.exit_code = done.returncode
+        if done.returncode == 0:
+            lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+            result = ReproducerResult.model_validate(
+                {**result.model_dump(), "facts": json.loads(lines[-1])}
+            )
         else:
-            error = done.stderr.decode("utf-8", "replace").strip()[-500:]
+            result.error = done.stderr.decode("utf-8", "replace").strip()[-500:]
     except subprocess.TimeoutExpired:
-        error = f"no result in {REPRODUCER_TIMEOUT_S:.0f} s"
-    except (OSError, ValueError, IndexError) as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    return ReproducerResult(
-        name=name,
-        exit_code=exit_code,
-        seconds=round(time.monotonic() - started, 3),
-        facts=facts,
-        error=error,
-    )
+        result.error = f"no result in {REPRODUCER_TIMEOUT_S:.0f} s"
+    except (OSError, ValueError, IndexError) as problem:  # pydantic's error is a ValueError
+        result.exit_code = None
+        result.error = f"{type(problem).__name__}: {problem}"[:500]
+    result.seconds = round(time.monotonic() - started, 3)
+    return result

@@ -79,7 +79,7 @@ def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path
     Raises:
         NoSpace: there is no room there either.
     """
-    text = _json(redactor.redact_model(incident)) + "\n"
+    text = incident_json(redactor.redact_model(incident)) + "\n"
     try:
         _replace(folder / INCIDENT_FILE, text)
         return folder
@@ -95,7 +95,8 @@ def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path
         return refuge
 
 
-def _json(incident: Incident) -> str:
+def incident_json(incident: Incident) -> str:
+    """The incident as JSON, also where a text of it cannot be encoded as it is."""
     try:
         return incident.model_dump_json(indent=1)
     except ValueError:  # a lone surrogate, from a folder's name or another process: no file has it

@@ -5,8 +5,9 @@ One test case for the verdict, one per condition, one per claim:
 * verdict: passes only when the outcome is the expected one; inconclusive or missing is an error;
   where nothing was expected it is skipped.
 * condition: met passes; not met fails, unless the verdict is as expected without it (skipped);
-  unknown is an error if it was required, else skipped.
-* claim: confirmed passes, refuted fails, not tested is skipped.
+  unknown is an error if it was required and the verdict is not as expected, else skipped.
+* claim: its name ends with what the run says of it. A refuted claim passes: that the bug report was
+  wrong in one point is a finding, not a failure of the run. Not tested is skipped.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def _condition_case(incident: Incident, condition: ConditionResult, as_expected:
         case.system_out = _text(f"{condition.observed}\n{files}".strip())
     elif condition.truth is Truth.UNKNOWN:
         message = _text(f"unknown: {condition.observed}")
-        _set(case, Error(message, "unknown") if condition.required else Skipped(message), files)
+        matters = condition.required and not as_expected
+        _set(case, Error(message, "unknown") if matters else Skipped(message), files)
     elif as_expected:
         _set(case, Skipped(_text(f"not met, as expected of this run: {condition.observed}")))
     else:
@@ -85,13 +87,11 @@ def _condition_case(incident: Incident, condition: ConditionResult, as_expected:
 
 
 def _claim_case(incident: Incident, claim: ClaimResult) -> Any:
-    from junitparser import Failure, Skipped
+    from junitparser import Skipped
 
-    case = _case(incident, "claim", f"{claim.id}: {claim.text}")
-    if claim.status is ClaimStatus.CONFIRMED:
-        case.system_out = _text(claim.observed)
-    elif claim.status is ClaimStatus.REFUTED:
-        _set(case, Failure(_text(f"refuted: {claim.observed}"), "refuted"), claim.source)
+    case = _case(incident, "claim", f"{claim.id}: {claim.text} [{claim.status}]")
+    if claim.status is not ClaimStatus.NOT_TESTED:
+        case.system_out = _text(f"{claim.status}: {claim.observed}")
     else:
         _set(case, Skipped(_text(f"not tested: {claim.observed}")))
     return case

@@ -491,6 +491,8 @@ class GhostKeyEviction(Scenario):
         samples = [s for _, data in evidence.results(StacksData, "check") for s in data.samples]
         threads = [t for s in samples for t in input_threads(s)]
         raw = [n for r, _ in evidence.results(StacksData, "check") for n in r.raw][:3]
+        if not threads and len(samples) >= MIN_SAMPLES:
+            return Finding.of(False, f"no thread {THREAD} in {len(samples)} samples", *raw)
         if len(threads) < MIN_SAMPLES:
             return Finding.unknown(
                 f"{len(threads)} usable samples; " + evidence.why_missing("stacks", "check"), *raw

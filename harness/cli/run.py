@@ -128,12 +128,15 @@ def _tell_partial(running: Run) -> None:
 
 def _document(incidents: list[Incident]) -> str:
     """The incident; of several, the first with every run's outcome beside it."""
-    if len(incidents) == 1:
-        return incidents[0].model_dump_json(indent=1)
     import json
 
+    from mmrepro.rundir import incident_json
+
+    if len(incidents) == 1:
+        return incident_json(incidents[0])
+
     worst = max(incidents, key=lambda incident: _severity(_exit_code(incident)))
-    document = worst.model_dump(mode="json")
+    document = json.loads(incident_json(worst))
     document["runs"] = [
         {
             "incident_dir": incident.incident_dir,

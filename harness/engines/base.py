@@ -71,7 +71,7 @@ _PREFIX = re.compile(
     r"^\([^)]{1,60}\)\s*|^(?:ERROR|WARNING|INFO|DEBUG) [\d-]+ [\d:]+ \[[^\]]*\]\s?"
 )
 _CAUSE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b")
-_NATIVE = re.compile(r"Segmentation fault|SIGSEGV|core dumped|cannot open shared object|not found")
+_NATIVE = re.compile(r"Segmentation fault|SIGSEGV|core dumped|cannot open shared object")
 
 
 def root_cause_lines(log: Path, *, limit: int = 6, max_bytes: int = 4 << 20) -> list[str]:

@@ -54,6 +54,8 @@ class EngineProcess:
     def exit_code(self) -> int | None:
         """Exit code of the engine's first process, if it ended by itself."""
         self._drain()
+        if self._gone and self._exit_code is None and self._report is None:
+            raise SupervisorError("The supervisor of the engine ended, and the engine with it.")
         return self._exit_code
 
     def process_ids(self) -> list[int]:

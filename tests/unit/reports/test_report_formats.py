@@ -270,7 +270,8 @@ def test_junit_of_a_run_as_expected() -> None:
     assert found.pop("verdict outcome on vLLM 0.23.0") == "pass"
     assert found.pop("symptom few-syscalls") is Skipped, "unknown, supporting"
     assert found.pop("claim stack") == "pass"
-    assert found.pop("claim fixed") is Failure
+    assert found.pop("claim fixed") == "pass", "a refuted claim is a finding"
+    assert "[refuted]" in reports.render_junit(sample_incident())
     assert found.pop("claim gpu-idle") is Skipped
     assert len(found) == 6
     assert set(found.values()) == {"pass"}
@@ -288,7 +289,7 @@ def verdict_with(truth: Truth, **changes: object) -> Verdict:
     [
         (verdict_with(Truth.MET), "pass", "pass"),
         (verdict_with(Truth.NOT_MET), "pass", Skipped),
-        (verdict_with(Truth.UNKNOWN), "pass", Error),
+        (verdict_with(Truth.UNKNOWN), "pass", Skipped),
         (
             verdict_with(Truth.NOT_MET, as_expected=False, outcome=Outcome.NOT_REPRODUCED),
             Failure,
