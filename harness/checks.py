@@ -6,6 +6,8 @@ a raise into "unknown"), and none is met by the absence of evidence.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mmrepro.evidence import Evidence, Phase
 from mmrepro.probes.data import (
     HttpData,
@@ -19,8 +21,8 @@ from mmrepro.probes.data import (
 )
 from mmrepro.signature import Finding
 
-BUSY_PCT = 70.0
-"""A thread that spins uses a whole core; 70 % leaves room for a shared machine."""
+BUSY_PCT = 50.0
+"""A thread that spins takes a whole core; on a crowded machine it gets half of one."""
 IDLE_PCT = 30.0
 
 
@@ -152,6 +154,11 @@ def log_count(evidence: Evidence, pattern: str) -> int | None:
     return count
 
 
+def log_files(evidence: Evidence) -> list[str]:
+    """Names of the logs that were read, below evidence/."""
+    return list(dict.fromkeys(Path(d.file).name for _, d in evidence.results(LogsData)))
+
+
 def added_but_unfinished(evidence: Evidence, finished: tuple[str, ...]) -> Finding:
     """The front logged more requests as added than the engine ever finished.
 
@@ -170,7 +177,7 @@ def added_but_unfinished(evidence: Evidence, finished: tuple[str, ...]) -> Findi
     text = f'{added} requests logged as "Added request", {done[-1]:g} finished'
     if done[-1] < added <= done[-1] + failed:
         return Finding.unknown(f"{text}, {failed} failed: it may be those")
-    return Finding.of(added > done[-1], text)
+    return Finding.of(added > done[-1], text, *log_files(evidence))
 
 
 def engine_alive(evidence: Evidence) -> Finding:

@@ -13,7 +13,7 @@ from pathlib import Path
 from mmrepro.childenv import child_environment
 from mmrepro.engines.base import SERVED_MODEL, Engine
 from mmrepro.evidence import ReproducerResult
-from mmrepro.probes.base import Probe, ProbeData, run_probe
+from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
@@ -63,7 +63,7 @@ class Probing:
         probes: list[Probe[ProbeData]] = [
             HttpProbe(self.target.url, self.target.engine.endpoints),
             self._metrics(),
-            ProcessesProbe(self.target.process.engine_pid, 0.5),
+            self._processes(0.5),
             GpuProbe(samples=1),
         ]
         if core is not None:
@@ -78,7 +78,7 @@ class Probing:
         waits = [
             self._run(InferenceProbe(self.target.url, SERVED_MODEL, deadline_s), deadline_s + 5),
             self._run(HttpProbe(self.target.url, self.target.engine.endpoints), CHECK_S),
-            self._run(ProcessesProbe(self.target.process.engine_pid, 1.0), CHECK_S),
+            self._run(self._processes(1.0), CHECK_S),
             self._run(GpuProbe(), CHECK_S),
             self._core_probes(core),
             self._reproducers(python, env),
@@ -94,6 +94,10 @@ class Probing:
         patterns = {**engine.log_patterns, **scenario.log_patterns}
         probe = LogsProbe(self.target.process.log, patterns, engine.progress_pattern)
         await self._run(probe, 120.0)
+
+    def _processes(self, window_s: float) -> ProcessesProbe:
+        target = self.target
+        return ProcessesProbe(target.process.engine_pid, window_s, target.engine.role_of)
 
     def _metrics(self) -> MetricsProbe:
         return MetricsProbe(self.target.url + self.target.engine.metrics_path)
@@ -125,6 +129,7 @@ class Probing:
         for name in self.scenario.reproducers if python else ():
             assert python is not None
             result = await asyncio.to_thread(run_reproducer, name, python, env)
+            RawSink(self.recorder.dir).write(f"{name}.json", result.model_dump_json(indent=1))
             self.recorder.evidence.reproducers.append(result)
             said = result.error or f"ended with {result.exit_code}"
             self.recorder.event(f"reproducer {name}: {said} in {result.seconds:.2f} s")

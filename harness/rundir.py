@@ -70,6 +70,14 @@ def _full(folder: Path, free: int | None = None) -> NoSpace:
     )
 
 
+def discard(folder: Path) -> None:
+    """Remove what :func:`make_run_dir` made, and nothing that somebody else put there."""
+    with contextlib.suppress(OSError):
+        (folder / INCIDENT_FILE).unlink(missing_ok=True)
+        (folder / EVIDENCE_DIR).rmdir()
+        folder.rmdir()
+
+
 def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path:
     """Write ``incident.json`` whole or not at all; returns the folder that it is in.
 

@@ -162,6 +162,7 @@ class Run:
             self.process.engine_pid,
             url + self.engine.metrics_path,
             self.engine.metrics,
+            self.engine.role_of,
         )
         self._sampler.start()
         self.recorder.event(f"engine started as process {self.process.engine_pid}")
@@ -346,7 +347,7 @@ class Run:
                 name=scenario.name,
                 title=scenario.title,
                 summary=scenario.summary,
-                affected=str(scenario.affected),
+                affected=scenario.affected_range,
                 explanation=scenario.explanation,
             ),
             engine=EngineFacts(name=scenario.engine, release=self.release),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from urllib.request import ProxyHandler, build_opener
 
 from mmrepro.evidence import SeriesPoint
@@ -26,11 +26,12 @@ class Sampler:
         root_pid: int,
         metrics_url: str,
         names: Mapping[str, tuple[str, ...]],
+        role_of: Callable[[str, str], str] | None = None,
     ) -> None:
         self.recorder = recorder
         self.url = metrics_url
         self.names = {short: names[short] for short in SHOWN if short in names}
-        self._meter = CpuMeter(root_pid)
+        self._meter = CpuMeter(root_pid, role_of=role_of)
         self._stop = threading.Event()
         self._with_metrics = threading.Event()
         self._opener = build_opener(ProxyHandler({}))

@@ -144,13 +144,19 @@ class Scenario(ABC):
             hint=f"mmrepro show {self.name}",
         )
 
+    @property
+    def affected_range(self) -> str:
+        """The affected releases, lower bound first."""
+        parts = sorted(str(self.affected).split(","), key=lambda part: (part[:1] != ">", part))
+        return ", ".join(parts)
+
     def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
         """The outcome that is expected of ``release`` under ``mitigations``, and why."""
         version = Version(release)
         if not self.affected.contains(version, prereleases=True):
             return (
                 Outcome.NOT_REPRODUCED,
-                f"release {release} is outside the affected range ({self.affected})",
+                f"release {release} is outside the affected range ({self.affected_range})",
             )
         for name in sorted(mitigations):
             chosen = self.mitigation(name)
@@ -159,7 +165,7 @@ class Scenario(ABC):
                     Outcome.NOT_REPRODUCED,
                     f"mitigation {name} is said to prevent it on {release}",
                 )
-        return Outcome.REPRODUCED, f"release {release} is affected ({self.affected})"
+        return Outcome.REPRODUCED, f"release {release} is affected ({self.affected_range})"
 
 
 REPRODUCERS = "mmrepro.reproducers"

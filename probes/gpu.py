@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from pathlib import Path
 from typing import Any
 
 from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
@@ -72,6 +73,10 @@ def _load_nvml() -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError as error:
+        if not Path("/proc/driver/nvidia/version").exists():
+            raise Unavailable(
+                "there is no NVIDIA driver on this machine, and nvidia-ml-py is not installed"
+            ) from error
         raise Unavailable(
             "the package nvidia-ml-py is not installed (pip install 'mmrepro[gpu]')"
         ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmrepro import checks
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import Frame, GpuData, LogsData, StackSample, StacksData, ThreadStack
@@ -83,7 +84,9 @@ def ghost_is_the_key(evidence: Evidence) -> Finding:
     wanted = ", ".join(short_hash(h) for h in sorted(hashes))
     # py-spy cuts long values, so a prefix is compared.
     same = all(any(_same_key(k, h) for h in hashes) for k in keys)
-    return Finding.of(same, f"popitem evicts {shown}; the assertion named {wanted}")
+    return Finding.of(
+        same, f"popitem evicts {shown}; the assertion named {wanted}", *checks.log_files(evidence)
+    )
 
 
 def code_loops(evidence: Evidence) -> Finding:
@@ -99,7 +102,7 @@ def code_loops(evidence: Evidence) -> Finding:
         f"the eviction {'ends' if ends else 'never ends'} "
         f"(cachetools {result.facts.get('cachetools')})"
     )
-    return Finding.of(inserted and not ends, text)
+    return Finding.of(inserted and not ends, text, "ghost_key.py.json")
 
 
 def both_parts_needed(evidence: Evidence) -> Finding:

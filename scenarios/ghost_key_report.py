@@ -70,6 +70,8 @@ def symptom_rows(evidence: Evidence) -> list[SymptomRow]:
     gpu = next((d for _, d in evidence.results(GpuData, "check")), None)
     utilisation = ", ".join(f"{max(d.utilization_pct)} %" for d in gpu.devices) if gpu else ""
     queue = checks.queue_empty(evidence, METRICS["running"], METRICS["waiting"])
+    # An empty queue is abnormal while a request waits for its answer, and normal otherwise.
+    idle = checks.unanswered(evidence).truth is Truth.MET
     rows = [
         ("process alive", "yes", checks.engine_alive(evidence), "yes", False),
         (
@@ -81,7 +83,7 @@ def symptom_rows(evidence: Evidence) -> list[SymptomRow]:
         ),
         ("/v1/chat/completions", usual, checks.unanswered(evidence), "no answer in 15 s", True),
         ("a new text-only request", usual, checks.probe_unanswered(evidence), "", True),
-        ("running, waiting", "0, 0 when idle", queue, "0 and 0, with a request added", None),
+        ("running, waiting", "0, 0 when idle", queue, "0 and 0, with a request added", idle),
         (
             "requests added, finished",
             "equal",
@@ -143,7 +145,7 @@ def claims(evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         ),
         (
             "no-answer",
-            "/v1/chat/completions does not answer in 15 s",
+            "/v1/chat/completions gets no answer (the report waited 15 s)",
             of_hang(checks.unanswered(evidence)),
             limit if hung else "",
         ),

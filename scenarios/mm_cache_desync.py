@@ -139,7 +139,7 @@ def missing_item(evidence: Evidence, *patterns: str) -> Finding:
             where = first.process or "a process without a name"
             found = ", ".join(sorted({short_hash(h) for h in missing_hashes(evidence)}))
             text = f"{count} × {pattern} in {where}, first at {first.time}: mm_hash {found}"
-            return Finding.of(True, text)
+            return Finding.of(True, text, *checks.log_files(evidence))
     return Finding.of(False, "the log holds no line that says so")
 
 

@@ -32,13 +32,9 @@ def main() -> None:
 
 def _foreign(error: Exception) -> int:
     """Typer's own errors are printed by it; anything else is a bug of ours, said in a line."""
-    import click
-
-    exception_types: tuple[type[Exception], ...] = (click.ClickException,)
-    show = getattr(error, "show", None)
-    if isinstance(error, exception_types) or callable(show):
-        if callable(show):
-            show()
+    show = getattr(error, "show", None)  # every exception of click has it, vendored or not
+    if callable(show):
+        show()
         return ExitCode.USAGE
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", ExitCode.INTERRUPTED))

@@ -90,7 +90,9 @@ def run(
 
 def _one(scenario: Scenario, options: RunOptions, console: Console, *, quiet: bool) -> Incident:
     from mmrepro.cli.progress import Progress
+    from mmrepro.errors import UsageError
     from mmrepro.reports import print_summary, write_reports
+    from mmrepro.rundir import discard
     from mmrepro.runner import Run
 
     display = Progress(console, "")
@@ -99,6 +101,9 @@ def _one(scenario: Scenario, options: RunOptions, console: Console, *, quiet: bo
     try:
         with display:
             incident = running.execute()
+    except UsageError:  # nothing was run: no incident
+        discard(running.dir)
+        raise
     except BaseException:
         _tell_partial(running)
         raise

@@ -29,7 +29,7 @@ def list_scenarios(
             {
                 "name": name,
                 "engine": scenario.engine,
-                "affected": str(scenario.affected),
+                "affected": scenario.affected_range,
                 "default_release": scenario.default_release,
                 "title": scenario.title,
             }
@@ -77,7 +77,7 @@ def show(
             "summary": found.summary,
             "explanation": found.explanation,
             "engine": found.engine,
-            "affected": str(found.affected),
+            "affected": found.affected_range,
             "default_release": found.default_release,
             "server_args": list(found.server_args),
             "conditions": [
@@ -97,7 +97,7 @@ def show(
 
     out = Console(highlight=False)
     out.print(f"[bold]{found.name}[/]  {found.title}")
-    out.print(f"{found.engine} {found.affected}, run by default at {found.default_release}\n")
+    out.print(f"{found.engine} {found.affected_range}, run by default at {found.default_release}\n")
     out.print(Padding(found.summary, (0, 2)))
     out.print("\n[bold]Why")
     out.print(Padding(found.explanation, (0, 2)), markup=False)

@@ -12,6 +12,7 @@ from typing import ClassVar
 from mmrepro import sanitize
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.incident import Fidelity, Setting, StandIn
+from mmrepro.probes.processes import role_from_title
 from mmrepro.scenario import Mitigation
 
 SERVED_MODEL = "tiny"
@@ -57,6 +58,10 @@ class Engine(ABC):
     log_patterns: ClassVar[Mapping[str, str]] = {}
     progress_pattern: ClassVar[str]
     """Log lines that show work done by the engine, not only by the HTTP front."""
+
+    def role_of(self, name: str, cmdline: str) -> str:
+        """What a process of the engine is called in reports, from its name and command line."""
+        return role_from_title(name, cmdline)
 
     @abstractmethod
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:

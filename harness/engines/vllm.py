@@ -39,9 +39,11 @@ class VllmEngine(Engine):
         "waiting-for-work": r"waiting for work",
         "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",
     }
-    progress_pattern: ClassVar[str] = (
-        r"EngineCore (?:loop active|waiting for work)|throughput: (?!0\.0 tokens/s, Avg gen)"
-    )
+    progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
+
+    def role_of(self, name: str, cmdline: str) -> str:
+        """The first process does not rename itself: it is known by what it was started with."""
+        return "APIServer" if _LAUNCHER in cmdline else super().role_of(name, cmdline)
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return vllm_spec(release, "cuda" if device == "cuda" else "cpu")
