@@ -203,7 +203,7 @@ def claims(evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         (
             "cause",
             "touch() makes a ghost key that popitem() cannot remove, so eviction never ends",
-            code_loops(evidence),
+            of_hang(code_loops(evidence)),
             "the installed class alone, by reproducers/ghost_key.py",
         ),
         (
