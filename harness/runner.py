@@ -100,19 +100,23 @@ class Run:
                 progress=lambda text: self.recorder.event(text, source="environment"),
             )
             self._note_environment(self.environment)
+        with self.environment.in_use():  # `mmrepro env prune` beside us leaves it alone
+            self._run_engine(self.environment)
+        with self._stage("verdict"):
+            self._judge()
+
+    def _run_engine(self, environment: Environment) -> None:
         with self._stage("model"):
             model = self._model()
         self.save()
         with self._stage("start-up"):
-            url = self._start(self.environment, model)
+            url = self._start(environment, model)
         self.save()
         try:
             asyncio.run(self._bounded(url))
         finally:
             if self._sampler is not None:
                 self._sampler.stop()
-        with self._stage("verdict"):
-            self._judge()
 
     async def _bounded(self, url: str) -> None:
         try:

@@ -6,8 +6,9 @@ make() { # NAME SCENARIO RELEASE
     rm -rf "incidents/$1"
     uv run mmrepro run "$2" --release "$3" --out "incidents/$1"
     mkdir -p "docs/incidents/$1"
-    cp "incidents/$1/report.md" "incidents/$1/report.html" "docs/incidents/$1/"
+    cp "incidents/$1/report.md" "docs/incidents/$1/"
 }
 make ghost-key-eviction-0.23.0 ghost-key-eviction 0.23.0
 make ghost-key-eviction-0.24.0 ghost-key-eviction 0.24.0
 make mm-cache-desync-0.32.0 mm-cache-desync 0.32.0
+cp incidents/ghost-key-eviction-0.23.0/report.html docs/incidents/ghost-key-eviction-0.23.0/
