@@ -204,7 +204,7 @@ def claims(evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
             "cause",
             "touch() makes a ghost key that popitem() cannot remove, so eviction never ends",
             of_hang(code_loops(evidence)),
-            "the installed class alone, by reproducers/ghost_key.py",
+            "the installed class alone, by reproducers/ghost_key.py" if hung else "",
         ),
         (
             "at-will",
