@@ -22,6 +22,7 @@ from mmrepro.models import TinyQwen2VL
 from mmrepro.pictures import noise
 from mmrepro.probes._pyspy import find_py_spy
 from mmrepro.supervise import free_port
+from mmrepro.supervise.procfs import shm_names
 
 SCRIPT = Path(__file__).with_name("ghost_key_plain.sh")
 
@@ -61,8 +62,8 @@ def main() -> None:
     environment = ensure(vllm_spec(options.release, "cpu"), progress=print)
     model = TinyQwen2VL().write(cache_root() / "models")
     ratios, ours, theirs = [], [], []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         (folder / "bodies").mkdir()
         write_bodies(folder / "bodies")
         for number in range(1, options.rounds + 1):
@@ -71,7 +72,10 @@ def main() -> None:
                 "sh", str(SCRIPT), str(environment.python), str(find_py_spy()), str(model),
                 str(free_port()), str(folder / "bodies"), str(folder / f"log-{number}"),
             ]  # fmt: skip
+            before = shm_names()
             theirs.append(timed(script))
+            for name in shm_names() - before:  # the script ends its server with SIGKILL
+                (Path("/dev/shm") / name).unlink(missing_ok=True)
             out = str(folder / f"incident-{number}")
             command = [sys.executable, "-m", "mmrepro", "run", "ghost-key-eviction"]
             ours.append(timed([*command, "--release", options.release, "--out", out]))
