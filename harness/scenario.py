@@ -168,9 +168,6 @@ class Scenario(ABC):
         return Outcome.REPRODUCED, f"release {release} is affected ({self.affected_range})"
 
 
-REPRODUCERS = "mmrepro.reproducers"
-
-
 def reproducer_path(name: str) -> Path:
     """The file of a reproducer, or the folder of a stand-in, as installed."""
     import mmrepro.reproducers

@@ -19,7 +19,7 @@ from mmrepro.incident import (
     SymptomRow,
 )
 from mmrepro.probes.data import StackSample
-from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef
+from mmrepro.scenario import Mitigation, RunFacts, SourceRef
 from mmrepro.scenarios.ghost_key_evidence import (
     FILLS,
     METRICS,
@@ -33,22 +33,18 @@ from mmrepro.scenarios.ghost_key_evidence import (
 )
 from mmrepro.scenarios.ghost_key_report import claims, key_stack, symptom_rows
 from mmrepro.scenarios.mm_cache_desync import (
-    BASE_ARGS,
     DISABLE_CACHE,
     ISSUE,
-    LOG_PATTERNS,
     RECEIVER_SOURCE,
-    before_handler,
+    MmCacheScenario,
     cached_item_assertion,
     desynchronise,
-    same_answer_twice,
-    steady_state,
 )
-from mmrepro.signature import Condition, Finding, Outcome, Truth
+from mmrepro.signature import Condition, Finding
 from packaging.specifiers import SpecifierSet
 
 
-class GhostKeyEviction(Scenario):
+class GhostKeyEviction(MmCacheScenario):
     name: ClassVar[str] = "ghost-key-eviction"
     title: ClassVar[str] = "EngineCore hangs in multimodal cache eviction while /health stays 200"
     summary: ClassVar[str] = (
@@ -67,10 +63,7 @@ class GhostKeyEviction(Scenario):
     )
     default_release: ClassVar[str] = "0.23.0"
     affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.14.0,<0.24.0")
-    server_args: ClassVar[tuple[str, ...]] = BASE_ARGS
     reproducers: ClassVar[tuple[str, ...]] = ("ghost_key.py",)
-    log_patterns = LOG_PATTERNS
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("cached-item-assertion",)
     sources: ClassVar[tuple[SourceRef, ...]] = (
         SourceRef(
             file="vllm/utils/cache.py",
@@ -126,16 +119,6 @@ class GhostKeyEviction(Scenario):
             note="the same hang in production, found by a py-spy dump",
         ),
     )
-
-    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
-        return before_handler(release, mitigations) or super().expected(release, mitigations)
-
-    async def gate(self, drive: Drive) -> None:
-        await steady_state(drive)
-
-    def gate_check(self, evidence: Evidence) -> Finding:
-        answered = super().gate_check(evidence)
-        return answered if answered.truth is not Truth.MET else same_answer_twice(evidence)
 
     async def trigger(self, drive: Drive) -> None:
         await desynchronise(drive, drive.picture("X", 777))

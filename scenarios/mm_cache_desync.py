@@ -162,7 +162,25 @@ def short_hash(text: str) -> str:
     return text[:16] + "…" if len(text) > 17 else text
 
 
-class MmCacheDesync(Scenario):
+class MmCacheScenario(Scenario):
+    """What the scenarios of the two multimodal caches share: server, gate, older releases."""
+
+    server_args: ClassVar[tuple[str, ...]] = BASE_ARGS
+    log_patterns = LOG_PATTERNS
+    key_log_patterns: ClassVar[tuple[str, ...]] = tuple(LOG_PATTERNS)
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        return before_handler(release, mitigations) or super().expected(release, mitigations)
+
+    async def gate(self, drive: Drive) -> None:
+        await steady_state(drive)
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        answered = super().gate_check(evidence)
+        return answered if answered.truth is not Truth.MET else same_answer_twice(evidence)
+
+
+class MmCacheDesync(MmCacheScenario):
     name: ClassVar[str] = "mm-cache-desync"
     title: ClassVar[str] = (
         "The image of a refused request fails with HTTP 500 when it is sent again"
@@ -183,22 +201,9 @@ class MmCacheDesync(Scenario):
     )
     default_release: ClassVar[str] = "0.24.0"
     affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.14.0")
-    server_args: ClassVar[tuple[str, ...]] = BASE_ARGS
-    log_patterns = LOG_PATTERNS
-    key_log_patterns: ClassVar[tuple[str, ...]] = tuple(LOG_PATTERNS)
     sources: ClassVar[tuple[SourceRef, ...]] = (SENDER_SOURCE, RECEIVER_SOURCE)
     mitigations: ClassVar[tuple[Mitigation, ...]] = (DISABLE_CACHE,)
     references: ClassVar[tuple[Reference, ...]] = (ISSUE,)
-
-    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
-        return before_handler(release, mitigations) or super().expected(release, mitigations)
-
-    async def gate(self, drive: Drive) -> None:
-        await steady_state(drive)
-
-    def gate_check(self, evidence: Evidence) -> Finding:
-        answered = super().gate_check(evidence)
-        return answered if answered.truth is not Truth.MET else same_answer_twice(evidence)
 
     async def trigger(self, drive: Drive) -> None:
         x, other = drive.picture("X", 777), drive.picture("Y", 778)

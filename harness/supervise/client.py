@@ -60,8 +60,12 @@ class EngineProcess:
 
     def process_ids(self) -> list[int]:
         """All living processes of the engine."""
-        found = procfs.descendants(self.pid) if self.pid else {}
-        return [p for p in found if procfs.read(p, "comm") and p != self._guardian()]
+        guardian = self._guardian()
+        return [
+            pid
+            for pid in procfs.descendants(self.pid)
+            if pid != guardian and procfs.read(pid, "comm")
+        ]
 
     def _guardian(self) -> int | None:
         """The guardian: a child of the supervisor with the supervisor's own command line."""
