@@ -27,6 +27,7 @@ class Fidelity(StrEnum):
 
 class ScenarioFacts(Record):
     name: str
+    variant: str = ""
     title: str
     summary: str
     affected: Annotated[str, Field(description="version specifier of the affected releases")]

@@ -24,6 +24,7 @@ class RunOptions:
     out: Path | None = None
     keep_server: bool = False
     scenario: str = ""
+    variant: str = ""
 
     def numbered(self, number: int) -> RunOptions:
         """The same for run ``number`` of several: a folder of its own below ``out``."""
@@ -32,6 +33,8 @@ class RunOptions:
     def command(self, scenario: str) -> str:
         """The one command that repeats the run."""
         parts = ["mmrepro", "run", self.scenario or scenario]
+        if self.variant:
+            parts += ["--variant", self.variant]
         if self.release:
             parts += ["--release", self.release]
         if self.device != "auto":

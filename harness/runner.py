@@ -59,7 +59,7 @@ class Run:
         self.mitigations = tuple(scenario.mitigation(name) for name in options.mitigations)
         self.release = self._release()
         self.device = detect_device() if options.device == "auto" else options.device
-        self.dir = make_run_dir(options.out, scenario.name, self.release)
+        self.dir = make_run_dir(options.out, scenario.full_name, self.release)
         self.recorder = Recorder(self.dir, listener)
         self.redactor = Redactor()
         self.incident = self._blank()
@@ -141,6 +141,7 @@ class Run:
                 max_model_len=self.scenario.max_model_len,
                 server_args=(*self.scenario.server_args, *self.options.server_args),
                 mitigations=self.mitigations,
+                patches=self.scenario.patches,
             )
             self.plan = self.engine.plan(request)
             self._note_plan(self.plan)
@@ -349,6 +350,7 @@ class Run:
             command=self.options.command(scenario.name),
             scenario=ScenarioFacts(
                 name=scenario.name,
+                variant=scenario.variant,
                 title=scenario.title,
                 summary=scenario.summary,
                 affected=scenario.affected_range,
@@ -391,7 +393,7 @@ class Run:
         tiny = self.scenario.model
         path = tiny.write(cache_root() / "models")
         self.incident.model = ModelFacts(
-            kind="tiny Qwen2-VL with random weights",
+            kind=tiny.kind,
             path=str(path),
             parameters=tiny.parameters,
             seed=tiny.seed,

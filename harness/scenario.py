@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from mmrepro.drive import Drive
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimResult, Fidelity, KeyStack, Reference, StandIn, SymptomRow
-from mmrepro.models import TinyQwen2VL
+from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import StackSample
 from mmrepro.signature import Condition, Finding, Outcome, Truth
 from packaging.specifiers import SpecifierSet
@@ -20,12 +20,34 @@ from packaging.version import Version
 
 
 @dataclass(frozen=True)
+class Patch:
+    """Code put in front of an unmodified engine: a stand-in.
+
+    Attributes:
+        folder: below ``reproducers/standins``; it comes first on the module path, and its
+            ``standin.py``, if it has one, runs in every Python process of the engine.
+        stand_in: what it replaces and why, for the report.
+        env: variables that it reads.
+        fidelity: of a run with it; None: as without it.
+    """
+
+    folder: str
+    stand_in: StandIn
+    env: Mapping[str, str] = field(default_factory=dict)
+    fidelity: Fidelity | None = None
+
+
+@dataclass(frozen=True)
 class Mitigation:
     """A flag, a release or a patch that is said to help.
 
+    What is sent along with a request (a cache salt, say) is the scenario's to do: it finds the
+    names of the mitigations in ``Drive.mitigations``.
+
     Attributes:
         server_args: options added to the server's command line.
-        patch: folder below ``reproducers/standins`` put in front of the engine's modules.
+        env: variables added to the server's environment.
+        patch: code put in front of the engine's modules.
         release: run this release instead.
         effective_on: releases on which it prevents the failure; the expectation follows it.
     """
@@ -33,8 +55,8 @@ class Mitigation:
     name: str
     description: str
     server_args: tuple[str, ...] = ()
-    patch: str = ""
-    stand_in: StandIn | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    patch: Patch | None = None
     release: str = ""
     effective_on: SpecifierSet = SpecifierSet("")  # noqa: RUF009 - immutable
 
@@ -73,6 +95,8 @@ class Scenario(ABC):
     """
 
     name: ClassVar[str]
+    variant: ClassVar[str] = ""
+    """Name of this variant, where a scenario has several."""
     title: ClassVar[str]
     summary: ClassVar[str]
     explanation: ClassVar[str]
@@ -80,9 +104,11 @@ class Scenario(ABC):
     default_release: ClassVar[str]
     affected: ClassVar[SpecifierSet]
     references: ClassVar[tuple[Reference, ...]] = ()
-    model: ClassVar[TinyQwen2VL] = TinyQwen2VL()
+    model: ClassVar[TinyModel] = TinyQwen2VL()
     max_model_len: ClassVar[int] = 2048
     server_args: ClassVar[tuple[str, ...]] = ()
+    patches: ClassVar[tuple[Patch, ...]] = ()
+    """Stand-ins that the scenario itself needs, besides those of the engine."""
     mitigations: ClassVar[tuple[Mitigation, ...]] = ()
     sources: ClassVar[tuple[SourceRef, ...]] = ()
     reproducers: ClassVar[tuple[str, ...]] = ()
@@ -91,6 +117,14 @@ class Scenario(ABC):
     """Name: regular expression; matching lines are kept by the logs probe."""
     key_log_patterns: ClassVar[tuple[str, ...]] = ()
     """Names of the patterns whose lines the report quotes."""
+
+    @property
+    def variants(self) -> tuple[Scenario, ...]:
+        """The ways in which the failure mode shows, each a scenario of its own with the same name.
+
+        The one that is bound to ``SCENARIO`` lists all of them, itself (the default) included.
+        """
+        return ()
 
     @abstractmethod
     async def gate(self, drive: Drive) -> None:
@@ -141,6 +175,24 @@ class Scenario(ABC):
         offered = ", ".join(m.name for m in self.mitigations) or "none"
         raise UsageError(
             f"Scenario {self.name} has no mitigation {name!r}; it has: {offered}.",
+            hint=f"mmrepro show {self.name}",
+        )
+
+    @property
+    def full_name(self) -> str:
+        """Name and variant, e.g. ``chunked-mm-prefill-async-race``."""
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+    def with_variant(self, name: str) -> Scenario:
+        """The variant called ``name``; "" means the default. Raises UsageError and lists them."""
+        if not name:
+            return self
+        for variant in self.variants:
+            if variant.variant == name:
+                return variant
+        offered = ", ".join(v.variant for v in self.variants) or "none"
+        raise UsageError(
+            f"Scenario {self.name} has no variant {name!r}; it has: {offered}.",
             hint=f"mmrepro show {self.name}",
         )
 

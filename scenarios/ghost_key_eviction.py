@@ -19,7 +19,7 @@ from mmrepro.incident import (
     SymptomRow,
 )
 from mmrepro.probes.data import StackSample
-from mmrepro.scenario import Mitigation, RunFacts, SourceRef
+from mmrepro.scenario import Mitigation, Patch, RunFacts, SourceRef
 from mmrepro.scenarios.ghost_key_evidence import (
     FILLS,
     METRICS,
@@ -96,11 +96,13 @@ class GhostKeyEviction(MmCacheScenario):
             name="patch",
             description="vllm#43595 applied at start: touch() ignores missing keys, popitem() "
             "drops ghosts",
-            patch="ghost_key_patch",
-            stand_in=StandIn(
-                name="ghost_key_patch",
-                replaces="vllm.utils.cache.LRUCache.touch and .popitem, by the fixed versions",
-                why="the mitigation under test, as the report's author patched by hand",
+            patch=Patch(
+                "ghost_key_patch",
+                StandIn(
+                    name="ghost_key_patch",
+                    replaces="vllm.utils.cache.LRUCache.touch and .popitem, by the fixed versions",
+                    why="the mitigation under test, as the report's author patched by hand",
+                ),
             ),
         ),
     )

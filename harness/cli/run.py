@@ -25,6 +25,9 @@ class DeviceChoice(StrEnum):
 
 def run(
     scenario: Annotated[str, typer.Argument(help="Name of a scenario, or a FILE.py with one.")],
+    variant: Annotated[
+        str, typer.Option(help="Variant of the scenario; see mmrepro show SCENARIO.")
+    ] = "",
     release: Annotated[
         str, typer.Option(help="Release of the engine.  [default: the scenario's]")
     ] = "",
@@ -62,7 +65,7 @@ def run(
     from mmrepro.registry import load_scenario
     from rich.console import Console
 
-    found = load_scenario(scenario)
+    found = load_scenario(scenario).with_variant(variant)
     if keep_server and repeat > 1:
         raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
     options = RunOptions(
@@ -75,6 +78,7 @@ def run(
         out=out,
         keep_server=keep_server,
         scenario=scenario,
+        variant=variant,
     )
     console = Console(stderr=json)
     incidents = [
@@ -97,7 +101,9 @@ def _one(scenario: Scenario, options: RunOptions, console: Console, *, quiet: bo
 
     display = Progress(console, "")
     running = Run(scenario, options, display)
-    display.title = f"{scenario.name} on {scenario.engine} {running.release} ({running.device})"
+    display.title = (
+        f"{scenario.full_name} on {scenario.engine} {running.release} ({running.device})"
+    )
     try:
         with display:
             incident = running.execute()

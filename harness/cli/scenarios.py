@@ -32,6 +32,7 @@ def list_scenarios(
                 "affected": scenario.affected_range,
                 "default_release": scenario.default_release,
                 "title": scenario.title,
+                "variants": ", ".join(v.variant for v in scenario.variants),
             }
         )
     if json:
@@ -45,18 +46,20 @@ def list_scenarios(
         if "error" in row:
             table.add_row(row["name"], "", "", "", f"[red]{row['error']}")
         else:
+            title = row["title"] + (f" ({row['variants']})" if row["variants"] else "")
             table.add_row(
                 f"[bold]{row['name']}",
                 row["engine"],
                 row["affected"],
                 row["default_release"],
-                row["title"],
+                title,
             )
     Console().print(table)
 
 
 def show(
     scenario: Annotated[str, typer.Argument(help="Name or path of a scenario.")],
+    variant: Annotated[str, typer.Option(help="Show this variant of it.")] = "",
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Show one failure mode: what happens, why, its signature, mitigations and references.
@@ -67,12 +70,14 @@ def show(
     from mmrepro.registry import load_scenario
     from mmrepro.scenario import RunFacts
 
-    found = load_scenario(scenario)
+    found = load_scenario(scenario).with_variant(variant)
     facts = RunFacts(found.default_release, Fidelity.CPU, frozenset(), 0.0)
     conditions = found.conditions(facts)
     if json:
         document = {
             "name": found.name,
+            "variant": found.variant,
+            "variants": [v.variant for v in found.variants],
             "title": found.title,
             "summary": found.summary,
             "explanation": found.explanation,
@@ -106,10 +111,15 @@ def show(
         for condition in conditions:
             if condition.part == part:
                 out.print(Padding(f"[cyan]{condition.id}[/]  {condition.statement}", (0, 2)))
+    if found.variants:
+        out.print("\n[bold]Variants")
+        for other in found.variants:
+            out.print(Padding(f"[cyan]{other.variant}[/]  {other.title}", (0, 2)))
     out.print("\n[bold]Mitigations")
     for mitigation in found.mitigations:
         out.print(Padding(f"[cyan]{mitigation.name}[/]  {mitigation.description}", (0, 2)))
     out.print("\n[bold]References")
     for reference in found.references:
         out.print(Padding(f"{reference.id}  {reference.title}  {reference.url}", (0, 2)))
-    out.print(f"\nRun it:  [bold]mmrepro run {found.name}")
+    chosen = f" --variant {variant}" if variant else ""
+    out.print(f"\nRun it:  [bold]mmrepro run {found.name}{chosen}")

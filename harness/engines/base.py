@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,12 @@ from mmrepro import sanitize
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.incident import Fidelity, Setting, StandIn
 from mmrepro.probes.processes import role_from_title
-from mmrepro.scenario import Mitigation
+from mmrepro.scenario import Mitigation, Patch, reproducer_path
 
 SERVED_MODEL = "tiny"
+
+BOOT = "boot"
+"""Below ``reproducers/standins``: runs the stand-ins in every process of the engine."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,36 @@ class LaunchRequest:
     max_model_len: int
     server_args: tuple[str, ...]
     mitigations: tuple[Mitigation, ...] = ()
+    patches: tuple[Patch, ...] = ()
+    """Stand-ins of the scenario; those of mitigations come after them."""
+
+    @property
+    def all_patches(self) -> tuple[Patch, ...]:
+        return (*self.patches, *(m.patch for m in self.mitigations if m.patch is not None))
+
+    @property
+    def all_server_args(self) -> tuple[str, ...]:
+        """Mitigations' options come last: in argparse the last one wins."""
+        return (*self.server_args, *(arg for m in self.mitigations for arg in m.server_args))
+
+    def variables(self, patches: tuple[Patch, ...]) -> dict[str, str]:
+        """What ``patches`` and the mitigations add to the server's environment."""
+        found: dict[str, str] = {}
+        if patches:
+            folders = [str(reproducer_path("standins") / p.folder) for p in patches]
+            boot = str(reproducer_path("standins") / BOOT)
+            found["PYTHONPATH"] = os.pathsep.join([boot, *folders])
+            found["MMREPRO_STAND_INS"] = os.pathsep.join(folders)
+        for patch in patches:
+            found.update(patch.env)
+        for mitigation in self.mitigations:
+            found.update(mitigation.env)
+        return found
+
+
+def lowered(fidelity: Fidelity, patches: tuple[Patch, ...]) -> Fidelity:
+    """The fidelity of a run with ``patches``: the last one that says so decides."""
+    return next((p.fidelity for p in reversed(patches) if p.fidelity is not None), fidelity)
 
 
 @dataclass(frozen=True)

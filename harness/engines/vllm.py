@@ -6,12 +6,18 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchPlan, LaunchRequest, has_option
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    Engine,
+    LaunchPlan,
+    LaunchRequest,
+    has_option,
+    lowered,
+)
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UsageError
-from mmrepro.incident import Fidelity, Setting, StandIn
-from mmrepro.scenario import reproducer_path
+from mmrepro.incident import Fidelity, Setting
 from mmrepro.supervise.client import TMP_PLACEHOLDER
 from packaging.version import Version
 
@@ -57,20 +63,15 @@ class VllmEngine(Engine):
         cpu = request.environment.spec.device == "cpu"
         settings = list(self._settings(request, cpu=cpu))
         env = {s.name: s.value for s in settings if not s.name.startswith("-")}
-        patches = [m for m in request.mitigations if m.patch]
-        if patches:
-            folders = [str(reproducer_path("standins") / m.patch) for m in patches]
-            env["PYTHONPATH"] = os.pathsep.join(folders)
+        patches = request.all_patches
+        env |= request.variables(patches)
         argv = [str(request.environment.python), "-c", _LAUNCHER]
         argv += ["--model", str(request.model), "--served-model-name", SERVED_MODEL]
         argv += ["--host", "127.0.0.1", "--port", str(request.port)]
         argv += ["--max-model-len", str(request.max_model_len), "--enforce-eager"]
-        argv += request.server_args
-        for mitigation in request.mitigations:
-            argv += mitigation.server_args  # the last one wins in argparse
-        stand_ins: list[StandIn] = [m.stand_in for m in patches if m.stand_in is not None]
-        fidelity = Fidelity.CPU if cpu else Fidelity.GPU
-        return LaunchPlan(argv, env, settings, stand_ins, fidelity)
+        argv += request.all_server_args
+        fidelity = lowered(Fidelity.CPU if cpu else Fidelity.GPU, patches)
+        return LaunchPlan(argv, env, settings, [p.stand_in for p in patches], fidelity)
 
     def _settings(self, request: LaunchRequest, *, cpu: bool) -> Iterator[Setting]:
         yield Setting(

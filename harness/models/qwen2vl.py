@@ -15,6 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
+
+from mmrepro.models.base import TinyModel
 
 PATCH = 14
 MERGE = 2
@@ -56,7 +59,7 @@ def smart_resize(
 
 
 @dataclass(frozen=True)
-class TinyQwen2VL:
+class TinyQwen2VL(TinyModel):
     """What the model is made from; equal values give byte-equal files.
 
     Attributes:
@@ -66,6 +69,8 @@ class TinyQwen2VL:
         std: standard deviation of the weights. 0.12 makes greedy answers depend on the image;
             transformers' 0.02 gives nearly flat logits.
     """
+
+    kind: ClassVar[str] = "tiny Qwen2-VL with random weights"
 
     image_tokens: int = 225
     seed: int = 0

@@ -11,7 +11,7 @@ from mmrepro.engines.vllm import OWNED_OPTIONS
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, StandIn, WheelFacts
-from mmrepro.scenario import Mitigation
+from mmrepro.scenario import Mitigation, Patch
 
 VLLM = get_engine("vllm")
 
@@ -19,6 +19,7 @@ VLLM = get_engine("vllm")
 def plan(
     *server_args: str,
     mitigations: tuple[Mitigation, ...] = (),
+    patches: tuple[Patch, ...] = (),
     release: str = "0.23.0",
     device: str = "cpu",
 ) -> LaunchPlan:
@@ -35,7 +36,9 @@ def plan(
         spec=spec,
     )
     return VLLM.plan(
-        LaunchRequest(environment, Path("/models/tiny"), 8123, 2048, server_args, mitigations)
+        LaunchRequest(
+            environment, Path("/models/tiny"), 8123, 2048, server_args, mitigations, patches
+        )
     )
 
 
@@ -78,13 +81,21 @@ def test_the_last_option_wins_and_a_mitigation_is_last() -> None:
 
 def test_patches_come_first_on_the_path_and_are_listed() -> None:
     stand_in = StandIn(name="p", replaces="LRUCache.touch", why="the mitigation under test")
-    patches = tuple(Mitigation(n, "", patch=n, stand_in=stand_in) for n in ("one", "two"))
-    found = plan(mitigations=patches)
+    one, two = (Patch(name, stand_in, {f"SET_BY_{name}": "1"}) for name in ("one", "two"))
+    found = plan(mitigations=(Mitigation("m", "", patch=two, env={"M": "2"}),), patches=(one,))
     folders = found.env["PYTHONPATH"].split(os.pathsep)
-    assert [Path(f).name for f in folders] == ["one", "two"]
+    assert [Path(f).name for f in folders] == ["boot", "one", "two"]
     assert all(Path(f).parent.name == "standins" for f in folders)
+    assert found.env["MMREPRO_STAND_INS"].split(os.pathsep) == folders[1:]
+    assert (found.env["SET_BY_one"], found.env["SET_BY_two"], found.env["M"]) == ("1", "1", "2")
     assert found.stand_ins == [stand_in, stand_in]
     assert "PYTHONPATH" not in plan().env
+
+
+def test_a_patch_may_lower_the_fidelity() -> None:
+    stand_in = StandIn(name="p", replaces="the device stream", why="no GPU")
+    patch = Patch("emulated", stand_in, fidelity=Fidelity.EMULATED_STREAM)
+    assert plan(patches=(patch,)).fidelity is Fidelity.EMULATED_STREAM
 
 
 def test_every_variable_is_a_setting_with_its_reason() -> None:

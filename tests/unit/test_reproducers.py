@@ -107,10 +107,11 @@ def engine(folder: Path, cache: str, *, whole: bool = False) -> Path:
 
 
 def run(folder: Path, *first: Path) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(str(p) for p in (*first, folder))
+    variables = boot_variables(*first)
+    variables["PYTHONPATH"] += os.pathsep + str(folder)
     return subprocess.run(
         [sys.executable, str(reproducer_path("ghost_key.py"))],
-        env=child_environment({"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}),
+        env=child_environment({**variables, "PYTHONDONTWRITEBYTECODE": "1"}),
         capture_output=True,
         text=True,
         check=False,
@@ -165,12 +166,45 @@ def test_the_stand_in_leaves_other_programs_alone(tmp_path: Path) -> None:
     patch = reproducer_path("standins") / "ghost_key_patch"
     done = subprocess.run(
         [sys.executable, "-c", "import json; print(json.dumps(1))"],
-        env=child_environment({"PYTHONPATH": str(patch)}),
+        env=child_environment(boot_variables(patch)),
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
+def boot_variables(*folders: Path) -> dict[str, str]:
+    boot = reproducer_path("standins") / "boot"
+    return {
+        "PYTHONPATH": os.pathsep.join(str(p) for p in (boot, *folders)),
+        "MMREPRO_STAND_INS": os.pathsep.join(str(p) for p in folders),
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise RuntimeError('half done')", "half done"),
+        ("from mmrepro_boot import after_import\n"
+         "after_import('colorsys', lambda module: module.no_such_name)", "no_such_name"),
+    ],
+    ids=["at start", "at the import"],
+)  # fmt: skip
+def test_a_stand_in_that_fails_ends_the_process(tmp_path: Path, code: str, said: str) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "standin.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-c", "import colorsys; print('went on')"],
+        env=child_environment(boot_variables(folder)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "went on" not in done.stdout
+    assert said in done.stderr
 
 
 def test_without_the_engine_it_says_so(tmp_path: Path) -> None:

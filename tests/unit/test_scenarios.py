@@ -14,6 +14,7 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
 from mmrepro.registry import load_scenario, scenario_names
 from mmrepro.scenario import Mitigation, Scenario, reproducer_path, unmet
+from mmrepro.scenarios.ghost_key_eviction import GhostKeyEviction
 from mmrepro.signature import Finding, Outcome, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -52,11 +53,9 @@ def test_its_mitigations_can_be_applied(scenario: Scenario) -> None:
     for mitigation in scenario.mitigations:
         assert scenario.mitigation(mitigation.name) is mitigation
         assert mitigation.description
-        assert mitigation.server_args or mitigation.patch or mitigation.release
         if mitigation.patch:
-            folder = reproducer_path("standins") / mitigation.patch
-            assert (folder / "sitecustomize.py").is_file()
-            assert mitigation.stand_in is not None, "what it replaces must be in the report"
+            folder = reproducer_path("standins") / mitigation.patch.folder
+            assert (folder / "standin.py").is_file()
         if mitigation.release:
             outcome, _ = scenario.expected(mitigation.release, frozenset({mitigation.name}))
             assert outcome is Outcome.NOT_REPRODUCED
@@ -249,3 +248,28 @@ def test_names_that_are_not_known(tmp_path: Path) -> None:
         load_scenario("zzz")
     with pytest.raises(UnknownScenario, match="There is no scenario file"):
         load_scenario(str(tmp_path / "none.py"))
+
+
+class OtherWay(GhostKeyEviction):
+    variant = "other-way"
+    title = "the same, in another way"
+
+
+class TwoWays(GhostKeyEviction):
+    variant = "one-way"
+
+    @property
+    def variants(self) -> tuple[Scenario, ...]:
+        return (self, OtherWay())
+
+
+def test_a_variant_is_a_scenario_of_its_own() -> None:
+    scenario = TwoWays()
+    assert scenario.with_variant("") is scenario
+    assert scenario.with_variant("one-way") is scenario
+    other = scenario.with_variant("other-way")
+    assert (other.name, other.full_name) == (scenario.name, "ghost-key-eviction-other-way")
+    with pytest.raises(UsageError, match="one-way, other-way"):
+        scenario.with_variant("third-way")
+    with pytest.raises(UsageError, match="it has: none"):
+        GhostKeyEviction().with_variant("one-way")
