@@ -26,6 +26,7 @@ class Drive:
         max_model_len: tokens that prompt and answer may have.
         release: of the engine, e.g. ``0.23.0``.
         mitigations: names of those applied.
+        flips: names of the factors that are not left as in the failing baseline.
         deadline_s: seconds after which a request counts as unanswered; derived from the gate.
         suspect_s: seconds after which an unanswered request makes the trigger stop and look,
             while the request itself keeps waiting for its full deadline.
@@ -37,6 +38,7 @@ class Drive:
     max_model_len: int
     release: str
     mitigations: frozenset[str] = frozenset()
+    flips: frozenset[str] = frozenset()
     deadline_s: float = GATE_DEADLINE_S
     suspect_s: float = GATE_DEADLINE_S
     pending: list[asyncio.Task[RequestRecord]] = field(default_factory=list)

@@ -20,6 +20,8 @@ class RunOptions:
     model: Path | None = None
     server_args: tuple[str, ...] = ()
     mitigations: tuple[str, ...] = ()
+    flips: tuple[str, ...] = ()
+    """Names of the factors that are not left as in the failing baseline."""
     timeout_s: float = 600.0
     out: Path | None = None
     keep_server: bool = False
@@ -44,4 +46,6 @@ class RunOptions:
         parts += [f"--server-arg={arg}" for arg in self.server_args]
         for name in self.mitigations:
             parts += ["--mitigation", name]
+        for name in self.flips:
+            parts += ["--flip", name]
         return shlex.join(parts)

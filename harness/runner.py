@@ -26,16 +26,18 @@ from mmrepro.incident import (
     ModelFacts,
     ScenarioFacts,
     ServerFacts,
+    Setting,
 )
 from mmrepro.options import RunOptions
 from mmrepro.probes.base import Moment
 from mmrepro.probing import Probing, Target
+from mmrepro.ready import answers
 from mmrepro.recorder import Listener, Recorder
 from mmrepro.redact import Redactor
 from mmrepro.rundir import make_run_dir, write_incident
 from mmrepro.sampler import Sampler
 from mmrepro.scenario import RunFacts, Scenario
-from mmrepro.signature import Finding, Verdict, decide, evaluate
+from mmrepro.signature import Finding, Outcome, Verdict, decide, evaluate
 from mmrepro.supervise import EngineProcess, free_port, start_engine
 from mmrepro.traffic import Traffic
 from packaging.version import InvalidVersion, Version
@@ -57,6 +59,7 @@ class Run:
         self.options = options
         self.engine = get_engine(scenario.engine)
         self.mitigations = tuple(scenario.mitigation(name) for name in options.mitigations)
+        self.flipped = tuple(scenario.factor(name) for name in options.flips)
         self.release = self._release()
         self.device = detect_device() if options.device == "auto" else options.device
         self.dir = make_run_dir(options.out, scenario.full_name, self.release)
@@ -134,16 +137,7 @@ class Run:
         """Start the server and wait until it is ready; a port that was taken is tried anew."""
         for attempt in range(PORT_ATTEMPTS):
             port = free_port()
-            request = LaunchRequest(
-                environment=environment,
-                model=model,
-                port=port,
-                max_model_len=self.scenario.max_model_len,
-                server_args=(*self.scenario.server_args, *self.options.server_args),
-                mitigations=self.mitigations,
-                patches=self.scenario.patches,
-            )
-            self.plan = self.engine.plan(request)
+            self.plan = self.launch_plan(environment, model, port)
             self._note_plan(self.plan)
             url = f"http://127.0.0.1:{port}"
             try:
@@ -155,6 +149,20 @@ class Run:
                     raise
                 self.recorder.event(f"port {port} was taken meanwhile; trying another one")
         raise AssertionError("unreachable")
+
+    def launch_plan(self, environment: Environment, model: Path, port: int) -> LaunchPlan:
+        """The server's command and variables; nothing is started."""
+        return self.engine.plan(
+            LaunchRequest(
+                environment=environment,
+                model=model,
+                port=port,
+                max_model_len=self.scenario.max_model_len,
+                server_args=(*self.scenario.server_args, *self.options.server_args),
+                mitigations=(*self.mitigations, *(factor.flip for factor in self.flipped)),
+                patches=self.scenario.patches,
+            )
+        )
 
     def _launch(self, plan: LaunchPlan, url: str) -> None:
         log = self.recorder.dir / ENGINE_LOG
@@ -171,7 +179,7 @@ class Run:
         )
         self._sampler.start()
         self.recorder.event(f"engine started as process {self.process.engine_pid}")
-        while not _answers(url + self.engine.ready_path):
+        while not answers(url + self.engine.ready_path):
             if self.process.exit_code is not None:
                 raise self._start_error(f"ended with {self.process.exit_code} while it started")
             if time.monotonic() - started > self.options.timeout_s:
@@ -204,6 +212,7 @@ class Run:
             max_model_len=self.scenario.max_model_len,
             release=self.release,
             mitigations=frozenset(self.options.mitigations),
+            flips=frozenset(self.options.flips),
         )
         probing = Probing(Target(url, self.process, self.engine), self.scenario, self.recorder)
         try:
@@ -250,7 +259,7 @@ class Run:
         results = evaluate(self.scenario.conditions(facts), evidence)
         healthy = _safely(self.scenario, evidence)
         outcome, why = decide(results, gate_passed=self._gate_passed, healthy_after=healthy)
-        expected, because = self.scenario.expected(self.release, facts.mitigations)
+        expected, because = self._expected(facts)
         self.incident.verdict = Verdict(
             outcome=outcome,
             expected=expected,
@@ -260,6 +269,11 @@ class Run:
             conditions=results,
         )
         assemble(self.incident, self.scenario, facts, self.environment)
+
+    def _expected(self, facts: RunFacts) -> tuple[Outcome | None, str]:
+        if facts.flips:  # what a factor does is to be found out
+            return None, f"flipped: {', '.join(self.options.flips)}; nothing is expected of that"
+        return self.scenario.expected(self.release, facts.mitigations)
 
     # ------------------------------------------------------------------ the end
 
@@ -318,6 +332,7 @@ class Run:
             fidelity=self.incident.fidelity,
             mitigations=frozenset(self.options.mitigations),
             deadline_s=self.drive.deadline_s if self.drive else deadline.FLOOR_S,
+            flips=frozenset(self.options.flips),
         )
 
     def _release(self) -> str:
@@ -379,7 +394,11 @@ class Run:
         engine = self.incident.engine
         engine.command = plan.argv
         engine.environment = plan.env
-        engine.settings = [*self.environment.notes, *plan.settings]
+        flips = [
+            Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
+            for f in self.flipped
+        ]
+        engine.settings = [*self.environment.notes, *plan.settings, *flips]
         self.incident.stand_ins = plan.stand_ins
         self.incident.fidelity = plan.fidelity
 
@@ -415,16 +434,6 @@ def _safely(scenario: Scenario, evidence: object) -> Finding:
         return scenario.healthy_after(evidence)  # type: ignore[arg-type]
     except Exception as error:
         return Finding.unknown(f"the checker failed: {type(error).__name__}: {error}")
-
-
-def _answers(url: str) -> bool:
-    from urllib.request import ProxyHandler, build_opener
-
-    try:
-        with build_opener(ProxyHandler({})).open(url, timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (OSError, ValueError):
-        return False
 
 
 def _sha256(path: Path) -> str:

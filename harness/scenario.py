@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.drive import Drive
 from mmrepro.errors import UsageError
@@ -14,9 +15,12 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimResult, Fidelity, KeyStack, Reference, StandIn, SymptomRow
 from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import StackSample
-from mmrepro.signature import Condition, Finding, Outcome, Truth
+from mmrepro.signature import Condition, Finding, Outcome, Truth, combine, evaluate
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
+if TYPE_CHECKING:
+    from mmrepro.ablate.model import Ablation
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,52 @@ class Mitigation:
 
 
 @dataclass(frozen=True)
+class Factor:
+    """One thing that may or may not matter: ``mmrepro ablate`` flips it and looks.
+
+    The failing baseline is the scenario as it is; a flip adds what is given here, after the
+    scenario's own options (in argparse the last one wins). Where two flipped factors set the same
+    option, the one declared later wins. What the traffic does differently is the scenario's to do:
+    it finds the names of the flipped factors in ``Drive.flips`` and ``RunFacts.flips``.
+
+    Attributes:
+        description: what it is, in a sentence.
+        failing: its setting in the failing baseline, as the tables print it.
+        cure: its other setting, as the tables print it; "" means ``server_args`` and ``env``.
+        server_args: options that the flip adds to the server's command line.
+        env: variables that the flip adds to the server's environment.
+        patch: code that the flip puts in front of the engine's modules.
+        claim: what is said of it, and by whom; for the report.
+    """
+
+    name: str
+    description: str
+    failing: str
+    cure: str = ""
+    server_args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    patch: Patch | None = None
+    claim: str = ""
+
+    @property
+    def setting(self) -> str:
+        """The other setting, as the tables print it."""
+        variables = (f"{name}={value}" for name, value in self.env.items())
+        return self.cure or shlex.join([*variables, *self.server_args])
+
+    @property
+    def flip(self) -> Mitigation:
+        """The flip, in the form in which engines take changes of their command."""
+        return Mitigation(
+            name=self.name,
+            description=f"{self.failing} → {self.setting}",
+            server_args=self.server_args,
+            env=self.env,
+            patch=self.patch,
+        )
+
+
+@dataclass(frozen=True)
 class SourceRef:
     """A definition in the installed engine that the report quotes.
 
@@ -82,6 +132,8 @@ class RunFacts:
     fidelity: Fidelity
     mitigations: frozenset[str]
     deadline_s: float
+    flips: frozenset[str] = frozenset()
+    """Names of the factors that are flipped."""
 
     @property
     def version(self) -> Version:
@@ -110,6 +162,8 @@ class Scenario(ABC):
     patches: ClassVar[tuple[Patch, ...]] = ()
     """Stand-ins that the scenario itself needs, besides those of the engine."""
     mitigations: ClassVar[tuple[Mitigation, ...]] = ()
+    factors: ClassVar[tuple[Factor, ...]] = ()
+    """What ``mmrepro ablate`` may flip."""
     sources: ClassVar[tuple[SourceRef, ...]] = ()
     reproducers: ClassVar[tuple[str, ...]] = ()
     """Single-file reproducers (names below ``reproducers/``) run in the engine's environment."""
@@ -141,6 +195,23 @@ class Scenario(ABC):
     @abstractmethod
     def healthy_after(self, evidence: Evidence) -> Finding:
         """Whether the trigger ran to its end and the engine still does its work after it."""
+
+    def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
+        """Whether the cause is still there in a run that may lack the symptom.
+
+        It tells a cure (not met) from what only hides the failure (met). As everywhere, it is
+        unknown unless evidence tells. Override it where some conditions of the cause can be seen
+        only while the symptom lasts (the stack of a hang, say).
+        """
+        causes = [c for c in self.conditions(facts) if c.required and c.part == "cause"]
+        results = evaluate(causes, evidence)
+        truth = combine([r.truth for r in results])
+        decisive = [r for r in results if r.truth is truth] or results
+        return Finding(truth, "; ".join(f"{r.id}: {r.observed}" for r in decisive))
+
+    def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
+        """The original report's explanations, judged by the table of an ablation."""
+        return []
 
     def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
         return []
@@ -175,6 +246,16 @@ class Scenario(ABC):
         offered = ", ".join(m.name for m in self.mitigations) or "none"
         raise UsageError(
             f"Scenario {self.name} has no mitigation {name!r}; it has: {offered}.",
+            hint=f"mmrepro show {self.name}",
+        )
+
+    def factor(self, name: str) -> Factor:
+        for factor in self.factors:
+            if factor.name == name:
+                return factor
+        offered = ", ".join(f.name for f in self.factors) or "none"
+        raise UsageError(
+            f"Scenario {self.full_name} has no factor {name!r}; it has: {offered}.",
             hint=f"mmrepro show {self.name}",
         )
 

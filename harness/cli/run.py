@@ -44,6 +44,10 @@ def run(
     mitigation: Annotated[
         list[str] | None, typer.Option(help="Apply a mitigation; see mmrepro show SCENARIO.")
     ] = None,
+    flip: Annotated[
+        list[str] | None,
+        typer.Option(help="Flip a factor, as mmrepro ablate does; see mmrepro show SCENARIO."),
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1000, help="Run it this many times.")] = 1,
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds for one run, building the environment apart.")
@@ -74,6 +78,7 @@ def run(
         model=model,
         server_args=tuple(server_arg or ()),
         mitigations=tuple(dict.fromkeys(mitigation or ())),
+        flips=tuple(dict.fromkeys(flip or ())),
         timeout_s=timeout,
         out=out,
         keep_server=keep_server,
@@ -171,7 +176,8 @@ def _exit_code(incident: Incident) -> ExitCode:
     verdict = incident.verdict
     if verdict is None or verdict.outcome == "inconclusive":
         return ExitCode.INCONCLUSIVE
-    return ExitCode.AS_EXPECTED if verdict.as_expected else ExitCode.NOT_AS_EXPECTED
+    surprise = verdict.expected is not None and not verdict.as_expected
+    return ExitCode.NOT_AS_EXPECTED if surprise else ExitCode.AS_EXPECTED
 
 
 def _severity(code: ExitCode) -> int:

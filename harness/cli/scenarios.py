@@ -93,6 +93,10 @@ def show(
                 {"name": m.name, "description": m.description, "release": m.release}
                 for m in found.mitigations
             ],
+            "factors": [
+                {"name": f.name, "failing": f.failing, "setting": f.setting, "claim": f.claim}
+                for f in found.factors
+            ],
             "references": [r.model_dump() for r in found.references],
         }
         typer.echo(jsonlib.dumps(document, indent=1))
@@ -118,6 +122,10 @@ def show(
     out.print("\n[bold]Mitigations")
     for mitigation in found.mitigations:
         out.print(Padding(f"[cyan]{mitigation.name}[/]  {mitigation.description}", (0, 2)))
+    if found.factors:
+        out.print("\n[bold]Factors (mmrepro ablate)")
+    for factor in found.factors:
+        out.print(Padding(f"[cyan]{factor.name}[/]  {factor.failing} → {factor.setting}", (0, 2)))
     out.print("\n[bold]References")
     for reference in found.references:
         out.print(Padding(f"{reference.id}  {reference.title}  {reference.url}", (0, 2)))

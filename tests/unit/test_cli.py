@@ -118,6 +118,7 @@ def test_an_output_folder_that_holds_an_incident(here: Here, tmp_path: Path) -> 
     ("argv", "says"),
     [
         (("--mitigation", "prayer"), "has no mitigation 'prayer'; it has: release, "),
+        (("--flip", "prayer"), "has no factor 'prayer'; it has: prefix-caching, "),
         (("--mitigation", "release", "--release", "0.23.0"), "--mitigation release means 0.24.0"),
         (("--keep-server", "--repeat", "2"), "cannot be combined"),
         (("--repeat", "0"), "--repeat"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from made_up import desync_run, hang_run, healthy_run, run_facts
-from mmrepro.engines import ENGINES
+from mmrepro.engines import ENGINES, LaunchRequest
 from mmrepro.errors import BrokenScenario, UnknownScenario, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
@@ -64,6 +64,54 @@ def test_its_mitigations_can_be_applied(scenario: Scenario) -> None:
             outcome, why = scenario.expected(scenario.default_release, frozenset({name}))
             assert outcome is Outcome.NOT_REPRODUCED
             assert name in why
+
+
+def test_its_factors_can_be_flipped(scenario: Scenario) -> None:
+    names = [f.name for f in scenario.factors]
+    assert len(names) == len(set(names))
+    for factor in scenario.factors:
+        assert re.fullmatch(r"[a-z0-9-]+", factor.name)
+        assert scenario.factor(factor.name) is factor
+        assert all([factor.description, factor.failing, factor.setting])
+        assert factor.failing != factor.setting
+        if factor.patch:
+            folder = reproducer_path("standins") / factor.patch.folder
+            assert (folder / "standin.py").is_file()
+    with pytest.raises(UsageError, match=names[0] if names else "it has: none"):
+        scenario.factor("prayer")
+
+
+def test_a_flip_comes_after_the_scenarios_own_options() -> None:
+    scenario = load_scenario("ghost-key-eviction")
+    flip = scenario.factor("mm-cache").flip
+    request = LaunchRequest(
+        environment=None,  # type: ignore[arg-type]
+        model=Path("m"),
+        port=1,
+        max_model_len=1,
+        server_args=scenario.server_args,
+        mitigations=(flip, scenario.factor("touch-fix").flip),
+    )
+    args = request.all_server_args
+    first, last = (i for i, arg in enumerate(args) if arg == "--mm-processor-cache-gb")
+    assert (args[first + 1], args[last + 1]) == ("0.02", "0")
+    assert request.variables(request.all_patches)["MMREPRO_GHOST_KEY_PATCH"] == "touch"
+
+
+def test_whether_the_ghost_remains_without_the_hang() -> None:
+    """The spin and its stack need the hang; a ghost and a class that cannot evict it do not."""
+    scenario = load_scenario("ghost-key-eviction")
+    facts = run_facts(scenario)
+    assert Scenario.cause_remains(scenario, hang_run(), facts).truth is Truth.MET
+    assert Scenario.cause_remains(scenario, healthy_run(), facts).truth is Truth.NOT_MET
+    assert Scenario.cause_remains(scenario, Evidence(), facts).truth is Truth.UNKNOWN
+    hidden = healthy_run()
+    hidden.reproducers = hang_run().reproducers
+    assert Scenario.cause_remains(scenario, hidden, facts).truth is Truth.NOT_MET
+    assert scenario.cause_remains(hidden, facts).truth is Truth.MET
+    assert scenario.cause_remains(healthy_run(), facts).truth is Truth.NOT_MET
+    hidden.reproducers = []
+    assert scenario.cause_remains(hidden, facts).truth is Truth.UNKNOWN
 
 
 def test_an_unknown_mitigation_is_told_with_what_there_is(scenario: Scenario) -> None:

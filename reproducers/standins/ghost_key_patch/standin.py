@@ -1,15 +1,30 @@
 """Stand-in: the two-part fix of vllm#43595, applied to the engine's LRUCache as it is imported.
 
-Only ``LRUCache.touch`` and ``LRUCache.popitem`` change.
+Only ``LRUCache.touch`` and ``LRUCache.popitem`` change; ``MMREPRO_GHOST_KEY_PATCH`` names the ones
+that do, separated by commas (both, if it is not set).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
 from mmrepro_boot import after_import
+
+BOTH = "touch,popitem"
+ENV = "MMREPRO_GHOST_KEY_PATCH"
+
+
+def parts() -> list[str]:
+    chosen = os.environ.get(ENV, BOTH).split(",")
+    if not set(chosen) <= set(BOTH.split(",")):
+        raise ValueError(f"{ENV} may name {BOTH}, not {chosen}")
+    return chosen
+
+
+CHOSEN = parts()
 
 
 def patch(module: ModuleType) -> None:
@@ -25,9 +40,10 @@ def patch(module: ModuleType) -> None:
             del self._LRUCache__order[key]
         return original(self, remove_pinned)
 
-    cls.touch = touch
-    cls.popitem = popitem
-    print("mmrepro: LRUCache.touch and LRUCache.popitem are patched", file=sys.stderr, flush=True)
+    fixed = {"touch": touch, "popitem": popitem}
+    for name in CHOSEN:
+        setattr(cls, name, fixed[name])
+        print(f"mmrepro: LRUCache.{name} is patched", file=sys.stderr, flush=True)
 
 
 after_import("vllm.utils.cache", patch)
