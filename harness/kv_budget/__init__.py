@@ -1,0 +1,31 @@
+"""KV budget arithmetic: memory and one setting in, blocks and the longest prompt out, and back.
+
+Forward::
+
+    plan = LmdeployPlan("0.6.4", free=6784 << 20, runtime=5061 << 20, bytes_per_block=8388608)
+    plan.forward(Decimal("0.1")).max_tokens        # 1344
+
+Backward: the smallest setting, with so many decimals, that holds a prompt::
+
+    smallest(plan, tokens=3446, decimals=2).setting.setting     # Decimal("0.26")
+
+Nothing here starts an engine or needs one. Every formula names the line it was read in
+(``plan.sources``); ``docs/kv-budget.md`` compares it with what the real engines log.
+"""
+
+from mmrepro.kv_budget.base import Budget, Plan, Smallest, Source, smallest, steps
+from mmrepro.kv_budget.geometry import Geometry
+from mmrepro.kv_budget.lmdeploy import LmdeployPlan, block_bytes_of, block_size_of
+
+__all__ = [
+    "Budget",
+    "Geometry",
+    "LmdeployPlan",
+    "Plan",
+    "Smallest",
+    "Source",
+    "block_bytes_of",
+    "block_size_of",
+    "smallest",
+    "steps",
+]
