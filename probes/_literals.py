@@ -12,6 +12,7 @@ from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
 MIN_CHARS = 3
+MAX_TEXTS = 8
 
 
 def required_texts(pattern: re.Pattern[str]) -> list[bytes] | None:
@@ -26,12 +27,44 @@ def required_texts(pattern: re.Pattern[str]) -> list[bytes] | None:
         texts = _of_sequence(sre_parser.parse(pattern.pattern, pattern.flags))
     except Exception:
         return None
-    if not texts or min(map(len, texts)) < MIN_CHARS or len(texts) > 8:
+    if not texts or min(map(len, texts)) < MIN_CHARS or len(texts) > MAX_TEXTS:
         return None
     try:
         return [text.encode("utf-8") for text in texts]
     except UnicodeEncodeError:
         return None
+
+
+def exact_texts(pattern: re.Pattern[str]) -> list[bytes] | None:
+    """The texts that the expression means, where it means nothing but a few plain texts."""
+    if pattern.flags & re.IGNORECASE:
+        return None
+    try:
+        texts = _spelled(sre_parser.parse(pattern.pattern, pattern.flags))
+    except Exception:
+        return None
+    if not texts or min(map(len, texts)) < MIN_CHARS:
+        return None
+    return [text.encode() for text in texts] if all(map(str.isascii, texts)) else None
+
+
+def _spelled(items: Any) -> list[str] | None:
+    """All texts that the sequence matches; None: not a few plain ones."""
+    texts = [""]
+    for operation, argument in items:
+        if operation is sre.LITERAL and chr(argument).isprintable():
+            more: list[str] | None = [chr(argument)]
+        elif operation is sre.SUBPATTERN and not argument[1] and not argument[2]:
+            more = _spelled(argument[3])
+        elif operation is sre.BRANCH:
+            parts = [_spelled(branch) for branch in argument[1]]
+            more = None if None in parts else [text for part in parts for text in part or ()]
+        else:
+            return None
+        if more is None or len(texts) * len(more) > MAX_TEXTS:
+            return None
+        texts = [text + end for text in texts for end in more]
+    return texts
 
 
 def _of_sequence(items: Any) -> list[str] | None:

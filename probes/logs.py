@@ -15,13 +15,19 @@ import re
 import stat
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
 from mmrepro.probes import _log_lines
-from mmrepro.probes._literals import required_texts
+from mmrepro.probes._literals import exact_texts, required_texts
+from mmrepro.probes._log_blocks import (
+    PREFIX,
+    BlockScan,
+    Lines,
+    merged,
+    safe_text,
+)
 from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
 from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
 from mmrepro.probes.data import LogLine, LogsData
@@ -32,10 +38,7 @@ MAX_PROCESSES = 256
 
 Pattern = re.Pattern[str] | str
 
-# What vLLM wraps its process prefix in: two plain replacements spare most logs the expression.
-_VLLM_COLOURS = (b"\x1b[1;36m", b"\x1b[0;0m")
 _ANSI = re.compile(_log_lines.ANSI)
-_PREFIX = re.compile(rb"\n\(([^()\s]{1,120} pid=\d+)\)")
 _ERROR_TEXTS = (b"ERROR", b"CRITICAL", b"raceback (most recent call last)")
 
 
@@ -106,11 +109,29 @@ class _Search:
 
     def __init__(self, pattern: Pattern, first: int, last: int) -> None:
         self.regex = re.compile(pattern) if isinstance(pattern, str) else pattern
-        self.texts = required_texts(self.regex)
+        exact = exact_texts(self.regex)
+        texts = exact or required_texts(self.regex)
+        self.texts = None if texts is None else [safe_text(text) for text in texts]
+        self.plain = exact is not None and self.texts == exact
+        """A line with one of the texts matches: nothing but counting is left to do."""
         self.keep = first
         self.count = 0
         self.first: list[tuple[int, str]] = []
         self.last: deque[tuple[int, str]] = deque(maxlen=last)
+
+    def take(self, lines: Lines, offsets: list[int] | None) -> None:
+        """The matches among the lines that hold ``offsets``; None: among all lines."""
+        if self.plain and offsets is not None and len(offsets) > self.keep:
+            starts = lines.line_starts(offsets)
+            room = self.keep - len(self.first)
+            kept = self.last.maxlen or 0
+            if len(starts) > room + kept and not lines.has_long:
+                self.count += len(starts) - room - kept
+                offsets = starts[:room] + starts[len(starts) - kept :]
+        for number, raw in lines.holding(offsets):
+            text = clean(raw)
+            if self.regex.search(text):
+                self.add(number, text)
 
     def add(self, number: int, line: str) -> None:
         self.count += 1
@@ -124,8 +145,8 @@ class _Search:
 
 
 class Scanner:
-    """The state of one reading. Blocks of whole lines go through a few passes of ``bytes.find``;
-    only lines with something in them are ever decoded."""
+    """The state of one reading. Blocks of whole lines are gone over once for everything that is
+    looked for; only lines with something in them are ever decoded."""
 
     def __init__(
         self,
@@ -148,7 +169,10 @@ class Scanner:
         self._errors: list[LogLine] = []
         self._error_count = 0
         self._last: dict[bytes, tuple[int, bytes]] = {}  # prefix: line number, raw line
-        self._unknown = _unknown_prefix([])
+        wanted = [*self._searches.values(), *([self._progress] if self._progress else [])]
+        texts = [*_ERROR_TEXTS, *(text for s in wanted for text in s.texts or ())]
+        self._texts = list(dict.fromkeys(texts))
+        self._scan = BlockScan(self._texts)
 
     def scan(self, stream: BinaryIO, deadline: float | None = None) -> LogsData:
         for block in self._blocks(stream, deadline):
@@ -157,14 +181,14 @@ class Scanner:
 
     def result(self) -> LogsData:
         """What was found so far."""
+        last = sorted(self._last.values())  # by number: plain and coloured prefixes may be mixed
         return LogsData(
             file=self.file,
             bytes_read=self._bytes,
             lines=self._lines,
             bad_bytes=self._bad_lines,
             last_by_process={
-                line.process: line
-                for line in (parse_line(n, clean(raw)) for n, raw in list(self._last.values()))
+                line.process: line for line in (parse_line(n, clean(raw)) for n, raw in last)
             },
             errors=list(self._errors),
             error_count=self._error_count,
@@ -185,11 +209,13 @@ class Scanner:
                 if end < 0:
                     continue
                 chunk, in_long_line = chunk[end:], False
-            carry += chunk
-            cut = carry.rfind(b"\n")
-            if cut > 0:
-                yield carry[:cut]
-                carry = carry[cut:]
+            cut = chunk.rfind(b"\n")
+            if cut < 0:
+                carry += chunk
+            else:
+                if block := b"".join((carry, memoryview(chunk)[:cut])):
+                    yield block
+                carry = chunk[cut:]
             if len(carry) > MAX_LINE_BYTES:
                 # Only ever this much of an endless line is held; the rest of it is passed over.
                 carry, in_long_line = carry[: MAX_LINE_BYTES + 1], True
@@ -199,108 +225,58 @@ class Scanner:
     def _take(self, block: bytes) -> None:
         if not block.isascii():
             self._bad_lines += _bad_lines(block)
-        if b"\x1b" in block:
-            for colour in _VLLM_COLOURS:
-                block = block.replace(colour, b"")
-            if b"\x1b" in block:
-                block = _ANSI.sub(b"", block)
-        lines = _Lines(block, self._lines)
+        strangers = self._scan.strangers(block)
+        if strangers is None:
+            block = _ANSI.sub(b"", block)
+            strangers = self._scan.strangers(block, stripped=True) or []
+        hits = self._scan.scan(block)
+        lines = Lines(block, self._lines)
         self._lines += len(lines)
-        self._last_words(lines)
-        self._find_errors(lines)
+        self._last_words(lines, hits.known, strangers)
+        found = dict(zip(self._texts, hits.texts, strict=True))
+        self._find_errors(lines, merged(found, _ERROR_TEXTS))
         for search in self._searches.values():
-            for number, raw in lines.holding(search.texts):
-                text = clean(raw)
-                if search.regex.search(text):
-                    search.add(number, text)
+            offsets = None if search.texts is None else merged(found, search.texts)
+            if offsets != []:
+                search.take(lines, offsets)
         if self._progress is not None:
-            self._find_progress(lines, self._progress)
+            texts = self._progress.texts
+            offsets = None if texts is None else sorted(merged(found, texts))
+            self._find_progress(lines, self._progress, offsets)
 
-    def _last_words(self, lines: _Lines) -> None:
+    def _last_words(self, lines: Lines, known: list[bytes], strangers: list[int]) -> None:
         block = lines.block
-        unmarked = lines.last_unmarked()
-        for match in self._unknown.finditer(block):
-            found = _PREFIX.match(block, match.start())
-            if found is None:
-                unmarked = max(unmarked, lines.index_at(match.start()))
-            elif found[0] not in self._last and len(self._last) < MAX_PROCESSES:
-                self._last[found[0]] = (0, b"")
-                self._unknown = _unknown_prefix(self._last)
-        for prefix in self._last:
-            if prefix and (at := block.rfind(prefix)) >= 0:
-                self._last[prefix] = lines[lines.index_at(at)]
+        unmarked = lines.last_unmarked(self._scan)
+        new: list[bytes] = []
+        for start in strangers:
+            match = PREFIX.match(block, start)
+            if match is None:
+                unmarked = max(unmarked, start)
+            elif match[0] not in self._last and len(self._last) < MAX_PROCESSES:
+                self._last[match[0]] = (0, b"")
+                new.append(match[0])
+        for prefix in dict.fromkeys((*known, *new)):
+            self._last[prefix] = lines.at(block.rfind(prefix))
+        if new:
+            self._scan.know(new)
         if unmarked >= 0:
-            self._last[b""] = lines[unmarked]
+            self._last[b""] = lines.at(unmarked)
 
-    def _find_errors(self, lines: _Lines) -> None:
-        for number, raw in lines.holding(_ERROR_TEXTS):
+    def _find_errors(self, lines: Lines, offsets: list[int]) -> None:
+        for number, raw in lines.holding(offsets):
             line = parse_line(number, clean(raw))
             if is_error(line):
                 self._error_count += 1
                 if len(self._errors) < MAX_ERRORS:
                     self._errors.append(line)
 
-    def _find_progress(self, lines: _Lines, search: _Search) -> None:
-        end = len(lines.block)
-        while end > 0:
-            if search.texts is None:
-                at = lines.block.rfind(b"\n", 0, end)
-            else:
-                at = max(lines.block.rfind(text, 0, end) for text in search.texts)
-            if at < 0:
-                return
-            index = lines.index_at(at)
-            number, raw = lines[index]
+    def _find_progress(self, lines: Lines, search: _Search, offsets: list[int] | None) -> None:
+        for offset in reversed(lines.starts.tolist() if offsets is None else offsets):
+            number, raw = lines.at(offset)
             text = clean(raw)
             if search.regex.search(text):
                 self._last_progress = (number, text)
                 return
-            end = int(lines.starts[index])
-
-
-class _Lines:
-    """A block's lines, found all at once: numpy does it four times faster than ``bytes.count``."""
-
-    def __init__(self, block: bytes, before: int) -> None:
-        self.block = block
-        self.before = before
-        self._bytes = np.frombuffer(block, np.uint8)
-        self.starts = np.flatnonzero(self._bytes == ord("\n"))
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, index: int) -> tuple[int, bytes]:
-        """Number in the file and content of the block's line ``index``, cut at MAX_LINE_BYTES."""
-        start = int(self.starts[index]) + 1
-        end = int(self.starts[index + 1]) if index + 1 < len(self) else len(self.block)
-        return self.before + index + 1, self.block[start : min(end, start + MAX_LINE_BYTES)]
-
-    def index_at(self, offset: int) -> int:
-        """Which line the byte at ``offset`` belongs to; a newline belongs to the line after it."""
-        return int(np.searchsorted(self.starts, offset, side="right")) - 1
-
-    def last_unmarked(self) -> int:
-        """Index of the last line that neither is empty nor opens a parenthesis; -1: none."""
-        heads = self._bytes[np.minimum(self.starts + 1, len(self._bytes) - 1)]
-        found = np.flatnonzero((heads != ord("(")) & (heads != ord("\n")))
-        return int(found[-1]) if len(found) else -1
-
-    def holding(self, texts: Sequence[bytes] | None) -> Iterator[tuple[int, bytes]]:
-        """Lines that hold one of ``texts``, in order; None: every line."""
-        if texts is None:
-            yield from (self[index] for index in range(len(self)))
-            return
-        found: set[int] = set()
-        for text in texts:
-            at = self.block.find(text)
-            while at >= 0:
-                index = self.index_at(at)
-                found.add(index)
-                if index + 1 == len(self):
-                    break
-                at = self.block.find(text, int(self.starts[index + 1]))
-        yield from (self[index] for index in sorted(found))
 
 
 def _bad_lines(block: bytes) -> int:
@@ -315,9 +291,3 @@ def _bad_lines(block: bytes) -> int:
         else:
             return bad
     return bad
-
-
-def _unknown_prefix(known: Mapping[bytes, object] | list[bytes]) -> re.Pattern[bytes]:
-    """Lines that open a parenthesis and are none of the processes known by now."""
-    seen = b"|".join(re.escape(prefix[2:]) for prefix in known if prefix)
-    return re.compile(rb"\n\((?!" + seen + rb")" if seen else rb"\n\(")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mmrepro.probes import LogsProbe, ProbeStatus, run_probe, scan
 from mmrepro.probes import logs as logs_module
-from mmrepro.probes._literals import required_texts
+from mmrepro.probes._literals import exact_texts, required_texts
 from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
 
 LOG = (
@@ -176,6 +176,10 @@ lines_of_a_log = st.lists(
             b"(EngineCore pid=12) INFO 11-21 02:44:01 [a.py:1] fine",
             b"\x1b[1;36m(APIServer pid=2)\x1b[0;0m INFO 11-21 02:44:01 [b.py:2] progress 7",
             b"(not a process) progress 8",
+            b"(EngineCore pid=1) INFO 11-21 02:44:01 [a.py:1] bo\x1b[31mom\x1b[0m 12",
+            b"\x1b[1;36m(APIServer pid=2) ERROR 11-21 02:44:01 [b.py:2] bo\x1b[0;0m om",
+            b"\x1b[1;36m(Worker pid=3)\x1b[0;0m bo\x1b[0;0mom",
+            b"(Eng",
             b"INFO:     uvicorn",
             b"ERROR in the middle of nothing",
             b"",
@@ -187,7 +191,14 @@ lines_of_a_log = st.lists(
     | st.binary(max_size=30).map(lambda raw: raw.replace(b"\n", b"")),
     max_size=25,
 )
-PATTERNS = {"boom": "boom", "or": r"(?:boom|fine) *$", "digits": r"\d{2}", "case": "(?i)BOOM"}
+PATTERNS = {
+    "boom": "boom",
+    "prefix": r"pid=2\) INFO",
+    "plain": "boom|fine",
+    "or": r"(?:boom|fine) *$",
+    "digits": r"\d{2}",
+    "case": "(?i)BOOM",
+}
 PROGRESS = r"progress \d"
 
 
@@ -270,3 +281,22 @@ def test_a_hostile_line_is_cleaned_fast():
         parse_line(1, clean(raw))
     assert time.perf_counter() - started < 3
     assert len(clean(b"a" * (MAX_LINE_BYTES * 2))) == MAX_LINE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("pattern", "texts"),
+    [
+        ("waiting for work", [b"waiting for work"]),
+        ("Core (?:loop|waiting)|health", [b"Core loop", b"Core waiting", b"health"]),
+        ("Core (loop|waiting)", [b"Core loop", b"Core waiting"]),
+        ("loop active$", None),
+        (r"step \d", None),
+        ("(?i)loop", None),
+        ("(?i:loop) x", None),
+        ("ab", None),
+        ("caf\u00e9", None),
+        ("(?:a1|a2|a3)(?:b1|b2|b3)", None),
+    ],
+)
+def test_exact_texts(pattern, texts):
+    assert exact_texts(re.compile(pattern)) == texts
