@@ -79,6 +79,16 @@ _DATA_URL: Final = re.compile(
     r"([A-Za-z0-9+/_=%-]+)",
     re.IGNORECASE,
 )
+# What engines log of a request: vLLM's `prompt: '...'`, SGLang's and LMDeploy's token ids.
+_PROMPT: Final = re.compile(
+    r"""\b((?:[a-z]{1,12}_)?prompts?)(["']?[ \t]{0,4}[:=][ \t]{0,4})(["'])"""
+    r"""((?:\\.|(?!\3)[^\\\r\n])+)""",
+    re.IGNORECASE,
+)
+_TOKEN_IDS: Final = re.compile(
+    r"""\b((?:prompt_)?token_ids|(?:origin_)?input_ids)(["']?[ \t]{0,4}[:=][ \t]{0,4}\[)"""
+    r"""([\d, \t\[\]]{12,})"""
+)
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{56,}={0,2}")
 _HOMES: Final = re.compile(r"""([\\/](?:home|Users)[\\/]{1,2})([^\s\\/"'`:;,<>()\[\]{}|&*?]+)""")
 _LOCAL: Final = re.compile(r"[\w.%+-]")
@@ -115,7 +125,7 @@ class Redactor:
         if len(secret.strip()) < MIN_SECRET:
             return ""
         kind = re.sub(r"[^a-z]", "", kind.lower())[:20] or "secret"
-        placeholder = self._placeholder(kind, secret)
+        placeholder = self.placeholder(kind, secret)
         forms = {secret, secret.strip()} | {secret[:n] for n in _HEADS if len(secret) > n}
         for form in list(forms):
             forms |= {json.dumps(form)[1:-1], json.dumps(form, ensure_ascii=False)[1:-1]}
@@ -125,6 +135,12 @@ class Redactor:
         self._registered.sort(key=lambda pair: (-len(pair[0]), pair[0]))
         self._cache.clear()
         return placeholder
+
+    def reserve(self, text: str) -> None:
+        """Number new placeholders after those in ``text``: another mapping made them."""
+        for match in PLACEHOLDER.finditer(text):
+            kind, _, number = match[0][len("[redacted:") : -1].rpartition("-")
+            self._counts[kind] = max(self._counts.get(kind, 0), int(number))
 
     def redact(self, text: str) -> str:
         """``text`` with everything private replaced. Idempotent; at most 8 MiB are kept."""
@@ -162,11 +178,13 @@ class Redactor:
         yield self._private_keys
         yield lambda t: _DATA_URL.sub(self._data_url, t) if ";base64," in t.lower() else t
         yield lambda t: _URL.sub(self._url, t) if "://" in t and "@" in t else t
-        yield lambda t: _TOKENS.sub(lambda m: self._placeholder("key", m[0]), t)
+        yield lambda t: _TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
         yield lambda t: _HEADER.sub(self._header, t)
-        yield lambda t: _BEARER.sub(lambda m: m[1] + self._placeholder("key", m[2]), t)
+        yield lambda t: _BEARER.sub(lambda m: m[1] + self.placeholder("key", m[2]), t)
         yield lambda t: _ASSIGNED.sub(self._assigned, t) if "=" in t or ":" in t else t
         yield lambda t: _OPTION.sub(self._assigned, t) if "-" in t else t
+        yield lambda t: _PROMPT.sub(self._prompt, t) if "rompt" in t or "ROMPT" in t else t
+        yield lambda t: _TOKEN_IDS.sub(self._token_ids, t) if "_ids" in t else t
         yield lambda t: _BASE64.sub(self._base64, t)
         yield self._emails
         yield self._home_paths
@@ -186,20 +204,20 @@ class Redactor:
             end = _KEY_END.search(text, begin.end())
             stop = end.end() if end else len(text)
             out += [text[position : begin.start()]]
-            out += [self._placeholder("privatekey", text[begin.start() : stop])]
+            out += [self.placeholder("privatekey", text[begin.start() : stop])]
             position = stop
         return "".join([*out, text[position:]])
 
     def _data_url(self, match: re.Match[str]) -> str:
-        return match[1] + self._placeholder("image", match[2])
+        return match[1] + self.placeholder("image", match[2])
 
     def _url(self, match: re.Match[str]) -> str:
         user, colon, password = match[2].partition(":")
         if not colon:
-            return match[1] + self._placeholder("password", user)
-        shown = self._placeholder("user", user) if user else ""
+            return match[1] + self.placeholder("password", user)
+        shown = self.placeholder("user", user) if user else ""
         return (
-            match[1] + shown + colon + (self._placeholder("password", password) if password else "")
+            match[1] + shown + colon + (self.placeholder("password", password) if password else "")
         )
 
     def _header(self, match: re.Match[str]) -> str:
@@ -219,7 +237,7 @@ class Redactor:
         if not value.strip():
             return match[0]
         kind = "cookie" if "cookie" in name.lower() else "key"
-        return f"{name}{separator}{quote}{lead}{self._placeholder(kind, value)}{tail}"
+        return f"{name}{separator}{quote}{lead}{self.placeholder(kind, value)}{tail}"
 
     def _assigned(self, match: re.Match[str]) -> str:
         name, separator, quote, quoted, bare = match.groups()
@@ -229,10 +247,21 @@ class Redactor:
             tail = bare[len(value) :]
         if not _may_be_secret(name, separator, value, quoted=bool(quote)):
             return match[0]
-        return f"{name}{separator}{quote or ''}{self._placeholder(_kind(name), value)}{tail}"
+        return f"{name}{separator}{quote or ''}{self.placeholder(_kind(name), value)}{tail}"
+
+    def _prompt(self, match: re.Match[str]) -> str:
+        name, separator, quote, value = match.groups()
+        if len(value.strip()) < MIN_SECRET:
+            return match[0]
+        return f"{name}{separator}{quote}{self.placeholder('prompt', value)}"
+
+    def _token_ids(self, match: re.Match[str]) -> str:
+        name, separator, ids = match.groups()
+        inside = ids.rstrip("], \t")
+        return f"{name}{separator}{self.placeholder('tokens', inside)}{ids[len(inside) :]}"
 
     def _base64(self, match: re.Match[str]) -> str:
-        return self._placeholder("base64", match[0]) if _is_base64(match[0]) else match[0]
+        return self.placeholder("base64", match[0]) if _is_base64(match[0]) else match[0]
 
     def _emails(self, text: str) -> str:
         if "@" not in text:
@@ -247,7 +276,7 @@ class Redactor:
             if domain:
                 out += [
                     text[position:start],
-                    self._placeholder("email", text[start : domain.end()]),
+                    self.placeholder("email", text[start : domain.end()]),
                 ]
                 position = domain.end()
             at = text.find("@", max(at + 1, position))
@@ -256,11 +285,12 @@ class Redactor:
     def _home_paths(self, text: str) -> str:
         if self._home is not None:
             text = self._home.sub("~", text)
-        return _HOMES.sub(lambda m: m[1] + self._placeholder("user", m[2]), text)
+        return _HOMES.sub(lambda m: m[1] + self.placeholder("user", m[2]), text)
 
     # -------------------------------------------------------------- mapping and models
 
-    def _placeholder(self, kind: str, secret: str) -> str:
+    def placeholder(self, kind: str, secret: str) -> str:
+        """What stands for ``secret``, here and wherever it comes up again."""
         digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
         known = self._placeholders.get(digest)
         if known is None:
@@ -285,7 +315,7 @@ class Redactor:
         if isinstance(value, Enum):
             return value
         if isinstance(value, str):
-            return self._named(value, name)
+            return self.redact_named(value, name)
         if isinstance(value, BaseModel):
             return self._model(value)
         if isinstance(value, dict):
@@ -301,13 +331,14 @@ class Redactor:
             return type(value)(items)
         return value
 
-    def _named(self, value: str, name: str) -> str:
+    def redact_named(self, value: str, name: str) -> str:
+        """``value`` redacted; altogether if ``name`` says that it is a secret."""
         if name and _SENSITIVE.fullmatch(name):
             bare = value.strip("\"'")
             if not PLACEHOLDER.fullmatch(bare) and _may_be_secret(name, "=", bare, quoted=True):
                 cleaned = self.redact(value)
                 if not PLACEHOLDER.search(cleaned):
-                    return value.replace(bare, self._placeholder(_kind(name), bare))
+                    return value.replace(bare, self.placeholder(_kind(name), bare))
                 return cleaned
         return self.redact(value)
 

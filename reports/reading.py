@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from mmrepro.bundle_file import is_bundle, read_incident
 from mmrepro.errors import BadIncident
 from mmrepro.incident import INCIDENT_FILE, SCHEMA_VERSION, Incident
 from pydantic import ValidationError
@@ -16,14 +17,16 @@ _HINT: Final = "give the folder that `mmrepro run` named at its end"
 
 
 def load(directory: Path | str) -> Incident:
-    """The incident kept in ``directory`` (its ``incident.json`` itself is accepted as well).
+    """The incident kept in ``directory``, or in the file that ``mmrepro bundle`` made of it.
+
+    Its ``incident.json`` itself is accepted as well.
 
     Raises:
         BadIncident: there is none, or it cannot be read; the message says which and why.
     """
     directory = Path(directory)
     path = directory if directory.name == INCIDENT_FILE else directory / INCIDENT_FILE
-    data = _read(path)
+    data = read_incident(directory) if is_bundle(directory) else _read(path)
     try:
         content = from_json(data)
     except ValueError as error:

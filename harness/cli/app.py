@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from mmrepro import __version__
+from mmrepro.cli.bundle import bundle
 from mmrepro.cli.check import check
 from mmrepro.cli.env import app as env_app
 from mmrepro.cli.probe import probe
@@ -46,6 +47,7 @@ app.command("run", short_help="Drive a real engine into a known failure.")(run)
 app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("report", short_help="Make a report again from an incident.")(report_command)
+app.command("bundle", short_help="Pack an incident for an upstream issue.")(bundle)
 app.command("schema", short_help="Print the JSON Schema of incident.json.")(schema)
 app.command("check", short_help="Tell what this machine can do.")(check)
 app.command("probe", short_help="Collect one kind of evidence.")(probe)

@@ -17,7 +17,9 @@ class Format(StrEnum):
 
 
 def report_command(
-    incident: Annotated[Path, typer.Argument(help="An incident's folder.", metavar="DIR")],
+    incident: Annotated[
+        Path, typer.Argument(help="An incident's folder, or a bundle of it.", metavar="DIR")
+    ],
     format: Annotated[Format, typer.Option(help="What to print on stdout.")] = Format.MD,
 ) -> None:
     """Make a report again, from an incident's folder alone.

@@ -1,0 +1,95 @@
+"""``mmrepro bundle``: one redacted file to attach to an upstream issue."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mmrepro.bundle_file import BundleManifest
+
+
+def bundle(
+    incident: Annotated[Path, typer.Argument(help="An incident's folder.", metavar="DIR")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write.  [default: NAME-OF-DIR.zip]")
+    ] = None,
+    max_mib: Annotated[
+        float, typer.Option(min=0.1, max=1024, help="Largest size of the file.")
+    ] = 10.0,
+    secrets_file: Annotated[
+        Path | None,
+        typer.Option(help="Texts to replace wherever they occur, one a line.", metavar="FILE"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Pack an incident into one file: redacted, listed, checksummed, small.
+
+    Read it back with mmrepro report FILE.zip. Look at it before you publish it: a pattern knows
+    keys, tokens, prompts, images, addresses and user names, not every secret there is.
+
+    Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
+    """
+    from mmrepro.bundle import write_bundle
+    from mmrepro.reports import load
+
+    loaded = load(incident)
+    folder = incident if incident.is_dir() else incident.parent
+    target = out or Path(f"{folder.resolve().name}.zip")
+    manifest = write_bundle(
+        folder,
+        loaded,
+        target,
+        max_bytes=int(max_mib * 2**20),
+        secrets=_lines(secrets_file) if secrets_file else (),
+        force=force,
+    )
+    if json:
+        import json as jsonlib
+
+        document = {"bundle": str(target), "bytes": target.stat().st_size}
+        typer.echo(jsonlib.dumps(document | manifest.model_dump(), indent=1))
+        return
+    _tell(target, manifest)
+
+
+def _lines(path: Path) -> list[str]:
+    from mmrepro.errors import UsageError
+
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{path} cannot be read: {why}.") from error
+
+
+def _tell(target: Path, manifest: BundleManifest) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table("file", "bytes", "redacted", "sha256", "note", box=None)
+    dumps = [entry for entry in manifest.files if "-stacks-" in entry.name]
+    for entry in manifest.files:
+        if entry in dumps[1:]:
+            continue
+        table.add_row(
+            escape(entry.name),
+            str(entry.bytes),
+            str(entry.redactions or ""),
+            entry.sha256[:12],
+            escape(entry.note),
+        )
+    if len(dumps) > 1:
+        size = sum(entry.bytes for entry in dumps[1:])
+        table.add_row(f"… and {len(dumps) - 1} more stack dumps", str(size))
+    for gone in manifest.left_out:
+        table.add_row(f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why))
+    console.print(table)
+    console.print(f"\n{escape(str(target))}  {target.stat().st_size / 2**20:.2f} MiB")
+    console.print(f"to read it:  mmrepro report {escape(str(target))}")
+    console.print("Look at it before you publish it.")
