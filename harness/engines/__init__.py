@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from mmrepro.engines.base import Engine, LaunchPlan, LaunchRequest, root_cause_lines
+from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.errors import UsageError
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (VllmEngine(),)}
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in (VllmEngine(), MinivllmEngine())}
 
 __all__ = ["ENGINES", "Engine", "LaunchPlan", "LaunchRequest", "get_engine", "root_cause_lines"]
 

@@ -155,7 +155,7 @@ class _Build:
 
     def run(self) -> Manifest:
         started = time.monotonic()
-        self.say(f"looking for {self.spec.project} {self.spec.release}")
+        self.say(f"looking for {self.spec.project} {self.spec.installed}")
         found = releases.find(self.spec)
         self.reasons += found.reasons
         if self.spec.device == "cuda" and detect_device() != "cuda":
@@ -212,11 +212,11 @@ class _Build:
     def _install_wheel(self, found: releases.Found) -> None:
         """The engine's wheel alone, by its hash."""
         self.say(f"fetching {found.wheel.filename}")
-        line = f"{self.spec.project}=={self.spec.release} --hash=sha256:{found.wheel.sha256}\n"
+        line = f"{self.spec.project}=={self.spec.installed} --hash=sha256:{found.wheel.sha256}\n"
         (self.folder / "wheel.lock").write_text(line)
         arguments = ["pip", "install", "--python", str(self.python), "--no-deps"]
         arguments += ["--require-hashes", "-r", "wheel.lock"]
-        self._uv(arguments, f"installing {self.spec.project} {self.spec.release}")
+        self._uv(arguments, f"installing {self.spec.project} {self.spec.installed}")
 
     def _check_link(self, found: releases.Found) -> None:
         files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
@@ -257,7 +257,7 @@ class _Build:
         if self.spec.overrides:
             (self.folder / "overrides.in").write_text("\n".join(self.spec.overrides) + "\n")
             arguments += ["--override", "overrides.in"]
-        doing = f"resolving the requirements of {self.spec.project} {self.spec.release}"
+        doing = f"resolving the requirements of {self.spec.project} {self.spec.installed}"
         cutoff = found.cutoff
         try:
             text = self._compile(arguments, cutoff, doing)
@@ -283,7 +283,7 @@ class _Build:
         arguments = ["pip", "sync", "--python", str(self.python), "--require-hashes"]
         arguments += ["--exclude-newer", cutoff, *self.torch_options, "--exclude-newer-package"]
         arguments += [f"{self.spec.project}={found.wheel_cutoff.isoformat()}", LOCK_FILE]
-        doing = f"installing the requirements of {self.spec.project} {self.spec.release}"
+        doing = f"installing the requirements of {self.spec.project} {self.spec.installed}"
         plan: list[str] = []
         try:
             run_uv(
@@ -327,7 +327,7 @@ class _Build:
             if name.replace("-", "_").lower() == wanted:
                 return text
         raise EnvironmentBuildError(
-            f"The wheel of {self.spec.project} {self.spec.release} has no metadata.",
+            f"The wheel of {self.spec.project} {self.spec.installed} has no metadata.",
             hint="try another release: mmrepro run SCENARIO --release X.Y.Z",
         )
 

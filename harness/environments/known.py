@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mmrepro.environments.minivllm import minivllm_spec
 from mmrepro.environments.place import detect_device
 from mmrepro.environments.spec import Device, EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UsageError
 
-SPECS: dict[str, Callable[[str, Device], EnvironmentSpec]] = {"vllm": vllm_spec}
+SPECS: dict[str, Callable[[str, Device], EnvironmentSpec]] = {
+    "minivllm": minivllm_spec,
+    "vllm": vllm_spec,
+}
 
 
 def spec_for(engine: str, release: str, device: str = "auto") -> EnvironmentSpec:

@@ -77,7 +77,7 @@ def find(spec: EnvironmentSpec) -> Found:
         UnknownRelease: the index has no such release of the engine.
         EnvironmentBuildError: it has, but no wheel for this machine; or it cannot be asked.
     """
-    requirement = f"{spec.project}=={spec.release}"
+    requirement = f"{spec.project}=={spec.installed}"
     refused: UvFailed | None = None
     for python in pythons(spec):
         try:
@@ -125,7 +125,7 @@ def _dated(spec: EnvironmentSpec, python: str, files: ReleaseFiles) -> Found:
 
 def _upload_of(spec: EnvironmentSpec, python: str) -> datetime | None:
     """When ``dated_by`` was released. A repackaged 0.11.1.post2 has the date of 0.11.1."""
-    for release in dict.fromkeys((spec.release, Version(spec.release).base_version)):
+    for release in dict.fromkeys((spec.installed, Version(spec.installed).base_version)):
         try:
             return release_files(f"{spec.dated_by}=={release}", python).uploaded
         except UvFailed as failure:
@@ -139,7 +139,7 @@ def _unknown(spec: EnvironmentSpec, python: str) -> UnknownRelease:
     others = f"next to it: {' and '.join(near)}" if near else "it may not serve the project"
     what = spec.project if spec.project == spec.engine else f"{spec.engine} ({spec.project})"
     return UnknownRelease(
-        f"The package index has no release {spec.release} of {what}; {others}.",
+        f"The package index has no release {spec.installed} of {what}; {others}.",
         hint=f"for example: --release {near[-1]}" if near else "check the index that uv uses",
     )
 
@@ -149,7 +149,7 @@ def nearest(spec: EnvironmentSpec, python: str) -> list[str]:
     found: list[str] = []
     for sign in "<>":
         try:
-            requirement = f"{spec.project}{sign}{spec.release}"
+            requirement = f"{spec.project}{sign}{spec.installed}"
             found.append(release_files(requirement, python, lowest=sign == ">").version)
         except UvFailed:
             continue
@@ -159,7 +159,7 @@ def nearest(spec: EnvironmentSpec, python: str) -> list[str]:
 def repackaged(spec: EnvironmentSpec, python: str) -> str:
     """A later build of the same release (``0.11.1.post2``), or ``""``."""
     try:
-        version = release_files(f"{spec.project}=={spec.release}.*", python).version
-        return version if Version(version) > Version(spec.release) else ""
+        version = release_files(f"{spec.project}=={spec.installed}.*", python).version
+        return version if Version(version) > Version(spec.installed) else ""
     except (UvFailed, InvalidVersion):
         return ""

@@ -44,6 +44,8 @@ class EnvironmentSpec:
     """The project whose upload of ``release`` dates the resolution, e.g. ``vllm``."""
     origin: str = ""
     """Who built the wheel, in words; never an address."""
+    version: str = ""
+    """Of ``project``; empty: ``release``. An engine whose own code is not on the index has one."""
     requirements: tuple[str, ...] = ()
     """What the release needs besides its own requirements."""
     drop: tuple[str, ...] = ()
@@ -62,9 +64,17 @@ class EnvironmentSpec:
     """What an unpacked environment takes, roughly."""
     reasons: tuple[Reason, ...] = ()
 
+    @property
+    def installed(self) -> str:
+        """Version of ``project`` that is installed."""
+        return self.version or self.release
+
     def key(self, salt: str = "") -> str:
         """Name of the environment's folder: readable, and different for different contents."""
-        text = json.dumps([RECIPE, asdict(self), salt], sort_keys=True)
+        content = asdict(self)
+        if not self.version:  # so that environments from before there was such a field stay valid
+            del content["version"]
+        text = json.dumps([RECIPE, content, salt], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
         return f"{self.engine}-{self.release}-{self.device}-{digest}"
 

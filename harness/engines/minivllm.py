@@ -1,0 +1,71 @@
+"""minivllm: the small engine in ``reproducers/minivllm``, with its faults on switches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    Engine,
+    LaunchPlan,
+    LaunchRequest,
+    has_option,
+    lowered,
+)
+from mmrepro.environments import EnvironmentSpec
+from mmrepro.environments.minivllm import minivllm_spec
+from mmrepro.errors import UsageError
+from mmrepro.incident import Fidelity, Setting
+from mmrepro.scenario import reproducer_path
+
+OWNED_OPTIONS = ("--host", "--port", "--model", "--served-model-name", "--device")
+
+
+class MinivllmEngine(Engine):
+    name: ClassVar[str] = "minivllm"
+    core_role: ClassVar[str] = "EngineCore"
+    metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "running": ("minivllm:num_requests_running",),
+        "waiting": ("minivllm:num_requests_waiting",),
+        "finished": ("minivllm:request_success_total",),
+        "prompt_tokens": ("minivllm:prompt_tokens_total",),
+        "generation_tokens": ("minivllm:generation_tokens_total",),
+        "mm_cache_queries": ("minivllm:mm_cache_queries_total",),
+        "mm_cache_hits": ("minivllm:mm_cache_hits_total",),
+    }
+    log_patterns: ClassVar[Mapping[str, str]] = {
+        "added-request": r"Added request ",
+        "core-event": r"EngineCore (?:loop active|waiting for work)",
+        "contract-violated": r"contract violated: ",
+        "fault-on": r"fault [a-z-]+ is on: ",
+    }
+    progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
+
+    def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
+        return minivllm_spec(release, "cuda" if device == "cuda" else "cpu")
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        for option in OWNED_OPTIONS:
+            if has_option(request.server_args, option):
+                raise UsageError(
+                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
+                )
+        device = request.environment.spec.device
+        patches = request.all_patches
+        settings = list(self._settings())
+        env = {s.name: s.value for s in settings} | request.variables(patches)
+        # The package is named by its folder: PYTHONPATH is the stand-ins' and other variables'.
+        folder = str(reproducer_path("minivllm").parent)
+        argv = [str(request.environment.python), "-c", _LAUNCHER, folder]
+        argv += ["--model", str(request.model), "--served-model-name", SERVED_MODEL]
+        argv += ["--host", "127.0.0.1", "--port", str(request.port), "--device", device]
+        argv += ["--max-model-len", str(request.max_model_len), *request.all_server_args]
+        fidelity = lowered(Fidelity.CPU if device == "cpu" else Fidelity.GPU, patches)
+        return LaunchPlan(argv, env, settings, [p.stand_in for p in patches], fidelity)
+
+    def _settings(self) -> Iterator[Setting]:
+        yield Setting(name="OMP_NUM_THREADS", value="1", why="a tiny model")
+
+
+_LAUNCHER = "import sys; sys.path.insert(0, sys.argv.pop(1)); from minivllm.server import main; sys.exit(main())"  # noqa: E501

@@ -1,0 +1,105 @@
+"""What an engine is started with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+PAD_RANGE = 1 << 16
+"""Fault pad-value-key: SGLang 0.5.6 takes the hash modulo 2**30; here 300 images collide."""
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """The tower: a ViT whose patches are merged ``merge`` x ``merge`` into one embedding.
+
+    ``max_tokens``: embeddings of one image; larger pictures are scaled down.
+    """
+
+    depth: int = 2
+    width: int = 32
+    heads: int = 2
+    patch: int = 14
+    merge: int = 2
+    max_tokens: int = 256
+
+    @property
+    def factor(self) -> int:
+        """Pixels a side that one embedding covers."""
+        return self.patch * self.merge
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Names are those of a Qwen3 ``config.json``."""
+
+    vocab_size: int = 320
+    hidden_size: int = 64
+    intermediate_size: int = 128
+    num_hidden_layers: int = 2
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 16
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 1e6
+    tie_word_embeddings: bool = False
+    eos_token_id: int = -1
+    vision: VisionConfig = VisionConfig()
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelConfig:
+        """From ``config.json``. Raises OSError or ValueError."""
+        content = json.loads((folder / "config.json").read_text())
+        vision = VisionConfig(**_known(VisionConfig, content.pop("vision_config", {})))
+        # transformers 5 writes rope_parameters, older releases rope_theta
+        content |= content.get("rope_parameters") or {}
+        return cls(**_known(cls, content), vision=vision)
+
+
+def _known(cls: type, content: dict[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(cls)}
+    return {name: value for name, value in content.items() if name in names}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes are in tokens unless they say otherwise.
+
+    Attributes:
+        num_blocks: blocks of the KV cache, the null block 0 included.
+        max_batched_tokens: of one prefill step; longer prompts are prefilled in chunks.
+        mm_cache_tokens: embeddings' worth of images that the image cache holds.
+        async_scheduling: prepare the next prefill step before this one runs.
+        vision: "fake" seeds embeddings with the image's bytes, "tower" runs the ViT.
+        multimodal: False: the image code is never imported.
+        check_contract: "log" tells what a step violates, "raise" refuses to run it.
+    """
+
+    num_blocks: int = 257
+    block_size: int = 16
+    max_model_len: int = 2048
+    max_num_seqs: int = 8
+    max_batched_tokens: int = 512
+    prefix_caching: bool = True
+    mm_cache_tokens: int = 4096
+    async_scheduling: bool = False
+    vision: Literal["fake", "tower"] = "tower"
+    multimodal: bool = True
+    check_contract: Literal["off", "log", "raise"] = "off"
+    device: str = "cpu"
+    faults: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if min(self.block_size, self.max_model_len, self.max_num_seqs, self.max_batched_tokens) < 1:
+            raise ValueError("sizes are positive")
+        if self.num_blocks < 2:
+            raise ValueError("the KV cache needs a block besides the null block")
+
+    @property
+    def usable_blocks(self) -> int:
+        """What sequences can have: all but the null block."""
+        if "kv-budget" in self.faults:
+            return max(1, (self.num_blocks - 1) // 10)
+        return self.num_blocks - 1

@@ -1,0 +1,142 @@
+"""Adds images to the runner: a prefix of embeddings through ``inputs_embeds``. Prefill only."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from .batch import Batch
+from .config import EngineConfig
+from .model import Context, KVCache, Qwen3
+from .runner import ModelRunner
+from .sequence import Image, ImageSequence, Sequence
+
+WARM_UP_IMAGE = Path("assets/warm-up.png")
+"""Fault image-path: relative to wherever the engine was started, and never installed."""
+
+
+class EmbedsQwen3(Qwen3):
+    """The same model, which can be given ``inputs_embeds`` (N, hidden) in place of ids."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        cache: KVCache,
+        context: Context,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        if inputs_embeds is None:
+            assert input_ids is not None
+            return super().forward(input_ids, positions, cache, context)
+        return self.run(inputs_embeds, positions, cache, context)
+
+
+def load_vision(config: EngineConfig, model: Qwen3, weights: dict[str, Tensor]) -> object:
+    """The vision that the config names. Raises RuntimeError: the tower's weights are missing."""
+    name = f"{__package__}.fake_vision"
+    if "broken-module" in config.faults:
+        return _broken(name).FakeVision(model.config)
+    if config.vision == "fake":
+        return importlib.import_module(name).FakeVision(model.config)
+    from .vision import VisionTower
+
+    tower = VisionTower(model.config).to(model.embed_tokens.weight)
+    prefix = "visual."
+    tower.load_state_dict(
+        {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
+    )
+    return tower
+
+
+def _broken(name: str) -> ModuleType:
+    """Import ``name`` as a bad edit left it: one parenthesis short. Raises SyntaxError."""
+    path = Path(__file__).with_name("fake_vision.py")
+    source = path.read_text().replace("def embed(self, image: Image)", "def embed(self, image:")
+    module = ModuleType(name)
+    exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - our own file
+    return sys.modules.setdefault(name, module)
+
+
+class ImageRunner(ModelRunner):
+    """Takes over a text runner's model, weights and cache, and adds the image prefix.
+
+    Text steps and decode are the base class's. What the warm-up needs is set before the base
+    class is initialised, because that is what warms up.
+    """
+
+    def __init__(self, text: ModelRunner, weights: dict[str, Tensor]) -> None:
+        config = text.config
+        self.vision = load_vision(config, text.model, weights)
+        if "warmup-order" not in config.faults:
+            text.model.__class__ = EmbedsQwen3  # the weights stay where they are
+        super().__init__(config, text.model, text.cache)
+        text.model.__class__ = EmbedsQwen3
+        self.graphs, self.history, self.builder = text.graphs, text.history, text.builder
+
+    def warm_up(self) -> None:
+        with torch.inference_mode():
+            self.prefill_images(self.warm_up_batch(self.warm_up_sequences()))
+
+    def warm_up_sequences(self) -> list[Sequence]:
+        if "warmup-sequence" in self.config.faults:
+            return super().warm_up_sequences()
+        size, ids = self.config.block_size, [0]
+        image = Image.of(self._warm_up_picture(), 1, 2)
+        return [ImageSequence(-1, ids, size, images=(image,), faults=frozenset())]
+
+    def _warm_up_picture(self) -> bytes:
+        if "image-path" in self.config.faults:
+            return WARM_UP_IMAGE.read_bytes()
+        factor = self.model.config.vision.factor
+        size = f"{2 * factor} {factor}"
+        return f"P6 {size} 255\n".encode() + bytes(3 * 2 * factor * factor)  # a black PPM
+
+    def prefill(self, batch: Batch) -> Tensor:
+        return self.prefill_images(batch) if batch.step.with_images else super().prefill(batch)
+
+    def prefill_images(self, batch: Batch) -> Tensor:
+        """Hidden states (N, hidden): the embeddings of the step's images among those of its text.
+
+        ``inputs_embeds`` is (N, hidden); rows that the mask marks come from the vision.
+        """
+        for chunk in batch.step.chunks:
+            self._embed(chunk.seq)
+        found = [seq.rows[start:end] for seq, start, end in batch.spans]
+        rows = torch.cat([self._placeholder()[:0], *found])
+        self.check(batch, rows)
+        assert batch.mask is not None
+        ids = self._tensor(batch.token_ids)
+        mask = torch.tensor(list(batch.mask), dtype=torch.bool, device=ids.device)
+        embeds = self.model.embed_tokens(ids)
+        # As vLLM does: on a GPU this is where the reused mask ends in a device-side assertion.
+        embeds = embeds.masked_scatter(mask[:, None], rows.to(embeds))
+        return self.model(
+            None,
+            self._tensor(batch.positions),
+            self.cache,
+            self.context(batch),
+            inputs_embeds=embeds,
+        )
+
+    def _embed(self, seq: ImageSequence) -> None:
+        """All embeddings of ``seq``, once; they go when its prefix is in the cache."""
+        images = seq.images
+        if seq.rows is None:
+            seq.rows = torch.cat([self.vision.embed(image) for image in images])
+
+    def _placeholder(self) -> Tensor:
+        """(1, hidden), for a step that needs no embeddings.
+
+        Fault pinned-placeholder: it is made where it will be used and pinned, which only a tensor
+        in the CPU's memory can be; without a GPU that place is torch's "meta" device.
+        """
+        width, device = self.model.config.hidden_size, self.config.device
+        if "pinned-placeholder" in self.config.faults:
+            return torch.empty(1, width, device="meta" if device == "cpu" else device).pin_memory()
+        return torch.empty(1, width, device=device)

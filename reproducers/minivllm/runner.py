@@ -1,0 +1,148 @@
+"""Runs text: prefill and decode by token id. Knows nothing of images (``images`` adds them)."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .batch import Batch, BatchBuilder
+from .blocks import NULL_BLOCK
+from .config import EngineConfig
+from .contract import ContractError, History
+from .model import Context, KVCache, Qwen3
+from .sampler import sample
+from .scheduler import Chunk, Step
+from .sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+GRAPH_BATCHES = (1, 2, 4, 8, 16, 32)
+
+
+class ModelRunner:
+    """The text path.
+
+    Args:
+        model: with its weights, on the config's device.
+        cache: an existing one is taken over; None: a new one.
+    """
+
+    def __init__(self, config: EngineConfig, model: Qwen3, cache: KVCache | None = None) -> None:
+        self.config = config
+        self.model = model
+        self.builder = BatchBuilder(config)
+        self.history = History()
+        weight = model.embed_tokens.weight
+        self.cache = cache or KVCache(
+            model.config, config.num_blocks, config.block_size, config.device, weight.dtype
+        )
+        self.graphs: dict[int, tuple[Any, dict[str, Tensor], Tensor]] = {}
+        self.warm_up()
+
+    # ------------------------------------------------------------------ warm-up
+
+    def warm_up(self) -> None:
+        """One prefill in the null block: the first request is not the first to run the code."""
+        with torch.inference_mode():
+            self.prefill(self.warm_up_batch(self.warm_up_sequences()))
+            if self.config.device == "cuda" and not self.graphs:
+                self._capture()
+
+    def warm_up_sequences(self) -> list[Sequence]:
+        return [Sequence(-1, [0] * self.config.block_size, self.config.block_size)]
+
+    def warm_up_batch(self, seqs: list[Sequence]) -> Batch:
+        for seq in seqs:
+            seq.block_table = [NULL_BLOCK] * seq.num_blocks
+        return self.builder.build(Step([Chunk(s, 0, s.num_tokens) for s in seqs], prefill=True))
+
+    # ------------------------------------------------------------------ steps
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> list[int]:
+        """One new token for each sequence that samples. Raises what the model raises."""
+        hidden = self.prefill(batch) if batch.step.prefill else self.decode(batch)
+        if not batch.last:
+            return []
+        logits = self.model.logits(hidden[batch.last])
+        temperatures = [c.seq.temperature for c in batch.step.chunks if c.samples]
+        return sample(logits, temperatures)
+
+    def prefill(self, batch: Batch) -> Tensor:
+        """Hidden states (N, hidden)."""
+        self.check(batch)
+        ids = self._tensor(batch.token_ids)
+        return self.model(ids, self._tensor(batch.positions), self.cache, self.context(batch))
+
+    def decode(self, batch: Batch) -> Tensor:
+        """By token id, whatever the prompt was: images are in the cache by now."""
+        self.check(batch)
+        ids, positions = self._tensor(batch.token_ids), self._tensor(batch.positions)
+        context = self.context(batch)
+        if self.graphs and batch.num_tokens <= max(self.graphs):
+            return self._replay(ids, positions, context)
+        return self.model(ids, positions, self.cache, context)
+
+    def context(self, batch: Batch) -> Context:
+        width = max(map(len, batch.block_tables))
+        tables = [[*t, *[NULL_BLOCK] * (width - len(t))] for t in batch.block_tables]
+        starts = batch.cu_seqlens_q if batch.step.prefill else None
+        slots, lens = self._tensor(batch.slot_mapping), self._tensor(batch.context_lens)
+        return Context(slots, lens, self._tensor(tables), starts)
+
+    def check(self, batch: Batch, rows: Tensor | None = None) -> None:
+        """Hold ``batch`` against the contract, as the config asks for.
+
+        Raises:
+            ContractError: it breaks the contract, and the config says "raise".
+        """
+        if self.config.check_contract == "off" or batch.step.chunks[0].seq.id < 0:  # warm-up
+            return
+        count, width = (None, 0) if rows is None else (rows.shape[0], rows.shape[1])
+        found = self.history.check(batch.view(self.config, count, width))
+        for violation in found:
+            log.error("contract violated: %s", violation)
+        if found and self.config.check_contract == "raise":
+            raise ContractError(found)
+
+    def _tensor(self, values: list[Any]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.config.device)
+
+    # ------------------------------------------------------------------ CUDA graphs
+
+    def _capture(self) -> None:
+        """Decode for a few batch sizes, at the widest block table; smaller batches are padded."""
+        width = -(-self.config.max_model_len // self.config.block_size)
+        for size in [b for b in GRAPH_BATCHES if b < self.config.max_num_seqs] + [
+            self.config.max_num_seqs
+        ]:
+            inputs = {
+                name: torch.zeros(size, dtype=torch.int64, device="cuda")
+                for name in ("ids", "positions", "slots")
+            }
+            inputs["lens"] = torch.ones(size, dtype=torch.int64, device="cuda")
+            inputs["tables"] = torch.zeros((size, width), dtype=torch.int64, device="cuda")
+            context = Context(inputs["slots"], inputs["lens"], inputs["tables"])
+            arguments = (inputs["ids"], inputs["positions"], self.cache, context)
+            self.model(*arguments)  # allocations of a first run must not be captured
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                hidden = self.model(*arguments)
+            self.graphs[size] = (graph, inputs, hidden)
+
+    def _replay(self, ids: Tensor, positions: Tensor, context: Context) -> Tensor:
+        count = len(ids)
+        size = min(b for b in self.graphs if b >= count)
+        graph, inputs, hidden = self.graphs[size]
+        for name in inputs:  # rows of padding write to the null block and see one token of it
+            inputs[name].fill_(1 if name == "lens" else 0)
+        given = {"ids": ids, "positions": positions, "slots": context.slots, "lens": context.lens}
+        for name, values in given.items():
+            inputs[name][:count] = values
+        inputs["tables"][:count, : context.tables.shape[1]] = context.tables
+        graph.replay()
+        return hidden[:count]
