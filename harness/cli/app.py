@@ -13,6 +13,7 @@ from mmrepro.cli.probe import probe
 from mmrepro.cli.report import report_command, schema
 from mmrepro.cli.run import run
 from mmrepro.cli.scenarios import list_scenarios, show
+from mmrepro.cli.watch import watch
 
 app = typer.Typer(
     name="mmrepro",
@@ -47,6 +48,7 @@ app.command("run", short_help="Drive a real engine into a known failure.")(run)
 app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("report", short_help="Make a report again from an incident.")(report_command)
+app.command("watch", short_help="A deep health check of a live server.")(watch)
 app.command("bundle", short_help="Pack an incident for an upstream issue.")(bundle)
 app.command("schema", short_help="Print the JSON Schema of incident.json.")(schema)
 app.command("check", short_help="Tell what this machine can do.")(check)

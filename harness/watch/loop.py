@@ -1,0 +1,138 @@
+"""The watch: check at an interval, tell what changed, diagnose once when liveness is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from mmrepro.watch.health import Check, Health, Verdict
+
+CONFIRM_PAUSE_S = 0.01
+"""Between a first failure and the check that confirms it."""
+
+
+class Checks(Protocol):
+    def check(self) -> Check: ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a diagnosis found, in short."""
+
+    sentence: str
+    folder: Path | None
+
+
+Diagnose = Callable[[], Finding]
+Listener = Callable[[str, str], None]
+"""Gets an event's kind (check, dead, live, diagnosis, error) and a sentence."""
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How often, and how long.
+
+    Attributes:
+        interval_s: from one check's start to the next one's.
+        max_incidents: diagnoses kept in all; later failures are told, not diagnosed.
+        until_dead: end at the first loss of liveness.
+        once: end with the first verdict, either way.
+    """
+
+    interval_s: float = 10.0
+    max_incidents: int = 5
+    until_dead: bool = False
+    once: bool = False
+
+
+class Watch:
+    """Runs until ``stop`` or as the options say. What it knows may be read from other threads."""
+
+    def __init__(
+        self,
+        checker: Checks,
+        health: Health,
+        options: WatchOptions,
+        *,
+        diagnose: Diagnose | None = None,
+        listener: Listener | None = None,
+    ) -> None:
+        self.checker = checker
+        self.health = health
+        self.options = options
+        self.diagnose = diagnose
+        self.listener = listener or (lambda kind, text: None)
+        self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
+        self.incidents = 0
+        self.finding: Finding | None = None
+        self.lock = threading.Lock()
+        self._stop = threading.Event()
+        self._diagnosis: threading.Thread | None = None
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def run(self) -> bool:
+        """Check until the end; returns whether the server was live then."""
+        while not self._stop.is_set():
+            began = time.monotonic()
+            changed = self._step()
+            if self.options.until_dead and changed and not self.health.live:
+                break
+            if self.options.once and not self.health.undecided:
+                break
+            self._stop.wait(self._pause(began))
+        if self._diagnosis is not None:
+            self._diagnosis.join()
+        return self.health.live
+
+    def _step(self) -> bool:
+        check = self.checker.check()
+        with self.lock:
+            self.counts[check.verdict] += 1
+            changed = self.health.observe(check)
+            live = self.health.live
+        what = check.verdict.value + (f": {check.why}" if check.why else "")
+        self.listener("check", f"{what} ({check.seconds:.2f} s)")
+        if changed and not live:
+            self.listener("dead", f"not live: {self.health.failed_in_a_row} checks failed in a row")
+            self._look()
+        elif changed:
+            self.listener("live", "live again")
+            with self.lock:
+                self.finding = None
+        return changed
+
+    def _pause(self, began: float) -> float:
+        if self.health.undecided:
+            return CONFIRM_PAUSE_S
+        return max(0.0, began + self.options.interval_s - time.monotonic())
+
+    def _look(self) -> None:
+        """Diagnose beside the checks: a recovery must not wait for it."""
+        if self.diagnose is None:
+            return
+        if self.incidents >= self.options.max_incidents:
+            self.listener("diagnosis", f"not diagnosed: {self.incidents} incidents are the limit")
+            return
+        if self._diagnosis is not None and self._diagnosis.is_alive():
+            return
+        with self.lock:
+            self.incidents += 1
+        self._diagnosis = threading.Thread(target=self._diagnose, name="diagnosis")
+        self._diagnosis.start()
+
+    def _diagnose(self) -> None:
+        assert self.diagnose is not None
+        try:
+            finding = self.diagnose()
+        except Exception as error:  # the watch goes on, whatever becomes of a diagnosis
+            self.listener("error", f"the diagnosis failed: {error}")
+            return
+        with self.lock:
+            self.finding = finding
+        self.listener("diagnosis", finding.sentence)

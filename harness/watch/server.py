@@ -1,0 +1,149 @@
+"""``/live``, ``/ready`` and ``/metrics`` of a watch, for Kubernetes and Prometheus."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from mmrepro.errors import UsageError
+from mmrepro.watch.health import Verdict
+from mmrepro.watch.loop import Watch
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``:PORT`` (every interface), ``HOST:PORT`` or ``PORT`` (loopback). Raises UsageError."""
+    host, colon, port = text.rpartition(":")
+    if not port.isdigit() or not 0 <= int(port) < 65536:
+        raise UsageError(f"{text!r} is no address.", hint="--http :9400")
+    if not colon:
+        return "127.0.0.1", int(port)
+    return host.strip("[]"), int(port)
+
+
+class WatchServer:
+    """Serves the state of ``watch`` until ``close``; ``address`` is what it is bound to.
+
+    Raises:
+        UsageError: the address cannot be bound.
+    """
+
+    def __init__(self, watch: Watch, address: tuple[str, int]) -> None:
+        registry = CollectorRegistry()
+        registry.register(_Metrics(watch))
+
+        class Handler(_Handler):
+            pass
+
+        Handler.watch, Handler.registry = watch, registry
+        try:
+            self._server = ThreadingHTTPServer(address, Handler)
+        except OSError as error:
+            raise UsageError(
+                f"{address[0] or '*'}:{address[1]} cannot be bound: {error.strerror}.",
+                hint="--http :0 takes a free port",
+            ) from error
+        self._server.daemon_threads = True
+        self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
+        threading.Thread(target=self._server.serve_forever, name="watch-http", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def state(watch: Watch) -> dict[str, Any]:
+    """What is known, as one JSON document."""
+    with watch.lock:
+        health, finding = watch.health, watch.finding
+        now = time.monotonic()
+        return {
+            "live": health.live,
+            "ready": health.ready,
+            "starting": health.starting,
+            "failed_in_a_row": health.failed_in_a_row,
+            "last_check": None
+            if health.last is None
+            else {
+                "verdict": health.last.verdict.value,
+                "seconds": round(health.last.seconds, 3),
+                "seconds_ago": round(now - health.last.at, 1),
+                "why": health.last.why,
+            },
+            "seconds_since_success": None
+            if health.last_ok_at is None
+            else round(now - health.last_ok_at, 1),
+            "checks": {verdict.value: count for verdict, count in watch.counts.items()},
+            "incidents": watch.incidents,
+            "diagnosis": None if finding is None else finding.sentence,
+            "incident_dir": None if finding is None else str(finding.folder or ""),
+        }
+
+
+class _Handler(BaseHTTPRequestHandler):
+    watch: Watch
+    registry: CollectorRegistry
+    server_version = "mmrepro-watch"
+    timeout = 10.0
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._send(200, generate_latest(self.registry), PLAIN)
+        elif path in ("/live", "/ready", "/"):
+            found = state(self.watch)
+            fine = found[path[1:]] if path != "/" else True
+            self._send(200 if fine else 503, json.dumps(found, indent=1).encode() + b"\n")
+        else:
+            self._send(404, b'{"error": "there is /live, /ready, /metrics and /"}\n')
+
+    do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
+
+    def _send(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Probes come every few seconds: not a line for each."""
+
+
+class _Metrics(Collector):
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def collect(self) -> Iterable[Metric]:
+        return list(self._families())
+
+    def _families(self) -> Iterator[Metric]:
+        found = state(self.watch)
+        last = found["last_check"]
+        gauges = {
+            "live": ("1 while the server answers small inferences", found["live"]),
+            "ready": ("1 while it takes traffic", found["ready"]),
+            "failed_checks_in_a_row": ("checks failed in a row", found["failed_in_a_row"]),
+            "incidents": ("diagnoses made", found["incidents"]),
+            "last_check_seconds": ("duration of the last check", last and last["seconds"]),
+            "seconds_since_success": (
+                "age of the last answered check",
+                found["seconds_since_success"],
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            if value is not None:
+                yield GaugeMetricFamily(f"mmrepro_watch_{name}", text, value=float(value))
+        checks = CounterMetricFamily("mmrepro_watch_checks", "checks made", labels=["verdict"])
+        for verdict in Verdict:
+            checks.add_metric([verdict.value], found["checks"][verdict.value])
+        yield checks
