@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mmrepro.environments.lmdeploy import lmdeploy_spec
 from mmrepro.environments.minivllm import minivllm_spec
 from mmrepro.environments.place import detect_device
 from mmrepro.environments.spec import Device, EnvironmentSpec
@@ -11,6 +12,7 @@ from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UsageError
 
 SPECS: dict[str, Callable[[str, Device], EnvironmentSpec]] = {
+    "lmdeploy": lmdeploy_spec,
     "minivllm": minivllm_spec,
     "vllm": vllm_spec,
 }
