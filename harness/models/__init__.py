@@ -3,5 +3,6 @@
 from mmrepro.models.base import TinyModel
 from mmrepro.models.qwen2vl import TinyQwen2VL, smart_resize
 from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.models.text import TinyText
 
-__all__ = ["TinyModel", "TinyQwen2VL", "TinyQwen3", "smart_resize"]
+__all__ = ["TinyModel", "TinyQwen2VL", "TinyQwen3", "TinyText", "smart_resize"]

@@ -9,15 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from mmrepro.models.base import TinyModel
+from mmrepro.models.files import dump, write_weights, written_whole
 
 PATCH = 14
 MERGE = 2
@@ -153,63 +151,26 @@ class TinyQwen2VL(TinyModel):
         return sum(math.prod(shape) for _, shape in self.shapes())
 
     def write(self, cache: Path) -> Path:
-        """Write the model below ``cache`` unless it is there; returns its folder.
-
-        Written beside and renamed when whole: a killed run leaves no half model behind.
-        """
-        target = cache / self.key
-        if target.is_dir():
-            return target
-        cache.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=cache))
-        try:
-            self._write_into(folder)
-            os.chmod(folder, 0o755)  # noqa: S103, PTH101 - mkdtemp's 0700 would hide a model
-            folder.rename(target)
-        except BaseException as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            # Another run may have been faster: its files are the same.
-            if not (isinstance(error, OSError) and target.is_dir()):
-                raise
-        return target
+        """Write the model below ``cache`` unless it is there; returns its folder."""
+        return written_whole(cache / self.key, self._write_into)
 
     def _write_into(self, folder: Path) -> None:
         from mmrepro.models.tokenizer import write_tokenizer
 
         ids = write_tokenizer(folder, self.vocab_size)
-        _dump(folder / "config.json", self._config(ids))
-        _dump(folder / "preprocessor_config.json", self._processor())
-        _dump(
+        dump(folder / "config.json", self._config(ids))
+        dump(folder / "preprocessor_config.json", self._processor())
+        dump(
             folder / "generation_config.json",
             {"eos_token_id": [ids["<|im_end|>"]], "pad_token_id": ids["<|endoftext|>"]},
         )
-        self._write_weights(folder / "model.safetensors")
+        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self._spread)
 
-    def _write_weights(self, path: Path) -> None:
-        import numpy as np
-
-        random = np.random.default_rng(self.seed)
-        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        blob = bytearray()
-        for name, shape in self.shapes():
-            if "norm" in name or ".ln_q." in name:  # a norm starts as the identity
-                value = 0.0 if name.endswith("bias") else 1.0
-                values = np.full(shape, value, dtype=np.float32)
-            else:
-                values = random.standard_normal(shape, dtype=np.float32) * np.float32(self.std)
-            # bfloat16 is the upper half of a float32 (truncated)
-            data = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
-            header[name] = {
-                "dtype": "BF16",
-                "shape": list(shape),
-                "data_offsets": [len(blob), len(blob) + len(data)],
-            }
-            blob += data
-        # The safetensors format: header length (8 bytes, little endian), JSON header, data. The
-        # library's own writer takes numpy arrays, which have no bfloat16.
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(blob))
+    def _spread(self, name: str) -> tuple[float, float]:
+        """Mean and deviation of a weight's random values; a norm starts as the identity."""
+        if "norm" in name or ".ln_q." in name:
+            return (0.0 if name.endswith("bias") else 1.0), 0.0
+        return 0.0, self.std
 
     def _config(self, ids: dict[str, int]) -> dict[str, object]:
         heads = self.hidden // 64
@@ -270,7 +231,3 @@ class TinyQwen2VL(TinyModel):
             "do_normalize": True,
             "do_convert_rgb": True,
         }
-
-
-def _dump(path: Path, content: dict[str, object]) -> None:
-    path.write_text(json.dumps(content, indent=1))

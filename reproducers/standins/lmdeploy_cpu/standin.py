@@ -1,0 +1,51 @@
+"""Stand-in: LMDeploy's PyTorch engine on a CPU. The ``cuda`` device becomes the CPU, and the
+operators come from LMDeploy's own default backend, paged attention aside.
+
+Scheduler, block manager, cache arithmetic, engine loop and HTTP server are LMDeploy's own.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from mmrepro_boot import after_import
+
+
+def redirect(module: ModuleType) -> None:
+    import lmdeploy_cpu_device
+
+    lmdeploy_cpu_device.redirect(module)
+
+
+def choose_backend(module: Any) -> None:
+    """``selector`` answers for the device type ``cuda`` with the CPU's operators."""
+    name = "_get_backend" if hasattr(module, "_get_backend") else "get_backend"
+    original = getattr(module, name)
+
+    def get_backend(*args: Any, **kwargs: Any) -> Any:
+        chosen = original(*args, **kwargs)
+        if chosen.get_name() != "cuda":
+            raise RuntimeError(f"the stand-in has no operators for device {chosen.get_name()}")
+        from lmdeploy_cpu_ops import backend
+
+        return backend()
+
+    setattr(module, name, get_backend)
+
+
+def no_triton_check(module: Any) -> None:
+    """The environment check runs a Triton kernel, which has no device here (0.6.4)."""
+    if hasattr(module, "check_env_triton"):
+        module.check_env_triton = lambda *args, **kwargs: None
+
+
+def no_triton_checker(module: Any) -> None:
+    """The same from 0.6.5 on."""
+    module.TritonChecker.check = lambda self: None
+
+
+after_import("torch", redirect)
+after_import("lmdeploy.pytorch.backends.selector", choose_backend)
+after_import("lmdeploy.pytorch.check_env", no_triton_check)
+after_import("lmdeploy.pytorch.check_env.triton", no_triton_checker)
