@@ -19,7 +19,7 @@ from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
-from mmrepro.probes.processes import ProcessesProbe, role_from_title
+from mmrepro.probes.processes import ProcessesProbe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.probes.syscalls import SyscallsProbe
 from mmrepro.recorder import Recorder
@@ -46,7 +46,7 @@ class Target:
         for pid in self.process.process_ids():
             raw = procfs.read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
             name = procfs.read(pid, "comm").decode("utf-8", "replace").strip()
-            if self.engine.core_role in role_from_title(name, raw.strip()):
+            if self.engine.core_role in self.engine.role_of(name, raw.strip()):
                 return pid
         return None
 

@@ -41,8 +41,9 @@ class Sampler:
         self._thread.start()
 
     def read_metrics(self) -> None:
-        """From now on read metrics as well: the server is up."""
-        self._with_metrics.set()
+        """From now on read metrics as well, if the engine has any: the server is up."""
+        if self.names:
+            self._with_metrics.set()
 
     def stop(self) -> None:
         self._stop.set()

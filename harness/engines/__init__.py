@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from mmrepro.engines.base import Engine, LaunchPlan, LaunchRequest, root_cause_lines
+from mmrepro.engines.lmdeploy import LmdeployEngine
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.errors import UsageError
 
-ENGINES: dict[str, Engine] = {engine.name: engine for engine in (VllmEngine(), MinivllmEngine())}
+ENGINES: dict[str, Engine] = {
+    engine.name: engine for engine in (VllmEngine(), LmdeployEngine(), MinivllmEngine())
+}
 
 __all__ = ["ENGINES", "Engine", "LaunchPlan", "LaunchRequest", "get_engine", "root_cause_lines"]
 

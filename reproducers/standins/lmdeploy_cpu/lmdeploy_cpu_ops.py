@@ -10,11 +10,13 @@ import functools
 from typing import Any
 
 import torch
-import torch.nn.functional as functional
 from lmdeploy.pytorch.backends.attention import AttentionImpl
 from lmdeploy.pytorch.backends.base import OpsBackend
 from lmdeploy.pytorch.backends.cuda.op_backend import CudaOpsBackend
 from lmdeploy.pytorch.backends.default import DefaultOpsBackend
+
+QUERIES_AT_ONCE = 512
+"""Bounds the memory of a long prompt's scores."""
 
 
 def _refuse(what: str) -> None:
@@ -69,32 +71,32 @@ class PagedAttention(AttentionImpl):  # type: ignore[misc] # the engine's own cl
         return out
 
     def _one(self, query: Any, keys: Any, values: Any) -> Any:
-        """One sequence; its queries are the last positions of the keys."""
+        """One sequence; its queries are the last positions of the keys.
+
+        In plain float32: torch 2.4's fused attention gives NaN for 5683 bfloat16 queries of 4 heads
+        of 64 (seen with LMDeploy 0.6.4).
+        """
         new, total = query.size(0), keys.size(0)
-        q, k, v = (t.transpose(0, 1) for t in (query, keys, values))
+        q, k, v = (t.transpose(0, 1).float() for t in (query, keys, values))
         if self.num_heads != self.num_kv_heads:
             group = self.num_heads // self.num_kv_heads
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
         window = self.sliding_window
         if isinstance(window, tuple):
             window = window[0]
-        windowed = bool(window) and 0 < window < total
-        mask = None
-        if 1 < new < total or windowed:
-            of_query = torch.arange(total - new, total)[:, None]
-            of_key = torch.arange(total)[None, :]
-            mask = of_key <= of_query
-            if windowed:
-                mask &= of_key > of_query - window
-        found = functional.scaled_dot_product_attention(
-            q[None],
-            k[None],
-            v[None],
-            attn_mask=mask,
-            is_causal=mask is None and new > 1,
-            scale=self.scale,
-        )
-        return found[0].transpose(0, 1)
+        pieces = []
+        for first in range(0, new, QUERIES_AT_ONCE):
+            last = min(first + QUERIES_AT_ONCE, new)
+            seen = total - new + last  # keys that the last of these queries sees
+            of_query = torch.arange(total - new + first, seen)[:, None]
+            of_key = torch.arange(seen)[None, :]
+            hidden = of_key > of_query
+            if window and window > 0:
+                hidden |= of_key <= of_query - window
+            scores = (q[:, first:last] @ k[:, :seen].transpose(1, 2)) * self.scale
+            scores.masked_fill_(hidden, float("-inf"))
+            pieces.append(scores.softmax(-1) @ v[:, :seen])
+        return torch.cat(pieces, 1).transpose(0, 1).to(query.dtype)
 
 
 class Builder:

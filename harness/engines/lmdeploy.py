@@ -1,0 +1,125 @@
+"""LMDeploy: its ``api_server`` from PyPI with the PyTorch engine, on a GPU or behind stand-ins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    Engine,
+    LaunchPlan,
+    LaunchRequest,
+    has_option,
+    lowered,
+)
+from mmrepro.environments import EnvironmentSpec
+from mmrepro.environments.lmdeploy import lmdeploy_spec
+from mmrepro.errors import UsageError
+from mmrepro.incident import Fidelity, Setting, StandIn
+from mmrepro.scenario import Patch
+from packaging.version import Version
+
+OWNED_OPTIONS = ("--server-name", "--server-port", "--model-name", "--backend")
+
+UNI_EXECUTOR_SINCE = Version("0.8")
+"""Releases with ``--distributed-executor-backend``."""
+
+MIB = 2**20
+DEFAULT_FREE_BYTES = 1024 * MIB
+
+
+def device_memory(free_bytes: int, total_bytes: int = 0) -> Patch:
+    """The stand-in that answers for the device's memory; on a GPU as on a CPU.
+
+    Args:
+        free_bytes: what is free once the weights are loaded.
+        total_bytes: of the device; default: four times as much.
+    """
+    total = total_bytes or 4 * free_bytes
+    return Patch(
+        folder="device_memory",
+        stand_in=StandIn(
+            name="device memory",
+            replaces=f"the answer of torch.cuda.mem_get_info: {free_bytes} B free of {total} B "
+            f"({free_bytes / MIB:.2f} MiB free)",
+            why="the KV budget follows from it; so it is the same on every machine",
+        ),
+        env={
+            "MMREPRO_DEVICE_FREE_BYTES": str(free_bytes),
+            "MMREPRO_DEVICE_TOTAL_BYTES": str(total),
+        },
+    )
+
+
+CPU = Patch(
+    folder="lmdeploy_cpu",
+    stand_in=StandIn(
+        name="CUDA device and kernels",
+        replaces="torch's device cuda with the CPU, streams and events with empty ones, LMDeploy's "
+        "CUDA operators with its own default ones in torch, its paged attention with one in torch "
+        "on the same blocks; the check that a Triton kernel runs is left out",
+        why="LMDeploy's PyTorch engine has no CPU backend. Scheduler, block manager, cache "
+        "arithmetic, engine loop and HTTP server are its own",
+    ),
+    fidelity=Fidelity.CPU_STAND_IN,
+)
+
+
+class LmdeployEngine(Engine):
+    name: ClassVar[str] = "lmdeploy"
+    core_role: ClassVar[str] = "api_server"
+    """One process does it all: HTTP, scheduling, the model (0.6.4 to 0.18.0 with one device)."""
+    metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """0.6.4 has none; later ones have them with ``--enable-metrics``."""
+    progress_pattern: ClassVar[str] = r'"POST /v1/chat/completions HTTP/1\.1" \d+'
+    """At its default log level LMDeploy says nothing of requests; uvicorn does."""
+
+    def role_of(self, name: str, cmdline: str) -> str:
+        return "api_server" if " api_server " in cmdline else super().role_of(name, cmdline)
+
+    def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
+        return lmdeploy_spec(release, "cuda" if device == "cuda" else "cpu")
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        for option in OWNED_OPTIONS:
+            if has_option(request.server_args, option):
+                raise UsageError(
+                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
+                )
+        cpu = request.environment.spec.device == "cpu"
+        patches = request.all_patches
+        if cpu:
+            own = (CPU,)
+            if not any(p.folder == "device_memory" for p in patches):
+                own = (CPU, device_memory(DEFAULT_FREE_BYTES))
+            patches = (*own, *patches)
+        settings = list(self._settings(request, cpu=cpu))
+        env = {s.name: s.value for s in settings if not s.name.startswith("-")}
+        env |= request.variables(patches)
+        argv = [str(request.environment.python), "-m", "lmdeploy", "serve", "api_server"]
+        argv += [str(request.model), "--backend", "pytorch", "--model-name", SERVED_MODEL]
+        argv += ["--server-name", "127.0.0.1", "--server-port", str(request.port)]
+        for setting in settings:
+            if setting.name.startswith("--"):
+                argv += [setting.name, *([setting.value] if setting.value else [])]
+        argv += request.all_server_args
+        fidelity = lowered(Fidelity.GPU, patches)
+        return LaunchPlan(argv, env, settings, [p.stand_in for p in patches], fidelity)
+
+    def _settings(self, request: LaunchRequest, *, cpu: bool) -> Iterator[Setting]:
+        yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
+        yield Setting(name="TRANSFORMERS_OFFLINE", value="1", why="the model is a local folder")
+        yield Setting(name="DO_NOT_TRACK", value="1", why="nothing is sent anywhere")
+        yield Setting(name="--eager-mode", value="", why="no graph capture: a faster start")
+        if not cpu:
+            return
+        if Version(request.environment.spec.release) >= UNI_EXECUTOR_SINCE:
+            yield Setting(
+                name="--distributed-executor-backend",
+                value="uni",
+                why="one device: the engine's worker stays in the engine's process",
+            )
+        threads = max(1, min(2, len(os.sched_getaffinity(0))))
+        yield Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
