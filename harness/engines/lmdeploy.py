@@ -123,3 +123,14 @@ class LmdeployEngine(Engine):
             )
         threads = max(1, min(2, len(os.sched_getaffinity(0))))
         yield Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
+
+
+WITNESS = Patch(
+    folder="lmdeploy_witness",
+    stand_in=StandIn(
+        name="witness",
+        replaces="nothing: it wraps the functions that size the KV cache, admit a request and "
+        "encode images, and writes what they return to the server's log",
+        why="at its default log level LMDeploy says none of it",
+    ),
+)

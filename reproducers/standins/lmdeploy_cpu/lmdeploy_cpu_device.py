@@ -17,31 +17,12 @@ NAME = "CPU in place of a CUDA device (mmrepro stand-in)"
 CAPABILITY = (8, 6)
 """The device says it is of this compute capability: bfloat16 and a newer attention are there."""
 
-FACTORIES = [
-    "tensor",
-    "as_tensor",
-    "empty",
-    "zeros",
-    "ones",
-    "full",
-    "arange",
-    "linspace",
-    "eye",
-    "rand",
-    "randn",
-    "randint",
-    "randperm",
-    "empty_like",
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "rand_like",
-    "randn_like",
-    "empty_strided",
-    "tril_indices",
-    "triu_indices",
-]
-METHODS = ["new_tensor", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"]
+FACTORIES = (
+    *("tensor", "as_tensor", "empty", "zeros", "ones", "full", "arange", "linspace", "eye"),
+    *("rand", "randn", "randint", "randperm", "empty_like", "zeros_like", "ones_like"),
+    *("full_like", "rand_like", "randn_like", "empty_strided", "tril_indices", "triu_indices"),
+)
+METHODS = ("new_tensor", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 
 
 def _is_cuda(value: Any) -> bool:
