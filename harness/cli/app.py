@@ -9,6 +9,7 @@ from mmrepro import __version__
 from mmrepro.cli.bundle import bundle
 from mmrepro.cli.check import check
 from mmrepro.cli.env import app as env_app
+from mmrepro.cli.kv_budget import kv_budget
 from mmrepro.cli.probe import probe
 from mmrepro.cli.report import report_command, schema
 from mmrepro.cli.run import run
@@ -53,4 +54,5 @@ app.command("bundle", short_help="Pack an incident for an upstream issue.")(bund
 app.command("schema", short_help="Print the JSON Schema of incident.json.")(schema)
 app.command("check", short_help="Tell what this machine can do.")(check)
 app.command("probe", short_help="Collect one kind of evidence.")(probe)
+app.command("kv-budget", short_help="Compute an engine's KV cache from its setting.")(kv_budget)
 app.add_typer(env_app, name="env", short_help="The cached environments of engines.")

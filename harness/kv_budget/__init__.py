@@ -16,14 +16,19 @@ Nothing here starts an engine or needs one. Every formula names the line it was 
 from mmrepro.kv_budget.base import Budget, Plan, Smallest, Source, smallest, steps
 from mmrepro.kv_budget.geometry import Geometry
 from mmrepro.kv_budget.lmdeploy import LmdeployPlan, block_bytes_of, block_size_of
+from mmrepro.kv_budget.sglang import SglangPlan
+from mmrepro.kv_budget.vllm import VllmCpuPlan, VllmPlan
 
 __all__ = [
     "Budget",
     "Geometry",
     "LmdeployPlan",
     "Plan",
+    "SglangPlan",
     "Smallest",
     "Source",
+    "VllmCpuPlan",
+    "VllmPlan",
     "block_bytes_of",
     "block_size_of",
     "smallest",

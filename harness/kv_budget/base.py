@@ -51,6 +51,7 @@ class Budget:
         limited_by: what sets ``max_tokens``: ``kv``, ``context`` or ``window``.
         refusal: why the engine does not start, in its own words; empty when it does.
         notes: what else the engine changes by itself at this setting.
+        log: what the engine's log says of it, as far as it can be foretold.
     """
 
     setting: Decimal
@@ -62,6 +63,7 @@ class Budget:
     limited_by: str = "kv"
     refusal: str = ""
     notes: tuple[str, ...] = ()
+    log: str = ""
 
     @property
     def starts(self) -> bool:
@@ -77,16 +79,21 @@ class Plan(ABC):
 
     Attributes:
         setting_name: the option of the engine's command line, without dashes.
-        default: its default there.
         top: the largest value that the engine takes.
         top_included: whether ``top`` itself is taken.
+        whole: only whole numbers are taken.
     """
 
     engine: ClassVar[str]
     setting_name: ClassVar[str]
-    default: ClassVar[Decimal]
+    whole: ClassVar[bool] = False
     top: ClassVar[Decimal] = Decimal(1)
     top_included: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def default(self) -> Decimal | None:
+        """What the engine takes without the option; None when it works one out itself."""
 
     @property
     @abstractmethod
@@ -118,6 +125,8 @@ class Plan(ABC):
 
     def takes(self, setting: Decimal) -> bool:
         """Whether the engine's own check lets that value pass."""
+        if self.whole and setting != setting.to_integral_value():
+            return False
         return setting > 0 and (setting < self.top or (self.top_included and setting == self.top))
 
 
@@ -154,6 +163,8 @@ def steps(plan: Plan, decimals: int) -> list[Decimal]:
     """
     if not 1 <= decimals <= MAX_DECIMALS:
         raise ValueError(f"decimals must be between 1 and {MAX_DECIMALS}")
+    if plan.whole:
+        return [Decimal(k) for k in range(1, int(plan.top) + 1)]
     unit = Decimal(1).scaleb(-decimals)
     last = int(plan.top / unit)
     return [s for s in (unit * k for k in range(1, last + 1)) if plan.takes(s)]

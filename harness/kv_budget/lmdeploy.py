@@ -267,13 +267,16 @@ class LmdeployPlan(Plan):
 
     engine: ClassVar[str] = "lmdeploy"
     setting_name: ClassVar[str] = "cache-max-entry-count"
-    default: ClassVar[Decimal] = Decimal("0.8")
     # lmdeploy 0.6.4 messages.py:286: assert 0 < cache_max_entry_count < 1
     top_included: ClassVar[bool] = False
 
     @property
     def era(self) -> Era:
         return era_of(self.release)
+
+    @property
+    def default(self) -> Decimal | None:
+        return Decimal("0.8")  # lmdeploy 0.6.4 messages.py:266, 0.18.0 messages.py:555
 
     @property
     def formula_release(self) -> str:
@@ -339,6 +342,11 @@ class LmdeployPlan(Plan):
             blocks = int(exact / self.bytes_per_block)
         if blocks <= self.era.fewest_blocks:
             return self._refused(setting, pool, reserve, max(blocks, 0), _NO_CACHE)
+        if self.runtime is not None and blocks < MIN_BLOCKS:
+            notes = (
+                f"with fewer than {MIN_BLOCKS} blocks LMDeploy lowers max_prefill_token_num and "
+                "sets less aside: give the vocabulary's size instead of the reserve",
+            )
         tokens, limited_by = self._longest(blocks)
         return Budget(
             setting=setting,

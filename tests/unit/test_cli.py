@@ -186,7 +186,17 @@ def test_list_and_show_for_people(here: Here) -> None:
 def test_every_command_has_help_with_an_example(here: Here) -> None:
     top = here("--help")
     assert top.returncode == 0
-    for command in ("run", "list", "show", "report", "schema", "check", "probe", "env"):
+    for command in (
+        "run",
+        "list",
+        "show",
+        "report",
+        "schema",
+        "check",
+        "probe",
+        "kv-budget",
+        "env",
+    ):
         assert command in top.stdout
         if command != "env":
             said = here(command, "--help")

@@ -99,6 +99,17 @@ def test_lmdeploys_own_reserve() -> None:
     assert (budget.blocks, budget.notes) == (21, ())
 
 
+def test_the_report_to_the_byte() -> None:
+    """Its 903 548 928 bytes at 0.5 follow from LMDeploy's rule and 6784.875 MiB, which it calls
+    6784 MB; at 0.1 there are 21 blocks, and nothing near makes 24 of them."""
+    free = 6784 * MIB + 7 * MIB // 8
+    plan = LmdeployPlan("0.6.4", free, 8388608, vocab_size=92553)
+    half = plan.forward(Decimal("0.5"))
+    assert (half.pool_bytes, half.blocks, half.max_tokens) == (903_548_928, 107, 6848)
+    tenth = plan.forward(Decimal("0.1"))
+    assert (free // MIB, tenth.blocks, tenth.max_tokens) == (6784, 21, 1344)
+
+
 def test_a_smaller_setting_can_hold_more() -> None:
     """Below 16 blocks LMDeploy halves its prefill batch: 0.07 then holds more than 0.1."""
     plan = LmdeployPlan("0.6.4", 6784 * MIB, 8388608, vocab_size=92553)

@@ -1,0 +1,114 @@
+"""Sizes, counts and shares as people type them; whatever else they type is told in a sentence."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
+
+from mmrepro.errors import UsageError
+from mmrepro.sanitize import one_line
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{letter}iB": 1 << (10 * n) for n, letter in enumerate("KMGT", start=1)},
+    **{f"{letter}B": 1000**n for n, letter in enumerate("KMGT", start=1)},
+}
+_BY_LOWER = {unit.lower(): factor for unit, factor in _UNITS.items()}
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.IGNORECASE)
+_COUNT = re.compile(r"[0-9]{1,18}")
+
+MOST_BYTES = 1 << 50
+"""1 PiB: no device has so much; a larger number is a mistake in the unit."""
+MOST_COUNT = 1 << 40
+
+
+def parse_bytes(text: str, what: str, *, least: int = 1) -> int:
+    """``6784MiB``, ``80GB``, ``1.5 GiB`` or plain bytes; fractions of a byte are dropped.
+
+    Args:
+        what: the option, for the error.
+        least: smallest size that makes sense.
+
+    Raises:
+        UsageError: not a size, negative, or out of range.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    factor = _BY_LOWER.get(found[2].lower()) if found else None
+    if found is None or factor is None:
+        raise UsageError(
+            f"{what} {_shown(text)} is not a size. Write 6784MiB, 80GB, 1.5GiB or plain bytes."
+        )
+    size = int(Fraction(found[1]) * factor)
+    if size < least:
+        hint = " Is its unit missing?" if not found[2] and size else ""
+        raise UsageError(f"{what} {_shown(text)} is less than {human(least)}.{hint}")
+    if size > MOST_BYTES:
+        raise UsageError(
+            f"{what} {_shown(text)} is more than {human(MOST_BYTES)}. Is its unit right?"
+        )
+    return size
+
+
+def parse_count(text: str, what: str, *, least: int = 1, most: int = MOST_COUNT) -> int:
+    """A whole number.
+
+    Raises:
+        UsageError: not one, or out of range.
+    """
+    if not _COUNT.fullmatch(text.strip()):
+        raise UsageError(f"{what} {_shown(text)} is not a whole number of {least} or more.")
+    value = int(text)
+    if not least <= value <= most:
+        raise UsageError(f"{what} {_shown(text)} is not between {least} and {most}.")
+    return value
+
+
+def parse_number(text: str, what: str) -> Decimal:
+    """A finite decimal number above 0, digit for digit.
+
+    Raises:
+        UsageError: not a number, not finite, or not above 0.
+    """
+    try:
+        value = Decimal(text.strip()) if len(text) <= 40 else None
+    except InvalidOperation:
+        value = None
+    if value is None:
+        raise UsageError(f"{what} {_shown(text)} is not a number.")
+    if not value.is_finite():
+        raise UsageError(f"{what} {_shown(text)} is not a finite number.")
+    if value <= 0 or value.adjusted() > 9 or value.adjusted() < -9:
+        raise UsageError(f"{what} {_shown(text)} is not between 0 and 1.")
+    return value
+
+
+def parse_pixels(text: str, what: str) -> tuple[int, int]:
+    """``1680x1568`` as (width, height) in pixels.
+
+    Raises:
+        UsageError: not two whole numbers between 1 and 100 000.
+    """
+    width, cross, height = text.lower().partition("x")
+    if not cross:
+        raise UsageError(f"{what} {_shown(text)} is not a size in pixels. Write 1680x1568.")
+    most = 100_000
+    return (
+        parse_count(width, f"the width in {what}", most=most),
+        parse_count(height, f"the height in {what}", most=most),
+    )
+
+
+def human(size: int) -> str:
+    """``1.68 GiB``; whole numbers of a unit without decimals."""
+    sign, size = ("-", -size) if size < 0 else ("", size)
+    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            number = str(size // factor) if size % factor == 0 else f"{size / factor:.2f}"
+            return f"{sign}{number} {unit}"
+    return f"{sign}{size} B"
+
+
+def _shown(text: str) -> str:
+    return repr(one_line(text, 40))
