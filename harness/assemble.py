@@ -56,16 +56,16 @@ def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
         count = data.match_counts.get(pattern, 0)
         for line in data.matches.get(pattern, [])[:LINES_EACH]:
             note = f"{count} lines like this" if count > LINES_EACH else ""
-            lines.append(_excerpt(data.file, line, note))
+            lines.append(excerpt(data.file, line, note))
     for process, line in data.last_by_process.items():
         if process:
-            lines.append(_excerpt(data.file, line, f"last line of {process}"))
+            lines.append(excerpt(data.file, line, f"last line of {process}"))
     if data.last_progress is not None:
-        lines.append(_excerpt(data.file, data.last_progress, "last progress of the engine"))
+        lines.append(excerpt(data.file, data.last_progress, "last progress of the engine"))
     return sorted(lines, key=lambda entry: entry.number)
 
 
-def _excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
+def excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
     from pathlib import Path
 
     where = f" [{line.source}]" if line.source else ""

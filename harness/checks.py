@@ -19,7 +19,7 @@ from mmrepro.probes.data import (
     ProcessUse,
     SyscallsData,
 )
-from mmrepro.signature import Finding
+from mmrepro.signature import Finding, Truth
 
 BUSY_PCT = 50.0
 """A thread that spins takes a whole core; on a crowded machine it gets half of one."""
@@ -128,6 +128,57 @@ def core_burns_cpu(evidence: Evidence, role: str) -> Finding:
     return Finding.of(before[-1].user_pct <= IDLE_PCT, text, *raw)
 
 
+def core_busy(evidence: Evidence, role: str) -> Finding:
+    """The engine's core process uses a core in user space; of a live server, where nothing is
+    known of how it was before. On a crowded machine a reading may be low: the thread queued."""
+    uses = core_processes(evidence, role, "check")
+    if not uses:
+        return Finding.unknown(f"no process {role} was measured")
+    shares = ", ".join(f"{use.user_pct:.0f}" for use in uses)
+    text = f"{role} {shares} % of a core in user space ({len(uses)} readings)"
+    spins = spinning(evidence, {use.pid for use in uses})
+    busy = spins or any(use.user_pct >= BUSY_PCT for use in uses)
+    return Finding.of(busy, text, *_raw(evidence, ProcessesData))
+
+
+def spinning(evidence: Evidence, pids: set[int]) -> bool:
+    """Whether one of the processes was seen to spin in user space."""
+    return any(
+        data.pid in pids and data.verdict == "spinning-in-user-space"
+        for _, data in evidence.results(SyscallsData, "check")
+    )
+
+
+def engine_works(evidence: Evidence, counters: dict[str, tuple[str, ...]], role: str) -> Finding:
+    """A fresh small request is answered; where none was sent, counters of work done move.
+
+    Without a request, a core that spins while nothing is finished speaks against it.
+    """
+    for result, data in evidence.results(InferenceData, "check"):
+        said = f"answered in {data.seconds:.2f} s" if data.answered else data.error[:200]
+        return Finding.of(data.answered, f"a small request: {said}", *result.raw)
+    still = no_progress(evidence, counters)
+    if still.truth is Truth.NOT_MET:
+        return Finding(Truth.MET, still.observed, still.evidence)
+    if still.truth is Truth.MET and spinning(
+        evidence, {p.pid for p in core_processes(evidence, role, "check")}
+    ):
+        return Finding.of(False, f"{role} spins and finishes nothing: {still.observed}")
+    return Finding.unknown(evidence.why_missing("inference", "check"))
+
+
+def logged(evidence: Evidence, pattern: str, what: str) -> Finding:
+    """The log holds lines of a named pattern."""
+    count = log_count(evidence, pattern)
+    if count is None:
+        return Finding.unknown(evidence.why_missing("logs", "check"))
+    if not count:
+        return Finding.of(False, f"the log holds no line of {what}", *log_files(evidence))
+    first = log_lines(evidence, pattern)[0]
+    when = f", first at {first.time}" if first.time else ""
+    return Finding.of(True, f"{count} lines of {what}{when}", *log_files(evidence))
+
+
 def spins_in_user_space(evidence: Evidence) -> Finding:
     """System calls tell spinning from waiting."""
     for result, data in evidence.results(SyscallsData, "check"):
@@ -139,19 +190,25 @@ def spins_in_user_space(evidence: Evidence) -> Finding:
 
 
 def log_lines(evidence: Evidence, pattern: str) -> list[LogLine]:
-    """Kept lines that match a named pattern, of the last log reading."""
-    lines: list[LogLine] = []
+    """Kept lines that match a named pattern, of the last reading of each log."""
+    lines: dict[str, list[LogLine]] = {}
     for _, data in evidence.results(LogsData):
-        lines = data.matches.get(pattern, lines)
-    return lines
+        if pattern in data.matches:
+            lines[data.file] = data.matches[pattern]
+    return [line for found in lines.values() for line in found]
 
 
 def log_count(evidence: Evidence, pattern: str) -> int | None:
-    """How many lines match a named pattern; None if no log was searched for it."""
-    count = None
+    """How many lines match a named pattern, of all logs; None if no log was searched for it, or
+    if there is none in one of which only the end was read."""
+    counts: dict[str, int] = {}
+    unsure = False
     for _, data in evidence.results(LogsData):
-        count = data.match_counts.get(pattern, count)
-    return count
+        if pattern in data.match_counts:
+            counts[data.file] = data.match_counts[pattern]
+            unsure = unsure or data.skipped_bytes > 0
+    total = sum(counts.values())
+    return None if not counts or (total == 0 and unsure) else total
 
 
 def log_files(evidence: Evidence) -> list[str]:

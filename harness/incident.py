@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal
 
+from mmrepro.diagnose.data import Diagnosis
 from mmrepro.evidence import Evidence
 from mmrepro.probes.base import Moment, Record
 from mmrepro.signature import Outcome, Verdict
@@ -23,6 +24,8 @@ class Fidelity(StrEnum):
     CPU_STAND_IN = "cpu-stand-in"
     EMULATED_STREAM = "emulated-stream"
     IN_PROCESS = "in-process"
+    LIVE = "live"
+    """A server that mmrepro did not start, only looked at."""
 
 
 class ScenarioFacts(Record):
@@ -218,6 +221,9 @@ class Incident(Record):
         list[str], Field(description="processes, ports, shared memory left after the stop")
     ] = []
     server: ServerFacts | None = None
+    diagnosis: Annotated[
+        Diagnosis | None, Field(description="of a live server; then there is no verdict")
+    ] = None
     evidence: Evidence = Evidence()
 
     @property

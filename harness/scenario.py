@@ -140,6 +140,32 @@ class RunFacts:
         return Version(self.release)
 
 
+@dataclass(frozen=True)
+class LiveFacts:
+    """What is known of a live server that nobody drives: it is only looked at.
+
+    Attributes:
+        engine, release: "" where they could not be found out.
+        command: the server's command line, as far as it can be seen.
+        deadline_s: of the one request that is sent.
+    """
+
+    engine: str = ""
+    release: str = ""
+    command: tuple[str, ...] = ()
+    deadline_s: float = 0.0
+
+    def option(self, name: str) -> str | None:
+        """Value of ``--name VALUE`` or ``--name=VALUE``, the last one; None: not given."""
+        found = None
+        for index, word in enumerate(self.command):
+            if word == name and index + 1 < len(self.command):
+                found = self.command[index + 1]
+            elif word.startswith(name + "="):
+                found = word.partition("=")[2]
+        return found
+
+
 class Scenario(ABC):
     """One known failure mode: its definition, its traffic, its signature.
 
@@ -191,6 +217,32 @@ class Scenario(ABC):
     @abstractmethod
     def conditions(self, facts: RunFacts) -> list[Condition]:
         """The signature."""
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        """The signature on a live server: no gate was run, and no traffic but one small request.
+
+        As it stands, that of a run: a condition on the trigger's own requests is unknown then, so
+        such a scenario is at best likely. Override it with what an observer can see.
+        """
+        return self.conditions(
+            RunFacts(
+                facts.release or self.default_release,
+                Fidelity.LIVE,
+                frozenset(),
+                facts.deadline_s,
+            )
+        )
+
+    def exposure(self, facts: LiveFacts) -> Finding:
+        """Whether a server of this release and with these options can fail so."""
+        if facts.engine and facts.engine != self.engine:
+            return Finding.of(False, f"the server is {facts.engine}, not {self.engine}")
+        if not facts.release:
+            return Finding.unknown("the release could not be found out")
+        return Finding.of(
+            self.affected.contains(Version(facts.release), prereleases=True),
+            f"{self.engine} {facts.release}; affected: {self.affected_range}",
+        )
 
     @abstractmethod
     def healthy_after(self, evidence: Evidence) -> Finding:

@@ -60,10 +60,19 @@ def find_py_spy() -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def dump(py_spy: Path, pid: int, *, blocking: bool, with_locals: bool, timeout_s: float) -> Dump:
+def dump(
+    py_spy: Path,
+    pid: int,
+    *,
+    blocking: bool,
+    with_locals: bool,
+    timeout_s: float,
+    native: bool = False,
+) -> Dump:
     """One sample of ``pid``, bounded in time and size; never raises.
 
     ``blocking`` pauses the process for some milliseconds; it runs again whatever becomes of py-spy.
+    ``native`` adds the frames of C and C++ code, for which py-spy has to pause it.
     """
     stat = _proc.read_stat(pid)
     if stat is None:
@@ -73,6 +82,7 @@ def dump(py_spy: Path, pid: int, *, blocking: bool, with_locals: bool, timeout_s
     command = [str(py_spy), "dump", "--pid", str(pid), "--json"]
     command += [] if blocking else ["--nonblocking"]
     command += ["--locals"] if with_locals else []
+    command += ["--native"] if native else []
     try:
         code, raw, said = _run(command, timeout_s)
     except OSError as error:

@@ -153,6 +153,9 @@ class SyscallsData(ProbeData):
     counts: Annotated[dict[str, int], Field(description="calls seen in the window, by name")] = {}
     total: Annotated[int | None, Field(description="None where calls cannot be counted")] = None
     waiting_in: Annotated[dict[str, int], Field(description="threads blocked, by system call")] = {}
+    waits: Annotated[
+        dict[int, str], Field(description="thread id: the system call that it waits in")
+    ] = {}
     user_pct: float
     system_pct: float
     verdict: Annotated[
@@ -202,6 +205,9 @@ class LogsData(ProbeData):
     kind: Literal["logs"] = "logs"
     file: str
     bytes_read: int
+    skipped_bytes: Annotated[
+        int, Field(description="bytes at the file's start that were passed over: it is too large")
+    ] = 0
     lines: int
     bad_bytes: Annotated[int, Field(description="lines with bytes that are not UTF-8")] = 0
     last_by_process: dict[str, LogLine] = {}

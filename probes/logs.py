@@ -48,6 +48,7 @@ class LogsProbe(Probe[LogsData]):
     ``patterns``: name -> expression searched in each whole line (without colours and control
     characters). ``progress``: an expression whose last match is the last sign of work done.
     ``first`` and ``last``: how many matching lines of each pattern are kept from either end.
+    ``max_bytes``: of a larger file only that much of its end is read (``skipped_bytes``).
     """
 
     name = "logs"
@@ -60,12 +61,15 @@ class LogsProbe(Probe[LogsData]):
         *,
         first: int = 20,
         last: int = 5,
+        max_bytes: int | None = None,
     ) -> None:
         self.path = Path(path)
         self.patterns = dict(patterns or {})
         self.progress = progress
         self.first = first
         self.last = last
+        self.max_bytes = max_bytes
+        self._skipped = 0
         self._scanner: Scanner | None = None
 
     def collect(self, sink: RawSink, deadline: float) -> LogsData:
@@ -75,15 +79,22 @@ class LogsProbe(Probe[LogsData]):
         )
         try:
             # A FIFO or a device would block or never end.
-            if not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116
+            found = os.stat(self.path)  # noqa: PTH116
+            if not stat.S_ISREG(found.st_mode):
                 raise Unavailable(f"{self.path} is not a file")
+            if self.max_bytes is not None:
+                self._skipped = max(0, found.st_size - self.max_bytes)
             with self.path.open("rb", buffering=0) as stream:
-                return scanner.scan(stream, deadline)
+                stream.seek(self._skipped)
+                return self._told(scanner.scan(stream, deadline))
         except OSError as error:
             raise Unavailable(f"{self.path} cannot be read: {error.strerror}") from error
 
     def partial(self) -> LogsData | None:
-        return self._scanner.result() if self._scanner else None
+        return self._told(self._scanner.result()) if self._scanner else None
+
+    def _told(self, data: LogsData) -> LogsData:
+        return data.model_copy(update={"skipped_bytes": self._skipped})
 
 
 def scan(

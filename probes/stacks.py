@@ -32,6 +32,8 @@ class StacksProbe(Probe[StacksData]):
     ``until`` ends the sampling early once it holds for a sample, but not before each process has
     been sampled ``min_samples`` times: a hang is a stack that stays.
 
+    ``native`` adds the frames of C and C++ code; every sample pauses the process then.
+
     A process that denies access is listed in ``denied``; one that is gone, or is not Python, has
     one sample with an ``error`` and no threads.
     """
@@ -48,6 +50,7 @@ class StacksProbe(Probe[StacksData]):
         until: Callable[[StackSample], bool] | None = None,
         *,
         min_samples: int = 3,
+        native: bool = False,
     ) -> None:
         self.pids = tuple(dict.fromkeys(pids))
         self.samples = samples
@@ -56,6 +59,7 @@ class StacksProbe(Probe[StacksData]):
         self.blocking_fallback = blocking_fallback
         self.until = until
         self.min_samples = min(min_samples, samples)
+        self.native = native
         self._data = StacksData(samples=[])
 
     def collect(self, sink: RawSink, deadline: float) -> StacksData:
@@ -102,14 +106,18 @@ class StacksProbe(Probe[StacksData]):
     def _sample(
         self, py_spy: Path, pid: int, number: int, sink: RawSink, deadline: float
     ) -> tuple[StackSample, Outcome]:
-        taken, blocking = Moment.now(), False
-        dumped = self._dump(py_spy, pid, deadline, blocking=False)
+        taken, blocking = Moment.now(), self.native and self._may_pause(pid, deadline)
+        dumped = self._dump(py_spy, pid, deadline, blocking=blocking)
         for _ in range(RETRIES):
             if dumped.outcome is not Outcome.TORN or time.monotonic() >= deadline:
                 break
             taken = Moment.now()
-            dumped = self._dump(py_spy, pid, deadline, blocking=False)
-        if dumped.outcome is Outcome.TORN and self._may_block(pid, deadline):
+            dumped = self._dump(py_spy, pid, deadline, blocking=blocking)
+        if (
+            dumped.outcome is Outcome.TORN
+            and self.blocking_fallback
+            and self._may_pause(pid, deadline)
+        ):
             taken, blocking = Moment.now(), True
             dumped = self._dump(py_spy, pid, deadline, blocking=True)
         if dumped.raw:
@@ -125,11 +133,11 @@ class StacksProbe(Probe[StacksData]):
             dumped.outcome,
         )
 
-    def _may_block(self, pid: int, deadline: float) -> bool:
+    def _may_pause(self, pid: int, deadline: float) -> bool:
         stat = _proc.read_stat(pid)
         # A process stopped by a signal never reports to a tracer: py-spy would wait for ever.
         stopped = stat is None or stat.state in ("T", "t")
-        return self.blocking_fallback and not stopped and time.monotonic() < deadline
+        return not stopped and time.monotonic() < deadline
 
     def _dump(self, py_spy: Path, pid: int, deadline: float, *, blocking: bool) -> Dump:
         return _pyspy.dump(
@@ -137,5 +145,6 @@ class StacksProbe(Probe[StacksData]):
             pid,
             blocking=blocking,
             with_locals=self.locals,
+            native=self.native and blocking,
             timeout_s=min(DUMP_TIMEOUT_S, deadline - time.monotonic()),
         )

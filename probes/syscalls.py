@@ -173,7 +173,8 @@ class SyscallsProbe(Probe[SyscallsData]):
             window_s=round(counted_s if counts is not None else seconds, 3),
             counts=counts or {},
             total=None if counts is None else sum(counts.values()),
-            waiting_in=waiting,
+            waiting_in=dict(Counter(waiting.values()).most_common()),
+            waits=waiting,
             user_pct=load.user_pct,
             system_pct=load.system_pct,
             verdict=verdict,
@@ -229,7 +230,7 @@ def measure(
     )
 
 
-def settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[str, int]]:
+def settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[int, str]]:
     """The look at ``waiting_threads`` that found most of them at rest.
 
     A thread that polls once a second must not make an idle process look busy because we came at
@@ -242,14 +243,15 @@ def settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[str, int]]
     return max(found, key=lambda look: look[0])
 
 
-def waiting_threads(pid: int) -> tuple[int, int, dict[str, int]]:
-    """Threads asleep, threads stopped, and the sleeping ones by the call that they wait in.
+def waiting_threads(pid: int) -> tuple[int, int, dict[int, str]]:
+    """How many threads are asleep and how many stopped, and the call that each sleeping one
+    waits in, by thread id.
 
     The call's name needs the right to trace; without it the kernel function (``wchan``) is named
     if it can be read, else ``unknown``.
     """
     asleep = stopped = 0
-    calls: Counter[str] = Counter()
+    calls: dict[int, str] = {}
     for tid in _proc.thread_ids(pid):
         task = f"/proc/{pid}/task/{tid}"
         stat = _proc.parse_stat(_proc.read(f"{task}/stat") or b"")
@@ -259,8 +261,8 @@ def waiting_threads(pid: int) -> tuple[int, int, dict[str, int]]:
             stopped += 1
         elif stat.state in ("S", "D", "I"):
             asleep += 1
-            calls[_waits_in(task)] += 1
-    return asleep, stopped, dict(calls.most_common())
+            calls[tid] = _waits_in(task)
+    return asleep, stopped, calls
 
 
 def _waits_in(task: str) -> str:

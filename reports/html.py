@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def render_html(incident: Incident) -> str:
     """The whole report; long parts are folded. Any optional part of the incident may be missing."""
+    from mmrepro.reports.diagnosis import effect_sentence
     from mmrepro.reports.picture import picture
 
     environment = _environment()
@@ -39,6 +40,8 @@ def render_html(incident: Incident) -> str:
         longest_stage=max(filter(view.sane, incident.stages.values()), default=0.0),
         fidelity=view.FIDELITY_WORDS[incident.fidelity],
         view=view,
+        diagnosis=incident.diagnosis,
+        effect=effect_sentence(incident.diagnosis) if incident.diagnosis else "",
         style=style,
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
     )

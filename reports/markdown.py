@@ -7,7 +7,7 @@ from typing import Final
 
 from mmrepro.incident import Incident, KeyStack
 from mmrepro.probes.base import ProbeStatus
-from mmrepro.reports import gfm, timeline, view
+from mmrepro.reports import diagnosis, gfm, timeline, view
 from mmrepro.sanitize import one_line
 
 # GitHub refuses comments over 65 536 characters; people add a few lines of their own.
@@ -51,6 +51,7 @@ def _join(sections: list[Section], dropped: list[str]) -> str:
 def _sections(incident: Incident) -> list[Section]:
     return [
         Section("", _head(incident), 100),
+        *_diagnosis(incident),
         Section("Symptom", _symptoms(incident), 90),
         Section("The stack that matters", _stack(incident.key_stack), 95),
         Section("Signature", _conditions(incident), 94),
@@ -66,6 +67,19 @@ def _sections(incident: Incident) -> list[Section]:
         Section("How the run went", _run(incident), 40),
         Section("Requests", _requests(incident), 30),
         Section("Packages", _packages(incident), 10),
+    ]
+
+
+def _diagnosis(incident: Incident) -> list[Section]:
+    told = incident.diagnosis
+    if told is None:
+        return []
+    return [
+        Section("What was seen", diagnosis.assessment_markdown(told), 96),
+        Section("Known failures", diagnosis.matches_markdown(told), 93),
+        Section(
+            "What the look cost, and what it could not see", diagnosis.limits_markdown(told), 72
+        ),
     ]
 
 
@@ -262,7 +276,7 @@ def _differences(incident: Incident) -> str:
                 ],
             )
         )
-    else:
+    elif incident.diagnosis is None:
         parts.append("No stand-in: the engine's code is unmodified.")
     if incident.engine.settings:
         parts.append(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from mmrepro.incident import ClaimStatus, Incident, KeyStack
 from mmrepro.reports import view
+from mmrepro.reports.lines import Printer
 from mmrepro.sanitize import one_line
 from mmrepro.signature import Truth
 
@@ -29,7 +30,7 @@ def print_summary(incident: Incident, console: Console) -> None:
     Colour, ``NO_COLOR`` and width are the console's. Nothing of the incident is read as markup
     and no control character gets through.
     """
-    out = _Printer(console)
+    out = Printer(console)
     _verdict(incident, out)
     _symptoms(incident, out)
     _stack(incident.key_stack, out)
@@ -38,39 +39,7 @@ def print_summary(incident: Incident, console: Console) -> None:
     _next(incident, out)
 
 
-class _Printer:
-    """Lines of (text, style) pieces; evidence is sanitised here, once."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._width = console.width if console.is_terminal else 400
-
-    def line(self, *pieces: str | tuple[str, str], cut: bool = True) -> None:
-        from rich.text import Text
-
-        clean = [
-            _piece(piece) if isinstance(piece, str) else (_piece(piece[0]), piece[1])
-            for piece in pieces
-        ]
-        text = Text.assemble(*clean)
-        if cut and self._console.is_terminal:
-            text.truncate(self._width, overflow="ellipsis")
-        self._console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-    def heading(self, text: str) -> None:
-        self.line()
-        self.line((text, "bold"))
-
-
-def _piece(text: str) -> str:
-    """One sanitised line that keeps the spaces at its ends: they are the layout."""
-    bare = text.strip(" ")
-    lead = len(text) - len(text.lstrip(" "))
-    tail = len(text) - len(text.rstrip(" ")) if bare else 0
-    return " " * lead + one_line(bare, 1000) + " " * tail
-
-
-def _verdict(incident: Incident, out: _Printer) -> None:
+def _verdict(incident: Incident, out: Printer) -> None:
     head = view.headline(incident)
     out.line()
     out.line(
@@ -89,7 +58,7 @@ def _verdict(incident: Incident, out: _Printer) -> None:
         out.line(incident.verdict.explanation, cut=False)
 
 
-def _symptoms(incident: Incident, out: _Printer) -> None:
+def _symptoms(incident: Incident, out: Printer) -> None:
     if not incident.symptoms:
         return
     out.heading("Symptom (healthy in the gate → observed)")
@@ -103,7 +72,7 @@ def _symptoms(incident: Incident, out: _Printer) -> None:
         out.line("  ", (mark, style), " ", check + "  ", row.healthy, " → ", (row.observed, style))
 
 
-def _stack(stack: KeyStack | None, out: _Printer) -> None:
+def _stack(stack: KeyStack | None, out: Printer) -> None:
     if stack is None or not stack.frames:
         return
     state = ("active" if stack.active else "idle") + ("+gil" if stack.owns_gil else "")
@@ -116,7 +85,7 @@ def _stack(stack: KeyStack | None, out: _Printer) -> None:
         out.line(("    … ", "dim"), (f"{len(stack.frames) - _FRAMES} more frames", "dim"))
 
 
-def _conditions(incident: Incident, out: _Printer) -> None:
+def _conditions(incident: Incident, out: Printer) -> None:
     if incident.verdict is None or not incident.verdict.conditions:
         return
     out.heading(f"Conditions: {view.condition_count(incident)}")
@@ -128,7 +97,7 @@ def _conditions(incident: Incident, out: _Printer) -> None:
         )  # fmt: skip
 
 
-def _claims(incident: Incident, out: _Printer) -> None:
+def _claims(incident: Incident, out: Printer) -> None:
     if not incident.claims:
         return
     out.heading("Claims of the original report")
@@ -137,7 +106,7 @@ def _claims(incident: Incident, out: _Printer) -> None:
         out.line("  ", (f"{mark} {view.CLAIM_WORDS[claim.status]}", style), ": ", claim.text)
 
 
-def _next(incident: Incident, out: _Printer) -> None:
+def _next(incident: Incident, out: Printer) -> None:
     if incident.left_behind:
         out.heading("Left behind after the stop")
         for item in incident.left_behind[:10]:

@@ -32,6 +32,7 @@ FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
     Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also reorder device "
     "work as a GPU stream would (listed below)",
     Fidelity.IN_PROCESS: "the engine's real classes called in one process, without a server",
+    Fidelity.LIVE: "a live server that mmrepro did not start and only looked at",
 }
 TRUTH_MARKS: Final[dict[Truth, str]] = {Truth.MET: "✔", Truth.NOT_MET: "✘", Truth.UNKNOWN: "?"}
 TRUTH_WORDS: Final[dict[Truth, str]] = {
@@ -120,6 +121,12 @@ class Headline:
 
 def headline(incident: Incident) -> Headline:
     verdict = incident.verdict
+    if incident.diagnosis is not None:
+        from mmrepro.reports import diagnosis
+
+        told = incident.diagnosis
+        expectation = f"exit {told.exit_code}"
+        return Headline(diagnosis.answer(told), expectation, diagnosis.tone(told))
     if verdict is None:
         label = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No verdict"}
         return Headline(label[incident.state], "no verdict was reached", "unsure")
@@ -140,13 +147,15 @@ def engine_name(incident: Incident) -> str:
 def title(incident: Incident) -> str:
     """The scenario's title and the release; the engine's name unless the title has it already."""
     said, engine = incident.scenario.title, incident.engine
+    if incident.diagnosis is not None and not engine.release:
+        return said
     known = engine.name.casefold() in said.casefold()
     return f"{said} ({engine.release if known else engine_name(incident)})"
 
 
 def partial_note(incident: Incident) -> str:
     """Said at the very top when the run is not whole; empty when it is."""
-    if incident.state == "complete" and incident.verdict is not None:
+    if incident.state == "complete" and (incident.verdict or incident.diagnosis):
         return ""
     what = {
         "interrupted": "This run was interrupted: what follows is what had been collected.",
@@ -159,6 +168,8 @@ def partial_note(incident: Incident) -> str:
 
 def summary(incident: Incident) -> list[str]:
     """The one paragraph, as sentences."""
+    if incident.diagnosis is not None:
+        return _diagnosis_summary(incident)
     sentences = [sentence(incident.scenario.summary)]
     verdict = incident.verdict
     if verdict is not None:
@@ -180,6 +191,18 @@ def summary(incident: Incident) -> list[str]:
         sentence(f"Fidelity `{incident.fidelity}`: {FIDELITY_WORDS[incident.fidelity]}")
     )
     return [s for s in sentences if s]
+
+
+def _diagnosis_summary(incident: Incident) -> list[str]:
+    assert incident.diagnosis is not None
+    told = incident.diagnosis
+    sentences = [sentence(told.assessment.sentence)]
+    for match in told.found[:3]:
+        kind = "This is the known failure" if match.fit == "match" else "This is likely"
+        sentences.append(sentence(f"{kind} `{match.scenario}`: {match.why}"))
+    if told.found:
+        sentences.append(sentence(incident.scenario.summary))
+    return sentences
 
 
 def sentence(text: str) -> str:
@@ -273,6 +296,10 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
         incident.host,
     )
     rows = [("mmrepro", incident.mmrepro_version), ("engine", engine_name(incident))]
+    if incident.diagnosis is not None:
+        from mmrepro.reports.diagnosis import target_rows
+
+        rows = [("mmrepro", incident.mmrepro_version), *target_rows(incident.diagnosis)]
     if wheel:
         rows += [
             ("wheel", wheel.filename),
@@ -304,6 +331,7 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
 def cause_heading(incident: Incident) -> str:
     """A scenario knows its cause; only a reproduced run has shown it."""
     shown = incident.verdict is not None and incident.verdict.outcome is Outcome.REPRODUCED
+    shown = shown or bool(incident.diagnosis and incident.diagnosis.found)
     return "Root cause" if shown else "The known cause (not shown by this run)"
 
 
@@ -321,6 +349,8 @@ def facts(reproducer: ReproducerResult) -> str:
 
 
 def left_behind(incident: Incident) -> str:
+    if incident.diagnosis is not None:
+        return "Nothing was started and nothing changed: the server was only looked at."
     if incident.left_behind:
         return f"{len(incident.left_behind)} things were left behind after the stop"
     if incident.server is not None:

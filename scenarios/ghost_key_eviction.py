@@ -6,6 +6,7 @@ the receiver's LRU order that is not in the cache, and the first eviction never 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from mmrepro import checks
@@ -19,7 +20,7 @@ from mmrepro.incident import (
     SymptomRow,
 )
 from mmrepro.probes.data import StackSample
-from mmrepro.scenario import Factor, Mitigation, Patch, RunFacts, SourceRef, unmet
+from mmrepro.scenario import Factor, LiveFacts, Mitigation, Patch, RunFacts, SourceRef, unmet
 from mmrepro.scenarios.ghost_key_evidence import (
     FILLS,
     METRICS,
@@ -41,6 +42,7 @@ from mmrepro.scenarios.mm_cache_desync import (
     cached_item_assertion,
     desynchronise,
 )
+from mmrepro.scenarios.mm_cache_live import without_cache
 from mmrepro.signature import Condition, Finding
 from packaging.specifiers import SpecifierSet
 
@@ -292,6 +294,37 @@ class GhostKeyEviction(MmCacheScenario):
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """A ghost was made, and the installed class cannot evict one. The spin needs the hang."""
         return unmet(cached_item_assertion(evidence), code_loops(evidence))
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        """Less what needs the trigger's own requests, a gate, or code run in the environment."""
+        kept = {c.id: c for c in super().live_conditions(facts)}
+        return [
+            replace(kept["no-answer-later"], statement="a small text-only request is not answered"),
+            kept["endpoints-green"],
+            kept["nothing-queued"],
+            kept["no-progress"],
+            Condition(
+                "core-busy",
+                "symptom",
+                "EngineCore uses a whole core in user space",
+                lambda e: checks.core_busy(e, ROLE),
+            ),
+            kept["user-space-spin"],
+            kept["eviction-stack"],
+            kept["cached-item-assertion"],
+            kept["ghost-is-the-key"],
+            Condition(
+                "affected-release",
+                "cause",
+                f"the release is one of those whose LRU order takes in ghosts "
+                f"({self.affected_range})",
+                lambda e: self.exposure(facts),
+                required=False,
+            ),
+        ]
+
+    def exposure(self, facts: LiveFacts) -> Finding:
+        return without_cache(facts) or super().exposure(facts)
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         return healthy_after(evidence)

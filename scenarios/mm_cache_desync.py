@@ -15,7 +15,8 @@ from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, ClaimStatus, Reference, SymptomRow
 from mmrepro.pictures import Picture
-from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef, unmet
+from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario, SourceRef, unmet
+from mmrepro.scenarios.mm_cache_live import FAILED, live_conditions, without_cache
 from mmrepro.signature import Condition, Finding, Outcome, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -166,7 +167,7 @@ class MmCacheScenario(Scenario):
     """What the scenarios of the two multimodal caches share: server, gate, older releases."""
 
     server_args: ClassVar[tuple[str, ...]] = BASE_ARGS
-    log_patterns = LOG_PATTERNS
+    log_patterns = {**LOG_PATTERNS, FAILED: r'"POST /v1/\S+ HTTP/[0-9.]+" 500'}
     key_log_patterns: ClassVar[tuple[str, ...]] = tuple(LOG_PATTERNS)
 
     def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
@@ -266,6 +267,12 @@ class MmCacheDesync(MmCacheScenario):
                 required=False,
             ),
         ]
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        return live_conditions(missing_item)
+
+    def exposure(self, facts: LiveFacts) -> Finding:
+        return without_cache(facts) or super().exposure(facts)
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         again = evidence.labelled("image X again, short")

@@ -8,6 +8,7 @@ import typer
 from mmrepro import __version__
 from mmrepro.cli.bundle import bundle
 from mmrepro.cli.check import check
+from mmrepro.cli.diagnose import diagnose
 from mmrepro.cli.env import app as env_app
 from mmrepro.cli.kv_budget import kv_budget
 from mmrepro.cli.probe import probe
@@ -46,6 +47,7 @@ def root(
 
 
 app.command("run", short_help="Drive a real engine into a known failure.")(run)
+app.command("diagnose", short_help="Say what is wrong with a live server.")(diagnose)
 app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("report", short_help="Make a report again from an incident.")(report_command)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmrepro.engines.base import Engine, LaunchPlan, LaunchRequest, root_cause_lines
+from mmrepro.engines.base import Engine, LaunchPlan, LaunchRequest, Signs, root_cause_lines
 from mmrepro.engines.lmdeploy import LmdeployEngine
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.engines.vllm import VllmEngine
@@ -12,7 +12,15 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine for engine in (VllmEngine(), LmdeployEngine(), MinivllmEngine())
 }
 
-__all__ = ["ENGINES", "Engine", "LaunchPlan", "LaunchRequest", "get_engine", "root_cause_lines"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "LaunchPlan",
+    "LaunchRequest",
+    "Signs",
+    "get_engine",
+    "root_cause_lines",
+]
 
 
 def get_engine(name: str) -> Engine:

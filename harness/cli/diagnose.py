@@ -1,0 +1,122 @@
+"""``mmrepro diagnose``: what is wrong with this live server?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mmrepro.diagnose.session import Diagnosed, DiagnoseOptions
+    from rich.console import Console
+
+
+def diagnose(
+    url: Annotated[str, typer.Argument(help="The server, e.g. http://127.0.0.1:8000.")],
+    pid: Annotated[
+        int, typer.Option(min=0, help="A process of the server.  [default: who listens there]")
+    ] = 0,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="A log file of it.  [default: where its output goes]"),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="Name of the engine.")] = "auto",
+    model: Annotated[
+        str, typer.Option(help="Served model to ask for.  [default: the first listed]")
+    ] = "",
+    deadline: Annotated[
+        float, typer.Option(min=1, max=600, help="Seconds that the one request may take.")
+    ] = 15.0,
+    samples: Annotated[int, typer.Option(min=3, max=100, help="Stack samples a process.")] = 5,
+    no_request: Annotated[
+        bool, typer.Option("--no-request", help="Send no inference, only look.")
+    ] = False,
+    native: Annotated[
+        bool,
+        typer.Option("--native", help="C frames as well: pauses the server for each sample."),
+    ] = False,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="Sent with each request, e.g. 'Authorization: Bearer KEY'."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The incident's folder.  [default: incidents/…]")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Say what is wrong with a live server, and which known failure it is.
+
+    It only looks: no signal, no debugging endpoint, nothing installed. Exit status: 0 healthy;
+    1 a known failure was found or the server is unhealthy; 3 it could not be told.
+
+    Example:  mmrepro diagnose http://127.0.0.1:8000
+    """
+    from mmrepro.diagnose.session import DiagnoseOptions
+    from mmrepro.diagnose.session import diagnose as look
+
+    options = DiagnoseOptions(
+        url=url,
+        pid=pid,
+        logs=tuple(log or ()),
+        engine=engine,
+        model=model,
+        deadline_s=deadline,
+        samples=samples,
+        request=not no_request,
+        native=native,
+        out=out,
+        headers=_headers(header or []),
+    )
+    _step_back()
+    if json:
+        found = look(options)
+        _write_reports(found)
+        typer.echo(found.diagnosis.model_dump_json(indent=1))
+    else:
+        found = _watched(options)
+        _write_reports(found)
+    raise typer.Exit(found.diagnosis.exit_code)
+
+
+def _watched(options: DiagnoseOptions) -> Diagnosed:
+    from mmrepro.cli.progress import Progress
+    from mmrepro.diagnose.session import diagnose as look
+    from mmrepro.reports.diagnosis import print_diagnosis
+    from rich.console import Console
+
+    console: Console = Console()
+    with Progress(console, f"diagnosing {options.url}") as display:
+        found = look(options, display)
+    print_diagnosis(found.diagnosis, console)
+    return found
+
+
+def _write_reports(found: Diagnosed) -> None:
+    if found.folder is not None:
+        from mmrepro.reports import write_reports
+
+        write_reports(found.folder)
+
+
+def _headers(given: list[str]) -> dict[str, str]:
+    from mmrepro.errors import UsageError
+
+    found = {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip() or not value.strip():
+            raise UsageError(
+                "A --header is NAME: VALUE.", hint="--header 'Authorization: Bearer KEY'"
+            )
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _step_back() -> None:
+    """Take only the processor time that the server leaves; children inherit it."""
+    import contextlib
+    import os
+
+    with contextlib.suppress(OSError):
+        os.nice(5)

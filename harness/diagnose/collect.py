@@ -1,0 +1,356 @@
+"""Looking at a live server: every probe side by side, bounded, none of them intrusive."""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrepro.diagnose import discover
+from mmrepro.diagnose.data import Effect
+from mmrepro.diagnose.discover import Target
+from mmrepro.evidence import Evidence
+from mmrepro.probes._fetch import fetch
+from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
+from mmrepro.probes.data import HttpData, InferenceData, LogsData, MetricsData, StacksData
+from mmrepro.probes.gpu import GpuProbe
+from mmrepro.probes.http import HttpProbe
+from mmrepro.probes.inference import InferenceProbe
+from mmrepro.probes.logs import LogsProbe
+from mmrepro.probes.metrics import MetricsProbe
+from mmrepro.probes.processes import ProcessesProbe
+from mmrepro.probes.stacks import StacksProbe
+from mmrepro.probes.syscalls import SyscallsProbe
+from mmrepro.recorder import Recorder
+
+FRONT_S = 3.0
+"""For a cheap endpoint: a front that takes longer does not answer."""
+APART_S = 2.0
+"""At least so long between two readings of the progress counters."""
+GLANCE_S = 3.0
+"""A request that is answered by then leaves nothing more to wait for."""
+SECOND_LOOK_S = 1.5
+"""How long before the deadline the second look begins."""
+EVIDENCE_S = 2.5
+"""For a round of stacks and CPU readings."""
+MAX_LOG_BYTES = 512 << 20
+MAX_LOGS = 8
+MAX_SAMPLED = 6
+TOKENS = 8
+
+DEFAULT_ENDPOINTS = ("/health", "/v1/models")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is looked at and for how long.
+
+    ``deadline_s``: of the one request, and of the watch where no request may be sent.
+    """
+
+    deadline_s: float = 15.0
+    samples: int = 5
+    request: bool = True
+    native: bool = False
+    model: str = ""
+    headers: Mapping[str, str] | None = None
+    log_patterns: Mapping[str, str] | None = None
+
+
+class Collector:
+    """One look at one target. ``recorder`` gets every probe's result, in phase "check"."""
+
+    def __init__(self, target: Target, plan: Plan, recorder: Recorder) -> None:
+        self.target = target
+        self.plan = plan
+        self.recorder = recorder
+        self.requests: list[str] = []
+        self.inferences = 0
+        self._started = time.monotonic()
+        self._usage = _usage()
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="diagnose")
+
+    @property
+    def evidence(self) -> Evidence:
+        return self.recorder.evidence
+
+    # ------------------------------------------------------------ the front
+
+    def ask_front(self) -> None:
+        """The cheap endpoints and the metrics, at once; they also tell which engine it is."""
+        engine = self.target.engine
+        paths = engine.endpoints if engine else DEFAULT_ENDPOINTS
+        self._all(self._start(self._http(paths)), self._start(self._metrics(), label="metrics-1"))
+
+    def model(self) -> str:
+        """The model to ask for: as given, as /v1/models lists it, as the command line names it."""
+        if self.plan.model:
+            return self.plan.model
+        for _, data in self.evidence.results(HttpData, partial=True):
+            if (answer := data.answer("/v1/models")) and answer.status == 200:
+                try:
+                    return str(json.loads(answer.body)["data"][0]["id"])
+                except (ValueError, LookupError, TypeError):
+                    pass
+        words = self.target.facts.command
+        for option in ("--served-model-name", "--model-name", "--model", "--model-path"):
+            for index, word in enumerate(words[:-1]):
+                if word == option:
+                    return words[index + 1]
+        return ""
+
+    def ask_release(self) -> None:
+        """Where no file tells the release: an endpoint that does."""
+        engine, facts = self.target.engine, self.target.facts
+        if engine is None or facts.release:
+            return
+        for path in engine.version_paths:
+            self._note_request(f"GET {path}")
+            got = fetch(
+                "GET",
+                facts.url + path,
+                timeout_s=FRONT_S,
+                max_bytes=1 << 20,
+                headers=self.plan.headers,
+            )
+            try:
+                release = discover.public_release(str(json.loads(got.body)["version"]))
+            except (ValueError, LookupError, TypeError):
+                continue
+            if got.status == 200 and release:
+                facts.release, facts.release_from = release, f"its endpoint {path}"
+                return
+
+    # ------------------------------------------------------------ the whole look
+
+    def look(self, suspicious: Callable[[Evidence], bool], *, plain: bool) -> None:
+        """Everything else, in parallel; a second round when the first leaves a suspicion.
+
+        Args:
+            plain: it is dead or stopped: no request is sent, and once is enough.
+            suspicious: whether what was seen by now could be a hang. With a request on its way
+                that is its silence; without one, the counters and the processes have to tell.
+        """
+        front_at = time.monotonic()
+        request = self._request() if self.plan.request and not plain else None
+        self._all(*self._processes_round(), *self._logs(), self._start(GpuProbe()))
+        if plain:
+            return
+        self._until(front_at + APART_S)
+        self._all(self._start(self._metrics(), label="metrics-2"))
+        if request is not None:
+            _wait(request, front_at + GLANCE_S)
+            again = not request.done() or suspicious(self.evidence)
+        else:
+            again = suspicious(self.evidence)
+        if not again:
+            return
+        end = front_at + self.plan.deadline_s
+        if request is None or not request.done():
+            self._until(end - SECOND_LOOK_S, unless=request)
+        discover.refresh(self.target)
+        self._all(*self._processes_round(label="2-"))
+        if request is not None:
+            _wait(request, end + 1.0)
+        self._until(min(end, front_at + 2 * APART_S))
+        last = [self._start(self._metrics(), label="metrics-3")]
+        engine = self.target.engine
+        last.append(
+            self._start(
+                self._http(engine.endpoints if engine else DEFAULT_ENDPOINTS), label="http-2"
+            )
+        )
+        self._all(*last)
+
+    def more_stacks(self, wanted: Callable[[StacksData], bool]) -> None:
+        """Further samples of the core, quickly one after the other, for a local that was missed."""
+        cores = [p.pid for p in self.target.facts.cores][:1]
+        if cores and not any(wanted(d) for _, d in self.evidence.results(StacksData)):
+            probe = StacksProbe(
+                cores,
+                samples=20,
+                interval_s=0.03,
+                blocking_fallback=False,
+                until=lambda sample: wanted(StacksData(samples=[sample])),
+                min_samples=1,
+            )
+            self._all(self._start(probe, seconds=EVIDENCE_S, label="stacks-more"))
+
+    def effect(self) -> Effect:
+        """What this look did, as measured: CPU of this process and of its ended children."""
+        stacks = [d for _, d in self.evidence.results(StacksData, partial=True)]
+        samples = [s for d in stacks for s in d.samples]
+        now = _usage()
+        paused = sum(
+            r.seconds
+            for r, d in self.evidence.results(StacksData, partial=True)
+            if any(s.blocking for s in d.samples)
+        )
+        return Effect(
+            seconds=round(time.monotonic() - self._started, 2),
+            cpu_s=round(now[0] - self._usage[0], 2),
+            peak_rss_bytes=now[1],
+            requests=list(self.requests),
+            inferences=self.inferences,
+            stack_samples=len(samples),
+            paused_s=round(paused, 2),
+            log_bytes_read=sum(
+                d.bytes_read for _, d in self.evidence.results(LogsData, partial=True)
+            ),
+        )
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------ probes
+
+    def _request(self) -> Future[None] | None:
+        facts = self.target.facts
+        facts.model = facts.model or self.model()
+        if not facts.model:
+            self.target.unseen.append(
+                "no request was sent: the served model's name is not known; give --model NAME"
+            )
+            return None
+        probe = InferenceProbe(
+            facts.url,
+            facts.model,
+            self.plan.deadline_s,
+            max_tokens=TOKENS,
+            headers=self.plan.headers,
+        )
+        self._note_request("POST /v1/chat/completions")
+        self.inferences += 1
+        return self._start(probe, seconds=self.plan.deadline_s + 0.5)
+
+    def _processes_round(self, label: str = "") -> list[Future[None]]:
+        """Stacks of the processes that matter, system calls of the core, CPU of all."""
+        facts = self.target.facts
+        if facts.root_pid is None:
+            return []
+        cores = [p.pid for p in facts.cores]
+        others = [p.pid for p in facts.processes if p.pid not in cores and _may_matter(p.role)]
+        core = cores[0] if cores else facts.root_pid
+        sampled = list(dict.fromkeys([core, facts.root_pid, *cores, *others]))[:MAX_SAMPLED]
+        window_s = SECOND_LOOK_S if label else 1.0
+        stacks = StacksProbe(
+            sampled,
+            samples=self.plan.samples,
+            interval_s=max(0.02, EVIDENCE_S / 2 / self.plan.samples / len(sampled)),
+            blocking_fallback=False,
+            native=self.plan.native,
+        )
+        return [
+            self._start(
+                stacks, seconds=EVIDENCE_S + self.plan.native * 5.0, label=f"{label}stacks"
+            ),
+            self._start(
+                ProcessesProbe(facts.root_pid, window_s, self.target.role_of),
+                seconds=window_s + 2,
+                label=f"{label}processes",
+            ),
+            # Never strace here: it stops the target at each of its system calls.
+            self._start(
+                SyscallsProbe(core, window_s=window_s, use_strace=False),
+                seconds=window_s + 2,
+                label=f"{label}syscalls",
+            ),
+        ]
+
+    def _logs(self) -> list[Future[None]]:
+        engine = self.target.engine
+        patterns = {**(engine.log_patterns if engine else {}), **(self.plan.log_patterns or {})}
+        progress = engine.progress_pattern if engine else None
+        return [
+            self._start(
+                LogsProbe(path, patterns, progress, max_bytes=MAX_LOG_BYTES),
+                seconds=self.plan.deadline_s,
+                label=f"logs-{number}",
+            )
+            for number, path in enumerate(self.target.facts.logs[:MAX_LOGS], 1)
+        ]
+
+    def _http(self, paths: Sequence[str]) -> HttpProbe:
+        for path in paths:
+            self._note_request(f"GET {path}")
+        return HttpProbe(self.target.facts.url, paths, FRONT_S, headers=self.plan.headers)
+
+    def _metrics(self) -> MetricsProbe:
+        engine = self.target.engine
+        path = engine.metrics_path if engine else "/metrics"
+        self._note_request(f"GET {path}")
+        return MetricsProbe(self.target.facts.url + path, FRONT_S, headers=self.plan.headers)
+
+    def _start(
+        self, probe: Probe[ProbeData], *, seconds: float = FRONT_S * 2, label: str = ""
+    ) -> Future[None]:
+        def run() -> None:
+            result = run_probe(probe, self.recorder.dir, seconds, phase="check", label=label)
+            self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
+
+        return self._pool.submit(run)
+
+    def _note_request(self, text: str) -> None:
+        with self._lock:
+            self.requests.append(text)
+
+    @staticmethod
+    def _all(*futures: Future[None]) -> None:
+        for future in futures:
+            future.result()
+
+    @staticmethod
+    def _until(moment: float, unless: Future[None] | None = None) -> None:
+        """Wait for ``moment``, or until ``unless`` is done."""
+        if unless is not None:
+            _wait(unless, moment)
+        else:
+            time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _may_matter(role: str) -> bool:
+    """Not the helpers that every multiprocessing program has."""
+    return role not in ("resource_tracker", "sh", "bash", "python", "uv") or not role
+
+
+def _wait(future: Future[None], until: float) -> None:
+    try:
+        future.result(timeout=max(0.0, until - time.monotonic()))
+    except TimeoutError:
+        return
+
+
+def _usage() -> tuple[float, int]:
+    """CPU seconds of this process and its ended children, and the highest memory of one."""
+    own, children = (
+        resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    cpu = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    return cpu, max(own.ru_maxrss, children.ru_maxrss) * 1024
+
+
+def answered(evidence: Evidence) -> bool | None:
+    """Whether the request was answered; None: none was sent, or it is not back yet."""
+    for _, data in evidence.results(InferenceData, "check"):
+        return data.answered
+    return None
+
+
+def refused_stacks(evidence: Evidence) -> str:
+    """Why Python stacks are missing; "" when some could be read."""
+    reason = ""
+    for result in evidence.probes:
+        if result.probe == "stacks":
+            if result.status is ProbeStatus.OK:
+                return ""
+            reason = result.reason
+    return reason
+
+
+__all__ = ["Collector", "MetricsData", "Path", "Plan", "answered", "refused_stacks"]

@@ -1,0 +1,353 @@
+"""From a URL to the server behind it: its processes, its engine, its release, its logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mmrepro.diagnose import sockets
+from mmrepro.diagnose.data import TargetFacts, TargetProcess
+from mmrepro.engines import ENGINES, Engine, Signs
+from mmrepro.errors import UsageError
+from mmrepro.probes import _proc
+from mmrepro.probes._fetch import api_root
+from mmrepro.supervise import procfs
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+MAX_CLIMB = 16
+MAX_PROCESSES = 256
+_PACKAGES = re.compile(r"(/[^\0\n]*?/(?:site|dist)-packages)/")
+
+AS_OWNER = "run mmrepro as root, or as the server's own user"
+
+
+@dataclass
+class Target:
+    """The server as found, and what of it could not be seen."""
+
+    facts: TargetFacts
+    engine: Engine | None = None
+    unseen: list[str] = field(default_factory=list)
+
+    def role_of(self, name: str, cmdline: str) -> str:
+        from mmrepro.probes.processes import role_from_title
+
+        return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
+
+
+def find(url: str, pid: int = 0) -> Target:
+    """The target behind ``url``, or with process ``pid``: processes only, nothing is asked.
+
+    Raises:
+        UsageError: ``url`` is no http address, or ``pid`` is no process.
+    """
+    host, port = parse_url(url)
+    target = Target(TargetFacts(url=api_root(url), place="remote", port=port))
+    _listen(target, host, port)
+    if pid:
+        if procfs.stat(pid) is None:
+            raise UsageError(
+                f"There is no process {pid} (any more).",
+                hint="mmrepro diagnose URL, without --pid, looks for it by its port",
+            )
+        target.facts.root_pid, target.facts.found_by = pid, "given with --pid"
+        if target.facts.place == "remote":
+            target.facts.place = "local"
+    if target.facts.root_pid is not None:
+        _note_place(target.facts)
+    refresh(target)
+    return target
+
+
+def parse_url(url: str) -> tuple[str, int]:
+    """Host and port. Raises UsageError and says what an address looks like."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, urlsplit("")
+    if parts.scheme not in ("http", "https") or not host:
+        raise UsageError(
+            f"{url!r} is not the address of a server.",
+            hint="mmrepro diagnose http://127.0.0.1:8000",
+        )
+    return host, port or (443 if parts.scheme == "https" else 80)
+
+
+# ---------------------------------------------------------------- processes
+
+
+def _listen(target: Target, host: str, port: int) -> None:
+    """Find who listens, where ``host`` is this machine or a container on it."""
+    facts = target.facts
+    known = sockets.addresses(host)
+    namespace: int | str = "self"
+    if any(sockets.is_ours(a) for a in known):
+        facts.place = "local"
+    else:
+        inside = next((p for a in known if (p := sockets.namespace_with(a)) is not None), None)
+        if inside is None:
+            target.unseen.append(
+                f"{host} is not an address of this machine: only what HTTP shows can be seen; "
+                "run mmrepro where the server runs, or with --pid"
+            )
+            return
+        facts.place, namespace = "container", inside
+    found = _matching(sockets.listeners(port, namespace), known)
+    facts.listening = bool(found)
+    if not found:
+        return
+    owners, closed = sockets.owners(s.inode for s in found)
+    if owners:
+        facts.root_pid = _topmost(owners)
+        facts.found_by = f"it listens on port {port}"
+    elif closed:
+        facts.root_pid = _by_command(port, {s.uid for s in found})
+        why = f"who listens on port {port} cannot be seen from here ({closed} processes are closed)"
+        if facts.root_pid is not None:
+            facts.found_by = f"its command line names port {port}"
+            target.unseen.append(f"{why}; taken by its command line. To be sure: {AS_OWNER}")
+        else:
+            target.unseen.append(f"{why}: {AS_OWNER}, or give --pid")
+    else:
+        target.unseen.append(
+            f"no process of this pid namespace holds the socket on port {port}: the server runs "
+            "in another container; run mmrepro on its host, or in its pid namespace"
+        )
+
+
+def _matching(found: list[sockets.Listener], known: Sequence[str]) -> list[sockets.Listener]:
+    """Those bound to one of the host's addresses or to all; failing that, any of the port."""
+    wanted = {*known, "0.0.0.0", "::", *(f"::ffff:{a}" for a in known)}  # noqa: S104
+    return [s for s in found if s.address in wanted] or found
+
+
+def _topmost(pids: Sequence[int]) -> int:
+    """The ancestor of the others, then up while the parent is a process of the same engine."""
+    parents = {pid: found[1] for pid in pids if (found := procfs.stat(pid)) is not None}
+    root = next((p for p in pids if parents.get(p) not in parents), pids[0])
+    engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
+    for _ in range(MAX_CLIMB):
+        found = procfs.stat(root)
+        if found is None or found[1] <= 1:
+            break
+        if not any(e.recognise(Signs((_title(found[1]),))) for e in engines):
+            break
+        root = found[1]
+    return root
+
+
+def _by_command(port: int, uids: set[int]) -> int | None:
+    """Where sockets' owners are hidden: a process of that user whose options name the port, else
+    the only engine of that user."""
+    named, engines = [], []
+    for pid in procfs.pids():
+        try:
+            if os.stat(f"/proc/{pid}").st_uid not in uids:  # noqa: PTH116
+                continue
+        except OSError:
+            continue
+        words = command_of(pid)
+        known = any(e.recognise(Signs((" ".join(words),))) for e in ENGINES.values())
+        pairs = list(pairwise(words))
+        option = ("--port", str(port)) in pairs or ("-p", str(port)) in pairs
+        if option or f"--port={port}" in words:
+            named.append((not known, pid))
+        elif known:
+            engines.append(pid)
+    if named:
+        return min(named)[1]
+    tops = {_topmost([pid]) for pid in engines}
+    return tops.pop() if len(tops) == 1 else None
+
+
+def refresh(target: Target) -> None:
+    """Look at the process tree again; roles are as the engine names them."""
+    facts = target.facts
+    if facts.root_pid is None:
+        return
+    facts.command = command_of(facts.root_pid)
+    facts.processes = []
+    for pid in _proc.tree(facts.root_pid)[:MAX_PROCESSES]:
+        found = _proc.read_stat(pid)
+        if found is None:
+            continue
+        facts.processes.append(
+            TargetProcess(
+                pid=pid,
+                ppid=found.ppid,
+                role=target.role_of(found.name, _proc.cmdline(pid)),
+                name=found.name,
+                state=found.state,
+                inner_pid=_inner_pid(pid),
+            )
+        )
+
+
+def _note_place(facts: TargetFacts) -> None:
+    assert facts.root_pid is not None
+    if _inner_pid(facts.root_pid) is not None:
+        facts.place = "container"
+
+
+def _inner_pid(pid: int) -> int | None:
+    """The pid inside the innermost pid namespace, if there is one below ours (NSpid)."""
+    for line in procfs.read(pid, "status").splitlines():
+        if line.startswith(b"NSpid:"):
+            numbers = line.split()[1:]
+            return int(numbers[-1]) if len(numbers) > 1 else None
+    return None
+
+
+def command_of(pid: int) -> list[str]:
+    raw = procfs.read(pid, "cmdline", 1 << 16)
+    return [word.decode("utf-8", "replace") for word in raw.rstrip(b"\0").split(b"\0") if word]
+
+
+def _title(pid: int) -> str:
+    return " ".join(command_of(pid)) or procfs.read(pid, "comm").decode("utf-8", "replace").strip()
+
+
+# ---------------------------------------------------------------- engine and release
+
+
+def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -> None:
+    """Say which engine it is, by its processes and metrics, and name the roles after it."""
+    commands = [" ".join(target.facts.command)] if target.facts.command else []
+    commands += [_title(p.pid) for p in target.facts.processes]
+    signs = Signs(tuple(commands), metrics)
+    if chosen != "auto":
+        from mmrepro.engines import get_engine
+
+        target.engine, reasons = get_engine(chosen), ["given with --engine"]
+    else:
+        ranked = sorted(
+            ((engine.recognise(signs), engine) for engine in ENGINES.values()),
+            key=lambda pair: -len(pair[0]),
+        )
+        reasons, best = ranked[0]
+        target.engine = best if reasons else None
+    facts = target.facts
+    if target.engine is None:
+        target.unseen.append(
+            "the engine was not recognised, neither by its processes nor by its metrics: "
+            "only general conditions are judged; give --engine"
+        )
+        return
+    facts.engine, facts.engine_because = target.engine.name, reasons
+    facts.core_role = target.engine.core_role
+    refresh(target)
+
+
+def find_release(target: Target) -> None:
+    """The release from the installed distribution's folder, read from disk."""
+    facts, engine = target.facts, target.engine
+    if engine is None or facts.root_pid is None:
+        return
+    names = {canonicalize_name(n) for n in engine.distributions or (engine.name,)}
+    for folder in package_folders(target):
+        try:
+            entries = sorted(entry.name for entry in folder.iterdir())
+        except OSError:
+            continue
+        for entry in entries:
+            name, _, version = entry.removesuffix(".dist-info").partition("-")
+            if not entry.endswith(".dist-info") or canonicalize_name(name) not in names:
+                continue
+            if release := public_release(version):
+                facts.release, facts.release_from = release, f"{entry} beside its interpreter"
+                facts.site_packages = str(folder)
+                return
+
+
+def public_release(text: str) -> str:
+    """``0.23.0`` of ``0.23.0+cpu``; "" for what is no version."""
+    try:
+        return Version(text).public
+    except InvalidVersion:
+        return ""
+
+
+def package_folders(target: Target) -> list[Path]:
+    """Folders that the server's interpreter imports from: beside it, and those of its loaded
+    libraries (/proc/PID/maps, with the right to read them)."""
+    found: dict[Path, None] = {}
+    pids = [target.facts.root_pid, *(p.pid for p in target.facts.cores)]
+    for pid in [p for p in pids if p is not None]:
+        words = command_of(pid)
+        if words and words[0].startswith("/"):
+            prefix = inside(pid, words[0]).parent.parent
+            with contextlib.suppress(OSError):
+                found.update(dict.fromkeys(prefix.glob("lib/python3*/site-packages")))
+        maps = procfs.read(pid, "maps", 16 << 20).decode("utf-8", "replace")
+        found.update(dict.fromkeys(inside(pid, p) for p in _PACKAGES.findall(maps)))
+    return list(found)
+
+
+def inside(pid: int, path: str) -> Path:
+    """``path`` as process ``pid`` sees it: through its root where it has a file system of its
+    own."""
+    try:
+        own = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")  # noqa: PTH115
+        own = own and os.readlink(f"/proc/{pid}/root") == "/"  # noqa: PTH115
+    except OSError:
+        own = True
+    return Path(path) if own else Path(f"/proc/{pid}/root") / path.lstrip("/")
+
+
+# ---------------------------------------------------------------- logs
+
+
+def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
+    """The log files: those given, else the files that the engine's stdout and stderr go to."""
+    if given:
+        target.facts.logs = [str(path) for path in given]
+        return list(given)
+    found: dict[tuple[int, int], Path] = {}
+    elsewhere: set[str] = set()
+    denied = False
+    for process in target.facts.processes:
+        for number in (1, 2):
+            link = f"/proc/{process.pid}/fd/{number}"
+            try:
+                kind = os.stat(link)  # noqa: PTH116
+                name = os.readlink(link)  # noqa: PTH115
+            except PermissionError:
+                denied = True
+                continue
+            except OSError:
+                continue
+            if stat.S_ISREG(kind.st_mode):
+                found.setdefault((kind.st_dev, kind.st_ino), _readable(link, name, kind))
+            elif name != "/dev/null":
+                elsewhere.add(name.partition(":")[0])
+    target.facts.logs = [str(path) for path in found.values()]
+    if not found and target.facts.processes:
+        if denied:
+            why = f"where it logs cannot be seen: {AS_OWNER}, or give --log FILE"
+        elif elsewhere:
+            where = ", ".join(sorted(elsewhere))
+            why = f"its output goes to no file ({where}): save it and give --log FILE"
+        else:
+            why = "its output is thrown away: start it with its output in a file"
+        target.unseen.append(f"the log: {why}")
+    return list(found.values())
+
+
+def _readable(link: str, name: str, wanted: os.stat_result) -> Path:
+    """The file by its name where that is still the same file, else through the process."""
+    try:
+        there = os.stat(name)  # noqa: PTH116
+        if (there.st_dev, there.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return Path(name)
+    except OSError:
+        pass
+    return Path(link)

@@ -1,0 +1,224 @@
+"""An engine that is silent: where it stands. Pure functions over the view of the evidence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmrepro.diagnose.data import Assessment, State
+from mmrepro.diagnose.threads import Course, bare, holder
+from mmrepro.diagnose.view import View
+from mmrepro.probes.data import SyscallsData
+
+MORE_STACKS = "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
+KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
+
+
+def front(view: View, why: list[str]) -> Assessment:
+    """The HTTP front itself gives no answer, and the core is another process."""
+    courses = view.courses(view.facts.root_pid)
+    course = _stuck(view, view.facts.root_pid, courses)
+    place = f", in {course.place}" if course else ""
+    return Assessment(
+        state=State.FRONT_FROZEN,
+        sentence=f"The HTTP front takes connections and answers none of them{place}.",
+        why=why + ([_said(course)] if course else []),
+        process=view.facts.role_of(view.facts.root_pid or 0),
+        advice=[KEEP],
+        **_stack(course),
+    )
+
+
+def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
+    """The engine makes no progress: frozen, blocked, starved or not receiving."""
+    pid = view.core_pid
+    role = view.facts.role_of(pid or 0) or "the engine"
+    courses = view.courses(pid)
+    queued = bool(view.always("waiting")) and view.always("running") is False
+    why = [*why, *_cpu(view, role)]
+    if not courses:
+        return _unseen(view, why, role, queued=queued, asked=asked)
+    course = _stuck(view, pid, courses)
+    if course is None:
+        return _idle(view, why, role, courses, queued=queued, asked=asked)
+    why.append(_said(course))
+    hot = course.tid is not None and course.tid == view.hot_thread(pid)
+    spins = hot or (bool(view.core_hot) and course.active == course.samples)
+    call = view.waits(pid).get(course.tid or 0, "")
+    common: dict[str, Any] = {"why": why, "process": role, **_stack(course)}
+    if spins and course.with_gil * 2 >= course.samples:
+        return Assessment(
+            state=State.FROZEN_PYTHON,
+            sentence=f"{role} is frozen in Python code: {course.place}, in thread "
+            f"{course.name!r}, which computes without end and keeps the GIL.",
+            advice=[KEEP, "the frames name the loop; search upstream for the innermost ones"],
+            **common,
+        )
+    if spins:
+        return Assessment(
+            state=State.FROZEN_NATIVE,
+            sentence=f"{role} is frozen in native code called from {course.place}: it computes "
+            "without end, outside the GIL.",
+            advice=[KEEP, MORE_STACKS.format(pid=pid)],
+            **common,
+        )
+    if course.with_gil == course.samples or course.on_device or (call and call != "futex"):
+        held = " and keeps the GIL" if course.with_gil == course.samples else ""
+        where = f" (system call {call})" if call else ""
+        return Assessment(
+            state=State.FROZEN_NATIVE,
+            sentence=f"{role} waits in a native call made by {course.place}{where}{held}.",
+            advice=[KEEP, MORE_STACKS.format(pid=pid)],
+            **common,
+        )
+    keeper = holder(course, courses)
+    return Assessment(
+        state=State.BLOCKED_ON_LOCK,
+        sentence=f"{role} is blocked: thread {course.name!r} waits for a lock in {course.place}"
+        + (f"; {keeper}." if keeper else "."),
+        holder=keeper,
+        advice=[KEEP, *([] if keeper else ["who holds it could not be seen in the locals"])],
+        **common,
+    )
+
+
+def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
+    """The thread that does not move and is not merely waiting for work; the busiest first."""
+    hot = view.hot_thread(pid)
+    idle = idle_loops(view)
+    candidates = [
+        c
+        for c in courses
+        if c.stays and (not c.waits or c.tid == hot) and c.turning not in idle and _real(c)
+    ]
+
+    def rank(course: Course) -> tuple[bool, int, bool, int]:
+        return (
+            course.tid is not None and course.tid == hot,
+            course.with_gil,
+            course.name == "MainThread",
+            course.active,
+        )
+
+    return max(candidates, key=rank, default=None)
+
+
+def _real(course: Course) -> bool:
+    """Not one that only sleeps between two looks at something: those are everywhere."""
+    return bool(course.active or course.with_gil or course.locking or course.name == "MainThread")
+
+
+def idle_loops(view: View) -> frozenset[str]:
+    """Functions in which this engine's core turns round while it has nothing to do."""
+    from mmrepro.engines import ENGINES
+
+    engine = ENGINES.get(view.facts.engine)
+    return frozenset(engine.idle_loops) if engine else frozenset()
+
+
+def _idle(
+    view: View, why: list[str], role: str, courses: list[Course], *, queued: bool, asked: bool
+) -> Assessment:
+    """Nothing stands still: it turns its loop, waits for work, or computes something long."""
+    if queued:
+        return _starved(view, why, role)
+    main = next((c for c in courses if c.name == "MainThread"), courses[0])
+    loops = main.turning in idle_loops(view) or any(
+        bare(f) in idle_loops(view) for s in main.stacks for f in s.frames[:1]
+    )
+    if view.core_hot and not loops and not main.waits:
+        return Assessment(
+            state=State.SLOW,
+            sentence=f"{role} computes (its stack moves: now {main.place}), but nothing was "
+            "finished while it was watched.",
+            why=why,
+            process=role,
+            advice=["diagnose again with a longer --deadline: if nothing ever ends, it loops"],
+            **_stack(main),
+        )
+    if not asked:
+        return Assessment(
+            state=State.NO_FAULT_SEEN,
+            sentence=f"{role} waits for work; whether work reaches it was not tried.",
+            why=why,
+            process=role,
+            advice=["let mmrepro send its one small request (without --no-request)"],
+        )
+    return Assessment(
+        state=State.NOT_RECEIVING,
+        sentence=f"{role} waits for work ({main.place}) while a request waits for its answer: "
+        "requests do not reach it, or their answers do not get out.",
+        why=why,
+        process=role,
+        advice=[KEEP, "look in the log for a thread that ended with an exception"],
+        **_stack(main),
+    )
+
+
+def _starved(view: View, why: list[str], role: str) -> Assessment:
+    return Assessment(
+        state=State.STARVED,
+        sentence="Requests wait in the queue and none is let in: nothing runs that could make "
+        "room. The capacity (KV cache, batch size) is less than the first of them needs.",
+        why=why,
+        process=role,
+        advice=["look for the KV cache's size in the log; a larger cache or a shorter request"],
+    )
+
+
+def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool) -> Assessment:
+    """Without stacks: what processor time and counters tell."""
+    spinning = next(
+        (
+            d
+            for _, d in view.evidence.results(SyscallsData, "check")
+            if d.verdict == "spinning-in-user-space" and d.pid == view.core_pid
+        ),
+        None,
+    )
+    if queued and spinning is None:
+        return _starved(view, why, role)
+    if spinning is not None:
+        sentence = f"{role} is frozen: it spins in user space and finishes nothing."
+        why = [*why, spinning.why]
+    elif asked:
+        sentence = "The server is frozen: it takes requests, answers none and finishes nothing."
+    else:
+        return Assessment(
+            state=State.UNKNOWN,
+            sentence="It finished nothing while it was watched; no request tried it.",
+            why=why,
+            process=role,
+            advice=["let mmrepro send its one small request (without --no-request)"],
+        )
+    return Assessment(
+        state=State.FROZEN,
+        sentence=sentence + " Where could not be seen.",
+        why=why,
+        process=role if view.facts.root_pid else "",
+        advice=[KEEP, "run mmrepro as root, or with CAP_SYS_PTRACE, to see the frames"],
+    )
+
+
+def _cpu(view: View, role: str) -> list[str]:
+    use = view.use(view.core_pid)
+    if use is None:
+        return []
+    return [f"{role} uses {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core"]
+
+
+def _said(course: Course) -> str:
+    return (
+        f"in all {course.samples} samples thread {course.name!r} is in {course.place}, "
+        f"{course.active} times active, {course.with_gil} times with the GIL"
+    )
+
+
+def _stack(course: Course | None) -> dict[str, Any]:
+    if course is None:
+        return {}
+    return {
+        "thread": course.name,
+        "frames": course.frames,
+        "seen": course.samples,
+        "samples": course.samples,
+    }

@@ -1,0 +1,138 @@
+"""A diagnosis as an incident: the same folder and the same reports as a run has."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from pathlib import Path
+
+from mmrepro import __version__
+from mmrepro.diagnose.data import STATE_WORDS, Diagnosis, Match
+from mmrepro.evidence import Evidence
+from mmrepro.host import host_facts
+from mmrepro.incident import (
+    EngineFacts,
+    Fidelity,
+    Incident,
+    KeyFrame,
+    KeyStack,
+    LogExcerpt,
+    MitigationFacts,
+    ScenarioFacts,
+)
+from mmrepro.probes.base import Moment
+from mmrepro.probes.data import GpuData, LogsData
+from mmrepro.scenario import Scenario
+
+
+def build(diagnosis: Diagnosis, evidence: Evidence, folder: Path, command: str) -> Incident:
+    """The incident of a diagnosis; its scenario is the known failure that was found, if one was."""
+    from mmrepro.diagnose.match import all_scenarios
+
+    best = diagnosis.found[0] if diagnosis.found else None
+    scenario = _scenario(best, all_scenarios())
+    target = diagnosis.target
+    return Incident(
+        mmrepro_version=__version__,
+        id=uuid.uuid4().hex[:12],
+        created=diagnosis.taken,
+        finished=Moment.now(),
+        state="complete",
+        incident_dir=str(folder),
+        command=command,
+        scenario=_facts(scenario, diagnosis),
+        engine=EngineFacts(
+            name=target.engine or "unknown engine",
+            release=target.release,
+            command=target.command,
+        ),
+        host=host_facts(_gpus(evidence)),
+        fidelity=Fidelity.LIVE,
+        key_stack=_stack(scenario, diagnosis, evidence),
+        log_lines=_logs(scenario, evidence),
+        mitigations=_mitigations(scenario),
+        references=list(scenario.references) if scenario else [],
+        stages={"diagnosis": diagnosis.effect.seconds},
+        evidence=evidence,
+        diagnosis=diagnosis,
+    )
+
+
+def _scenario(best: Match | None, known: list[Scenario]) -> Scenario | None:
+    if best is None:
+        return None
+    return next((s for s in known if (s.name, s.variant) == (best.scenario, best.variant)), None)
+
+
+def _facts(scenario: Scenario | None, diagnosis: Diagnosis) -> ScenarioFacts:
+    if scenario is None:
+        return ScenarioFacts(
+            name="diagnose",
+            title=f"A live server: {STATE_WORDS[diagnosis.state]}",
+            summary=diagnosis.assessment.sentence,
+            affected="",
+            explanation="",
+        )
+    return ScenarioFacts(
+        name=scenario.name,
+        variant=scenario.variant,
+        title=scenario.title,
+        summary=scenario.summary,
+        affected=scenario.affected_range,
+        explanation=scenario.explanation,
+    )
+
+
+def _stack(scenario: Scenario | None, diagnosis: Diagnosis, evidence: Evidence) -> KeyStack | None:
+    """The scenario's own stack where it has one, else that of the general diagnosis."""
+    if scenario is not None:
+        with contextlib.suppress(Exception):  # a table that fails leaves the general stack
+            if found := scenario.key_stack(evidence):
+                return found
+    said = diagnosis.assessment
+    if not said.frames:
+        return None
+    return KeyStack(
+        process=said.process,
+        thread=said.thread,
+        active=said.state.value.startswith("frozen"),
+        owns_gil=said.state.value == "frozen-in-python",
+        frames=[
+            KeyFrame(function=f.function, file=f.file, line=f.line, locals=f.locals)
+            for f in said.frames
+        ],
+        seen=said.seen,
+        samples=said.samples,
+        note=said.holder,
+    )
+
+
+def _logs(scenario: Scenario | None, evidence: Evidence) -> list[LogExcerpt]:
+    from mmrepro.assemble import excerpt, log_excerpts
+
+    if scenario is not None:
+        return log_excerpts(evidence, scenario)
+    lines: list[LogExcerpt] = []
+    for _, data in evidence.results(LogsData, partial=True):
+        lines += [excerpt(data.file, line, "first errors") for line in data.errors[:3]]
+        if data.last_progress is not None:
+            lines.append(excerpt(data.file, data.last_progress, "last progress of the engine"))
+    return lines
+
+
+def _mitigations(scenario: Scenario | None) -> list[MitigationFacts]:
+    if scenario is None:
+        return []
+    return [
+        MitigationFacts(
+            name=m.name,
+            description=m.description,
+            applied=False,
+            command=f"mmrepro run {scenario.name} --mitigation {m.name}",
+        )
+        for m in scenario.mitigations
+    ]
+
+
+def _gpus(evidence: Evidence) -> list[str]:
+    return [d.name for _, data in evidence.results(GpuData) for d in data.devices]

@@ -1,0 +1,60 @@
+"""What the kernel says of processes that ended or were stopped: exit codes, the OOM killer."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+from mmrepro.diagnose.discover import Target
+from mmrepro.evidence import Evidence
+from mmrepro.probes import _proc
+from mmrepro.supervise import procfs
+
+EXIT_CODE = 49
+"""Field 52 of /proc/PID/stat (proc_pid_stat(5)), less the three before the state's own; readable
+with the right to trace only, else 0."""
+MAX_RECORDS = 20_000
+_KILLED = re.compile(
+    r"(?:Out of memory: |Memory cgroup out of memory: )?Killed process \d+ \([^)]*\)"
+)
+
+
+def note(target: Target, evidence: Evidence) -> None:
+    """Keep exit codes of the dead, tracers of the traced, and the OOM killer's last word."""
+    for process in target.facts.processes:
+        if process.state in "ZX" and (code := exit_code(process.pid)) is not None:
+            evidence.facts[f"exit:{process.pid}"] = code
+        if process.state == "t" and (tracer := _proc.tracer_of(process.pid)):
+            evidence.facts[f"tracer:{process.pid}"] = tracer
+    alive = [p for p in target.facts.processes if p.state not in "ZX"]
+    core_gone = target.facts.core_role and not any(target.facts.is_core(p.role) for p in alive)
+    if (not alive or core_gone) and (kill := last_oom_kill()):
+        evidence.facts["oom"] = kill
+
+
+def exit_code(pid: int) -> int | None:
+    """The wait status of a zombie: signal in the low seven bits, exit code above eight."""
+    raw = procfs.read(pid, "stat")
+    fields = raw[raw.rfind(b")") + 2 :].split()
+    if len(fields) <= EXIT_CODE or fields[0] not in (b"Z", b"X"):
+        return None
+    return int(fields[EXIT_CODE])
+
+
+def last_oom_kill() -> str:
+    """The kernel log's last OOM kill; "" when there was none or the log is closed to us."""
+    try:
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    found = ""
+    try:
+        with contextlib.suppress(OSError):
+            for _ in range(MAX_RECORDS):
+                record = os.read(handle, 8192).decode("utf-8", "replace")
+                if match := _KILLED.search(record):
+                    found = match[0]
+    finally:
+        os.close(handle)
+    return found

@@ -1,0 +1,112 @@
+"""Every known failure's signature, tried on one and the same evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from mmrepro.diagnose.data import Fit, Match
+from mmrepro.evidence import Evidence
+from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.signature import ConditionResult, Finding, Truth, combine, evaluate
+
+ORDER = list(Fit)
+
+
+def all_scenarios() -> list[Scenario]:
+    """Every registered scenario, each variant for itself; broken plug-ins are left out."""
+    from mmrepro.errors import BrokenScenario
+    from mmrepro.registry import load_scenario, scenario_names
+
+    found: list[Scenario] = []
+    for name in scenario_names():
+        try:
+            scenario = load_scenario(name)
+        except BrokenScenario:
+            continue
+        found += scenario.variants or (scenario,)
+    return found
+
+
+def match_all(scenarios: Iterable[Scenario], evidence: Evidence, facts: LiveFacts) -> list[Match]:
+    """Best fit first; among equals, the one with more conditions met, then by name."""
+    return ranked(match(scenario, evidence, facts) for scenario in scenarios)
+
+
+def ranked(matches: Iterable[Match]) -> list[Match]:
+    return sorted(
+        matches,
+        key=lambda m: (ORDER.index(m.fit), -m.met, m.not_met, m.unknown, m.scenario, m.variant),
+    )
+
+
+def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
+    """One scenario's conditions on the evidence. A scenario that fails is said to, and is no
+    match."""
+    if facts.engine and facts.engine != scenario.engine:
+        return _blank(scenario, f"the server is {facts.engine}, this happens to {scenario.engine}")
+    try:
+        results = evaluate(scenario.live_conditions(facts), evidence)
+        exposure = scenario.exposure(facts)
+    except Exception as error:
+        return _blank(scenario, f"its signature failed: {type(error).__name__}: {error}")
+    fit, why = judge(results, exposure)
+    required = [r for r in results if r.required]
+    return Match(
+        scenario=scenario.name,
+        variant=scenario.variant,
+        title=scenario.title,
+        fit=fit,
+        why=why,
+        met=sum(r.truth is Truth.MET for r in required),
+        not_met=sum(r.truth is Truth.NOT_MET for r in required),
+        unknown=sum(r.truth is Truth.UNKNOWN for r in required),
+        exposed=None if exposure.truth is Truth.UNKNOWN else exposure.truth is Truth.MET,
+        exposed_because=exposure.observed,
+        conditions=results,
+        remedies=[f"{m.name}: {m.description}" for m in scenario.mitigations],
+        references=[f"{r.id} {r.url}" for r in scenario.references],
+    )
+
+
+def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, str]:
+    """The fit and one sentence why. Pure.
+
+    ``match`` needs every required condition of both parts. ``likely`` needs one of each part, and
+    none that speaks against it. A condition that could not be seen never counts for it.
+    """
+    symptom = [r for r in results if r.required and r.part == "symptom"]
+    cause = [r for r in results if r.required and r.part == "cause"]
+    said_symptom, said_cause = (combine([r.truth for r in part]) for part in (symptom, cause))
+    unknown = _names(results, Truth.UNKNOWN)
+    against = _names(results, Truth.NOT_MET)
+    if said_symptom is Truth.MET and said_cause is Truth.MET:
+        return Fit.MATCH, f"all {len(symptom) + len(cause)} required conditions are met"
+    shown = _met(symptom) and _met(cause)
+    if not against and shown:
+        return Fit.LIKELY, f"nothing speaks against it; not seen: {unknown}"
+    if said_symptom is Truth.MET:
+        missing = f"not met: {against}" if against else f"not seen: {unknown}"
+        return Fit.SYMPTOM_ONLY, f"it looks like this, but its cause was not seen ({missing})"
+    if exposure.truth is Truth.MET:
+        return Fit.EXPOSED, f"it can happen here ({exposure.observed}); now: " + (
+            f"not met: {against}" if against else f"not seen: {unknown}"
+        )
+    return Fit.NOT_THIS, f"not met: {against}" if against else f"nothing of it was seen: {unknown}"
+
+
+def _met(results: Sequence[ConditionResult]) -> bool:
+    return any(r.truth is Truth.MET for r in results)
+
+
+def _names(results: Sequence[ConditionResult], truth: Truth) -> str:
+    return ", ".join(r.id for r in results if r.required and r.truth is truth)
+
+
+def _blank(scenario: Scenario, why: str) -> Match:
+    return Match(
+        scenario=scenario.name,
+        variant=scenario.variant,
+        title=scenario.title,
+        fit=Fit.NOT_THIS,
+        why=why,
+    )

@@ -1,0 +1,239 @@
+"""One diagnosis from URL to incident: discover, look, assess, match, write down."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrepro import __version__
+from mmrepro.diagnose import discover, general, kernel
+from mmrepro.diagnose.collect import Collector, Plan, refused_stacks
+from mmrepro.diagnose.data import Diagnosis, Fit, State
+from mmrepro.diagnose.match import all_scenarios, match_all
+from mmrepro.errors import NoSpace, UnwritableOutput
+from mmrepro.evidence import Evidence
+from mmrepro.incident import EVIDENCE_DIR, Incident
+from mmrepro.probes._pyspy import HOW_TO_ALLOW
+from mmrepro.probes.base import Moment
+from mmrepro.probes.data import LogsData, MetricsData
+from mmrepro.recorder import Listener, Recorder
+from mmrepro.redact import Redactor
+from mmrepro.rundir import discard, make_run_dir, write_incident
+from mmrepro.scenario import LiveFacts, Scenario
+
+WORTH_MORE = frozenset({State.FROZEN_PYTHON, State.FROZEN_NATIVE, State.BLOCKED_ON_LOCK})
+
+
+@dataclass(frozen=True)
+class DiagnoseOptions:
+    """What to diagnose and how.
+
+    Attributes:
+        engine: its name, or "auto".
+        deadline_s: of the one request; with ``request=False``, of the watch of a suspect.
+        samples: of each process's stacks, in each of two rounds.
+        out: the incident's folder; None: one below ``incidents/``, kept unless it is healthy.
+        headers: sent with every request (an API key); never written anywhere.
+    """
+
+    url: str
+    pid: int = 0
+    logs: tuple[Path, ...] = ()
+    engine: str = "auto"
+    model: str = ""
+    deadline_s: float = 15.0
+    samples: int = 5
+    request: bool = True
+    native: bool = False
+    out: Path | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """``folder`` is None where nothing was kept: a healthy server, and no ``out``."""
+
+    diagnosis: Diagnosis
+    incident: Incident
+    folder: Path | None
+
+
+def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diagnosed:
+    """Diagnose a live server; never writes to it, signals it or leaves anything running.
+
+    Raises:
+        UsageError: no address, an unknown engine, or an output folder that cannot be used.
+        KeyboardInterrupt: nothing is kept then.
+    """
+    from mmrepro.diagnose.incident import build
+
+    taken = Moment.now()
+    target = discover.find(options.url, options.pid)
+    if options.engine != "auto":
+        discover.name_engine(target, frozenset(), options.engine)
+    folder = _folder(options.out)
+    recorder = Recorder(folder, listener)
+    recorder.phase = "check"
+    try:
+        diagnosis = _look(options, target, recorder, taken)
+        incident = build(diagnosis, recorder.evidence, folder, _command(options))
+        redactor = Redactor()
+        for value in options.headers.values():
+            redactor.add(value, "header")
+            redactor.add(value.split()[-1], "header")
+        kept = options.out is not None or diagnosis.exit_code != 0
+        if kept:
+            folder = write_incident(incident, folder, redactor)
+            diagnosis.incident_dir = incident.incident_dir = str(folder)
+        shown = redactor.redact_model(diagnosis)
+        return Diagnosed(shown, incident, folder if kept else None)
+    finally:
+        if not (folder / "incident.json").exists():
+            _remove(folder)
+
+
+def _look(
+    options: DiagnoseOptions, target: discover.Target, recorder: Recorder, taken: Moment
+) -> Diagnosis:
+    facts, evidence = target.facts, recorder.evidence
+    scenarios = all_scenarios()
+    patterns = {
+        name: pattern for scenario in scenarios for name, pattern in scenario.log_patterns.items()
+    }
+    plan = Plan(
+        deadline_s=options.deadline_s,
+        samples=options.samples,
+        request=options.request,
+        native=options.native,
+        model=options.model,
+        headers=options.headers or None,
+        log_patterns=patterns,
+    )
+    collector = Collector(target, plan, recorder)
+    try:
+        discover.find_logs(target, options.logs)
+        if target.engine is None and facts.root_pid is not None:
+            discover.name_engine(target, frozenset())
+        collector.ask_front()
+        if target.engine is None:
+            discover.name_engine(target, _metric_names(evidence))
+        discover.find_release(target)
+        collector.ask_release()
+        kernel.note(target, evidence)
+        plain = general.at_once(evidence, facts) is not None
+        collector.look(lambda seen: general.suspicious(seen, facts), plain=plain)
+        assessment = general.assess(evidence, facts)
+        mine = [s for s in scenarios if not facts.engine or s.engine == facts.engine]
+        if assessment.state in WORTH_MORE:
+            _catch_locals(collector, mine)
+        live = LiveFacts(facts.engine, facts.release, tuple(facts.command), options.deadline_s)
+        return Diagnosis(
+            mmrepro_version=__version__,
+            taken=taken,
+            target=facts,
+            assessment=assessment,
+            since=_since(evidence, assessment.state),
+            matches=match_all(scenarios, evidence, live),
+            unseen=_unseen(target, evidence),
+            effect=collector.effect(),
+        )
+    finally:
+        collector.close()
+
+
+def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:
+    """A few more samples where a scenario looks for a local that is only there now and then."""
+    looking = [s for s in scenarios if type(s).enough_stacks is not Scenario.enough_stacks]
+    evidence, facts = collector.evidence, collector.target.facts
+    live = LiveFacts(facts.engine, facts.release, tuple(facts.command), 0.0)
+    close = [
+        s
+        for s in looking
+        for m in match_all([s], evidence, live)
+        if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)
+    ]
+    if close:
+        collector.more_stacks(
+            lambda data: any(s.enough_stacks(sample) for s in close for sample in data.samples)
+        )
+
+
+def _metric_names(evidence: Evidence) -> frozenset[str]:
+    return frozenset(
+        sample.name for _, data in evidence.results(MetricsData) for sample in data.samples
+    )
+
+
+def _unseen(target: discover.Target, evidence: Evidence) -> list[str]:
+    found = list(target.unseen)
+    if target.facts.root_pid is None and target.facts.place == "remote":
+        found.append("its processes: stacks, CPU and log need mmrepro on its machine")
+    if reason := refused_stacks(evidence):
+        refused = "py-spy was refused" in reason
+        found.append("Python stacks: " + (HOW_TO_ALLOW if refused else reason))
+    for result in evidence.probes:
+        if result.probe == "logs" and not result.ok:
+            found.append(f"the log: {result.reason}")
+        if result.probe == "metrics" and not result.ok:
+            found.append(f"the metrics: {result.reason}")
+    for _, data in evidence.results(LogsData):
+        if data.skipped_bytes:
+            found.append(
+                f"the first {data.skipped_bytes >> 20} MiB of {data.file}: only its end was read"
+            )
+    return list(dict.fromkeys(found))
+
+
+def _since(evidence: Evidence, state: State) -> str:
+    """Since when, by the log: its last sign of progress."""
+    if state is State.HEALTHY:
+        return ""
+    for _, data in evidence.results(LogsData, partial=True):
+        line = data.last_progress
+        if line is not None and line.time:
+            return f"{line.time}, the log's last sign of work done (line {line.number})"
+    for _, data in evidence.results(LogsData, partial=True):
+        if data.errors and data.errors[0].time:
+            return f"{data.errors[0].time}, the log's first error (line {data.errors[0].number})"
+    return ""
+
+
+def _folder(out: Path | None) -> Path:
+    """The incident's folder; where the default cannot be written, a temporary one."""
+    if out is not None:
+        return make_run_dir(out, "diagnose", "")
+    try:
+        return make_run_dir(None, "diagnose", str(os.getpid()))
+    except (UnwritableOutput, NoSpace):
+        folder = Path(tempfile.mkdtemp(prefix="mmrepro-diagnose-"))
+        (folder / EVIDENCE_DIR).mkdir()
+        return folder
+
+
+def _remove(folder: Path) -> None:
+    """The folder of a diagnosis that is not kept, and nothing beside what was put there."""
+    with contextlib.suppress(OSError):
+        for entry in (folder / EVIDENCE_DIR).iterdir():
+            entry.unlink()
+    discard(folder)
+    with contextlib.suppress(OSError):
+        folder.parent.rmdir()  # "incidents", if it was made for this one
+
+
+def _command(options: DiagnoseOptions) -> str:
+    import shlex
+
+    words = ["mmrepro", "diagnose", options.url]
+    if options.pid:
+        words += ["--pid", str(options.pid)]
+    for log in options.logs:
+        words += ["--log", str(log)]
+    if options.engine != "auto":
+        words += ["--engine", options.engine]
+    if not options.request:
+        words.append("--no-request")
+    return shlex.join(words)

@@ -1,0 +1,192 @@
+"""What several samples of one process's Python threads say together. Pure functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mmrepro.probes.data import Frame, StackSample, ThreadStack
+
+MIN_SAMPLES = 3
+NEAR = 3
+"""Frames by which the samples of one small loop may differ at their inner end."""
+
+# Where a thread with nothing to do stands. The last part of the innermost function's name.
+WAITING = frozenset(
+    {
+        "wait",
+        "get",
+        "poll",
+        "select",
+        "epoll",
+        "recv",
+        "recv_multipart",
+        "recv_bytes",
+        "recv_pyobj",
+        "_recv",
+        "accept",
+        "dequeue",
+        "readline",
+        "join",
+        "_worker",
+        "run_forever",
+        "run_until_complete",
+        "_run_once",
+        "serve_forever",
+        "watch",
+        "_monitor_engine_cores",
+        "_poll",
+        "wait_for_ready",
+    }
+)
+WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", "uvloop/__init__.py")
+LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
+DEVICE = re.compile(r"(?:torch/cuda|/nccl|torch/distributed|torch/_C|cuda|triton)")
+_OBJECT = re.compile(r"<(?:[\w. ]*)(?:lock|Lock|Semaphore|Condition)[^>]* at (0x[0-9a-f]+)")
+_SELF = re.compile(r" at (0x[0-9a-f]+)")
+
+
+@dataclass(frozen=True)
+class Course:
+    """One thread over all samples in which it appears.
+
+    Attributes:
+        stacks: its samples, oldest first.
+        steady: frames, innermost first, that are the same in every sample, lines included.
+        loose: how many frames at most stand inside of them.
+        turning: the function that differs first, coming from outside; "" when none does.
+    """
+
+    pid: int
+    tid: int | None
+    name: str
+    stacks: tuple[ThreadStack, ...]
+    steady: tuple[Frame, ...]
+    loose: int
+    turning: str
+
+    @property
+    def samples(self) -> int:
+        return len(self.stacks)
+
+    @property
+    def active(self) -> int:
+        return sum(stack.active for stack in self.stacks)
+
+    @property
+    def with_gil(self) -> int:
+        return sum(stack.owns_gil for stack in self.stacks)
+
+    @property
+    def stays(self) -> bool:
+        """In one place in every sample, or inside one small loop."""
+        return self.samples >= MIN_SAMPLES and bool(self.steady) and self.loose <= NEAR
+
+    @property
+    def rigid(self) -> bool:
+        """The very same line of the very same function in every sample."""
+        return self.stays and self.loose == 0
+
+    @property
+    def waits(self) -> bool:
+        """It stands where a thread without work stands, in every sample."""
+        return all(_waits(stack.frames) for stack in self.stacks)
+
+    @property
+    def locking(self) -> bool:
+        """Its innermost Python function is one that takes a lock, in every sample."""
+        return self.samples >= MIN_SAMPLES and all(
+            s.frames and bare(s.frames[0]) in LOCKING for s in self.stacks
+        )
+
+    @property
+    def on_device(self) -> bool:
+        return any(DEVICE.search(f.file) for s in self.stacks for f in s.frames[:3])
+
+    @property
+    def frames(self) -> list[Frame]:
+        """The most telling sample's frames: the deepest."""
+        return list(max(self.stacks, key=lambda s: len(s.frames)).frames)
+
+    @property
+    def place(self) -> str:
+        """``LRUCache.popitem (vllm/utils/cache.py:195)``: the innermost frame most often seen."""
+        tops = [where(s.frames[0]) for s in self.stacks if s.frames]
+        return max(set(tops), key=tops.count) if tops else "no Python frame"
+
+
+def bare(frame: Frame) -> str:
+    return frame.function.rsplit(".", 1)[-1]
+
+
+def where(frame: Frame) -> str:
+    return f"{frame.function} ({frame.file}:{frame.line})"
+
+
+def _waits(frames: Sequence[Frame]) -> bool:
+    if not frames:
+        return True  # a thread that runs no Python code is none of ours
+    return bare(frames[0]) in WAITING or frames[0].file.endswith(WAITING_FILES)
+
+
+def courses(samples: Iterable[StackSample], pid: int) -> list[Course]:
+    """The threads of ``pid`` that are there in every sample of it, in the order first seen."""
+    mine = [s for s in samples if s.pid == pid and s.threads]
+    by_thread: dict[object, list[ThreadStack]] = {}
+    for sample in mine:
+        for thread in sample.threads:
+            by_thread.setdefault(thread.tid or thread.name, []).append(thread)
+    return [_course(pid, stacks) for stacks in by_thread.values() if len(stacks) == len(mine)]
+
+
+def _course(pid: int, stacks: list[ThreadStack]) -> Course:
+    outward = [list(reversed(stack.frames)) for stack in stacks]
+    depth = 0
+    for frames in zip(*outward, strict=False):
+        if len({(f.function, f.file, f.line) for f in frames}) > 1:
+            break
+        depth += 1
+    turning = {bare(frames[depth]) for frames in outward if len(frames) > depth}
+    return Course(
+        pid=pid,
+        tid=stacks[0].tid,
+        name=stacks[0].name,
+        stacks=tuple(stacks),
+        steady=tuple(reversed(outward[0][:depth])),
+        loose=max(len(frames) for frames in outward) - depth,
+        turning=turning.pop() if len(turning) == 1 else "",
+    )
+
+
+def holder(waiting: Course, all_courses: Sequence[Course]) -> str:
+    """Which thread holds the lock that ``waiting`` waits for, as far as locals tell; else "".
+
+    py-spy prints a lock as ``<lock at 0x…>``. A thread that has the same lock in a local and does
+    not wait for it is the holder; a thread inside another method of the same object probably is.
+    """
+    locks = _addresses(waiting.stacks[-1].frames[:4], _OBJECT)
+    owners = {f.locals.get("self", "") for f in waiting.stacks[-1].frames[:4]} - {""}
+    objects = {m[1] for text in owners if (m := _SELF.search(text))}
+    for other in all_courses:
+        if other is waiting or other.locking or not other.stacks[-1].frames:
+            continue
+        frames = other.stacks[-1].frames
+        if locks & _addresses(frames, _OBJECT):
+            return f"thread {other.name!r} has it, in {other.place}"
+    for other in all_courses:
+        if other is waiting or other.locking or not other.stacks[-1].frames:
+            continue
+        inside = {m[1] for f in other.stacks[-1].frames if (m := _SELF.search(_self(f)))}
+        if objects & inside:
+            return f"probably thread {other.name!r}, inside the same object: {other.place}"
+    return ""
+
+
+def _addresses(frames: Sequence[Frame], pattern: re.Pattern[str]) -> set[str]:
+    values = [value for frame in frames for value in frame.locals.values()]
+    return {found[1] for value in values if (found := pattern.search(value))}
+
+
+def _self(frame: Frame) -> str:
+    return frame.locals.get("self", "")
