@@ -7,6 +7,7 @@ changed in an engine's requirements.
 
 from mmrepro.environments.build import ensure
 from mmrepro.environments.place import cache_root, detect_device, environments_root
+from mmrepro.environments.sglang import sglang_spec
 from mmrepro.environments.spec import Device, Environment, EnvironmentSpec, Manifest, Reason
 from mmrepro.environments.store import Pruned, Size, Stored, list_environments, prune
 from mmrepro.environments.uv import Progress
@@ -28,5 +29,6 @@ __all__ = [
     "environments_root",
     "list_environments",
     "prune",
+    "sglang_spec",
     "vllm_spec",
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from mmrepro.environments.lmdeploy import lmdeploy_spec
 from mmrepro.environments.minivllm import minivllm_spec
 from mmrepro.environments.place import detect_device
+from mmrepro.environments.sglang import sglang_spec
 from mmrepro.environments.spec import Device, EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UsageError
@@ -14,6 +15,7 @@ from mmrepro.errors import UsageError
 SPECS: dict[str, Callable[[str, Device], EnvironmentSpec]] = {
     "lmdeploy": lmdeploy_spec,
     "minivllm": minivllm_spec,
+    "sglang": sglang_spec,
     "vllm": vllm_spec,
 }
 

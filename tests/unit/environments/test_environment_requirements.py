@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mmrepro.environments import releases
 from mmrepro.environments.requirements import derive, requirements_of
+from mmrepro.environments.table import Entry, table
 from mmrepro.environments.uv import Distribution, UvFailed, explain, without_credentials
-from mmrepro.environments.vllm import Entry, table, vllm_spec
+from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UsageError
 from packaging.requirements import Requirement
 
@@ -86,7 +87,7 @@ def test_what_was_changed_for_this_host_is_said(given_lines: list[str]) -> None:
 
 
 def test_the_table_is_readable() -> None:
-    assert all(entry.why for entry in table())
+    assert all(entry.why for entry in table("vllm"))
 
 
 def test_entries_apply_by_release_and_device() -> None:
