@@ -25,7 +25,7 @@ FACTOR = PATCH * MERGE
 MAX_RATIO = 200
 """The image processor refuses images with longer sides."""
 
-FORMAT = 3
+FORMAT = 4
 """Raised when what the factory writes changes, so that old cached models are not reused."""
 
 

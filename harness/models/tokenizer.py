@@ -48,7 +48,8 @@ def write_tokenizer(folder: Path, vocab_size: int) -> dict[str, int]:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True) for t in SPECIAL_TOKENS])
-    tokenizer.add_tokens([AddedToken(f"<t{i}>", normalized=False) for i in range(fillers)])
+    filled = {f"<t{i}>": len(alphabet) + len(SPECIAL_TOKENS) + i for i in range(fillers)}
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in filled])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "Qwen2TokenizerFast",
@@ -64,9 +65,11 @@ def write_tokenizer(folder: Path, vocab_size: int) -> dict[str, int]:
                 "normalized": False,
                 "rstrip": False,
                 "single_word": False,
-                "special": True,
+                "special": token in ids,
             }
-            for token, i in ids.items()
+            # The slow tokenizer knows no other added tokens; SGLang takes it when its fast image
+            # processor is off, and dies of an id that it cannot decode (0.5.6).
+            for token, i in (ids | filled).items()
         },
         "image_token": "<|image_pad|>",
         "video_token": "<|video_pad|>",

@@ -1,0 +1,83 @@
+"""Stand-in: SGLang's CUDA-only kernel package, importable and never callable.
+
+Every name of ``sgl_kernel`` and of its submodules can be imported, as can those of
+``torch.ops.sgl_kernel`` that SGLang looks up while it is imported (0.5.23:
+layers/attention/linear/gdn_backend.py takes ``fused_gdn_gating_cpu``). Nothing computes: whatever
+is called writes a line that mmrepro counts, and raises.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+NAME = "sgl_kernel_stub"
+PACKAGE = "sgl_kernel"
+
+
+def say(what: str) -> None:
+    """One whole line in one write: several processes share the log."""
+    os.write(2, f"\nmmrepro stand-in {NAME}: {what} (process {os.getpid()})\n".encode())
+
+
+class Missing:
+    """A name that can be imported, has attributes, and raises when it is called."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.__name__ = name.rpartition(".")[2]
+
+    def __getattr__(self, name: str) -> Missing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Missing(f"{self._name}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        say(f"called {self._name}")
+        raise RuntimeError(f"{self._name} was called, but this is mmrepro's stand-in without it")
+
+
+class StubModule(ModuleType):
+    def __getattr__(self, name: str) -> Missing:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Missing(f"{self.__name__}.{name}")
+
+
+class Operators(StubModule):
+    """``torch.ops.sgl_kernel``: SGLang tells by ``hasattr`` whether the AMX backend is there, so
+    that only the operators which it looks up unasked are answered for."""
+
+    def __getattr__(self, name: str) -> Missing:
+        if not name.endswith("_cpu"):
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+class Finder(MetaPathFinder, Loader):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == PACKAGE or name.startswith(PACKAGE + "."):
+            return ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return StubModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ != PACKAGE:
+            return
+        import torch
+
+        module.__dict__["__version__"] = "0.0.0+mmrepro.stub"
+        torch.ops.sgl_kernel = Operators("torch.ops.sgl_kernel")
+        say("loaded")
+
+
+sys.meta_path.insert(0, Finder())
