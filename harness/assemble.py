@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
+from mmrepro.checks import log_count
 from mmrepro.environments import Environment
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident, LogExcerpt, MitigationFacts
@@ -29,6 +30,7 @@ def assemble(
     incident.key_stack = _guarded(incident, scenario.key_stack, evidence)
     incident.claims = _guarded(incident, lambda e: scenario.claims(e, facts), evidence) or []
     incident.log_lines = log_excerpts(evidence, scenario)
+    count_stand_ins(incident)
     incident.mitigations = mitigation_table(incident, scenario, facts)
     if environment is not None:
         found = (read_definition(environment.site_packages, ref) for ref in scenario.sources)
@@ -44,6 +46,17 @@ def _guarded(incident: Incident, build: Callable[[Evidence], T], evidence: Evide
             f"the scenario's {name} failed: {type(error).__name__}: {error}"
         )
         return None
+
+
+def count_stand_ins(incident: Incident) -> None:
+    """How often each stand-in reported itself, and calls of what it only pretends to have.
+
+    Counted are the lines of the engine's log that match the patterns ``NAME-loaded`` and
+    ``NAME-called``, where the engine or the scenario has such; without a log: None.
+    """
+    for stand_in in incident.stand_ins:
+        stand_in.loaded = log_count(incident.evidence, f"{stand_in.name}-loaded")
+        stand_in.calls = log_count(incident.evidence, f"{stand_in.name}-called")
 
 
 def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:

@@ -46,6 +46,13 @@ class RequestRecord(Record):
     finish_reason: str | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    cached_tokens: Annotated[
+        int | None, Field(description="prompt tokens taken from the KV cache, if the server tells")
+    ] = None
+    tokens: Annotated[
+        list[str], Field(description="of the answer, if logprobs were asked for")
+    ] = []
+    logprobs: Annotated[list[float], Field(description="of those tokens, natural logarithm")] = []
     error: Annotated[str, Field(description="error body or transport error, cut at 2000")] = ""
 
     @property

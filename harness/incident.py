@@ -49,6 +49,13 @@ class StandIn(Record):
     name: str
     replaces: Annotated[str, Field(description="what of the engine it replaces, and with what")]
     why: str
+    loaded: Annotated[
+        int | None, Field(description="times it reported itself in the engine's log; None: silent")
+    ] = None
+    calls: Annotated[
+        int | None,
+        Field(description="calls of what it only pretends to have; None: not counted"),
+    ] = None
 
 
 class Setting(Record):

@@ -64,6 +64,8 @@ def describe(record: RequestRecord) -> str:
         return f"{record.label}: no answer in {record.latency_s:.1f} s"
     status = "no HTTP answer" if record.status is None else str(record.status)
     tail = f" ({record.error[:160]})" if record.error else ""
+    if record.cached_tokens is not None:
+        tail += f", {record.cached_tokens} of {record.prompt_tokens} prompt tokens cached"
     return f"{record.label}: {status} in {record.latency_s:.2f} s{tail}"
 
 

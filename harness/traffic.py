@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,9 @@ CHAT = "/v1/chat/completions"
 MAX_BODY_BYTES = 8 << 20
 TEXT_LIMIT = 4000
 ERROR_LIMIT = 2000
+MAX_LOGPROBS = 256
+"""Tokens of an answer of which text and logprob are kept."""
+
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading JSON of an unexpected shape raises; hostile nesting ends in RecursionError."""
 
@@ -223,13 +227,17 @@ async def _read_whole(answer: httpx2.Response, record: RequestRecord) -> None:
 
 
 def read_completion(body: Any, record: RequestRecord) -> None:
-    """Copy text, finish reason and usage of a chat completion into ``record``."""
+    """Copy text, finish reason, usage and logprobs of a chat completion into ``record``."""
     choice = body["choices"][0]
     record.text = _text(choice["message"]["content"])[:TEXT_LIMIT]
     record.finish_reason = _text(choice.get("finish_reason")) or None
     usage = body.get("usage") or {}
     record.prompt_tokens = _count(usage.get("prompt_tokens"))
     record.completion_tokens = _count(usage.get("completion_tokens"))
+    record.cached_tokens = _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+    seen = (choice.get("logprobs") or {}).get("content") or []
+    record.logprobs = [_finite(one["logprob"]) for one in seen[:MAX_LOGPROBS]]
+    record.tokens = [_text(one["token"]) for one in seen[:MAX_LOGPROBS]]
 
 
 async def _read_stream(answer: httpx2.Response, record: RequestRecord) -> None:
@@ -279,6 +287,14 @@ def _read_chunk(chunk: Any, record: RequestRecord) -> str:
 def _text(value: object) -> str:
     """Text as it can be written to a file again: JSON may carry lone surrogates."""
     return "" if value is None else str(value).encode("utf-8", "replace").decode()
+
+
+def _finite(value: object) -> float:
+    """A number that JSON can hold. Raises ValueError or TypeError: it is none."""
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no logprob")
+    return number
 
 
 def _count(value: object) -> int | None:

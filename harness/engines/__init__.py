@@ -5,11 +5,13 @@ from __future__ import annotations
 from mmrepro.engines.base import Engine, LaunchPlan, LaunchRequest, Signs, root_cause_lines
 from mmrepro.engines.lmdeploy import LmdeployEngine
 from mmrepro.engines.minivllm import MinivllmEngine
+from mmrepro.engines.sglang import SglangEngine
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.errors import UsageError
 
 ENGINES: dict[str, Engine] = {
-    engine.name: engine for engine in (VllmEngine(), LmdeployEngine(), MinivllmEngine())
+    engine.name: engine
+    for engine in (VllmEngine(), SglangEngine(), LmdeployEngine(), MinivllmEngine())
 }
 
 __all__ = [

@@ -1,0 +1,170 @@
+"""SGLang: its own server from PyPI, on a GPU, or on a CPU behind a stand-in for its kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    Engine,
+    LaunchPlan,
+    LaunchRequest,
+    has_option,
+    lowered,
+)
+from mmrepro.environments import EnvironmentSpec
+from mmrepro.environments.sglang import sglang_spec
+from mmrepro.errors import UsageError
+from mmrepro.incident import Fidelity, Setting, StandIn
+from mmrepro.scenario import Patch
+from packaging.version import Version
+
+SERVER_MODULE = "sglang.launch_server"
+OWNED_OPTIONS = (
+    "--host",
+    "--port",
+    "--model-path",
+    "--model",
+    "--served-model-name",
+    "--context-length",
+    "--device",
+)
+OLDEST = Version("0.5.3")
+
+VLLM_NAMES_UNTIL = Version("0.5.17")
+"""First release seen to import nothing from vLLM on a CPU; 0.5.6 does."""
+
+KERNELS = Patch(
+    folder="sgl_kernel_stub",
+    stand_in=StandIn(
+        name="sgl_kernel_stub",
+        replaces="the package sgl_kernel (CUDA kernels), by names that can be imported and that "
+        "raise when they are called: SGLang takes the plain torch form of each layer",
+        why="its wheels hold code for GPUs only",
+    ),
+    fidelity=Fidelity.CPU_STAND_IN,
+)
+VLLM_NAMES = Patch(
+    folder="vllm_names",
+    stand_in=StandIn(
+        name="vllm_names",
+        replaces="four layers that SGLang imports from vLLM where there is neither CUDA nor AMX, "
+        "by SGLang's own classes of the same names; vLLM's rotary_embedding raises when called",
+        why="vLLM is not installed, and SGLang's own layers are what is looked at",
+    ),
+    fidelity=Fidelity.CPU_STAND_IN,
+)
+
+CPU_OPTIONS = (
+    ("--device", "cpu", "there is no GPU"),
+    ("--attention-backend", "torch_native", "attention in plain torch"),
+    ("--mm-attention-backend", "sdpa", "attention of the vision tower in plain torch"),
+    ("--sampling-backend", "pytorch", "sampling in plain torch"),
+    ("--disable-overlap-schedule", "", "there is no device to overlap with"),
+)
+OPTIONS = (
+    (
+        "--disable-fast-image-processor",
+        "",
+        "one set of pixel values on every machine: the fast one runs on the GPU and rounds in "
+        "another way (multimodal/processors/base_processor.py:264 of 0.5.6 asks for cuda)",
+    ),
+    ("--disable-cuda-graph", "", "no graph capture: a faster start"),
+    ("--skip-server-warmup", "", "the gate's requests warm up; a faster start"),
+    ("--grammar-backend", "none", "xgrammar refuses the tiny model's tokenizer"),
+    ("--enable-metrics", "", "the counters are evidence"),
+    ("--enable-cache-report", "", "each answer says how many prompt tokens came from the cache"),
+    ("--max-total-tokens", "16384", "room for tokens in the KV cache, enough for a tiny model"),
+    ("--max-running-requests", "8", "a tiny model"),
+    ("--mem-fraction-static", "0.2", "a tiny model"),
+)
+
+
+class SglangEngine(Engine):
+    name: ClassVar[str] = "sglang"
+    # /health answers before the tokenizer manager reads answers, and then /flush_cache never
+    # returns (0.5.6); this one generates a token, so that all three processes have worked.
+    ready_path: ClassVar[str] = "/health_generate"
+    endpoints: ClassVar[tuple[str, ...]] = ("/health", "/health_generate", "/v1/models")
+    core_role: ClassVar[str] = "scheduler"
+    metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "running": ("sglang:num_running_reqs",),
+        "waiting": ("sglang:num_queue_reqs",),
+        "finished": ("sglang:num_requests_total",),
+        "prompt_tokens": ("sglang:prompt_tokens_total",),
+        "generation_tokens": ("sglang:generation_tokens_total",),
+        "cached_tokens": ("sglang:cached_tokens_total",),
+    }
+    log_patterns: ClassVar[Mapping[str, str]] = {
+        "sgl_kernel_stub-loaded": r"mmrepro stand-in sgl_kernel_stub: loaded",
+        "sgl_kernel_stub-called": r"mmrepro stand-in sgl_kernel_stub: called",
+        "vllm_names-loaded": r"mmrepro stand-in vllm_names: loaded",
+        "vllm_names-called": r"mmrepro stand-in vllm_names: called",
+        "prefill": r"Prefill batch",
+        "cache-flushed": r"Cache flushed successfully",
+    }
+    progress_pattern: ClassVar[str] = r"(?:Prefill|Decode) batch"
+
+    def role_of(self, name: str, cmdline: str) -> str:
+        """The HTTP server and the tokenizer manager share the first process, which does not
+        rename itself; ``sglang::scheduler`` and ``sglang::detokenizer`` do."""
+        return "tokenizer_manager" if SERVER_MODULE in cmdline else super().role_of(name, cmdline)
+
+    def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
+        spec = sglang_spec(release, "cuda" if device == "cuda" else "cpu")
+        if Version(spec.release) < OLDEST:
+            raise UsageError(
+                f"SGLang {spec.release} is older than the oldest release that mmrepro can start, "
+                f"{OLDEST}.",
+                hint="mmrepro run … --release 0.5.6",
+            )
+        return spec
+
+    def plan(self, request: LaunchRequest) -> LaunchPlan:
+        for option in OWNED_OPTIONS:
+            if has_option(request.server_args, option):
+                raise UsageError(
+                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
+                )
+        release = Version(request.environment.spec.release)
+        cpu = request.environment.spec.device == "cpu"
+        own = _stand_ins(release) if cpu else ()
+        patches = (*own, *request.all_patches)
+        settings = [*_variables(cpu=cpu), *_options(cpu=cpu)]
+        env = {s.name: s.value for s in settings if not s.name.startswith("-")}
+        env |= request.variables(patches)
+        argv = [str(request.environment.python), "-m", SERVER_MODULE]
+        argv += ["--model-path", str(request.model), "--served-model-name", SERVED_MODEL]
+        argv += ["--host", "127.0.0.1", "--port", str(request.port)]
+        argv += ["--context-length", str(request.max_model_len)]
+        for setting in settings:
+            if setting.name.startswith("-"):
+                argv += [setting.name, *([setting.value] if setting.value else [])]
+        argv += request.all_server_args
+        fidelity = lowered(Fidelity.CPU if cpu else Fidelity.GPU, patches)
+        # Copies: what each run counts of them is written into them.
+        stand_ins = [p.stand_in.model_copy() for p in patches]
+        return LaunchPlan(argv, env, settings, stand_ins, fidelity)
+
+
+def _stand_ins(release: Version) -> tuple[Patch, ...]:
+    return (KERNELS, VLLM_NAMES) if release < VLLM_NAMES_UNTIL else (KERNELS,)
+
+
+def _options(*, cpu: bool) -> Iterator[Setting]:
+    for name, value, why in (*(CPU_OPTIONS if cpu else ()), *OPTIONS):
+        yield Setting(name=name, value=value, why=why)
+
+
+def _variables(*, cpu: bool) -> Iterator[Setting]:
+    yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
+    if not cpu:
+        return
+    yield Setting(name="SGLANG_USE_CPU_ENGINE", value="1", why="SGLang's switch for its CPU code")
+    yield Setting(
+        name="TORCHDYNAMO_DISABLE", value="1", why="no compilation in the first request: 28 s less"
+    )
+    threads = max(1, min(2, len(os.sched_getaffinity(0))))
+    yield Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
