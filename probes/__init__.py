@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mmrepro.probes.gpu import GpuProbe
     from mmrepro.probes.http import HttpProbe
     from mmrepro.probes.inference import InferenceProbe
+    from mmrepro.probes.log_files import LogFilesProbe, with_rotated
     from mmrepro.probes.logs import LogsProbe, scan
     from mmrepro.probes.metrics import MetricsProbe, parse_metrics
     from mmrepro.probes.processes import CpuMeter, ProcessesProbe, role_from_title
@@ -25,6 +26,7 @@ _HOME = {
     "GpuProbe": "gpu",
     "HttpProbe": "http",
     "InferenceProbe": "inference",
+    "LogFilesProbe": "log_files",
     "LogsProbe": "logs",
     "MetricsProbe": "metrics",
     "Probe": "base",
@@ -38,6 +40,7 @@ _HOME = {
     "role_from_title": "processes",
     "run_probe": "base",
     "scan": "logs",
+    "with_rotated": "log_files",
 }
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "GpuProbe",
     "HttpProbe",
     "InferenceProbe",
+    "LogFilesProbe",
     "LogsProbe",
     "MetricsProbe",
     "Probe",
@@ -58,6 +62,7 @@ __all__ = [
     "role_from_title",
     "run_probe",
     "scan",
+    "with_rotated",
 ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import hyperscan
 import numpy as np
@@ -92,16 +93,22 @@ class BlockScan:
         return bool(self._unmarked.scan(block))
 
 
+@lru_cache(maxsize=32)
+def _compiled(rows: tuple[tuple[bytes, int], ...]) -> hyperscan.Database:
+    database = hyperscan.Database()
+    database.compile(
+        expressions=[expression for expression, _ in rows],
+        ids=list(range(len(rows))),
+        elements=len(rows),
+        flags=[flag for _, flag in rows],
+    )
+    return database
+
+
 class _Database:
     def __init__(self, rows: Sequence[tuple[bytes, int]]) -> None:
-        self._database = hyperscan.Database() if rows else None
-        if self._database is not None:
-            self._database.compile(
-                expressions=[expression for expression, _ in rows],
-                ids=list(range(len(rows))),
-                elements=len(rows),
-                flags=[flag for _, flag in rows],
-            )
+        self._database = _compiled(tuple(rows)) if rows else None
+        if self._database is not None:  # the database may be shared by threads, this may not
             self._scratch = hyperscan.Scratch(self._database)
 
     def scan(self, block: bytes) -> list[tuple[int, int]]:
@@ -190,6 +197,20 @@ class Lines:
         lines = np.searchsorted(self.starts, np.asarray(offsets), side="right") - 1
         found: list[int] = self.starts[np.unique(lines)].tolist()
         return found
+
+    def first_starts(self, count: int) -> Iterator[int]:
+        """Where the first ``count`` lines begin."""
+        start = self.block.find(b"\n")
+        while start >= 0 and count > 0:
+            yield start
+            start, count = self.block.find(b"\n", start + 1), count - 1
+
+    def last_starts(self, count: int) -> Iterator[int]:
+        """Where the last ``count`` lines begin, last first."""
+        start = self.block.rfind(b"\n")
+        while start >= 0 and count > 0:
+            yield start
+            start, count = self.block.rfind(b"\n", 0, start), count - 1
 
     def last_unmarked(self, scan: BlockScan) -> int:
         """Where the last line begins that neither is empty nor opens a parenthesis; -1: none."""

@@ -194,6 +194,7 @@ class GpuData(ProbeData):
 
 class LogLine(Record):
     number: Annotated[int, Field(description="1-based line number in its file")]
+    file: Annotated[str, Field(description="which of several files; empty: there is one")] = ""
     process: Annotated[str, Field(description="e.g. EngineCore pid=123; empty if unmarked")] = ""
     level: str = ""
     time: Annotated[str, Field(description="as printed, e.g. 11-21 02:51:52; empty if none")] = ""
@@ -219,6 +220,18 @@ class LogsData(ProbeData):
     match_counts: dict[str, int] = {}
     last_progress: Annotated[
         LogLine | None, Field(description="last line that shows work done")
+    ] = None
+    files: Annotated[
+        list[str], Field(description="of a rotated log: all that were read, oldest first")
+    ] = []
+    unread: Annotated[dict[str, str], Field(description="file: why it was not read")] = {}
+    first_line: Annotated[LogLine | None, Field(description="first line with a time")] = None
+    last_line: Annotated[LogLine | None, Field(description="last line with a time")] = None
+    stuck_requests: Annotated[
+        list[LogLine], Field(description="first 50 requests added after the last progress")
+    ] = []
+    stuck_count: Annotated[
+        int | None, Field(description="None: no line shows progress, so it cannot be told")
     ] = None
 
 

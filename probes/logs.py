@@ -14,10 +14,11 @@ import os
 import re
 import stat
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mmrepro.probes import _log_lines
 from mmrepro.probes._literals import exact_texts, required_texts
@@ -34,6 +35,7 @@ from mmrepro.probes.data import LogLine, LogsData
 
 CHUNK_BYTES = 1 << 20
 MAX_ERRORS = 50
+MAX_STUCK = 50
 MAX_PROCESSES = 256
 
 Pattern = re.Pattern[str] | str
@@ -167,8 +169,13 @@ class Scanner:
         file: str = "",
         first: int = 20,
         last: int = 5,
+        added: Pattern | None = None,
     ) -> None:
         self.file = file
+        self._added = None if added is None else _Search(added, MAX_STUCK, 0)
+        self._stuck = _Stuck()
+        self._timed = _Timed()
+        self._parts: list[tuple[int, str]] = []  # lines before it, file
         self._searches = {
             name: _Search(pattern, first, last) for name, pattern in (patterns or {}).items()
         }
@@ -180,7 +187,8 @@ class Scanner:
         self._errors: list[LogLine] = []
         self._error_count = 0
         self._last: dict[bytes, tuple[int, bytes]] = {}  # prefix: line number, raw line
-        wanted = [*self._searches.values(), *([self._progress] if self._progress else [])]
+        single = [s for s in (self._progress, self._added) if s is not None]
+        wanted = [*self._searches.values(), *single]
         texts = [*_ERROR_TEXTS, *(text for s in wanted for text in s.texts or ())]
         self._texts = list(dict.fromkeys(texts))
         self._scan = BlockScan(self._texts)
@@ -190,10 +198,14 @@ class Scanner:
             self._take(block)
         return self.result()
 
+    def begin(self, file: str) -> None:
+        """What is scanned from now on is ``file``'s, and its lines are counted from 1 again."""
+        self._parts.append((self._lines, file))
+
     def result(self) -> LogsData:
         """What was found so far."""
         last = sorted(self._last.values())  # by number: plain and coloured prefixes may be mixed
-        return LogsData(
+        data = LogsData(
             file=self.file,
             bytes_read=self._bytes,
             lines=self._lines,
@@ -206,7 +218,29 @@ class Scanner:
             matches={name: s.lines() for name, s in self._searches.items() if s.count},
             match_counts={name: search.count for name, search in self._searches.items()},
             last_progress=None if self._last_progress is None else parse_line(*self._last_progress),
+            first_line=self._timed.first,
+            last_line=self._timed.last,
+            stuck_requests=[parse_line(*line) for line in self._stuck.lines],
+            stuck_count=self._stuck.count if self._added and self._last_progress else None,
         )
+        return data if len(self._parts) < 2 else self._placed(data)
+
+    def _placed(self, data: LogsData) -> LogsData:
+        """Line numbers within each file, and the file's name with them."""
+        starts = [before for before, _ in self._parts]
+
+        def place(line: LogLine) -> LogLine:
+            before, file = self._parts[bisect_left(starts, line.number) - 1]
+            return line.model_copy(update={"number": line.number - before, "file": file})
+
+        lists = ("errors", "stuck_requests")
+        single = ("last_progress", "first_line", "last_line")
+        changes: dict[str, Any] = {name: [*map(place, getattr(data, name))] for name in lists}
+        changes |= {name: place(v) for name in single if (v := getattr(data, name)) is not None}
+        changes["last_by_process"] = {p: place(line) for p, line in data.last_by_process.items()}
+        changes["matches"] = {name: [*map(place, lines)] for name, lines in data.matches.items()}
+        changes["files"] = [file for _, file in self._parts]
+        return data.model_copy(update=changes)
 
     def _blocks(self, stream: BinaryIO, deadline: float | None) -> Iterator[bytes]:
         """Blocks of whole lines, each line after a newline of its own and none at the end."""
@@ -253,7 +287,12 @@ class Scanner:
         if self._progress is not None:
             texts = self._progress.texts
             offsets = None if texts is None else sorted(merged(found, texts))
-            self._find_progress(lines, self._progress, offsets)
+            at = self._find_progress(lines, self._progress, offsets)
+            if self._added is not None:
+                texts = self._added.texts
+                added = None if texts is None else sorted(merged(found, texts))
+                self._stuck.take(lines, self._added, added, at)
+        self._timed.take(lines)
 
     def _last_words(self, lines: Lines, known: list[bytes], strangers: list[int]) -> None:
         block = lines.block
@@ -281,13 +320,64 @@ class Scanner:
                 if len(self._errors) < MAX_ERRORS:
                     self._errors.append(line)
 
-    def _find_progress(self, lines: Lines, search: _Search, offsets: list[int] | None) -> None:
+    def _find_progress(self, lines: Lines, search: _Search, offsets: list[int] | None) -> int:
+        """Keeps the block's last line of progress; returns where it is, -1 if there is none."""
         for offset in reversed(lines.starts.tolist() if offsets is None else offsets):
             number, raw = lines.at(offset)
             text = clean(raw)
             if search.regex.search(text):
                 self._last_progress = (number, text)
-                return
+                return offset
+        return -1
+
+
+class _Stuck:
+    """Requests that were added after the last sign of progress: never scheduled, it seems."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.lines: list[tuple[int, str]] = []
+
+    def take(self, lines: Lines, search: _Search, offsets: list[int] | None, progress: int) -> None:
+        """``progress``: offset of the block's last line of progress, or -1."""
+        if progress >= 0:
+            self.count, self.lines = 0, []
+        after = lines.starts.tolist() if offsets is None else offsets
+        for number, raw in lines.holding([offset for offset in after if offset > progress]):
+            text = clean(raw)
+            if search.regex.search(text):
+                self.count += 1
+                if len(self.lines) < MAX_STUCK:
+                    self.lines.append((number, text))
+
+
+class _Timed:
+    """The first and the last line that say when they were written."""
+
+    NEAR = 50
+    """So many lines from either end of a block are looked at; a traceback may be as long."""
+
+    def __init__(self) -> None:
+        self.first: LogLine | None = None
+        self.last: LogLine | None = None
+
+    def take(self, lines: Lines) -> None:
+        if self.first is None:
+            self.first = self._timed(lines, lines.first_starts(self.NEAR))
+        found = self._timed(lines, lines.last_starts(self.NEAR))
+        self.last = found or self.last
+
+    @staticmethod
+    def _timed(lines: Lines, starts: Iterator[int]) -> LogLine | None:
+        for start in starts:
+            line = parse_line(0, clean(lines.content(start)[:512]))
+            if line.time:
+                return parse_line(*_decoded(lines.at(start)))
+        return None
+
+
+def _decoded(line: tuple[int, bytes]) -> tuple[int, str]:
+    return line[0], clean(line[1])
 
 
 def _bad_lines(block: bytes) -> int:

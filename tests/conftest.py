@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import signal
 
+from hypothesis import settings
+
 # A shell that starts something in the background makes it ignore SIGINT, and children inherit
 # that: the tests that send Ctrl-C would then wait for nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says nothing here: engines may be running beside the tests.
+settings.register_profile("mmrepro", deadline=None)
+settings.load_profile("mmrepro")

@@ -1,0 +1,162 @@
+"""A log with its rotated and compressed predecessors, read as one.
+
+Alone::
+
+    from mmrepro.probes import LogFilesProbe, run_probe
+    result = run_probe(LogFilesProbe([Path("server.log")]), Path("evidence"), 30)
+    print(result.data.files, result.data.first_line, result.data.stuck_count)
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import stat
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from mmrepro.probes.base import Probe, RawSink, Unavailable
+from mmrepro.probes.data import LogsData
+from mmrepro.probes.logs import Pattern, Scanner
+
+MAX_FILES = 1000
+
+_MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_PACKED = r"(?:\.(?:gz|bz2|xz|zst))?"
+
+
+def with_rotated(path: Path) -> list[Path]:
+    """``path`` and what was rotated away from it, oldest first.
+
+    As logrotate and Python's handlers name them: ``server.log.2.gz``, ``server.log.1``,
+    ``server.log-20261120.xz``, ``server.log.2026-11-20``. Never raises.
+    """
+    name = re.escape(path.name)
+    numbered = re.compile(rf"{name}\.(\d{{1,6}}){_PACKED}")
+    dated = re.compile(
+        rf"{name}[.-](\d{{8}}(?:-?\d{{1,10}})?|\d{{4}}-\d\d-\d\d(?:[_T-][\d-]+)?){_PACKED}"
+    )
+    found: list[tuple[int, str, Path]] = []
+    try:
+        siblings = list(path.parent.iterdir())
+    except OSError:
+        siblings = []
+    for sibling in siblings:
+        if (match := dated.fullmatch(sibling.name)) is not None:
+            # Rotated by date and by number at once is not done; by date comes first.
+            found.append((-(10**7), match[1], sibling))
+        elif (match := numbered.fullmatch(sibling.name)) is not None:
+            found.append((-int(match[1]), "", sibling))
+    older = [sibling for _, _, sibling in sorted(found, key=lambda item: item[:2])]
+    return [*older[-MAX_FILES:], path]
+
+
+def open_log(path: Path) -> BinaryIO:
+    """``path`` as a binary stream, decompressed by what its first bytes say.
+
+    Raises:
+        OSError: it cannot be opened.
+        Unavailable: no plain file, or a compression that Python cannot read.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):  # a FIFO or a device would block or never end
+        raise Unavailable(f"{path} is not a file")
+    with path.open("rb") as stream:
+        head = stream.read(6)
+    kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
+    if kind == "zstd":
+        raise Unavailable(f"{path} is compressed with zstd; unpack it first: unzstd {path}")
+    unpack = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}.get(kind)
+    if unpack is None:
+        return cast("BinaryIO", path.open("rb", buffering=0))
+    return cast("BinaryIO", _Rest(cast("BinaryIO", unpack(path))))
+
+
+class LogFilesProbe(Probe[LogsData]):
+    """Reads ``paths``, in that order, as one log; ``rotated`` puts each one's predecessors first.
+
+    What cannot be read is told in ``unread`` and does not end the reading. ``added``: lines that
+    tell of a new request; with ``progress`` they give the requests that were never scheduled.
+    """
+
+    name = "logs"
+
+    def __init__(
+        self,
+        paths: Sequence[Path | str],
+        patterns: Mapping[str, Pattern] | None = None,
+        progress: Pattern | None = None,
+        *,
+        added: Pattern | None = None,
+        rotated: bool = True,
+    ) -> None:
+        self.paths = [Path(path) for path in paths]
+        self.rotated = rotated
+        self._unread: dict[str, str] = {}
+        self._scanner = Scanner(
+            dict(patterns or {}), progress, file=", ".join(map(str, self.paths)), added=added
+        )
+
+    def collect(self, sink: RawSink, deadline: float) -> LogsData:
+        """Raises Unavailable if nothing could be read; TimedOut keeps what was read so far."""
+        files = [f for path in self.paths for f in (with_rotated(path) if self.rotated else [path])]
+        read = 0
+        for path in dict.fromkeys(files):
+            try:
+                with open_log(path) as stream:
+                    self._scanner.begin(str(path))
+                    self._scanner.scan(stream, deadline)
+                read += 1
+            except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+                self._unread[str(path)] = f"{error}"[:200] or type(error).__name__
+            except Unavailable as error:
+                self._unread[str(path)] = str(error)
+        if not read and not self._scanner.result().bytes_read:
+            raise Unavailable("; ".join(self._unread.values()) or "no log file was given")
+        return self._result()
+
+    def partial(self) -> LogsData | None:
+        return self._result()
+
+    def _result(self) -> LogsData:
+        return self._scanner.result().model_copy(update={"unread": dict(self._unread)})
+
+
+class _Rest(io.RawIOBase):
+    """Reads on after a broken part of a compressed file has been told: what came before it is
+    kept. ``read`` raises the error only when nothing more can be had."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._error: BaseException | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def read(self, size: int = -1) -> bytes:
+        if self._error is not None:
+            raise self._error
+        parts: list[bytes] = []
+        left = size
+        while left > 0:
+            try:
+                # In small steps: a damaged end takes no more than one of them with it.
+                part = self._stream.read(min(left, 64 << 10))
+            except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+                if not parts:
+                    raise
+                self._error = error
+                break
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
