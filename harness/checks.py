@@ -23,6 +23,9 @@ from mmrepro.signature import Finding, Truth
 
 BUSY_PCT = 50.0
 """A thread that spins takes a whole core; on a crowded machine it gets half of one."""
+QUEUED_PCT, STARVED_PCT, WANTED_PCT = 10.0, 10.0, 80.0
+"""% of the time without a core that is worth saying; least use, and use with waiting, of a thread
+that spins on an overloaded machine."""
 IDLE_PCT = 30.0
 
 
@@ -112,16 +115,24 @@ def core_processes(evidence: Evidence, role: str, *phases: Phase) -> list[Proces
 
 
 def core_burns_cpu(evidence: Evidence, role: str) -> Finding:
-    """The engine's core process uses a core in user space; idle in the gate, it did not."""
+    """The engine's core process uses a core in user space; idle in the gate, it did not.
+
+    On a machine that is overloaded it cannot have a whole one: what it waited for is counted as
+    wanted, as long as it spent what it got in user space.
+    """
     now = core_processes(evidence, role, "check")
     if not now:
         return Finding.unknown(f"no process {role} was measured")
     before = core_processes(evidence, role, "gate")
     baseline = f", idle in the gate {before[-1].user_pct:.0f} %" if before else ""
     use = now[-1]
-    text = f"{role} {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core{baseline}"
+    queued = f" (it waited {use.queued_pct:.0f} % of the time for one)"
+    text = f"{role} {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core"
+    text += (queued if use.queued_pct >= QUEUED_PCT else "") + baseline
     raw = _raw(evidence, ProcessesData)
-    if use.user_pct < BUSY_PCT:
+    if use.user_pct < BUSY_PCT and not _wants_a_core(use):
+        if use.queued_pct >= BUSY_PCT:
+            return Finding.unknown(f"{text}: the machine is overloaded", *raw)
         return Finding.of(False, text, *raw)
     if not before:
         return Finding.unknown(f"{text}; what it used in the gate was not measured", *raw)
@@ -177,6 +188,12 @@ def logged(evidence: Evidence, pattern: str, what: str) -> Finding:
     first = log_lines(evidence, pattern)[0]
     when = f", first at {first.time}" if first.time else ""
     return Finding.of(True, f"{count} lines of {what}{when}", *log_files(evidence))
+
+
+def _wants_a_core(use: ProcessUse) -> bool:
+    """Whether it would have used a core in user space, had it been given one."""
+    in_user_space = use.user_pct >= STARVED_PCT and use.user_pct >= 4 * use.system_pct
+    return in_user_space and use.user_pct + use.queued_pct >= WANTED_PCT
 
 
 def spins_in_user_space(evidence: Evidence) -> Finding:

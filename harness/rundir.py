@@ -27,17 +27,29 @@ def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
         UnwritableOutput: it cannot be made or written, or already holds an incident.
         NoSpace: less than 100 MiB are free there.
     """
+    folder = out if out is not None else new_folder(DEFAULT_ROOT, scenario, release)
+    if (folder / INCIDENT_FILE).exists():
+        raise UnwritableOutput(
+            f"{folder} already holds an incident.", hint="choose another --out, or remove it"
+        )
+    return prepared(folder, EVIDENCE_DIR)
+
+
+def new_folder(root: str, scenario: str, release: str) -> Path:
+    """A name below ``root`` that nothing has yet."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}")
-    folder = out if out is not None else Path(DEFAULT_ROOT) / name
+    return unused(Path(root) / re.sub(r"[^A-Za-z0-9.-]+", "-", f"{scenario}-{release}-{stamp}"))
+
+
+def prepared(folder: Path, below: str = "") -> Path:
+    """``folder``, made with ``below`` in it, and seen to be writable and roomy; absolute.
+
+    Raises:
+        UnwritableOutput: it cannot be made or written.
+        NoSpace: less than 100 MiB are free there.
+    """
     try:
-        if out is None:
-            folder = _unused(folder)
-        if (folder / INCIDENT_FILE).exists():
-            raise UnwritableOutput(
-                f"{folder} already holds an incident.", hint="choose another --out, or remove it"
-            )
-        (folder / EVIDENCE_DIR).mkdir(parents=True, exist_ok=True)
+        (folder / below).mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".write-test-"):
             pass
         free = shutil.disk_usage(folder).free
@@ -54,7 +66,7 @@ def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
     return folder.resolve()
 
 
-def _unused(path: Path) -> Path:
+def unused(path: Path) -> Path:
     """``path``, or with a number behind it: two runs may start within one second."""
     candidate, number = path, 2
     while candidate.exists():

@@ -13,10 +13,10 @@ from mmrepro import __version__, deadline
 from mmrepro.assemble import assemble
 from mmrepro.childenv import child_environment
 from mmrepro.drive import Drive
-from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, root_cause_lines
+from mmrepro.engines import LaunchPlan, get_engine, root_cause_lines
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.environments import Environment, cache_root, detect_device, ensure
-from mmrepro.errors import EngineStartError, MmreproError, RunTimeout, UnknownRelease, UsageError
+from mmrepro.errors import EngineStartError, MmreproError, RunTimeout, UsageError
 from mmrepro.host import host_facts
 from mmrepro.incident import (
     EngineFacts,
@@ -28,6 +28,7 @@ from mmrepro.incident import (
     ServerFacts,
     Setting,
 )
+from mmrepro.launching import chosen_release, launch_plan
 from mmrepro.options import RunOptions
 from mmrepro.probes.base import Moment
 from mmrepro.probing import Probing, Target
@@ -40,7 +41,6 @@ from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.signature import Finding, Outcome, Verdict, decide, evaluate
 from mmrepro.supervise import EngineProcess, free_port, start_engine
 from mmrepro.traffic import Traffic
-from packaging.version import InvalidVersion, Version
 
 READY_POLL_S = 0.1
 GRACE_HUNG_S = 1.0
@@ -58,9 +58,8 @@ class Run:
         self.scenario = scenario
         self.options = options
         self.engine = get_engine(scenario.engine)
-        self.mitigations = tuple(scenario.mitigation(name) for name in options.mitigations)
         self.flipped = tuple(scenario.factor(name) for name in options.flips)
-        self.release = self._release()
+        self.release = chosen_release(scenario, options)
         self.device = detect_device() if options.device == "auto" else options.device
         self.dir = make_run_dir(options.out, scenario.full_name, self.release)
         self.recorder = Recorder(self.dir, listener)
@@ -137,7 +136,7 @@ class Run:
         """Start the server and wait until it is ready; a port that was taken is tried anew."""
         for attempt in range(PORT_ATTEMPTS):
             port = free_port()
-            self.plan = self.launch_plan(environment, model, port)
+            self.plan = launch_plan(self.scenario, self.options, environment, model, port)
             self._note_plan(self.plan)
             url = f"http://127.0.0.1:{port}"
             try:
@@ -149,20 +148,6 @@ class Run:
                     raise
                 self.recorder.event(f"port {port} was taken meanwhile; trying another one")
         raise AssertionError("unreachable")
-
-    def launch_plan(self, environment: Environment, model: Path, port: int) -> LaunchPlan:
-        """The server's command and variables; nothing is started."""
-        return self.engine.plan(
-            LaunchRequest(
-                environment=environment,
-                model=model,
-                port=port,
-                max_model_len=self.scenario.max_model_len,
-                server_args=(*self.scenario.server_args, *self.options.server_args),
-                mitigations=(*self.mitigations, *(factor.flip for factor in self.flipped)),
-                patches=self.scenario.patches,
-            )
-        )
 
     def _launch(self, plan: LaunchPlan, url: str) -> None:
         log = self.recorder.dir / ENGINE_LOG
@@ -334,23 +319,6 @@ class Run:
             deadline_s=self.drive.deadline_s if self.drive else deadline.FLOOR_S,
             flips=frozenset(self.options.flips),
         )
-
-    def _release(self) -> str:
-        replaced = [m.release for m in self.mitigations if m.release]
-        if replaced and self.options.release and self.options.release != replaced[0]:
-            raise UsageError(
-                f"--mitigation release means {replaced[0]}, but --release says "
-                f"{self.options.release}."
-            )
-        release = (replaced or [self.options.release or self.scenario.default_release])[0]
-        try:
-            Version(release)
-        except InvalidVersion as error:
-            raise UnknownRelease(
-                f"{release!r} is not a release of {self.engine.name}.",
-                hint=f"mmrepro show {self.scenario.name}",
-            ) from error
-        return release
 
     def _blank(self) -> Incident:
         scenario = self.scenario

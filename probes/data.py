@@ -92,6 +92,9 @@ class ProcessUse(Record):
     system_pct: float
     voluntary_switches: Annotated[int, Field(description="within the window, all threads")]
     involuntary_switches: int
+    queued_pct: Annotated[
+        float, Field(description="runnable but without a core, all threads, % of the window")
+    ] = 0.0
     created_wall: float | None = Field(default=None, description="start, seconds since the epoch")
     busiest: Annotated[list[ThreadUse], Field(description="at most 8 threads, busiest first")] = []
 

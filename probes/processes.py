@@ -125,6 +125,7 @@ class ProcessesProbe(Probe[ProcessesData]):
             system_pct=_pct(stat.system_ticks - before.stat.system_ticks, seconds),
             voluntary_switches=voluntary,
             involuntary_switches=involuntary,
+            queued_pct=_queued_pct(after.threads, before.threads, seconds),
             created_wall=psutil.boot_time() + stat.start_ticks / _proc.TICKS_PER_S,
             busiest=_busiest(after.threads, before.threads, seconds),
         )
@@ -142,6 +143,14 @@ def _switches(
         sum(max(a.voluntary - b.voluntary, 0) for a, b in pairs),
         sum(max(a.involuntary - b.involuntary, 0) for a, b in pairs),
     )
+
+
+def _queued_pct(
+    after: dict[int, _proc.ThreadTimes], before: dict[int, _proc.ThreadTimes], seconds: float
+) -> float:
+    """How long threads could have run and were not given a core; over 100 for several at once."""
+    waits = [t.queued_s - before[tid].queued_s for tid, t in after.items() if tid in before]
+    return round(sum(max(wait, 0.0) for wait in waits) / seconds * 100, 1)
 
 
 def _busiest(

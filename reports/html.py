@@ -21,8 +21,8 @@ def render_html(incident: Incident) -> str:
     from mmrepro.reports.diagnosis import effect_sentence
     from mmrepro.reports.picture import picture
 
-    environment = _environment()
-    style = _style()
+    environment = make_environment()
+    style = style_sheet()
     entries = timeline.lines(incident)
     return environment.get_template("report.html.j2").render(
         incident=incident,
@@ -48,7 +48,7 @@ def render_html(incident: Incident) -> str:
 
 
 @lru_cache(maxsize=1)
-def _environment() -> Environment:
+def make_environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -92,8 +92,8 @@ def _prose(value: str) -> Markup:
 
 
 @lru_cache(maxsize=1)
-def _style() -> str:
+def style_sheet() -> str:
     """The style sheet, exactly as it stands between the tags: its hash goes into the policy."""
-    loader = _environment().loader
+    loader = make_environment().loader
     assert loader is not None
-    return loader.get_source(_environment(), "style.css")[0].strip()
+    return loader.get_source(make_environment(), "style.css")[0].strip()

@@ -36,12 +36,13 @@ def write_reports(directory: Path | str) -> list[Path]:
     written = []
     for name, render in ((MARKDOWN_FILE, render_markdown), (HTML_FILE, render_html)):
         path = folder / name
-        _replace(path, render(incident))
+        replace_file(path, render(incident))
         written.append(path)
     return written
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Write ``path`` whole or not at all. Raises UnwritableOutput."""
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)

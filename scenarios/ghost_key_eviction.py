@@ -7,7 +7,7 @@ the receiver's LRU order that is not in the cache, and the first eviction never 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro import checks
 from mmrepro.drive import Drive
@@ -16,11 +16,10 @@ from mmrepro.incident import (
     ClaimResult,
     KeyStack,
     Reference,
-    StandIn,
     SymptomRow,
 )
 from mmrepro.probes.data import StackSample
-from mmrepro.scenario import Factor, LiveFacts, Mitigation, Patch, RunFacts, SourceRef, unmet
+from mmrepro.scenario import Factor, LiveFacts, Mitigation, RunFacts, SourceRef, unmet
 from mmrepro.scenarios.ghost_key_evidence import (
     FILLS,
     METRICS,
@@ -32,9 +31,9 @@ from mmrepro.scenarios.ghost_key_evidence import (
     healthy_after,
     input_threads,
 )
+from mmrepro.scenarios.ghost_key_factors import FACTORS, PATCH, hypotheses
 from mmrepro.scenarios.ghost_key_report import claims, key_stack, symptom_rows
 from mmrepro.scenarios.mm_cache_desync import (
-    CACHE_GB,
     DISABLE_CACHE,
     ISSUE,
     RECEIVER_SOURCE,
@@ -46,75 +45,8 @@ from mmrepro.scenarios.mm_cache_live import without_cache
 from mmrepro.signature import Condition, Finding
 from packaging.specifiers import SpecifierSet
 
-PATCH = Patch(
-    "ghost_key_patch",
-    StandIn(
-        name="ghost_key_patch",
-        replaces="vllm.utils.cache.LRUCache.touch and .popitem, by the fixed versions",
-        why="the mitigation under test, as the report's author patched by hand",
-    ),
-)
-
-
-def half(method: str) -> Patch:
-    """One of the two parts of the fix."""
-    return Patch(
-        PATCH.folder,
-        StandIn(
-            name=f"ghost_key_patch, {method}() alone",
-            replaces=f"vllm.utils.cache.LRUCache.{method}, by the fixed version",
-            why="which part of the fix is needed is to be found out",
-        ),
-        env={"MMREPRO_GHOST_KEY_PATCH": method},
-    )
-
-
-FACTORS = (
-    Factor(
-        name="prefix-caching",
-        description="whether equal beginnings of prompts share their KV cache",
-        failing="--enable-prefix-caching",
-        server_args=("--no-enable-prefix-caching",),
-        claim="the report's server ran with it",
-    ),
-    Factor(
-        name="concurrency",
-        description="how many requests the scheduler runs at once",
-        failing="--max-num-seqs 8",
-        server_args=("--max-num-seqs", "1"),
-        claim="vllm#43941: it takes high concurrency",
-    ),
-    Factor(
-        name="cache-size",
-        description="how much the multimodal processor cache holds before it evicts",
-        failing=f"--mm-processor-cache-gb {CACHE_GB}",
-        server_args=("--mm-processor-cache-gb", "4"),
-        claim="a larger cache is the first thing that one tries; 4 is vLLM's default",
-    ),
-    Factor(
-        name="mm-cache",
-        description="whether there is a multimodal processor cache at all",
-        failing=f"--mm-processor-cache-gb {CACHE_GB}",
-        server_args=DISABLE_CACHE.server_args,
-        claim="vllm#43941: turning it off avoids the hang",
-    ),
-    Factor(
-        name="touch-fix",
-        description="the first part of vllm#43595: touch() ignores keys that are not cached",
-        failing="the engine's LRUCache.touch()",
-        cure="touch() as fixed",
-        patch=half("touch"),
-        claim="vllm#43595: both parts are needed",
-    ),
-    Factor(
-        name="popitem-fix",
-        description="the second part of vllm#43595: popitem() drops keys that are not cached",
-        failing="the engine's LRUCache.popitem()",
-        cure="popitem() as fixed",
-        patch=half("popitem"),
-        claim="vllm#43595: both parts are needed",
-    ),
-)
+if TYPE_CHECKING:
+    from mmrepro.ablate.model import Ablation
 
 
 class GhostKeyEviction(MmCacheScenario):
@@ -328,6 +260,9 @@ class GhostKeyEviction(MmCacheScenario):
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         return healthy_after(evidence)
+
+    def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
+        return hypotheses(ablation)
 
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
         return key_stack(evidence)

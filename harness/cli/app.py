@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from mmrepro import __version__
+from mmrepro.cli.ablate import ablate
 from mmrepro.cli.bundle import bundle
 from mmrepro.cli.check import check
 from mmrepro.cli.diagnose import diagnose
@@ -48,6 +49,7 @@ def root(
 
 app.command("run", short_help="Drive a real engine into a known failure.")(run)
 app.command("diagnose", short_help="Say what is wrong with a live server.")(diagnose)
+app.command("ablate", short_help="Find out which setting is the cause.")(ablate)
 app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("report", short_help="Make a report again from an incident.")(report_command)

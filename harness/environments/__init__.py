@@ -5,7 +5,7 @@ made by uv; see build.py for the steps, releases.py for the dates, requirements.
 changed in an engine's requirements.
 """
 
-from mmrepro.environments.build import ensure
+from mmrepro.environments.build import ensure, existing
 from mmrepro.environments.place import cache_root, detect_device, environments_root
 from mmrepro.environments.sglang import sglang_spec
 from mmrepro.environments.spec import Device, Environment, EnvironmentSpec, Manifest, Reason
@@ -27,6 +27,7 @@ __all__ = [
     "detect_device",
     "ensure",
     "environments_root",
+    "existing",
     "list_environments",
     "prune",
     "sglang_spec",

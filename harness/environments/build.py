@@ -41,6 +41,13 @@ from mmrepro.errors import EnvironmentBuildError, NoSpace, UnloadableWheel
 from mmrepro.incident import Setting, WheelFacts
 
 
+def existing(spec: EnvironmentSpec) -> Environment | None:
+    """The environment for ``spec`` if it is on disk; nothing is built."""
+    folder = environments_root() / spec.key(without_credentials(torch_index()))
+    manifest = read_manifest(folder)
+    return _environment(spec, folder, manifest, reused=True) if manifest is not None else None
+
+
 def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environment:
     """The environment for ``spec``: the one on disk, or a new one.
 
@@ -55,9 +62,9 @@ def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environme
         EnvironmentBuildError: anything else; ``detail`` holds uv's own words.
     """
     say = progress or (lambda _: None)
+    if (found := existing(spec)) is not None:
+        return found
     folder = environments_root() / spec.key(without_credentials(torch_index()))
-    if (manifest := read_manifest(folder)) is not None:
-        return _environment(spec, folder, manifest, reused=True)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _builder(folder, say):

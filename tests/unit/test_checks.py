@@ -135,6 +135,26 @@ def test_a_core_that_burns_was_idle_before(
     assert checks.core_burns_cpu(evidence, "EngineCore").truth is truth
 
 
+@pytest.mark.parametrize(
+    ("user", "system", "queued", "truth"),
+    [
+        (20.0, 0.0, 70.0, MET),  # seen with eight other programs on two cores
+        (20.0, 0.0, 59.0, UNKNOWN),
+        (20.0, 6.0, 70.0, UNKNOWN),
+        (9.0, 0.0, 90.0, UNKNOWN),
+        (20.0, 0.0, 49.0, NOT_MET),
+        (2.0, 0.0, 0.0, NOT_MET),
+    ],
+)
+def test_a_core_that_burns_on_an_overloaded_machine(
+    user: float, system: float, queued: float, truth: Truth
+) -> None:
+    now = processes(user, system)
+    now.processes[0].queued_pct = queued
+    evidence = Evidence(probes=[probed(processes(0.0), "gate"), probed(now)])
+    assert checks.core_burns_cpu(evidence, "EngineCore").truth is truth
+
+
 @pytest.mark.parametrize("verdict", ["busy-in-kernel", "blocked", "working"])
 def test_other_uses_of_a_core_are_no_spin(verdict: str) -> None:
     evidence = hang_run()

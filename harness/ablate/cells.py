@@ -1,0 +1,163 @@
+"""One run of a cell: an ordinary run with an incident of its own, or one from the cache."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrepro.ablate.key import cell_key, decisive_parts
+from mmrepro.ablate.model import CellRun
+from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.store import CellStore
+from mmrepro.environments import Environment
+from mmrepro.errors import (
+    EnvironmentBuildError,
+    InfrastructureError,
+    MmreproError,
+    NoSpace,
+    UnloadableWheel,
+    UsageError,
+)
+from mmrepro.incident import Incident
+from mmrepro.probes.base import Moment
+from mmrepro.recorder import Listener
+from mmrepro.reports import write_reports
+from mmrepro.rundir import discard, unused
+from mmrepro.runner import Run
+from mmrepro.scenario import Scenario
+from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
+
+CELLS_DIR = "cells"
+HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError)
+"""What a second attempt, or another cell, would meet as well."""
+
+
+@dataclass
+class Cells:
+    """Makes runs, or takes them from ``store``."""
+
+    scenario: Scenario
+    options: AblateOptions
+    environment: Environment
+    model: Path
+    store: CellStore
+    folder: Path
+    """Of the ablation."""
+    listener: Listener | None = None
+    make_run: Callable[..., Run] = Run
+    last_error: MmreproError | None = None
+    """Why the latest lost run was run."""
+    _code: str = ""
+
+    def run(self, flips: tuple[str, ...], index: int) -> tuple[CellRun, bool]:
+        """Run ``index`` of the cell ``flips``, and whether it came from the cache.
+
+        A run that is lost to infrastructure is tried once more; then it is recorded as lost, and
+        not kept in the cache.
+
+        Raises:
+            UsageError: the command line is wrong; no cell can be run.
+            InfrastructureError: of the kinds that every other run would meet as well.
+            KeyboardInterrupt: the run's partial incident is on disk.
+        """
+        parts = decisive_parts(
+            self.scenario, self.options.of_cell(flips), self.environment, self.model
+        )
+        key = cell_key(parts, index)
+        # A file that is edited while this goes on is not what runs: the old one was imported.
+        self._code = self._code or parts["code"]
+        whole = parts["code"] == self._code
+        if not self.options.fresh and whole and (kept := self.store.read(key)) is not None:
+            return kept, True
+        run = self._once(flips, index, key)
+        if run.outcome is None and isinstance(self.last_error, InfrastructureError):
+            again = self._once(flips, index, key)
+            run = again.model_copy(update={"retried": run.error})
+        if run.outcome is not None and whole:
+            self.store.write(run, parts)
+        return run, False
+
+    def _once(self, flips: tuple[str, ...], index: int, key: str) -> CellRun:
+        began, created = time.monotonic(), Moment.now()
+        out = unused(self.folder / CELLS_DIR / slug(flips) / f"run-{index}")
+        running = self.make_run(self.scenario, self.options.of_cell(flips, out), self.listener)
+        error = ""
+        try:
+            running.execute()
+        except UsageError:
+            discard(running.dir)
+            raise
+        except HOPELESS:
+            raise
+        except MmreproError as failed:
+            self.last_error, error = failed, failed.message
+        write_reports(running.dir)
+        return _cell_run(running, key, index, created, time.monotonic() - began, error)
+
+
+def _cell_run(
+    running: Run, key: str, index: int, created: Moment, seconds: float, error: str
+) -> CellRun:
+    incident = running.incident
+    symptom, cause = _symptom(incident), Finding.unknown("no verdict was reached")
+    if incident.verdict is not None:
+        cause = _cause(running, symptom)
+    return CellRun(
+        key=key,
+        index=index,
+        created=created,
+        seconds=round(seconds, 2),
+        outcome=None if error else incident.outcome,
+        gate_passed=bool(incident.gate and incident.gate.passed),
+        symptom=symptom.truth,
+        symptom_observed=symptom.observed,
+        cause=cause.truth,
+        cause_observed=cause.observed,
+        explanation=incident.verdict.explanation if incident.verdict else "",
+        fidelity=incident.fidelity,
+        stand_ins=incident.stand_ins,
+        error=error or ("" if incident.verdict else "no verdict was reached"),
+        incident_dir=str(running.dir),
+        command=incident.command,
+    )
+
+
+def _symptom(incident: Incident) -> Finding:
+    return _part(incident, "symptom")
+
+
+def _cause(running: Run, symptom: Finding) -> Finding:
+    """With the symptom, the conditions of the cause; without it, what the scenario can still see.
+
+    A scenario whose check crashes knows nothing: the cause is unknown, never gone.
+    """
+    if symptom.truth is Truth.MET:
+        return _part(running.incident, "cause")
+    try:
+        return running.scenario.cause_remains(running.recorder.evidence, running.facts())
+    except Exception as error:
+        return Finding.unknown(f"the check failed: {type(error).__name__}: {error}")
+
+
+def _part(incident: Incident, part: Part) -> Finding:
+    if incident.verdict is None:
+        return Finding.unknown("no verdict was reached")
+    results = [c for c in incident.verdict.conditions if c.required and c.part == part]
+    truth = combine([c.truth for c in results])
+    shown: list[ConditionResult] = [c for c in results if c.truth is truth]
+    return Finding(truth, "; ".join(f"{c.id}: {c.observed}" for c in shown))
+
+
+def slug(flips: tuple[str, ...]) -> str:
+    """Folder of a cell."""
+    name = re.sub(r"[^A-Za-z0-9+.-]+", "-", "+".join(flips)) or "baseline"
+    return name if len(name) <= 100 else f"{name[:80]}-{len(flips)}-flips-{_short(name)}"
+
+
+def _short(text: str) -> str:
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,176 @@
+"""What decides a run's outcome, as a digest: two runs with equal keys are the same experiment."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import mmrepro
+import mmrepro.probes
+from mmrepro.childenv import child_environment
+from mmrepro.engines import LaunchPlan
+from mmrepro.engines.base import BOOT
+from mmrepro.environments import Environment, cache_root
+from mmrepro.host import host_facts
+from mmrepro.launching import launch_plan
+from mmrepro.options import RunOptions
+from mmrepro.scenario import Scenario, reproducer_path
+from mmrepro.supervise import free_port
+
+ENGINE_VARIABLES = (
+    "VLLM_", "SGLANG_", "LMDEPLOY_", "TORCH", "PYTORCH_", "OMP_", "KMP_", "MKL_", "CUDA_", "NCCL_",
+    "HF_", "TRANSFORMERS_", "TOKENIZERS_", "MINIVLLM_",
+)  # fmt: skip
+"""Of the variables that the engine inherits, those that engines and their libraries read."""
+
+APART = (
+    "cli",
+    "ablate",
+    "reports",
+    "environments",
+    "engines",
+    "scenarios",
+    "probes",
+    "reproducers",
+)
+"""Parts of the package that decide no outcome, or are in the key in another way."""
+
+
+def decisive_parts(
+    scenario: Scenario, options: RunOptions, environment: Environment, model: Path
+) -> dict[str, str]:
+    """All that decides a run's outcome, named, so that two keys can be compared.
+
+    The port is chosen anew for every run, and folders differ between machines: neither is in it.
+    """
+    port = free_port()
+    plan = launch_plan(scenario, options, environment, model, port)
+    host = host_facts()
+    places = {
+        str(model): "MODEL",
+        str(environment.path): "ENVIRONMENT",
+        str(reproducer_path("")).rstrip("/"): "REPRODUCERS",
+        str(cache_root()): "CACHE",
+        str(port): "PORT",
+    }
+
+    def placed(text: str) -> str:
+        for path, name in places.items():
+            text = text.replace(path, name)
+        return text
+
+    return {
+        "mmrepro": mmrepro.__version__,
+        "scenario": scenario.full_name,
+        "code": code_digest(scenario, plan),
+        "engine": f"{scenario.engine} {environment.spec.release}",
+        "environment": _digest([environment.lock_file]),
+        "python": environment.python_version,
+        "model": _digest(p for p in sorted(model.rglob("*")) if p.is_file()),
+        "max_model_len": str(scenario.max_model_len),
+        "device": " ".join([environment.spec.device, *gpu_models()]),
+        "host": f"{host.cpu}, {host.cores} cores",
+        "command": placed(json.dumps(plan.argv)),
+        "variables": placed(json.dumps(plan.env, sort_keys=True)),
+        "inherited": json.dumps(_inherited(plan), sort_keys=True),
+        "flips": json.dumps(sorted(options.flips)),
+    }
+
+
+def cell_key(parts: dict[str, str], index: int) -> str:
+    """Key of run number ``index`` of a cell."""
+    text = json.dumps({**parts, "index": index}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:
+    """Of the code that runs, looks and judges: scenario, stand-ins, probes, runner, adapter."""
+    files = [*_harness_files(scenario.engine), *scenario_files(scenario)]
+    standins = reproducer_path("standins")
+    folders = {standins / p.folder for p in scenario.patches}
+    folders |= {standins / f.patch.folder for f in scenario.factors if f.patch}
+    if plan is not None:
+        folders |= {Path(p) for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep) if p}
+    for folder in {standins / BOOT, *folders}:
+        files += folder.rglob("*.py")
+    files += [reproducer_path(name) for name in scenario.reproducers]
+    return _digest(sorted(set(files)))
+
+
+def _harness_files(engine: str) -> Iterator[Path]:
+    root = Path(mmrepro.__file__).parent
+    for path in root.rglob("*.py"):
+        inside = path.relative_to(root).parts
+        if inside[0] not in APART:
+            yield path
+    for name in ("base", engine):
+        yield root / "engines" / f"{name}.py"
+    yield from Path(next(iter(mmrepro.probes.__path__))).glob("*.py")
+
+
+def scenario_files(scenario: Scenario) -> list[Path]:
+    """The scenario's module and those beside it that it imports, directly or through others."""
+    found: dict[Path, None] = {}
+    waiting = [cls.__module__ for cls in type(scenario).__mro__]
+    home = _file_of(type(scenario).__module__)
+    while waiting:
+        name = waiting.pop()
+        path = _file_of(name)
+        if path is None or home is None or path in found or path.parent != home.parent:
+            continue
+        found[path] = None
+        waiting += _imported(path)
+    return sorted(found)
+
+
+def _file_of(module: str) -> Path | None:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return Path(file).resolve() if file else None
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _inherited(plan: LaunchPlan) -> dict[str, str]:
+    """What the engine finds in its environment although nobody set it for this run."""
+    return {
+        name: value
+        for name, value in child_environment(plan.env).items()
+        if name.startswith(ENGINE_VARIABLES) and name not in plan.env
+    }
+
+
+def gpu_models() -> list[str]:
+    """What the NVIDIA driver calls this machine's GPUs; empty without one."""
+    models = []
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            lines = path.read_text().splitlines()
+        except OSError:
+            continue
+        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return models
+
+
+def _digest(files: Iterable[Path]) -> str:
+    """Of names and contents; a file that cannot be read counts as that."""
+    total = hashlib.sha256()
+    for path in files:
+        total.update(path.name.encode() + b"\0")
+        try:
+            with path.open("rb") as file:
+                total.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError:
+            total.update(b"unreadable")
+    return total.hexdigest()[:16]

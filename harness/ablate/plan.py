@@ -1,0 +1,122 @@
+"""What an ablation would run, and how long that takes: nothing is started, nothing is built."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from mmrepro.ablate.ddmin import bound
+from mmrepro.ablate.key import cell_key, decisive_parts
+from mmrepro.ablate.model import CellRun, Role, State
+from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.search import Flips, search
+from mmrepro.ablate.states import decided, state_of_cell, state_of_run
+from mmrepro.ablate.store import CellStore
+from mmrepro.engines import get_engine
+from mmrepro.environments import Environment, cache_root, detect_device, existing
+from mmrepro.launching import chosen_release
+from mmrepro.probes.base import Record
+from mmrepro.scenario import Scenario
+from pydantic import Field
+
+
+class PlannedCell(Record):
+    flips: list[str]
+    role: Role
+    runs: Annotated[int, Field(description="runs that are still to be made")]
+    reused: Annotated[int, Field(description="runs that the cache has")]
+    seconds: Annotated[float, Field(description="estimate for the runs to be made")]
+    command: Annotated[str, Field(description="the command of one of its runs")]
+
+
+class Plan(Record):
+    scenario: str
+    variant: str
+    engine: str
+    release: str
+    device: str
+    environment: Annotated[str, Field(description="there, or to be built first")]
+    cells: list[PlannedCell]
+    more: Annotated[int, Field(description="cells that may follow, at most")]
+    more_why: str
+    seconds: Annotated[float, Field(description="estimate for the cells listed")]
+    seconds_each: float
+    seconds_from: Annotated[str, Field(description="what the estimate is based on")]
+
+
+def plan(scenario: Scenario, options: AblateOptions) -> Plan:
+    """The cells that are certain, as far as the cache tells what follows. Raises UsageError.
+
+    Where a cell's outcome is not known yet, the plan goes on as if its flips changed nothing.
+    """
+    factors = options.chosen(scenario)
+    release = chosen_release(scenario, options.run)
+    wanted = options.run.device
+    device = detect_device() if wanted == "auto" else wanted
+    store = CellStore(scenario.full_name, scenario.engine, release, device)
+    each = store.estimate()
+    environment = existing(get_engine(scenario.engine).environment_spec(release, device))
+    cells: list[PlannedCell] = []
+    unknown: list[Flips] = []
+
+    def oracle(flips: Flips, role: Role) -> State:
+        known = _known(scenario, options, environment, store, flips)
+        states = [state_of_run(run) for run in known]
+        whole = len(known) >= options.repeat or (
+            role != "baseline" and decided(states, options.repeat, options.threshold)
+        )
+        left = 0 if whole else options.repeat - len(known)
+        cells.append(
+            PlannedCell(
+                flips=list(flips),
+                role=role,
+                runs=left,
+                reused=len(known),
+                seconds=round(left * each.seconds, 1),
+                command=options.of_cell(flips).command(scenario.name),
+            )
+        )
+        if whole:
+            return state_of_cell(states, options.repeat, options.threshold)[0]
+        unknown.append(flips)
+        return State.FAILS
+
+    search([factor.name for factor in factors], oracle)
+    count = len(factors)
+    more = (1 + bound(count) + count if count > 1 else 0) if unknown else 0
+    return Plan(
+        scenario=scenario.name,
+        variant=scenario.variant,
+        engine=scenario.engine,
+        release=release,
+        device=device,
+        environment="there" if environment is not None else "to be built first",
+        cells=cells,
+        more=more,
+        more_why="one if a factor cures alone; more only if none does and all of them together do"
+        if more
+        else "",
+        seconds=round(sum(cell.seconds for cell in cells), 1),
+        seconds_each=round(each.seconds, 1),
+        seconds_from=each.why,
+    )
+
+
+def _known(
+    scenario: Scenario,
+    options: AblateOptions,
+    environment: Environment | None,
+    store: CellStore,
+    flips: Flips,
+) -> list[CellRun]:
+    """The runs of a cell that the cache has, up to the first that it has not."""
+    if environment is None or options.fresh:
+        return []
+    model = scenario.model.write(cache_root() / "models")
+    parts = decisive_parts(scenario, options.of_cell(flips), environment, model)
+    runs: list[CellRun] = []
+    for index in range(1, options.repeat + 1):
+        run = store.read(cell_key(parts, index))
+        if run is None:
+            break
+        runs.append(run)
+    return runs

@@ -1,0 +1,225 @@
+"""What to flip next, and what follows: pure functions over an oracle that gives cells' states.
+
+The oracle may be anything: runs of a real engine, the cache alone, a made-up function in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from mmrepro.ablate.ddmin import bound, ddmin
+from mmrepro.ablate.model import Conclusion, FactorClass, Role, State
+
+Flips = tuple[str, ...]
+Oracle = Callable[[Flips, Role], State]
+"""State of the cell with exactly these flips. It is asked once for each cell."""
+
+NOT_CURED = (State.FAILS, State.HIDDEN)
+"""States that show that a set of flips is no cure."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is said of one factor."""
+
+    factor_class: FactorClass
+    cures_alone: bool | None
+    needed: bool | None
+    why: str
+
+
+@dataclass(frozen=True)
+class FoundCure:
+    flips: Flips
+    minimal: bool | None
+    why: str
+
+
+@dataclass
+class Search:
+    """What a search established."""
+
+    conclusion: Conclusion
+    explanation: str
+    factors: dict[str, Judged] = field(default_factory=dict)
+    cures: list[FoundCure] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+    asked: dict[frozenset[str], State] = field(default_factory=dict)
+
+
+class _Memory:
+    """Asks each cell once, in the factors' own order."""
+
+    def __init__(self, names: Sequence[str], oracle: Oracle) -> None:
+        self.names = tuple(names)
+        self.oracle = oracle
+        self.states: dict[frozenset[str], State] = {}
+
+    def ask(self, flips: Sequence[str], role: Role) -> State:
+        key = frozenset(flips)
+        if key not in self.states:
+            self.states[key] = self.oracle(tuple(n for n in self.names if n in key), role)
+        return self.states[key]
+
+    def cures(self, flips: Sequence[str]) -> bool:
+        return self.ask(flips, "search") is State.CURED
+
+
+def search(names: Sequence[str], oracle: Oracle) -> Search:
+    """The one-at-a-time table, then combinations, then the smallest cures.
+
+    1. The baseline has to fail; else there is nothing to find.
+    2. Each factor is flipped alone. One that hides the failure would mask whatever it is combined
+       with, and one whose run showed nothing clear would spoil it: neither goes any further.
+    3. All that are left are flipped together, and so are those that cure nothing alone: do they
+       cure without the ones that do?
+    4. Where only a combination cures, ddmin finds a smallest one.
+    """
+    memory = _Memory(names, oracle)
+    baseline = memory.ask((), "baseline")
+    if baseline is not State.FAILS:
+        found = Search(
+            Conclusion.INCONCLUSIVE,
+            f"the baseline does not fail ({baseline}): there is nothing to ablate",
+            asked=memory.states,
+        )
+        why = "the baseline does not fail"
+        found.factors = {n: _unknown(why) for n in names}
+        return found
+    alone = {name: memory.ask((name,), "alone") for name in names}
+    usable = [n for n in names if alone[n] in (State.FAILS, State.CURED)]
+    singles = [n for n in usable if alone[n] is State.CURED]
+    rest = [n for n in usable if n not in singles]
+    if len(usable) > 1:
+        memory.ask(usable, "together")
+    if len(rest) > 1 and singles:
+        memory.ask(rest, "together")
+    cures = [FoundCure((n,), True, "flipped alone it cures") for n in singles]
+    if len(rest) > 1 and memory.states[frozenset(rest)] is State.CURED:
+        cures.append(_minimised(rest, memory))
+        if not singles:  # could anything else cure without one of these?
+            for name in cures[-1].flips:
+                memory.ask([n for n in usable if n != name], "search")
+    conclusion, explanation = _concluded(names, cures, alone, usable, memory)
+    return Search(
+        conclusion,
+        explanation,
+        {n: _judged(n, alone[n], singles, usable, cures, memory) for n in names},
+        cures,
+        {n: _left_out(alone[n]) for n in names if n not in usable},
+        memory.states,
+    )
+
+
+def most_cells(count: int) -> int:
+    """Most cells that a search over ``count`` factors may ask for."""
+    return 1 + count + (2 if count > 1 else 0) + bound(count) + (count if count > 1 else 0)
+
+
+def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
+    flips = ddmin(tuple(items), memory.cures)
+    smaller = [tuple(n for n in flips if n != left) for left in flips]
+    states = [memory.states.get(frozenset(s)) for s in smaller]
+    if all(state in NOT_CURED for state in states):
+        return FoundCure(flips, True, "together they cure, and without any one of them not")
+    unclear = ", ".join(sorted({str(s) for s in states if s not in NOT_CURED}))
+    return FoundCure(
+        flips, None, f"together they cure; whether all are needed is not known ({unclear})"
+    )
+
+
+def _judged(
+    name: str,
+    state: State,
+    singles: Sequence[str],
+    usable: Sequence[str],
+    cures: Sequence[FoundCure],
+    memory: _Memory,
+) -> Judged:
+    if state is State.CURED:
+        needed, why = _needed(name, singles, usable, memory)
+        chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
+        return Judged(chosen, True, needed, f"flipped alone it cures; {why}")
+    if state is State.HIDDEN:
+        return Judged(
+            FactorClass.HIDES,
+            False,
+            False,
+            "flipped alone it takes the symptom away, and the cause is still seen",
+        )
+    if state is State.OTHER:
+        return Judged(FactorClass.OTHER, None, None, "flipped alone it fails in another way")
+    if state is not State.FAILS:
+        return _unknown(f"flipped alone: {state}")
+    member = next((c for c in cures if name in c.flips), None)
+    if member is not None:
+        others = ", ".join(n for n in member.flips if n != name)
+        why = f"flipped alone it changes nothing; it cures together with {others}"
+        needed = False if singles else _none_without(name, usable, memory)
+        if needed:
+            why += ", and nothing here cures without it"
+        return Judged(FactorClass.CONTRIBUTES, False, needed, why)
+    return Judged(
+        FactorClass.IRRELEVANT, False, False, "flipped alone it changes nothing, and no cure has it"
+    )
+
+
+def _none_without(name: str, usable: Sequence[str], memory: _Memory) -> bool | None:
+    """Whether nothing cures with ``name`` as it is in the baseline; None: not known."""
+    rest = frozenset(n for n in usable if n != name)
+    if any(state is State.CURED and name not in cell for cell, state in memory.states.items()):
+        return False
+    return True if memory.states[rest] in NOT_CURED else None
+
+
+def _needed(
+    name: str, singles: Sequence[str], usable: Sequence[str], memory: _Memory
+) -> tuple[bool | None, str]:
+    """Whether nothing that was tried cures without ``name``, which cures alone."""
+    others = [n for n in singles if n != name]
+    if others:
+        return False, f"so does {', '.join(others)}: it is not the only cure"
+    rest = [n for n in usable if n != name]
+    needed = _none_without(name, usable, memory)
+    if not rest:
+        return needed, "the failure needs its failing setting: nothing else here cures"
+    state = memory.states[frozenset(rest)]
+    together = f"all others flipped ({', '.join(rest)})"
+    if needed is None:
+        return None, f"whether anything else cures is not known: with {together}, {state}"
+    if not needed:
+        return False, "but others cure without it"
+    return True, f"the failure needs its failing setting: with {together}, {_still(state)}"
+
+
+def _still(state: State) -> str:
+    return "it still fails" if state is State.FAILS else "the cause is still there"
+
+
+def _unknown(why: str) -> Judged:
+    return Judged(FactorClass.INCONCLUSIVE, None, None, why)
+
+
+def _left_out(state: State) -> str:
+    if state is State.HIDDEN:
+        return "it hides the failure, and would mask what it is combined with"
+    return f"flipped alone: {state}"
+
+
+def _concluded(
+    names: Sequence[str],
+    cures: Sequence[FoundCure],
+    alone: dict[str, State],
+    usable: Sequence[str],
+    memory: _Memory,
+) -> tuple[Conclusion, str]:
+    if cures:
+        listed = "; or ".join(" + ".join(c.flips) for c in cures)
+        return Conclusion.CURE, f"smallest cure: {listed}"
+    unclear = [n for n in names if alone[n] not in (*NOT_CURED, State.OTHER)]
+    together = memory.states.get(frozenset(usable))
+    if unclear or (together is not None and together not in NOT_CURED):
+        what = ", ".join(unclear) or "all of them together"
+        return Conclusion.INCONCLUSIVE, f"no cure was found, and nothing is known of: {what}"
+    return Conclusion.NO_CURE, "no factor cures, alone or all together"

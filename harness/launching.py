@@ -1,0 +1,55 @@
+"""From what was asked for to what is started: the release, and the server's command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
+from mmrepro.environments import Environment
+from mmrepro.errors import UnknownRelease, UsageError
+from mmrepro.options import RunOptions
+from mmrepro.scenario import Scenario
+from packaging.version import InvalidVersion, Version
+
+
+def chosen_release(scenario: Scenario, options: RunOptions) -> str:
+    """The release that is run: a mitigation's, the one asked for, or the scenario's own.
+
+    Raises:
+        UsageError: a mitigation that is a release contradicts ``--release``.
+        UnknownRelease: it is no version at all.
+    """
+    mitigations = [scenario.mitigation(name) for name in options.mitigations]
+    replaced = [m.release for m in mitigations if m.release]
+    if replaced and options.release and options.release != replaced[0]:
+        raise UsageError(
+            f"--mitigation release means {replaced[0]}, but --release says {options.release}."
+        )
+    release = (replaced or [options.release or scenario.default_release])[0]
+    try:
+        Version(release)
+    except InvalidVersion as error:
+        raise UnknownRelease(
+            f"{release!r} is not a release of {scenario.engine}.",
+            hint=f"mmrepro show {scenario.name}",
+        ) from error
+    return release
+
+
+def launch_plan(
+    scenario: Scenario, options: RunOptions, environment: Environment, model: Path, port: int
+) -> LaunchPlan:
+    """The server's command and variables; nothing is started. Raises UsageError."""
+    mitigations = [scenario.mitigation(name) for name in options.mitigations]
+    flips = [scenario.factor(name).flip for name in options.flips]
+    return get_engine(scenario.engine).plan(
+        LaunchRequest(
+            environment=environment,
+            model=model,
+            port=port,
+            max_model_len=scenario.max_model_len,
+            server_args=(*scenario.server_args, *options.server_args),
+            mitigations=(*mitigations, *flips),
+            patches=scenario.patches,
+        )
+    )

@@ -1,0 +1,310 @@
+"""A whole ablation against an engine that is not there: cells, cache, retry, resume, files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from made_up import hang_run, healthy_run
+from mmrepro.ablate import cells, plan, session
+from mmrepro.ablate.cells import Cells, slug
+from mmrepro.ablate.model import Ablation, Conclusion, FactorClass, State
+from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.session import Ablating
+from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
+from mmrepro.evidence import Evidence
+from mmrepro.incident import ClaimStatus
+from mmrepro.options import RunOptions
+from mmrepro.registry import load_scenario
+from mmrepro.reports.ablation import load_ablation
+from worlds import World, as_in_0_23, environment
+
+GHOST = load_scenario("ghost-key-eviction")
+Ablate = Callable[..., Ablation]
+RUN = RunOptions(device="cpu")
+
+
+@pytest.fixture
+def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
+    """``ablate(world, factors=…)``: an ablation in its own folder, with a cache of the test."""
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
+    place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
+    monkeypatch.setattr(session, "ensure", lambda spec, progress: place)
+    monkeypatch.setattr(plan, "existing", lambda spec: place)
+    monkeypatch.setattr(cells, "write_reports", lambda folder: [])
+
+    def run(world: World, **more: object) -> Ablation:
+        options = AblateOptions(**{"run": RUN, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
+        make = partial(Cells, make_run=world.run)
+        return Ablating(GHOST, options, make_cells=make).execute()
+
+    return run
+
+
+def classes(ablation: Ablation) -> dict[str, FactorClass | None]:
+    return {f.name: f.factor_class for f in ablation.factors}
+
+
+def test_the_ghost_key_of_0_23_0(ablate: Ablate, tmp_path: Path) -> None:
+    world = World()
+    done = ablate(world)
+    assert classes(done) == {
+        "prefix-caching": FactorClass.IRRELEVANT,
+        "concurrency": FactorClass.IRRELEVANT,
+        "cache-size": FactorClass.HIDES,
+        "mm-cache": FactorClass.SUFFICIENT,
+        "touch-fix": FactorClass.SUFFICIENT,
+        "popitem-fix": FactorClass.SUFFICIENT,
+    }
+    assert [c.flips for c in done.cures] == [["mm-cache"], ["touch-fix"], ["popitem-fix"]]
+    assert (done.state, done.conclusion) == ("complete", Conclusion.CURE)
+    assert (done.runs, done.reused) == (len(world.calls), 0) == (9, 0)
+    assert len({r.incident_dir for c in done.cells for r in c.runs}) == 9
+    for cell in done.cells:
+        for run in cell.runs:
+            assert (tmp_path / "out" / run.incident_dir / "incident.json").is_file()
+    kept = load_ablation(tmp_path / "out")
+    assert kept.model_dump(exclude={"finished"}) == done.model_dump(exclude={"finished"})
+    assert '"class": "hides-it"' in (tmp_path / "out/ablation.json").read_text()
+
+
+def test_a_second_call_reuses_every_cell(ablate: Ablate, tmp_path: Path) -> None:
+    first = ablate(World())
+    world = World()
+    second = ablate(world, out=tmp_path / "other")
+    assert world.calls == []
+    assert second.reused == second.runs == first.runs
+    assert classes(second) == classes(first)
+    fresh = World()
+    assert ablate(fresh, out=tmp_path / "third", fresh=True).reused == 0
+    assert len(fresh.calls) == 9
+
+
+def test_fewer_factors_reuse_what_is_theirs(ablate: Ablate, tmp_path: Path) -> None:
+    ablate(World())
+    world = World()
+    done = ablate(world, factors=("mm-cache", "concurrency"), out=tmp_path / "other")
+    assert classes(done) == {
+        "concurrency": FactorClass.IRRELEVANT,
+        "mm-cache": FactorClass.NECESSARY,
+    }
+    assert world.calls == [("concurrency", "mm-cache")], "only their combination is new"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": RunOptions(device="cpu", server_args=("--x",))},
+        {"run": RunOptions(device="cpu", release="0.22.0")},
+    ],
+)
+def test_what_decides_a_cell_is_in_its_key(
+    ablate: Ablate, tmp_path: Path, change: dict[str, object]
+) -> None:
+    ablate(World(), factors=("mm-cache",))
+    world = World()
+    ablate(world, factors=("mm-cache",), out=tmp_path / "other", **change)
+    assert world.calls == [(), ("mm-cache",)]
+
+
+def test_ctrl_c_keeps_what_is_whole_and_says_how_to_go_on(ablate: Ablate, tmp_path: Path) -> None:
+    def interrupted(flips: frozenset[str]) -> Evidence:
+        if flips == {"cache-size"}:
+            raise KeyboardInterrupt
+        return as_in_0_23(flips)
+
+    with pytest.raises(KeyboardInterrupt):
+        ablate(World(interrupted))
+    partial_one = load_ablation(tmp_path / "out")
+    assert (partial_one.state, partial_one.conclusion) == ("interrupted", None)
+    assert [c.flips for c in partial_one.cells] == [[], ["prefix-caching"], ["concurrency"]]
+    assert f"mmrepro ablate ghost-key-eviction --device cpu --out {tmp_path / 'out'}" in (
+        partial_one.failure
+    )
+    assert "nterrupted" in (tmp_path / "out/ablation.md").read_text()
+    world = World()
+    resumed = ablate(world)
+    assert resumed.reused == 3
+    assert ("concurrency",) not in world.calls
+    assert ("cache-size",) in world.calls
+    assert resumed.state == "complete"
+
+
+def test_a_lost_cell_is_tried_once_more_and_does_not_lose_the_rest(
+    ablate: Ablate, tmp_path: Path
+) -> None:
+    def broken(flips: frozenset[str]) -> Evidence:
+        if flips == {"prefix-caching"}:
+            raise EngineStartError("vllm 0.23.0 ended with 1 while it started.")
+        return as_in_0_23(flips)
+
+    world = World(broken)
+    done = ablate(world, factors=("prefix-caching", "mm-cache", "concurrency"))
+    assert world.calls.count(("prefix-caching",)) == 2
+    cell = done.cell(["prefix-caching"])
+    assert cell is not None
+    assert cell.state is State.LOST
+    assert "ended with 1" in cell.runs[0].error
+    assert cell.runs[0].retried
+    assert classes(done)["prefix-caching"] is FactorClass.INCONCLUSIVE
+    assert classes(done)["mm-cache"] is FactorClass.NECESSARY
+    assert any("no run reached a verdict" in line for line in done.limits)
+    again = World()
+    done = ablate(again, factors=("prefix-caching", "mm-cache", "concurrency"))
+    assert ("prefix-caching",) in again.calls, "what was lost is not kept"
+    assert classes(done)["prefix-caching"] is FactorClass.IRRELEVANT
+
+
+def test_a_run_that_is_lost_once_counts_the_second_time(ablate: Ablate) -> None:
+    lost = []
+
+    def flaky(flips: frozenset[str]) -> Evidence:
+        if flips == {"mm-cache"} and not lost:
+            lost.append(flips)
+            raise EngineStartError("the port was taken.")
+        return as_in_0_23(flips)
+
+    done = ablate(World(flaky), factors=("mm-cache",))
+    assert classes(done) == {"mm-cache": FactorClass.NECESSARY}
+    cell = done.cell(["mm-cache"])
+    assert cell is not None
+    assert cell.runs[0].retried == "the port was taken."
+
+
+def test_what_every_cell_would_meet_ends_it(ablate: Ablate, tmp_path: Path) -> None:
+    def full(flips: frozenset[str]) -> Evidence:
+        raise NoSpace("The disk is full.")
+
+    world = World(full)
+    with pytest.raises(NoSpace):
+        ablate(world)
+    assert len(world.calls) == 1
+    assert load_ablation(tmp_path / "out").state == "failed"
+
+
+def test_a_baseline_that_is_lost_is_infrastructure(ablate: Ablate, tmp_path: Path) -> None:
+    def broken(flips: frozenset[str]) -> Evidence:
+        raise EngineStartError("it never came up.")
+
+    with pytest.raises(EngineStartError):
+        ablate(World(broken))
+    kept = load_ablation(tmp_path / "out")
+    assert (kept.state, kept.failure) == ("failed", "it never came up.")
+
+
+def test_a_baseline_that_does_not_fail(ablate: Ablate) -> None:
+    world = World(lambda flips: healthy_run())
+    done = ablate(world)
+    assert done.conclusion is Conclusion.INCONCLUSIVE
+    assert world.calls == [()]
+
+
+def test_a_failure_that_comes_and_goes(ablate: Ablate) -> None:
+    """Half of the runs fail: the threshold decides, and the luck of a clean cell is told."""
+    count = dict.fromkeys(["fails"], 0)
+
+    def flaky(flips: frozenset[str]) -> Evidence:
+        if "mm-cache" in flips:
+            return healthy_run()
+        count["fails"] += 1
+        return hang_run() if count["fails"] % 2 else healthy_run()
+
+    world = World(flaky)
+    done = ablate(world, factors=("mm-cache", "concurrency"), repeat=4, threshold=2)
+    assert classes(done) == {
+        "concurrency": FactorClass.IRRELEVANT,
+        "mm-cache": FactorClass.NECESSARY,
+    }
+    assert world.calls.count(()) == 4, "the baseline is run in full"
+    assert world.calls.count(("concurrency",)) == 3, "two failing runs settle it"
+    assert world.calls.count(("mm-cache",)) == 4
+    assert any("2 of 4 runs" in line and "6%" in line for line in done.limits)
+
+
+def test_a_check_that_crashes_leaves_the_cause_unknown(
+    ablate: Ablate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> object:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(type(GHOST), "cause_remains", crash)
+    done = ablate(World(), factors=("mm-cache",))
+    assert classes(done) == {"mm-cache": FactorClass.INCONCLUSIVE}
+    assert done.conclusion is Conclusion.INCONCLUSIVE
+
+
+def test_another_ablations_folder_is_left_alone(ablate: Ablate, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/ablation.json").write_text("{}")
+    with pytest.raises(UnwritableOutput, match="another ablation"):
+        ablate(World())
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"factors": ("prayer",)}, "it has: prefix-caching"),
+        ({"repeat": 2, "threshold": 3}, "--threshold 3 is more than --repeat 2"),
+    ],
+)
+def test_wrong_use(ablate: Ablate, tmp_path: Path, more: dict[str, object], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        ablate(World(), **more)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_plan_knows_the_cache_and_the_time(ablate: Ablate, tmp_path: Path) -> None:
+    options = AblateOptions(RUN, factors=("mm-cache", "concurrency"))
+    before = plan.plan(GHOST, options)
+    assert [c.runs for c in before.cells] == [1, 1, 1, 1]
+    assert before.more > 0
+    assert "assumed" in before.seconds_from
+    ablate(World(), factors=("mm-cache",))
+    half = plan.plan(GHOST, options)
+    assert [(c.flips, c.runs) for c in half.cells if not c.runs] == [([], 0), (["mm-cache"], 0)]
+    assert "median of 2 measured runs of this scenario" in half.seconds_from
+    ablate(World(), factors=options.factors)
+    after = plan.plan(GHOST, options)
+    assert (after.seconds, after.more) == (0, 0)
+    assert all(c.reused == 1 for c in after.cells)
+    fresh = plan.plan(GHOST, AblateOptions(RUN, options.factors, fresh=True))
+    assert [c.runs for c in fresh.cells] == [1, 1, 1, 1]
+
+
+def test_a_cache_that_is_broken_is_not_believed(ablate: Ablate, tmp_path: Path) -> None:
+    ablate(World(), factors=("mm-cache",))
+    files = sorted((tmp_path / "cache/ablate").rglob("*.json"))
+    files[0].write_text("{")
+    swapped = json.loads(files[1].read_text())
+    swapped["run"]["key"] = "another"
+    files[1].write_text(json.dumps(swapped))
+    world = World()
+    ablate(world, factors=("mm-cache",), out=tmp_path / "other")
+    assert len(world.calls) == 2
+
+
+def test_hypotheses_follow_the_table(ablate: Ablate) -> None:
+    done = ablate(World())
+    said = {c.id: c.status for c in done.hypotheses}
+    assert said["both-parts"] is ClaimStatus.REFUTED
+    assert said["larger-cache"] is ClaimStatus.REFUTED
+    assert said["disable-cache"] is ClaimStatus.CONFIRMED
+    assert said["high-concurrency"] is ClaimStatus.REFUTED
+
+    def both(flips: frozenset[str]) -> Evidence:
+        return healthy_run() if flips >= {"touch-fix", "popitem-fix"} else hang_run()
+
+    said = {c.id: c.status for c in ablate(World(both), fresh=True).hypotheses}
+    assert said["both-parts"] is ClaimStatus.CONFIRMED
+    assert said["disable-cache"] is ClaimStatus.REFUTED
+
+
+def test_the_folder_of_a_cell() -> None:
+    assert slug(()) == "baseline"
+    assert slug(("a", "b")) == "a+b"
+    many = slug(tuple(f"a-long-name-{i}" for i in range(50)))
+    assert len(many) <= 110
+    assert many != slug(tuple(f"a-long-name-{i}" for i in range(49)))

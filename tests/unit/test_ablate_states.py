@@ -1,0 +1,115 @@
+"""What a run and a cell show. An unknown cause is never one that is gone."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mmrepro.ablate.model import CellRun, State
+from mmrepro.ablate.states import decided, state_of_cell, state_of_run
+from mmrepro.probes.base import Moment
+from mmrepro.signature import Outcome, Truth
+
+NOW = Moment.now()
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+FAILS, CURED, HIDDEN = State.FAILS, State.CURED, State.HIDDEN
+OTHER, UNDECIDED, LOST = State.OTHER, State.UNDECIDED, State.LOST
+
+
+def made(
+    outcome: Outcome | None, symptom: Truth = NOT_MET, cause: Truth = NOT_MET, gate: bool = True
+) -> CellRun:
+    return CellRun(
+        key="k", index=1, created=NOW, seconds=1, outcome=outcome, gate_passed=gate,
+        symptom=symptom, cause=cause,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("run", "state"),
+    [
+        (made(Outcome.REPRODUCED, MET, MET), FAILS),
+        (made(Outcome.NOT_REPRODUCED), CURED),
+        (made(Outcome.NOT_REPRODUCED, cause=UNKNOWN), UNDECIDED),
+        (made(Outcome.NOT_REPRODUCED, cause=MET), HIDDEN),
+        # The trigger did not get there: no cure, but a cause that was seen was seen.
+        (made(Outcome.INCONCLUSIVE, cause=MET), HIDDEN),
+        (made(Outcome.INCONCLUSIVE, cause=NOT_MET), UNDECIDED),
+        (made(Outcome.INCONCLUSIVE, cause=MET, gate=False), UNDECIDED),
+        (made(Outcome.INCONCLUSIVE, UNKNOWN, MET), UNDECIDED),
+        (made(Outcome.INCONCLUSIVE, MET, UNKNOWN), UNDECIDED),
+        (made(Outcome.DIFFERENT_FAILURE, MET, NOT_MET), OTHER),
+        (made(Outcome.DIFFERENT_FAILURE, NOT_MET, MET), OTHER),
+        (made(None), LOST),
+    ],
+)
+def test_a_run(run: CellRun, state: State) -> None:
+    assert state_of_run(run) is state
+
+
+def test_only_a_cause_that_was_seen_to_be_gone_makes_a_cure() -> None:
+    for outcome, symptom, cause, gate in product([*Outcome, None], Truth, Truth, (True, False)):
+        state = state_of_run(made(outcome, symptom, cause, gate))
+        if state is CURED:
+            assert (outcome, symptom, cause, gate) == (
+                Outcome.NOT_REPRODUCED, NOT_MET, NOT_MET, True,
+            )  # fmt: skip
+        if state is HIDDEN:
+            assert (symptom, cause, gate) == (NOT_MET, MET, True)
+
+
+@pytest.mark.parametrize(
+    ("states", "repeat", "threshold", "state"),
+    [
+        ([FAILS], 1, 1, FAILS),
+        ([CURED], 1, 1, CURED),
+        ([CURED, FAILS], 5, 1, FAILS),
+        ([FAILS, CURED, FAILS, CURED, CURED], 5, 2, FAILS),
+        ([FAILS, CURED, CURED, CURED, CURED], 5, 2, UNDECIDED),
+        ([CURED, CURED], 3, 1, UNDECIDED),
+        ([CURED, CURED, CURED], 3, 1, CURED),
+        ([CURED, HIDDEN, CURED], 3, 1, HIDDEN),
+        ([CURED, OTHER, CURED], 3, 1, OTHER),
+        ([CURED, LOST, CURED], 3, 1, UNDECIDED),
+        ([HIDDEN, UNDECIDED, HIDDEN], 3, 1, UNDECIDED),
+        ([LOST, LOST], 2, 1, LOST),
+        ([], 1, 1, UNDECIDED),
+    ],
+)
+def test_a_cell(states: list[State], repeat: int, threshold: int, state: State) -> None:
+    found, why = state_of_cell(states, repeat, threshold)
+    assert found is state
+    assert why
+
+
+many = st.lists(st.sampled_from(list(State)), min_size=1, max_size=6)
+
+
+@given(states=many, threshold=st.integers(1, 6))
+def test_a_cell_of_flaky_runs(states: list[State], threshold: int) -> None:
+    repeat = len(states)
+    threshold = min(threshold, repeat)
+    found, _ = state_of_cell(states, repeat, threshold)
+    fails = states.count(FAILS)
+    assert (found is FAILS) == (fails >= threshold)
+    assert (found is CURED) == (set(states) == {CURED})
+    if found is HIDDEN:
+        assert set(states) <= {CURED, HIDDEN}
+        assert HIDDEN in states
+    if 0 < fails < threshold:
+        assert found is UNDECIDED
+
+
+@given(states=many, more=many, threshold=st.integers(1, 6))
+def test_a_decided_cell_keeps_its_state(
+    states: list[State], more: list[State], threshold: int
+) -> None:
+    """Stopping early never changes what is said."""
+    repeat = len(states) + len(more)
+    threshold = min(threshold, repeat)
+    if decided(states, repeat, threshold):
+        early, _ = state_of_cell(states, repeat, threshold)
+        whole, _ = state_of_cell([*states, *more], repeat, threshold)
+        assert early is whole
