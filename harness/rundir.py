@@ -28,7 +28,7 @@ def make_run_dir(out: Path | None, scenario: str, release: str) -> Path:
         NoSpace: less than 100 MiB are free there.
     """
     folder = out if out is not None else new_folder(DEFAULT_ROOT, scenario, release)
-    if (folder / INCIDENT_FILE).exists():
+    if is_there(folder / INCIDENT_FILE):
         raise UnwritableOutput(
             f"{folder} already holds an incident.", hint="choose another --out, or remove it"
         )
@@ -66,10 +66,15 @@ def prepared(folder: Path, below: str = "") -> Path:
     return folder.resolve()
 
 
+def is_there(path: Path) -> bool:
+    """Whether ``path`` can be seen; one that cannot fails later, when it is made, with a reason."""
+    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a folder is closed to us)
+
+
 def unused(path: Path) -> Path:
     """``path``, or with a number behind it: two runs may start within one second."""
     candidate, number = path, 2
-    while candidate.exists():
+    while is_there(candidate):
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
 

@@ -34,7 +34,7 @@ from mmrepro.launching import chosen_release
 from mmrepro.probes.base import Moment
 from mmrepro.redact import Redactor
 from mmrepro.reports.ablation import write_ablation
-from mmrepro.rundir import new_folder, prepared
+from mmrepro.rundir import is_there, new_folder, prepared
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
 from pydantic import ValidationError
@@ -222,7 +222,7 @@ class Ablating:
         if self.options.out is None:
             return prepared(new_folder(DEFAULT_ROOT, name, self.release))
         file = self.options.out / ABLATION_FILE
-        if file.exists():
+        if is_there(file):
             try:
                 old = Ablation.model_validate_json(file.read_bytes())
             except (OSError, ValidationError):
