@@ -14,6 +14,7 @@
     - NoSpace
     - SupervisorError
   x RunTimeout             (exit 3: the run did not end in time: inconclusive)
+  x NoPair                 (exit 3: the search ended without a pair: inconclusive)
 
 Each carries one plain sentence and, where there is one, the next command to type.
 """
@@ -96,5 +97,11 @@ class SupervisorError(InfrastructureError):
 
 class RunTimeout(MmreproError):
     """The run took longer than ``--timeout``."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+class NoPair(MmreproError):
+    """The collision search went through all its images and found no pair."""
 
     exit_code = ExitCode.INCONCLUSIVE

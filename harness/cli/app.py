@@ -9,6 +9,7 @@ from mmrepro import __version__
 from mmrepro.cli.ablate import ablate
 from mmrepro.cli.bundle import bundle
 from mmrepro.cli.check import check
+from mmrepro.cli.collide import collide
 from mmrepro.cli.diagnose import diagnose
 from mmrepro.cli.env import app as env_app
 from mmrepro.cli.kv_budget import kv_budget
@@ -52,6 +53,7 @@ app.command("diagnose", short_help="Say what is wrong with a live server.")(diag
 app.command("ablate", short_help="Find out which setting is the cause.")(ablate)
 app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
+app.command("collide", short_help="Find two pictures that an engine takes for one.")(collide)
 app.command("report", short_help="Make a report again from an incident.")(report_command)
 app.command("watch", short_help="A deep health check of a live server.")(watch)
 app.command("bundle", short_help="Pack an incident for an upstream issue.")(bundle)

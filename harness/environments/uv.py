@@ -7,10 +7,8 @@ uv's own settings decide where packages come from. Checked with uv 0.13.8.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
-import signal
 import subprocess
 import threading
 import tomllib
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from mmrepro.childenv import child_environment
+from mmrepro.childenv import child_environment, die_with_parent
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, NoSpace
 
 Progress = Callable[[str], None]
@@ -27,8 +25,6 @@ Progress = Callable[[str], None]
 TORCH_INDEX_VARIABLE = "MMREPRO_TORCH_INDEX"
 """Where ``torch==X+cpu`` can be had: an index's address, or ``official`` (uv knows where)."""
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
 _DETAIL_LINES = 12
 _UNREACHABLE = re.compile(
     r"network was disabled|Failed to fetch|error sending request|dns error|tcp connect|"
@@ -122,12 +118,6 @@ def torch_options() -> tuple[list[str], dict[str, str]]:
     return options, {"UV_INDEX": f"{index} {others}".strip()}
 
 
-def _die_with_parent() -> None:
-    # Without this a killed harness would leave a uv behind that goes on filling the disk.
-    # (The kernel takes the starting thread for the parent; run_uv stays in it until uv ends.)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-
 def run_uv(
     arguments: Sequence[str],
     *,
@@ -156,7 +146,8 @@ def run_uv(
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            preexec_fn=_die_with_parent,
+            # A killed harness must not leave a uv behind that goes on filling the disk.
+            preexec_fn=die_with_parent,
         )
     except OSError as error:
         raise EnvironmentBuildError(

@@ -1,0 +1,61 @@
+"""The two pictures of which a search makes families: drawn from a seed, or the user's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from mmrepro.errors import UsageError
+from PIL import Image, ImageDraw, UnidentifiedImageError
+
+MAX_SIDE = 1008
+Colour = tuple[int, int, int]
+
+
+def draw(seed: int, size: int) -> tuple[Image.Image, Image.Image]:
+    """A red square on black and a blue disc on white, ``size`` pixels a side.
+
+    The seed shifts colours and places a little: other seeds give other families, none of which
+    could be mistaken for the other.
+    """
+    random = Random(seed)  # noqa: S311 - pictures, not secrets
+
+    def near(colour: Colour) -> Colour:
+        red, green, blue = (min(255, max(0, part + random.randint(-14, 14))) for part in colour)
+        return red, green, blue
+
+    def box(margin: float) -> tuple[int, int, int, int]:
+        x, y = (round(size * (margin + random.uniform(-0.04, 0.04))) for _ in range(2))
+        side = round(size * (1 - 2 * margin))
+        return x, y, x + side, y + side
+
+    first = Image.new("RGB", (size, size), near((18, 20, 26)))
+    ImageDraw.Draw(first).rectangle(box(0.25), fill=near((220, 45, 40)))
+    second = Image.new("RGB", (size, size), near((240, 236, 226)))
+    ImageDraw.Draw(second).ellipse(box(0.16), fill=near((35, 70, 210)))
+    return first, second
+
+
+def load(paths: tuple[Path, Path], factor: int, least: int) -> tuple[Image.Image, Image.Image]:
+    """The user's pictures, brought to the one size that the image processor keeps.
+
+    The size is the first's, rounded to multiples of ``factor`` pixels, at least ``least`` a side
+    and at most 1008.
+
+    Raises:
+        UsageError: a file is no picture.
+    """
+    opened = []
+    for path in paths:
+        try:
+            with Image.open(path) as picture:
+                opened.append(picture.convert("RGB"))
+        except FileNotFoundError as error:
+            raise UsageError(f"There is no picture {path}.") from error
+        except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+            raise UsageError(f"{path} is not a picture that can be read.") from error
+    width, height = (
+        max(least, min(MAX_SIDE, round(side / factor) * factor)) for side in opened[0].size
+    )
+    first, second = (picture.resize((width, height)) for picture in opened)
+    return first, second
