@@ -107,7 +107,7 @@ class Engine:
     def read(self, path: str) -> Image.Image:
         """A picture file as the server reads it from a request (base_processor.py)."""
         text = base64.b64encode(Path(path).read_bytes()).decode()
-        return self._load(f"data:image/png;base64,{text}")[0].convert("RGB")  # type: ignore[no-any-return]
+        return self._load(f"data:image/png;base64,{text}")[0].convert("RGB")
 
     def identify(self, pixels: Array) -> tuple[int, int]:
         """(hash, pad value), by the engine's own ``MultimodalDataItem``."""
@@ -123,7 +123,7 @@ def _get_processor() -> Callable[..., Any]:
         except ModuleNotFoundError:
             continue
         if found is not None:
-            return found  # type: ignore[no-any-return]
+            return found
     raise Problem("this release of SGLang has no get_processor where it is known to be")
 
 
@@ -139,7 +139,7 @@ def as_words(features: Any) -> Array:
     flat = features.detach().cpu().contiguous().reshape(-1).numpy()
     if flat.dtype.itemsize != WORD:
         raise Problem(f"the image processor gives {flat.dtype}, not float32")
-    return flat.view(np.uint32)  # type: ignore[no-any-return]
+    return flat.view(np.uint32)
 
 
 @dataclass(frozen=True)
@@ -318,7 +318,7 @@ class Matcher:
         merged = np.sort(np.concatenate([self._all[0] << one, self._all[1] << one | one]))
         if not np.any(merged[1:] ^ merged[:-1] == one):
             return None
-        common, first, second = np.intersect1d(*self._all, return_indices=True)
+        common, first, second = np.intersect1d(self._all[0], self._all[1], return_indices=True)
         best = int(np.argmin(np.maximum(first, second)))
         return Found(int(first[best]), int(second[best]), int(common[best]))
 
@@ -411,7 +411,9 @@ def verify(engine: Engine, files: dict[str, str], say: Callable[..., None]) -> N
         images[name] = {
             "hash": f"{value:016x}",
             "pad_value": pad,
-            "features_sha256": hashlib.sha256(as_words(engine.features(pixels))).hexdigest(),
+            "features_sha256": hashlib.sha256(
+                as_words(engine.features(pixels)).tobytes()
+            ).hexdigest(),
         }
     say("verified", images=images)
 
