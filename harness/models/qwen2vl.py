@@ -16,48 +16,16 @@ from typing import ClassVar
 
 from mmrepro.models.base import TinyModel
 from mmrepro.models.files import dump, write_weights, written_whole
+from mmrepro.models.qwen_images import FACTOR, MERGE, PATCH, QwenImages, smart_resize
 
-PATCH = 14
-MERGE = 2
-FACTOR = PATCH * MERGE
-"""One image token covers 28 x 28 pixels: patches of 14, merged 2 x 2."""
-
-MAX_RATIO = 200
-"""The image processor refuses images with longer sides."""
+__all__ = ["FACTOR", "FORMAT", "MERGE", "PATCH", "TinyQwen2VL", "smart_resize"]
 
 FORMAT = 4
 """Raised when what the factory writes changes, so that old cached models are not reused."""
 
 
-def smart_resize(
-    height: int, width: int, *, min_pixels: int, max_pixels: int, factor: int = FACTOR
-) -> tuple[int, int]:
-    """Height and width in pixels after the image processor's resize.
-
-    The rule of transformers ``models/qwen2_vl/image_processing_qwen2_vl.py:smart_resize``.
-
-    Raises:
-        ValueError: a side is not positive, or the sides differ more than 200-fold.
-    """
-    if min(height, width) <= 0:
-        raise ValueError("an image has at least one pixel a side")
-    if max(height, width) / min(height, width) > MAX_RATIO:
-        raise ValueError("the aspect ratio must be below 200")
-    h = max(factor, round(height / factor) * factor)
-    w = max(factor, round(width / factor) * factor)
-    if h * w > max_pixels:
-        beta = math.sqrt(height * width / max_pixels)
-        h = max(factor, math.floor(height / beta / factor) * factor)
-        w = max(factor, math.floor(width / beta / factor) * factor)
-    elif h * w < min_pixels:
-        beta = math.sqrt(min_pixels / (height * width))
-        h = math.ceil(height * beta / factor) * factor
-        w = math.ceil(width * beta / factor) * factor
-    return h, w
-
-
 @dataclass(frozen=True)
-class TinyQwen2VL(TinyModel):
+class TinyQwen2VL(QwenImages, TinyModel):
     """What the model is made from; equal values give byte-equal files.
 
     Attributes:
@@ -78,28 +46,6 @@ class TinyQwen2VL(TinyModel):
     vision_depth: int = 2
     vocab_size: int = 320
     std: float = 0.12
-
-    @property
-    def max_pixels(self) -> int:
-        return self.image_tokens * FACTOR * FACTOR
-
-    def image_size(self) -> tuple[int, int]:
-        """(width, height) in pixels of an image that becomes exactly ``image_tokens`` tokens.
-
-        Raises:
-            ValueError: there is none, as for a prime above 200: the processor refuses images that
-                are more than 200 times as wide as high.
-        """
-        side = math.isqrt(self.image_tokens)
-        rows = next(r for r in range(side, 0, -1) if self.image_tokens % r == 0)
-        if self.image_tokens > MAX_RATIO * rows * rows:
-            raise ValueError(f"no image becomes exactly {self.image_tokens} tokens; take another")
-        return self.image_tokens // rows * FACTOR, rows * FACTOR
-
-    def tokens_of(self, width: int, height: int) -> int:
-        """Image tokens of an image of that size in pixels, after the processor's resize."""
-        h, w = smart_resize(height, width, min_pixels=FACTOR * FACTOR, max_pixels=self.max_pixels)
-        return (h // FACTOR) * (w // FACTOR)
 
     @property
     def key(self) -> str:
@@ -215,19 +161,4 @@ class TinyQwen2VL(TinyModel):
         }
 
     def _processor(self) -> dict[str, object]:
-        return {
-            "image_processor_type": "Qwen2VLImageProcessor",
-            "processor_class": "Qwen2VLProcessor",
-            "min_pixels": FACTOR * FACTOR,
-            "max_pixels": self.max_pixels,
-            "size": {"shortest_edge": FACTOR * FACTOR, "longest_edge": self.max_pixels},
-            "patch_size": PATCH,
-            "temporal_patch_size": 2,
-            "merge_size": MERGE,
-            "image_mean": [0.48, 0.457, 0.408],
-            "image_std": [0.268, 0.261, 0.275],
-            "do_resize": True,
-            "do_rescale": True,
-            "do_normalize": True,
-            "do_convert_rgb": True,
-        }
+        return self.processor(temporal_patch=2)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mmrepro.models import TinyQwen2VL, smart_resize
+from mmrepro.models import TinyDotsOCR, TinyQwen2VL, smart_resize
+from mmrepro.models.dotsocr import REPORTED_IMAGE_TOKENS
 from mmrepro.models.qwen2vl import FACTOR
 
 SMALL = {"hidden": 64, "layers": 1, "vision_width": 32, "vision_depth": 1}
@@ -145,6 +146,32 @@ def test_the_folder_is_whole_and_consistent(tmp_path: Path) -> None:
     assert config["eos_token_id"] == ids["<|im_end|>"]
     assert max(ids.values()) == config["vocab_size"] - 1
     assert [p.name for p in tmp_path.iterdir()] == [model.key]
+
+
+def test_the_reports_image_becomes_the_reports_tokens() -> None:
+    model = TinyDotsOCR(image_tokens=REPORTED_IMAGE_TOKENS)
+    assert model.image_size() == (2212, 1708)
+    assert model.tokens_of(2212, 1708) == 4819
+
+
+def test_a_tiny_dots_ocr_is_whole_and_consistent(tmp_path: Path) -> None:
+    model = TinyDotsOCR(image_tokens=36, **SMALL)
+    folder = model.write(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    ids = {t["content"]: t["id"] for t in tokenizer["added_tokens"]}
+    assert config["image_token_id"] == ids["<|imgpad|>"] == model.image_token_id
+    assert config["eos_token_id"] == ids["<|endofassistant|>"]
+    assert max(ids.values()) == config["vocab_size"] - 1
+    header, data = safetensors(folder / "model.safetensors")
+    header.pop("__metadata__")
+    assert {name: tuple(t["shape"]) for name, t in header.items()} == dict(model.shapes())
+    assert len(data) == 2 * model.parameters
+    module, _, name = config["auto_map"]["AutoConfig"].partition(".")
+    source = (folder / f"{module}.py").read_text()
+    compile(source, "configuration", "exec")
+    assert f"class {name}(" in source
+    assert TinyDotsOCR(image_tokens=37, **SMALL).key != model.key
 
 
 def test_a_written_model_is_not_written_again(tmp_path: Path) -> None:
