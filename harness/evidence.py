@@ -9,7 +9,7 @@ from mmrepro.probes.base import Moment, ProbeData, Record
 from mmrepro.probes.data import AnyProbeResult
 from pydantic import Field
 
-Phase = Literal["start", "gate", "trigger", "check", "after", "stop"]
+Phase = Literal["start", "control", "gate", "trigger", "check", "after", "stop"]
 P = TypeVar("P", bound=ProbeData)
 
 
@@ -113,7 +113,9 @@ class Evidence(Record):
     def results(
         self, data_type: type[P], *phases: Phase, partial: bool = False
     ) -> Iterator[tuple[AnyProbeResult, P]]:
-        """Usable results of one kind of evidence, oldest first, of the given phases (or all).
+        """Usable results of one kind of evidence, oldest first, of the given phases.
+
+        Without phases: of all but "control", which tells of another server.
 
         Args:
             partial: also what a probe had when it failed or ran out of time. Good to show, never
@@ -123,7 +125,7 @@ class Evidence(Record):
             if (
                 isinstance(result.data, data_type)
                 and (result.ok or partial)
-                and (not phases or result.phase in phases)
+                and (result.phase in phases if phases else result.phase != "control")
             ):
                 yield result, result.data
 

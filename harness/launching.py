@@ -8,7 +8,7 @@ from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.environments import Environment
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.options import RunOptions
-from mmrepro.scenario import Scenario
+from mmrepro.scenario import Control, Scenario
 from packaging.version import InvalidVersion, Version
 
 
@@ -37,19 +37,28 @@ def chosen_release(scenario: Scenario, options: RunOptions) -> str:
 
 
 def launch_plan(
-    scenario: Scenario, options: RunOptions, environment: Environment, model: Path, port: int
+    scenario: Scenario,
+    options: RunOptions,
+    environment: Environment,
+    model: Path,
+    port: int,
+    control: Control | None = None,
 ) -> LaunchPlan:
-    """The server's command and variables; nothing is started. Raises UsageError."""
+    """The server's command and variables; nothing is started. Raises UsageError.
+
+    ``control``: the control server's, which has its own options and no mitigation.
+    """
     mitigations = [scenario.mitigation(name) for name in options.mitigations]
     flips = [scenario.factor(name).flip for name in options.flips]
+    last = control.server_args if control else ()
     return get_engine(scenario.engine).plan(
         LaunchRequest(
             environment=environment,
             model=model,
             port=port,
             max_model_len=scenario.max_model_len,
-            server_args=(*scenario.server_args, *options.server_args),
-            mitigations=(*mitigations, *flips),
-            patches=scenario.patches,
+            server_args=(*scenario.server_args, *options.server_args, *last),
+            mitigations=() if control else (*mitigations, *flips),
+            patches=scenario.patches_for(chosen_release(scenario, options)),
         )
     )

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import time
-import uuid
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 
-from mmrepro import __version__, deadline
+from mmrepro import deadline
 from mmrepro.assemble import assemble
+from mmrepro.begin import blank, model_of
 from mmrepro.childenv import child_environment
 from mmrepro.drive import Drive
-from mmrepro.engines import LaunchPlan, get_engine, root_cause_lines
+from mmrepro.engines import LaunchPlan, get_engine, root_cause_lines, worth_another
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.environments import Environment, cache_root, detect_device, ensure
-from mmrepro.errors import EngineStartError, MmreproError, RunTimeout, UsageError
-from mmrepro.host import host_facts
+from mmrepro.environments import Environment, detect_device, ensure
+from mmrepro.errors import EngineStartError, MmreproError, RunTimeout
 from mmrepro.incident import (
-    EngineFacts,
-    Fidelity,
     GateFacts,
     Incident,
-    ModelFacts,
-    ScenarioFacts,
     ServerFacts,
     Setting,
 )
@@ -37,7 +33,7 @@ from mmrepro.recorder import Listener, Recorder
 from mmrepro.redact import Redactor
 from mmrepro.rundir import make_run_dir, write_incident
 from mmrepro.sampler import Sampler
-from mmrepro.scenario import RunFacts, Scenario
+from mmrepro.scenario import Control, RunFacts, Scenario
 from mmrepro.signature import Finding, Outcome, Verdict, decide, evaluate
 from mmrepro.supervise import EngineProcess, free_port, start_engine
 from mmrepro.traffic import Traffic
@@ -45,8 +41,9 @@ from mmrepro.traffic import Traffic
 READY_POLL_S = 0.1
 GRACE_HUNG_S = 1.0
 GRACE_S = 6.0
-PORT_ATTEMPTS = 2
+START_ATTEMPTS = 3
 ENGINE_LOG = "engine.log"
+CONTROL_LOG = "control.log"
 
 
 class Run:
@@ -64,13 +61,14 @@ class Run:
         self.dir = make_run_dir(options.out, scenario.full_name, self.release)
         self.recorder = Recorder(self.dir, listener)
         self.redactor = Redactor()
-        self.incident = self._blank()
+        self.incident = blank(scenario, options, self.release, self.device, self.dir)
         self.environment: Environment | None = None
         self.plan: LaunchPlan | None = None
         self.process: EngineProcess | None = None
         self.drive: Drive | None = None
         self._sampler: Sampler | None = None
         self._gate_passed = False
+        self._restarts: list[Setting] = []
 
     # ------------------------------------------------------------------ the whole
 
@@ -109,21 +107,25 @@ class Run:
 
     def _run_engine(self, environment: Environment) -> None:
         with self._stage("model"):
-            model = self._model()
+            model, self.incident.model = model_of(self.scenario.model, self.options.model)
         self.save()
+        if self.scenario.control_server is not None:
+            with self._stage("control"):
+                self._control(environment, model, self.scenario.control_server)
+            self.save()
         with self._stage("start-up"):
             url = self._start(environment, model)
         self.save()
         try:
-            asyncio.run(self._bounded(url))
+            asyncio.run(self._bounded(self._observe(url)))
         finally:
             if self._sampler is not None:
                 self._sampler.stop()
 
-    async def _bounded(self, url: str) -> None:
+    async def _bounded(self, work: Coroutine[None, None, None]) -> None:
         try:
             async with asyncio.timeout(self.options.timeout_s):
-                await self._observe(url)
+                await work
         except TimeoutError as error:
             raise RunTimeout(
                 f"The run did not end within {self.options.timeout_s:g} s.",
@@ -132,51 +134,68 @@ class Run:
 
     # ------------------------------------------------------------------ stages
 
-    def _start(self, environment: Environment, model: Path) -> str:
-        """Start the server and wait until it is ready; a port that was taken is tried anew."""
-        for attempt in range(PORT_ATTEMPTS):
+    def _control(self, environment: Environment, model: Path, control: Control) -> None:
+        """The other server: start, traffic, log, stop."""
+        self.recorder.phase = "control"
+        self.recorder.event(f"control server: {control.description}")
+        url = self._start(environment, model, control)
+        asyncio.run(self._bounded(self._observe_control(url)))
+        self._stop(GRACE_S)
+        self.recorder.phase = "start"
+
+    def _start(self, environment: Environment, model: Path, control: Control | None = None) -> str:
+        """Start a server and wait until it is ready. A port that was taken, and a start that an
+        engine is known to fail at random, are tried anew."""
+        log = self.recorder.dir / (CONTROL_LOG if control else ENGINE_LOG)
+        for attempt in range(1, START_ATTEMPTS + 1):
             port = free_port()
-            self.plan = launch_plan(self.scenario, self.options, environment, model, port)
+            self.plan = launch_plan(self.scenario, self.options, environment, model, port, control)
             self._note_plan(self.plan)
             url = f"http://127.0.0.1:{port}"
             try:
-                self._launch(self.plan, url)
+                self._launch(self.plan, url, log, sampled=control is None)
                 return url
             except EngineStartError as error:
-                taken = any("ddress already in use" in line for line in error.detail)
-                if not taken or attempt + 1 == PORT_ATTEMPTS:
+                why = worth_another(self.engine, error.detail)
+                if not why or attempt == START_ATTEMPTS:
                     raise
-                self.recorder.event(f"port {port} was taken meanwhile; trying another one")
+                log.rename(log.with_name(f"{log.stem}-start-{attempt}{log.suffix}"))
+                self.recorder.event(f"{why}; starting it again", level="warning")
+                self._restarts.append(Setting(name="start-up", value="repeated", why=why))
         raise AssertionError("unreachable")
 
-    def _launch(self, plan: LaunchPlan, url: str) -> None:
-        log = self.recorder.dir / ENGINE_LOG
+    def _launch(self, plan: LaunchPlan, url: str, log: Path, *, sampled: bool) -> None:
         started = time.monotonic()
         self.process = start_engine(
             plan.argv, child_environment(plan.env), cwd=self.dir, log=log, grace_s=GRACE_S
         )
-        self._sampler = Sampler(
-            self.recorder,
-            self.process.engine_pid,
-            url + self.engine.metrics_path,
-            self.engine.metrics,
-            self.engine.role_of,
-        )
-        self._sampler.start()
+        if sampled:
+            self._sampler = Sampler(
+                self.recorder,
+                self.process.engine_pid,
+                url + self.engine.metrics_path,
+                self.engine.metrics,
+                self.engine.role_of,
+            )
+            self._sampler.start()
         self.recorder.event(f"engine started as process {self.process.engine_pid}")
         while not answers(url + self.engine.ready_path):
             if self.process.exit_code is not None:
-                raise self._start_error(f"ended with {self.process.exit_code} while it started")
+                code = self.process.exit_code
+                raise self._start_error(log, f"ended with {code} while it started")
             if time.monotonic() - started > self.options.timeout_s:
-                raise self._start_error(f"was not ready after {self.options.timeout_s:g} s")
+                raise self._start_error(log, f"was not ready after {self.options.timeout_s:g} s")
             time.sleep(READY_POLL_S)
-        self._sampler.read_metrics()
+        if self._sampler is not None:
+            self._sampler.read_metrics()
         self.incident.engine.start_seconds = round(time.monotonic() - started, 2)
         self.recorder.event(f"engine ready after {self.incident.engine.start_seconds:.1f} s")
 
-    def _start_error(self, what: str) -> EngineStartError:
-        log = self.recorder.dir / ENGINE_LOG
+    def _start_error(self, log: Path, what: str) -> EngineStartError:
         lines = root_cause_lines(log)
+        if self._sampler is not None:
+            self._sampler.stop()
+            self._sampler = None
         self._stop(GRACE_HUNG_S)
         why = f" The log says: {lines[0]}" if lines else ""
         return EngineStartError(
@@ -189,16 +208,7 @@ class Run:
         assert self.process is not None
         assert self.plan is not None
         assert self.environment is not None
-        traffic = Traffic(url, SERVED_MODEL, self.recorder)
-        drive = self.drive = Drive(
-            traffic=traffic,
-            recorder=self.recorder,
-            image_size=self.scenario.model.image_size(),
-            max_model_len=self.scenario.max_model_len,
-            release=self.release,
-            mitigations=frozenset(self.options.mitigations),
-            flips=frozenset(self.options.flips),
-        )
+        drive = self.drive = self._drive(url)
         probing = Probing(Target(url, self.process, self.engine), self.scenario, self.recorder)
         try:
             with self._stage("gate"):
@@ -215,8 +225,29 @@ class Run:
             for task in drive.pending:
                 task.cancel()
             await asyncio.gather(*drive.pending, return_exceptions=True)
-            await traffic.close()
+            await drive.traffic.close()
             self.recorder.evidence.engine_exit = self.process.exit_code
+
+    async def _observe_control(self, url: str) -> None:
+        assert self.process is not None
+        drive = self._drive(url)
+        try:
+            await self.scenario.control(drive)
+            target = Target(url, self.process, self.engine)
+            await Probing(target, self.scenario, self.recorder).logs()
+        finally:
+            await drive.traffic.close()
+
+    def _drive(self, url: str) -> Drive:
+        return Drive(
+            traffic=Traffic(url, SERVED_MODEL, self.recorder),
+            recorder=self.recorder,
+            image_size=self.scenario.model.image_size(),
+            max_model_len=self.scenario.max_model_len,
+            release=self.release,
+            mitigations=frozenset(self.options.mitigations),
+            flips=frozenset(self.options.flips),
+        )
 
     async def _gate(self, drive: Drive, probing: Probing) -> None:
         self.recorder.phase = "gate"
@@ -320,31 +351,6 @@ class Run:
             flips=frozenset(self.options.flips),
         )
 
-    def _blank(self) -> Incident:
-        scenario = self.scenario
-        now = Moment.now()
-        return Incident(
-            mmrepro_version=__version__,
-            id=uuid.uuid4().hex[:12],
-            created=now,
-            state="interrupted",
-            failure="the run has not ended",
-            incident_dir=str(self.dir),
-            command=self.options.command(scenario.name),
-            scenario=ScenarioFacts(
-                name=scenario.name,
-                variant=scenario.variant,
-                title=scenario.title,
-                summary=scenario.summary,
-                affected=scenario.affected_range,
-                explanation=scenario.explanation,
-            ),
-            engine=EngineFacts(name=scenario.engine, release=self.release),
-            host=host_facts(),
-            fidelity=Fidelity.GPU if self.device == "cuda" else Fidelity.CPU,
-            references=list(scenario.references),
-        )
-
     def _note_environment(self, environment: Environment) -> None:
         engine = self.incident.engine
         engine.wheel = environment.wheel
@@ -366,28 +372,12 @@ class Run:
             Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
             for f in self.flipped
         ]
-        engine.settings = [*self.environment.notes, *plan.settings, *flips]
+        if control := self.scenario.control_server:
+            said = shlex.join(control.server_args)
+            flips.append(Setting(name="control server", value=said, why=control.description))
+        engine.settings = [*self.environment.notes, *plan.settings, *flips, *self._restarts]
         self.incident.stand_ins = plan.stand_ins
         self.incident.fidelity = plan.fidelity
-
-    def _model(self) -> Path:
-        if self.options.model is not None:
-            path = self.options.model.resolve()
-            if not (path / "config.json").is_file():
-                raise UsageError(f"{path} holds no model: it has no config.json.")
-            self.incident.model = ModelFacts(kind="given with --model", path=str(path))
-            return path
-        tiny = self.scenario.model
-        path = tiny.write(cache_root() / "models")
-        self.incident.model = ModelFacts(
-            kind=tiny.kind,
-            path=str(path),
-            parameters=tiny.parameters,
-            seed=tiny.seed,
-            image_tokens=tiny.image_tokens,
-            sha256=_sha256(path / "model.safetensors"),
-        )
-        return path
 
     def server(self) -> ServerFacts | None:
         """Where a kept server is."""
@@ -402,10 +392,3 @@ def _safely(scenario: Scenario, evidence: object) -> Finding:
         return scenario.healthy_after(evidence)  # type: ignore[arg-type]
     except Exception as error:
         return Finding.unknown(f"the checker failed: {type(error).__name__}: {error}")
-
-
-def _sha256(path: Path) -> str:
-    import hashlib
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

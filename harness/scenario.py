@@ -112,6 +112,22 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class Control:
+    """A second server, the same but for its options, that shows what the run's own one should do.
+
+    It is started first, gets its requests (``Scenario.control``), and has ended before the run's
+    own server starts. Mitigations and flips are not applied to it.
+
+    Attributes:
+        description: in what it differs, in a sentence.
+        server_args: options that come after all others (in argparse the last one wins).
+    """
+
+    description: str
+    server_args: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SourceRef:
     """A definition in the installed engine that the report quotes.
 
@@ -187,6 +203,8 @@ class Scenario(ABC):
     server_args: ClassVar[tuple[str, ...]] = ()
     patches: ClassVar[tuple[Patch, ...]] = ()
     """Stand-ins that the scenario itself needs, besides those of the engine."""
+    control_server: ClassVar[Control | None] = None
+    """Given, a second server with other options runs first; its evidence has phase "control"."""
     mitigations: ClassVar[tuple[Mitigation, ...]] = ()
     factors: ClassVar[tuple[Factor, ...]] = ()
     """What ``mmrepro ablate`` may flip."""
@@ -205,6 +223,14 @@ class Scenario(ABC):
         The one that is bound to ``SCENARIO`` lists all of them, itself (the default) included.
         """
         return ()
+
+    def patches_for(self, release: str) -> tuple[Patch, ...]:
+        """The scenario's stand-ins on ``release``."""
+        return self.patches
+
+    async def control(self, drive: Drive) -> None:
+        """Drive the control server. What it must have done is for ``gate_check`` to say."""
+        return
 
     @abstractmethod
     async def gate(self, drive: Drive) -> None:

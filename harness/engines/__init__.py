@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from mmrepro.engines.base import Engine, LaunchPlan, LaunchRequest, Signs, root_cause_lines
+from mmrepro.engines.base import (
+    Engine,
+    LaunchPlan,
+    LaunchRequest,
+    Signs,
+    root_cause_lines,
+    worth_another,
+)
 from mmrepro.engines.lmdeploy import LmdeployEngine
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.engines.sglang import SglangEngine
@@ -22,6 +29,7 @@ __all__ = [
     "Signs",
     "get_engine",
     "root_cause_lines",
+    "worth_another",
 ]
 
 

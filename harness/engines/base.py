@@ -103,6 +103,8 @@ class Engine(ABC):
     metrics: ClassVar[Mapping[str, tuple[str, ...]]]
     """Short name (running, waiting, finished, prompt_tokens): the engine's names, newest first."""
     log_patterns: ClassVar[Mapping[str, str]] = {}
+    start_races: ClassVar[Mapping[str, str]] = {}
+    """Expression in a failed start's log: why that start is worth repeating, a few times."""
     progress_pattern: ClassVar[str]
     """Log lines that show work done by the engine, not only by the HTTP front."""
     process_pattern: ClassVar[str] = ""
@@ -163,6 +165,16 @@ def root_cause_lines(log: Path, *, limit: int = 6, max_bytes: int = 4 << 20) -> 
     causes = [p.strip() for p in plain if _CAUSE.match(p.strip()) or _NATIVE.search(p)]
     unique = list(dict.fromkeys(line[:300] for line in causes))
     return unique[:limit] or [line[:300] for line in plain if line.strip()][-limit:]
+
+
+def worth_another(engine: Engine, lines: Sequence[str]) -> str:
+    """Why a start that failed with ``lines`` in its log should be tried again; "" if not."""
+    if any("ddress already in use" in line for line in lines):
+        return "the port was taken meanwhile"
+    for pattern, why in engine.start_races.items():
+        if any(re.search(pattern, line) for line in lines):
+            return why
+    return ""
 
 
 def _without_prefix(line: str) -> str:

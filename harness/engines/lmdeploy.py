@@ -73,6 +73,10 @@ class LmdeployEngine(Engine):
     """One process does it all: HTTP, scheduling, the model (0.6.4 to 0.18.0 with one device)."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """0.6.4 has none; later ones have them with ``--enable-metrics``."""
+    start_races: ClassVar[Mapping[str, str]] = {
+        r"EOFError": "LMDeploy's engine process sometimes ends with EOFError as it starts (0.18.0: "
+        "2 of 8 starts; pytorch/engine/mp_engine/zmq_engine.py)"
+    }
     progress_pattern: ClassVar[str] = r'"POST /v1/chat/completions HTTP/1\.1" \d+'
     """At its default log level LMDeploy says nothing of requests; uvicorn does."""
 
@@ -91,7 +95,7 @@ class LmdeployEngine(Engine):
         cpu = request.environment.spec.device == "cpu"
         patches = request.all_patches
         if cpu:
-            own = (CPU,)
+            own: tuple[Patch, ...] = (CPU,)
             if not any(p.folder == "device_memory" for p in patches):
                 own = (CPU, device_memory(DEFAULT_FREE_BYTES))
             patches = (*own, *patches)
