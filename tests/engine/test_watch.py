@@ -1,0 +1,83 @@
+"""A watch beside a real server that is driven into a real hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from live import COMMAND, listening, wait_for
+
+pytestmark = pytest.mark.engine
+INTERVAL_S = 5.0
+
+
+def status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def port_in(folder: Path) -> int | None:
+    try:
+        command = json.loads((folder / "incident.json").read_text())["engine"]["command"]
+        return int(command[command.index("--port") + 1])
+    except (OSError, ValueError):
+        return None
+
+
+def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(start_run, tmp_path):
+    run = start_run("ghost-key-eviction", "--keep-server")
+    port = wait_for(lambda: port_in(run.folder), 120, "the server's port in the incident")
+    command = [*COMMAND, "watch", f"http://127.0.0.1:{port}", "--interval", str(INTERVAL_S)]
+    command += ["--http", "127.0.0.1:0", "--json", "--out", str(tmp_path / "kept")]
+    watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server_pid = 0
+    try:
+        first = json.loads(watch.stdout.readline())
+        address = "http://" + first["text"].rpartition(" ")[2]
+        seen: list[tuple[float, int]] = []
+        ready = False
+
+        def dead() -> bool:
+            nonlocal ready
+            seen.append((time.time(), status(address + "/live")))
+            ready = ready or status(address + "/ready") == 200
+            return seen[-1][1] == 503
+
+        wait_for(dead, 180, "/live turns to 503")
+        out, _ = run.process.communicate(timeout=120)
+        document = json.loads(out)
+        server_pid = document["server"]["pid"]
+        assert ready, "it was watched while the server was healthy"
+        assert status(address + "/ready") == 503
+        hung = next(r for r in document["evidence"]["requests"] if r["timed_out"])
+        began = datetime.fromisoformat(hung["sent"]["wall"]).timestamp()
+        turned = seen[-1][0]
+        assert all(code == 200 for at, code in seen[:-1])
+        assert began < turned <= began + 2 * INTERVAL_S + 0.5  # our own polling apart
+
+        def diagnosis() -> str:
+            with urllib.request.urlopen(address + "/", timeout=5) as answer:
+                return json.loads(answer.read())["diagnosis"] or ""
+
+        assert "ghost-key-eviction" in wait_for(diagnosis, 60, "a diagnosis")
+        kept = list((tmp_path / "kept").iterdir())
+        assert [(folder / "report.html").is_file() for folder in kept] == [True]
+        with urllib.request.urlopen(address + "/metrics", timeout=5) as answer:
+            assert "mmrepro_watch_live 0.0" in answer.read().decode()
+    finally:
+        watch.send_signal(signal.SIGTERM)
+        assert watch.wait(30) == 130
+        if server_pid:
+            os.kill(server_pid, signal.SIGTERM)
+            wait_for(lambda: not listening(port), 30, "the server ends")
