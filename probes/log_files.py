@@ -112,11 +112,13 @@ class LogFilesProbe(Probe[LogsData]):
                     self._scanner.scan(stream, deadline)
                 read += 1
             except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-                self._unread[str(path)] = f"{error}"[:200] or type(error).__name__
+                why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                self._unread[str(path)] = why[:200]
             except Unavailable as error:
                 self._unread[str(path)] = str(error)
         if not read and not self._scanner.result().bytes_read:
-            raise Unavailable("; ".join(self._unread.values()) or "no log file was given")
+            told = [f"{file}: {why}" for file, why in self._unread.items()]
+            raise Unavailable("; ".join(told) or "no log file was given")
         return self._result()
 
     def partial(self) -> LogsData | None:

@@ -13,6 +13,7 @@ from mmrepro.cli.collide import collide
 from mmrepro.cli.diagnose import diagnose
 from mmrepro.cli.env import app as env_app
 from mmrepro.cli.kv_budget import kv_budget
+from mmrepro.cli.logs import logs
 from mmrepro.cli.probe import probe
 from mmrepro.cli.report import report_command, schema
 from mmrepro.cli.run import run
@@ -56,6 +57,7 @@ app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("collide", short_help="Find two pictures that an engine takes for one.")(collide)
 app.command("report", short_help="Make a report again from an incident.")(report_command)
 app.command("watch", short_help="A deep health check of a live server.")(watch)
+app.command("logs", short_help="What a server's logs tell, as one timeline.")(logs)
 app.command("bundle", short_help="Pack an incident for an upstream issue.")(bundle)
 app.command("schema", short_help="Print the JSON Schema of incident.json.")(schema)
 app.command("check", short_help="Tell what this machine can do.")(check)

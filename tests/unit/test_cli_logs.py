@@ -1,0 +1,51 @@
+"""``mmrepro logs``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from mmrepro.cli.app import app
+from mmrepro.errors import UsageError
+from typer.testing import CliRunner
+
+LOG = """\
+(APIServer pid=3) INFO 11-21 02:00:01 [a.py:1] Added request one.
+(EngineCore pid=7) DEBUG 11-21 02:00:02 [core.py:1] EngineCore loop active.
+(EngineCore pid=7) ERROR 11-21 02:00:03 [c.py:1] AssertionError: Expected a cached item for mm_hash=0
+(APIServer pid=3) INFO 11-21 02:00:04 [a.py:1] Added request two.
+"""
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    (tmp_path / "s.log.1.gz").write_bytes(gzip.compress(LOG.encode()))
+    (tmp_path / "s.log").write_text(LOG)
+    return tmp_path / "s.log"
+
+
+def test_a_hang_is_told(log: Path) -> None:
+    done = CliRunner().invoke(app, ["logs", str(log)])
+    assert done.exit_code == 0, done.output
+    for words in ("vllm", "2 files", "1 requests were added", "s.log:2", "Expected a cached item"):
+        assert words in done.output.replace("\n", " "), words
+
+
+def test_as_json_and_alone(log: Path) -> None:
+    done = CliRunner().invoke(app, ["logs", str(log), "--json", "--alone"])
+    data = json.loads(done.output)["data"]
+    assert (data["lines"], data["stuck_count"]) == (4, 1)
+    assert data["match_counts"]["cached-item-assertion"] == 1
+
+
+def test_another_engine_may_be_named(log: Path) -> None:
+    done = CliRunner().invoke(app, ["logs", str(log), "--json", "--engine", "lmdeploy"])
+    assert json.loads(done.output)["data"]["stuck_count"] is None
+
+
+def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["logs", str(tmp_path / "no.log")])
+    assert isinstance(done.exception, UsageError)
+    assert "No such file" in str(done.exception)
