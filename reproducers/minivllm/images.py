@@ -15,6 +15,7 @@ from .config import EngineConfig
 from .model import Context, KVCache, Qwen3
 from .runner import ModelRunner
 from .sequence import Image, ImageSequence, Sequence
+from .vision import Vision, VisionTower
 
 WARM_UP_IMAGE = Path("assets/warm-up.png")
 """Fault image-path: relative to wherever the engine was started, and never installed."""
@@ -25,27 +26,24 @@ class EmbedsQwen3(Qwen3):
 
     def forward(
         self,
-        input_ids: Tensor | None,
+        input_ids: Tensor,
         positions: Tensor,
         cache: KVCache,
         context: Context,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
         if inputs_embeds is None:
-            assert input_ids is not None
             return super().forward(input_ids, positions, cache, context)
         return self.run(inputs_embeds, positions, cache, context)
 
 
-def load_vision(config: EngineConfig, model: Qwen3, weights: dict[str, Tensor]) -> object:
+def load_vision(config: EngineConfig, model: Qwen3, weights: dict[str, Tensor]) -> Vision:
     """The vision that the config names. Raises RuntimeError: the tower's weights are missing."""
     name = f"{__package__}.fake_vision"
     if "broken-module" in config.faults:
         return _broken(name).FakeVision(model.config)
     if config.vision == "fake":
         return importlib.import_module(name).FakeVision(model.config)
-    from .vision import VisionTower
-
     tower = VisionTower(model.config).to(model.embed_tokens.weight)
     prefix = "visual."
     tower.load_state_dict(
@@ -72,7 +70,7 @@ class ImageRunner(ModelRunner):
 
     def __init__(self, text: ModelRunner, weights: dict[str, Tensor]) -> None:
         config = text.config
-        self.vision = load_vision(config, text.model, weights)
+        self.vision: Vision = load_vision(config, text.model, weights)
         if "warmup-order" not in config.faults:
             text.model.__class__ = EmbedsQwen3  # the weights stay where they are
         super().__init__(config, text.model, text.cache)
@@ -107,8 +105,9 @@ class ImageRunner(ModelRunner):
         """
         for chunk in batch.step.chunks:
             self._embed(chunk.seq)
+        width = self.model.config.hidden_size
         found = [seq.rows[start:end] for seq, start, end in batch.spans]
-        rows = torch.cat([self._placeholder()[:0], *found])
+        rows = torch.cat([torch.empty(0, width), *found])
         self.check(batch, rows)
         assert batch.mask is not None
         ids = self._tensor(batch.token_ids)
@@ -117,26 +116,30 @@ class ImageRunner(ModelRunner):
         # As vLLM does: on a GPU this is where the reused mask ends in a device-side assertion.
         embeds = embeds.masked_scatter(mask[:, None], rows.to(embeds))
         return self.model(
-            None,
+            self._placeholder(batch.num_tokens),
             self._tensor(batch.positions),
             self.cache,
             self.context(batch),
             inputs_embeds=embeds,
         )
 
-    def _embed(self, seq: ImageSequence) -> None:
+    def _embed(self, seq: Sequence) -> None:
         """All embeddings of ``seq``, once; they go when its prefix is in the cache."""
-        images = seq.images
+        if not isinstance(seq, ImageSequence):
+            raise TypeError(f"ImageRunner expects ImageSequence, got {type(seq).__name__}")
         if seq.rows is None:
-            seq.rows = torch.cat([self.vision.embed(image) for image in images])
+            seq.rows = torch.cat([self.vision.embed(image).cpu() for image in seq.images])
 
-    def _placeholder(self) -> Tensor:
-        """(1, hidden), for a step that needs no embeddings.
+    def _placeholder(self, count: int) -> Tensor:
+        """Token ids (count,) that stand for the embeddings: nobody reads them, only their number.
 
-        Fault pinned-placeholder: it is made where it will be used and pinned, which only a tensor
-        in the CPU's memory can be; without a GPU that place is torch's "meta" device.
+        Fault pinned-placeholder: they are made on the device and pinned, which only a tensor in
+        the CPU's memory can be; without a GPU the device is torch's "meta", which holds no data.
         """
-        width, device = self.model.config.hidden_size, self.config.device
+        device = self.config.device
         if "pinned-placeholder" in self.config.faults:
-            return torch.empty(1, width, device="meta" if device == "cpu" else device).pin_memory()
-        return torch.empty(1, width, device=device)
+            ids = torch.zeros(
+                count, dtype=torch.int64, device="meta" if device == "cpu" else device
+            )
+            return ids.pin_memory()
+        return torch.zeros(count, dtype=torch.int64, device=device)

@@ -210,7 +210,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        log.info('%s - "%s"', self.client_address[0], format % args)
+        log.info("%s - %s", self.client_address[0], format % args)
 
 
 class LineFormatter(logging.Formatter):

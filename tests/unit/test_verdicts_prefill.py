@@ -1,0 +1,197 @@
+"""mm-prefill-contract on made-up evidence: one thing changed at a time, and the verdict turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from made_up import drop, http, judge, out_of_time, probed, request, run_facts, swap
+from mmrepro.evidence import Evidence, ImageSent, RequestRecord
+from mmrepro.incident import ClaimStatus
+from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.registry import load_scenario
+from mmrepro.scenario import Scenario
+from mmrepro.scenarios import mm_prefill_contract as module
+from mmrepro.signature import Outcome, Truth
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+IMAGE = ImageSent(sha256="0" * 64, width=84, height=56, bytes=100)
+ERRORS = {
+    "slot-mapping": "AssertionError: Slot mapping size must match number of tokens",
+    "warmup-sequence": "TypeError: ImageRunner expects ImageSequence, got Sequence",
+    "warmup-order": "TypeError: Qwen3.forward() got an unexpected keyword argument 'inputs_embeds'",
+    "broken-module": "SyntaxError: invalid syntax (fake_vision.py, line 21)",
+    "image-path": "FileNotFoundError: [Errno 2] No such file or directory: 'assets/warm-up.png'",
+    "pinned-placeholder": "RuntimeError: cannot pin 'MetaLongType' only dense CPU tensors can be "
+    "pinned",
+}
+VARIANTS = [load_scenario("mm-prefill-contract").with_variant(name) for name in ERRORS]
+SLOTS = VARIANTS[0]
+
+
+def image(scenario: Scenario, label: str) -> RequestRecord:
+    assert isinstance(scenario, module.PrefillContract)
+    record = request("trigger", label, images=[IMAGE])
+    return fails(record, ERRORS[scenario.variant]) if label in scenario.failing else record
+
+
+def fails(record: RequestRecord, error: str) -> RequestRecord:
+    record.status = 500
+    record.error = '{"error": {"message": "' + error + '", "code": 500}}'
+    return record
+
+
+def failed_run(scenario: Scenario, slots: int = 21, tokens: int = 27) -> Evidence:
+    """As it reproduces."""
+    assert isinstance(scenario, module.PrefillContract)
+    count = len(scenario.failing)
+    line = LogLine(
+        number=84,
+        text=f"contract violated: slot-count: slot_mapping has {slots} entries for {tokens} tokens",
+    )
+    short = [line] if scenario is SLOTS else []
+    counts = dict.fromkeys(scenario.log_patterns, count) | {"contract-violated": len(short)}
+    log = LogsData(
+        file="engine.log",
+        bytes_read=9,
+        lines=9,
+        matches={"contract-violated": short},
+        match_counts=counts,
+    )
+    labels = (module.WHOLE, module.ODD, module.WHOLE + ", streamed")
+    return Evidence(
+        requests=[
+            request("gate", module.TEXTS[0]),
+            request("gate", module.TEXTS[0] + ", streamed"),
+            *(image(scenario, label) for label in labels),
+            request("trigger", module.TEXTS[1]),
+        ],
+        probes=[probed(http(200, 200)), probed(log)],
+    )
+
+
+@pytest.mark.parametrize("scenario", VARIANTS, ids=list(ERRORS))
+def test_every_variant_reproduces(scenario: Scenario) -> None:
+    outcome, truths, results = judge(scenario, failed_run(scenario))
+    assert set(truths.values()) == {MET}, results
+    assert outcome is Outcome.REPRODUCED
+
+
+@pytest.mark.parametrize("scenario", VARIANTS, ids=list(ERRORS))
+def test_the_error_of_another_variant_is_not_this_one(scenario: Scenario) -> None:
+    for other, error in ERRORS.items():
+        evidence = failed_run(scenario)
+        for record in evidence.requests_in("trigger"):
+            if record.status == 500:
+                fails(record, error)
+        outcome, truths, _ = judge(scenario, evidence)
+        same = other == scenario.variant
+        assert (truths["image-500"] is MET) == same, other
+        assert (outcome is Outcome.REPRODUCED) == same
+
+
+def counted(name: str, count: int) -> Callable[[Evidence], None]:
+    def change(evidence: Evidence) -> None:
+        for _, data in evidence.results(LogsData):
+            data.match_counts[name] = count
+
+    return change
+
+
+def relabel(label: str, **fields: object) -> Callable[[Evidence], None]:
+    def change(evidence: Evidence) -> None:
+        for record in evidence.requests:
+            if record.label == label:
+                for name, value in fields.items():
+                    setattr(record, name, value)
+
+    return change
+
+
+def without(label: str) -> Callable[[Evidence], None]:
+    def change(evidence: Evidence) -> None:
+        evidence.requests = [r for r in evidence.requests if r.label != label]
+
+    return change
+
+
+DIFFERENT, INCONCLUSIVE = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
+CASES = {
+    "the error is not in the log": (counted("note-error", 0), "error-raised-there", NOT_MET),
+    "more errors than failed requests": (counted("note-error", 5), "error-raised-there", NOT_MET),
+    "raised elsewhere": (counted("frame-0", 0), "error-raised-there", NOT_MET),
+    "no log": (lambda e: drop(e, "logs"), "error-raised-there", UNKNOWN),
+    "half a log": (lambda e: out_of_time(e, "logs"), "error-raised-there", UNKNOWN),
+    "whole blocks fail too": (relabel(module.WHOLE, status=500, error="x"), "image-500", NOT_MET),
+    "400 instead": (relabel(module.ODD, status=400), "image-500", NOT_MET),
+    "the image was not sent": (without(module.ODD), "image-500", UNKNOWN),
+    "text answers change": (relabel(module.TEXTS[1], text="other"), "text-undisturbed", NOT_MET),
+    "text fails": (relabel(module.TEXTS[1], status=500, error="x"), "text-undisturbed", NOT_MET),
+    "text was not sent": (without(module.TEXTS[1]), "text-undisturbed", UNKNOWN),
+    "/health is red": (lambda e: swap(e, http(503, 200)), "endpoints-green", NOT_MET),
+}
+
+
+@pytest.mark.parametrize(("change", "condition", "truth"), CASES.values(), ids=list(CASES))
+def test_one_thing_changed(
+    change: Callable[[Evidence], None], condition: str, truth: Truth
+) -> None:
+    evidence = failed_run(SLOTS)
+    change(evidence)
+    outcome, truths, _ = judge(SLOTS, evidence)
+    assert truths[condition] is truth
+    assert outcome in ((INCONCLUSIVE,) if truth is UNKNOWN else (DIFFERENT,))
+
+
+@pytest.mark.parametrize(
+    ("slots", "tokens", "truth"),
+    [
+        (21, 27, MET),  # 21 text ids: 5 tokens in the last block in place of 11
+        (20, 27, NOT_MET),
+        (26, 27, NOT_MET),
+        (24, 30, MET),  # 24: 8 in place of 14
+        (16, 22, NOT_MET),  # 16 ids fill their block: nothing would be short
+    ],
+)
+def test_the_shortfall_is_the_last_blocks(slots: int, tokens: int, truth: Truth) -> None:
+    _, truths, _ = judge(SLOTS, failed_run(SLOTS, slots, tokens))
+    assert truths["short-by-the-last-block"] is truth
+
+
+def fixed_run(scenario: Scenario) -> Evidence:
+    evidence = failed_run(scenario)
+    for record in evidence.requests_in("trigger"):
+        record.status, record.error = 200, ""
+        record.text, record.completion_tokens = "$Y", 4
+    swap(evidence, LogsData(file="engine.log", bytes_read=9, lines=9, match_counts=dict.fromkeys(
+        [*scenario.log_patterns, "contract-violated"], 0)))  # fmt: skip
+    return evidence
+
+
+@pytest.mark.parametrize("scenario", VARIANTS, ids=list(ERRORS))
+def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
+    outcome, _, _ = judge(scenario, fixed_run(scenario))
+    assert outcome is Outcome.NOT_REPRODUCED
+    facts = run_facts(scenario, "", "fix")
+    claims = {c.id: c.status for c in scenario.claims(fixed_run(scenario), facts)}
+    assert claims == {
+        "root-cause": ClaimStatus.NOT_TESTED,
+        "decode-undisturbed": ClaimStatus.CONFIRMED,
+        "fixed": ClaimStatus.CONFIRMED,
+    }
+    claims = {c.id: c.status for c in scenario.claims(failed_run(scenario), run_facts(scenario))}
+    assert claims["root-cause"] is ClaimStatus.CONFIRMED
+    assert claims["fixed"] is ClaimStatus.NOT_TESTED
+
+
+def test_one_picture_answered_in_two_ways_is_another_failure() -> None:
+    evidence = fixed_run(SLOTS)
+    relabel(module.WHOLE, text="other")(evidence)
+    assert judge(SLOTS, evidence)[0] is DIFFERENT
+
+
+def test_each_variant_switches_its_own_fault_and_its_fix_undoes_it() -> None:
+    for scenario in VARIANTS:
+        arguments = scenario.server_args
+        assert arguments[arguments.index("--fault") + 1] == scenario.variant
+        assert scenario.mitigation("fix").server_args == ("--fix", scenario.variant)
