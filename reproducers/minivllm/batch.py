@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 from .config import EngineConfig
-from .contract import SequenceView, StepView
+from .contract import ContractError, History, SequenceView, StepView
 from .scheduler import Step
 from .sequence import ImageSequence
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -50,7 +53,9 @@ class Batch:
                 found.append((seq, chunk.start, min(chunk.end, seq.num_vision)))
         return found
 
-    def view(self, config: EngineConfig, rows: int | None = None, width: int = 0) -> StepView:
+    def view(
+        self, config: EngineConfig, rows: int | None = None, width: int = 0, hidden: int = 0
+    ) -> StepView:
         """For the contract; ``rows`` x ``width``: the embeddings that will be put in."""
         return StepView(
             sequences=[
@@ -74,6 +79,7 @@ class Batch:
             mask=None if self.mask is None else list(self.mask),
             rows=rows,
             width=width,
+            hidden_size=hidden,
         )
 
 
@@ -118,3 +124,25 @@ class BatchBuilder:
             return memoryview(bits)
         self._mask[: len(bits)] = bits
         return memoryview(self._mask)[: len(bits)]
+
+
+class Guard:
+    """Holds batches against the contract just before they run, as the config asks for."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.history = History()
+
+    def check(self, batch: Batch, rows: int | None = None, width: int = 0, hidden: int = 0) -> None:
+        """``rows`` x ``width``: the embeddings that go in; ``hidden``: the model's width.
+
+        Raises:
+            ContractError: the batch breaks the contract, and the config says "raise".
+        """
+        if self.config.check_contract == "off" or batch.step.chunks[0].seq.id < 0:  # warm-up
+            return
+        found = self.history.check(batch.view(self.config, rows, width, hidden))
+        for violation in found:
+            log.error("contract violated: %s", violation)
+        if found and self.config.check_contract == "raise":
+            raise ContractError(found)

@@ -4,60 +4,56 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from pathlib import Path
+from typing import Protocol
 
-import torch
-from torch import Tensor
-
-from .batch import Batch
-from .config import EngineConfig, ModelConfig
+from .batch import Batch, BatchBuilder, Guard
+from .config import EngineConfig
 from .mmcache import ImageCache
-from .model import Qwen3
-from .runner import ModelRunner
 from .scheduler import Scheduler, Step
 from .sequence import Image, ImageSequence, Sequence
 
 log = logging.getLogger(__name__)
 
 
-def read_weights(folder: Path, prefix: str) -> dict[str, Tensor]:
-    """Tensors of ``model.safetensors`` whose names start with ``prefix``."""
-    from safetensors import safe_open
+class Runner(Protocol):
+    """What runs a batch: ``runner.ModelRunner`` in torch, in tests also one of plain Python."""
 
-    with safe_open(str(folder / "model.safetensors"), "pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+    builder: BatchBuilder
+    guard: Guard
+
+    def run(self, batch: Batch) -> list[int]:
+        """One token for each sequence that samples."""
 
 
 class Engine:
-    """One model, one cache, one scheduler.
-
-    The image runner is made when the first image comes: a text-only engine never imports it.
+    """One runner, one scheduler, one cache of images.
 
     Args:
-        model: with its weights.
-        folder: where the vision tower's weights are; not needed for the fake one.
+        runner: of text.
+        with_images: makes the image runner out of it when the first image comes; a text-only
+            engine never imports that code.
+        eos_token_id: ends an answer; -1: none does.
     """
 
-    def __init__(self, config: EngineConfig, model: Qwen3, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: Runner,
+        with_images: Callable[[], Runner],
+        eos_token_id: int = -1,
+    ) -> None:
         self.config = config
-        self.folder = folder
         self.scheduler = Scheduler(config)
-        self.runner = ModelRunner(config, model)
+        self.runner = runner
+        self.eos_token_id = eos_token_id
         self.images = ImageCache(config.mm_cache_tokens, config.faults)
         self.counts: Counter[str] = Counter()
-        self._image_runner: ModelRunner | None = None
+        self._make_image_runner = with_images
+        self._image_runner: Runner | None = None
         self._ahead: Batch | None = None
         self._next_id = 0
-
-    @classmethod
-    def load(cls, folder: Path, config: EngineConfig) -> Engine:
-        """A model in the format of transformers' Qwen3ForCausalLM, run in float32 on a CPU."""
-        model = Qwen3(ModelConfig.read(folder))
-        dtype = torch.float32 if config.device == "cpu" else torch.bfloat16
-        model.load(read_weights(folder, ""))
-        return cls(config, model.to(config.device, dtype).eval(), folder)
 
     # ------------------------------------------------------------------ requests
 
@@ -169,20 +165,16 @@ class Engine:
                 chunk.seq.num_computed, chunk.seq.prefilling = chunk.start, True
         return []
 
-    def _with_images(self) -> ModelRunner:
+    def _with_images(self) -> Runner:
         if self._image_runner is None:
-            from .images import ImageRunner
-
-            weights = read_weights(self.folder, "visual.") if self.folder else {}
-            self._image_runner = ImageRunner(self.runner, weights)
+            self.runner = self._image_runner = self._make_image_runner()
             log.info("image runner ready: vision %s", self.config.vision)
-            self.runner = self._image_runner
         return self._image_runner
 
     def _append(self, seq: Sequence, token: int) -> None:
         seq.token_ids.append(token)
         self.counts["generation_tokens"] += 1
-        if token == self.runner.model.config.eos_token_id and not seq.ignore_eos:
+        if token == self.eos_token_id and not seq.ignore_eos:
             self._finish(seq, "stop")
         elif len(seq.output_ids) >= seq.max_tokens:
             self._finish(seq, "length")
@@ -205,7 +197,7 @@ class Engine:
 
     def _finish(self, seq: Sequence, reason: str, error: str = "") -> None:
         self.scheduler.finish(seq, reason, error)
-        self.runner.history.forget(str(seq.id))
+        self.runner.guard.history.forget(str(seq.id))
         if isinstance(seq, ImageSequence):
             seq.rows = None
         self.counts[f"finished_{seq.finish_reason}"] += 1

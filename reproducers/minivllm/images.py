@@ -75,7 +75,7 @@ class ImageRunner(ModelRunner):
             text.model.__class__ = EmbedsQwen3  # the weights stay where they are
         super().__init__(config, text.model, text.cache)
         text.model.__class__ = EmbedsQwen3
-        self.graphs, self.history, self.builder = text.graphs, text.history, text.builder
+        self.graphs, self.guard, self.builder = text.graphs, text.guard, text.builder
 
     def warm_up(self) -> None:
         with torch.inference_mode():
@@ -108,7 +108,7 @@ class ImageRunner(ModelRunner):
         width = self.model.config.hidden_size
         found = [seq.rows[start:end] for seq, start, end in batch.spans]
         rows = torch.cat([torch.empty(0, width), *found])
-        self.check(batch, rows)
+        self.guard.check(batch, len(rows), rows.shape[1], width)
         assert batch.mask is not None
         ids = self._tensor(batch.token_ids)
         mask = torch.tensor(list(batch.mask), dtype=torch.bool, device=ids.device)

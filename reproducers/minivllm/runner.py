@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .batch import Batch, BatchBuilder
+from .batch import Batch, BatchBuilder, Guard
 from .blocks import NULL_BLOCK
 from .config import EngineConfig
-from .contract import ContractError, History
 from .model import Context, KVCache, Qwen3
 from .sampler import sample
 from .scheduler import Chunk, Step
 from .sequence import Sequence
-
-log = logging.getLogger(__name__)
 
 GRAPH_BATCHES = (1, 2, 4, 8, 16, 32)
 
@@ -34,7 +30,7 @@ class ModelRunner:
         self.config = config
         self.model = model
         self.builder = BatchBuilder(config)
-        self.history = History()
+        self.guard = Guard(config)
         weight = model.embed_tokens.weight
         self.cache = cache or KVCache(
             model.config, config.num_blocks, config.block_size, config.device, weight.dtype
@@ -73,13 +69,13 @@ class ModelRunner:
 
     def prefill(self, batch: Batch) -> Tensor:
         """Hidden states (N, hidden)."""
-        self.check(batch)
+        self.guard.check(batch)
         ids = self._tensor(batch.token_ids)
         return self.model(ids, self._tensor(batch.positions), self.cache, self.context(batch))
 
     def decode(self, batch: Batch) -> Tensor:
         """By token id, whatever the prompt was: images are in the cache by now."""
-        self.check(batch)
+        self.guard.check(batch)
         ids, positions = self._tensor(batch.token_ids), self._tensor(batch.positions)
         context = self.context(batch)
         if self.graphs and batch.num_tokens <= max(self.graphs):
@@ -92,21 +88,6 @@ class ModelRunner:
         starts = batch.cu_seqlens_q if batch.step.prefill else None
         slots, lens = self._tensor(batch.slot_mapping), self._tensor(batch.context_lens)
         return Context(slots, lens, self._tensor(tables), starts)
-
-    def check(self, batch: Batch, rows: Tensor | None = None) -> None:
-        """Hold ``batch`` against the contract, as the config asks for.
-
-        Raises:
-            ContractError: it breaks the contract, and the config says "raise".
-        """
-        if self.config.check_contract == "off" or batch.step.chunks[0].seq.id < 0:  # warm-up
-            return
-        count, width = (None, 0) if rows is None else (rows.shape[0], rows.shape[1])
-        found = self.history.check(batch.view(self.config, count, width))
-        for violation in found:
-            log.error("contract violated: %s", violation)
-        if found and self.config.check_contract == "raise":
-            raise ContractError(found)
 
     def _tensor(self, values: list[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.config.device)

@@ -280,13 +280,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     ctypes.CDLL(None).prctl(15, b"MV::EngineCore", 0, 0, 0)  # PR_SET_NAME: how tools call us
     try:
         front = Front((options.host, options.port), Handler)
-        from .engine import Engine
+        from .loading import load
         from .service import Service
 
         config = config_of(options)
         front.model = options.served_model_name
         front.chat = Chat(options.model, ModelConfig.read(options.model).vision)
-        front.service = Service(Engine.load(options.model, config))
+        front.service = Service(load(options.model, config))
     except (OSError, ValueError, RuntimeError) as error:
         log.exception("minivllm cannot start")
         print(f"minivllm: {error}", file=sys.stderr)

@@ -1,0 +1,42 @@
+"""From a model's folder to an engine that runs it in torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .config import EngineConfig, ModelConfig
+from .engine import Engine, Runner
+from .model import Qwen3
+from .runner import ModelRunner
+
+
+def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
+    """Tensors of ``model.safetensors`` whose names start with ``prefix``."""
+    from safetensors import safe_open
+
+    with safe_open(str(folder / "model.safetensors"), "pt") as file:
+        names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in names}
+
+
+def load(folder: Path, config: EngineConfig) -> Engine:
+    """A model in the format of transformers' Qwen3ForCausalLM, run in float32 on a CPU."""
+    model = Qwen3(ModelConfig.read(folder))
+    model.load(read_weights(folder))
+    dtype = torch.float32 if config.device == "cpu" else torch.bfloat16
+    return build(config, model.to(config.device, dtype).eval(), folder)
+
+
+def build(config: EngineConfig, model: Qwen3, folder: Path | None = None) -> Engine:
+    """``folder``: where the vision tower's weights are; the fake vision needs none."""
+    text = ModelRunner(config, model)
+
+    def with_images() -> Runner:
+        from .images import ImageRunner
+
+        return ImageRunner(text, read_weights(folder, "visual.") if folder else {})
+
+    return Engine(config, text, with_images, model.config.eos_token_id)

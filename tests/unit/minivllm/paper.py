@@ -1,0 +1,114 @@
+"""minivllm's real engine with a runner of plain Python in place of the model.
+
+Its cache holds what each token is, not keys and values; a sampled token is a hash of all that its
+sequence's block table leads to. So a wrong slot, a wrongly shared block or a misplaced embedding
+changes the tokens, as it would with a model, and a step costs microseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from mmrepro.reproducers.minivllm.batch import Batch, BatchBuilder, Guard
+from mmrepro.reproducers.minivllm.config import EngineConfig
+from mmrepro.reproducers.minivllm.engine import Engine
+from mmrepro.reproducers.minivllm.sequence import Image
+
+VOCABULARY = 50
+Content = tuple[object, ...]
+
+
+def next_token(content: Seq[Content]) -> int:
+    """What the paper model says after ``content``."""
+    digest = hashlib.blake2b(repr(list(content)).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little") % VOCABULARY
+
+
+def rows_of(images: Seq[Image]) -> list[Content]:
+    """The embeddings of ``images``."""
+    return [(i.digest, i.rows, i.cols, place) for i in images for place in range(i.tokens)]
+
+
+def reference(ids: list[int], images: Seq[Image], max_tokens: int) -> list[int]:
+    """The right answer, computed without any engine."""
+    content = [*rows_of(images), *((token,) for token in ids)]
+    for _ in range(max_tokens):
+        content.append((next_token(content),))
+    return [token for (token,) in content[len(content) - max_tokens :]]  # type: ignore[misc]
+
+
+class PaperRunner:
+    """``engine.Runner``: keeps the engine's contract checks, and fails as torch would."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.builder = BatchBuilder(config)
+        self.guard = Guard(config)
+        self.cache: dict[int, Content] = {}
+        self.steps = 0
+
+    def run(self, batch: Batch) -> list[int]:
+        self.steps += 1
+        rows = self._rows(batch)
+        if rows is None:
+            self.guard.check(batch)
+        else:
+            self.guard.check(batch, len(rows), 1 if rows else 0, 1)
+        content = self._merged(batch, rows)
+        if len(batch.slot_mapping) != len(content):
+            raise AssertionError("Slot mapping size must match number of tokens")
+        self.cache.update(zip(batch.slot_mapping, content, strict=True))
+        tokens = []
+        for chunk, table in zip(batch.step.chunks, batch.block_tables, strict=True):
+            if chunk.samples:
+                size = self.config.block_size
+                slots = [table[p // size] * size + p % size for p in range(chunk.end)]
+                tokens.append(next_token([self.cache.get(slot, ("?",)) for slot in slots]))
+        return tokens
+
+    def _rows(self, batch: Batch) -> list[Content] | None:
+        if batch.mask is None:
+            return None
+        return [row for seq, start, end in batch.spans for row in rows_of(seq.images)[start:end]]
+
+    def _merged(self, batch: Batch, rows: list[Content] | None) -> list[Content]:
+        """As ``masked_scatter``: the rows go where the mask says, one after another."""
+        if rows is None or batch.mask is None:
+            return [(token,) for token in batch.token_ids]
+        if sum(batch.mask) > len(rows):
+            raise RuntimeError("Number of elements of source < number of ones in mask")
+        left = iter(rows)
+        return [
+            next(left) if marked else (token,)
+            for token, marked in zip(batch.token_ids, batch.mask, strict=True)
+        ]
+
+
+def paper_engine(config: EngineConfig) -> Engine:
+    runner = PaperRunner(config)
+    return Engine(config, runner, lambda: runner)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Something to ask for: ``text`` token ids, ``images`` as (seed, rows, columns)."""
+
+    text: int = 1
+    images: tuple[tuple[int, int, int], ...] = ()
+    max_tokens: int = 1
+    seed: int = 0
+
+    @property
+    def ids(self) -> list[int]:
+        """Requests of one seed share their beginning."""
+        return [(self.seed * 7 + i * i) % VOCABULARY for i in range(self.text)]
+
+    @property
+    def pictures(self) -> tuple[Image, ...]:
+        return tuple(Image.of(b"picture %d" % s, rows, cols) for s, rows, cols in self.images)
+
+    @property
+    def tokens(self) -> int:
+        return self.text + sum(rows * cols for _, rows, cols in self.images) + self.max_tokens
