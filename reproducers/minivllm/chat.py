@@ -76,7 +76,9 @@ class Chat:
         text, images = "", []
         for role, content in messages:
             text += f"<|im_start|>{role}\n"
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+            parts: list[Any] = (
+                [{"type": "text", "text": content}] if isinstance(content, str) else content
+            )
             for part in parts:
                 if part["type"] == "text":
                     text += part["text"]

@@ -169,9 +169,9 @@ def _order(step: StepView) -> Iterator[Violation]:
     for seq in step.sequences:
         sums["cu_seqlens_q"].append(sums["cu_seqlens_q"][-1] + seq.end - seq.start)
         sums["cu_seqlens_k"].append(sums["cu_seqlens_k"][-1] + seq.end)
-    for name, given in (("cu_seqlens_q", step.cu_seqlens_q), ("cu_seqlens_k", step.cu_seqlens_k)):
-        if given is not None and list(given) != sums[name]:
-            yield Violation("cu-seqlens", f"{name} is {list(given)[-3:]}, not {sums[name][-3:]}")
+    for name, held in (("cu_seqlens_q", step.cu_seqlens_q), ("cu_seqlens_k", step.cu_seqlens_k)):
+        if held is not None and list(held) != sums[name]:
+            yield Violation("cu-seqlens", f"{name} is {list(held)[-3:]}, not {sums[name][-3:]}")
 
 
 def _embeddings(step: StepView) -> Iterator[Violation]:
