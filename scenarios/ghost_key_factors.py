@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from mmrepro.incident import ClaimResult, StandIn
 from mmrepro.scenario import Factor, Patch
-from mmrepro.scenarios.mm_cache_desync import CACHE_GB, DISABLE_CACHE
+from mmrepro.scenarios.mm_cache_desync import CACHE_GB, MM_CACHE, PREFIX_CACHING, REFUSAL
 from mmrepro.signature import Finding, Truth
 
 if TYPE_CHECKING:
@@ -36,13 +36,7 @@ def half(method: str) -> Patch:
 
 
 FACTORS = (
-    Factor(
-        name="prefix-caching",
-        description="whether equal beginnings of prompts share their KV cache",
-        failing="--enable-prefix-caching",
-        server_args=("--no-enable-prefix-caching",),
-        claim="the report's server ran with it",
-    ),
+    PREFIX_CACHING,
     Factor(
         name="concurrency",
         description="how many requests the scheduler runs at once",
@@ -57,13 +51,8 @@ FACTORS = (
         server_args=("--mm-processor-cache-gb", "4"),
         claim="a larger cache is the first thing that one tries; 4 is vLLM's default",
     ),
-    Factor(
-        name="mm-cache",
-        description="whether there is a multimodal processor cache at all",
-        failing=f"--mm-processor-cache-gb {CACHE_GB}",
-        server_args=DISABLE_CACHE.server_args,
-        claim="vllm#43941: turning it off avoids the hang",
-    ),
+    REFUSAL,
+    MM_CACHE,
     Factor(
         name="touch-fix",
         description="the first part of vllm#43595: touch() ignores keys that are not cached",

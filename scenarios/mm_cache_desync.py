@@ -15,7 +15,7 @@ from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, ClaimStatus, Reference, SymptomRow
 from mmrepro.pictures import Picture
-from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario, SourceRef, unmet
+from mmrepro.scenario import Factor, LiveFacts, Mitigation, RunFacts, Scenario, SourceRef, unmet
 from mmrepro.scenarios.mm_cache_live import FAILED, live_conditions, without_cache
 from mmrepro.signature import Condition, Finding, Outcome, Truth
 from packaging.specifiers import SpecifierSet
@@ -54,6 +54,28 @@ DISABLE_CACHE = Mitigation(
     name="disable-mm-cache",
     description="turn the multimodal processor cache off (costs re-processing of repeated images)",
     server_args=("--mm-processor-cache-gb", "0"),
+)
+
+PREFIX_CACHING = Factor(
+    name="prefix-caching",
+    description="whether equal beginnings of prompts share their KV cache",
+    failing="--enable-prefix-caching",
+    server_args=("--no-enable-prefix-caching",),
+    claim="another cache that knows images by their hash",
+)
+REFUSAL = Factor(
+    name="refusal",
+    description="whether the first request with the image is refused for its length",
+    failing="first request too long",
+    cure="first request short",
+    claim="vllm#43941: it takes a refused request",
+)
+MM_CACHE = Factor(
+    name="mm-cache",
+    description="whether there is a multimodal processor cache at all",
+    failing=f"--mm-processor-cache-gb {CACHE_GB}",
+    server_args=DISABLE_CACHE.server_args,
+    claim="vllm#43941: turning it off avoids it",
 )
 
 RECEIVER_SOURCE = SourceRef(
@@ -119,10 +141,16 @@ def same_answer_twice(evidence: Evidence) -> Finding:
 
 
 async def desynchronise(drive: Drive, picture: Picture) -> RequestRecord | None:
-    """A request refused for its length with ``picture``, then a short one with it."""
-    text = await drive.text_of_tokens(drive.max_model_len - TEXT_MARGIN)
+    """A request refused for its length with ``picture``, then a short one with it.
+
+    With the factor ``refusal`` flipped, the first one is short as well.
+    """
     label = f"image {picture.name}"
-    await drive.unless_stuck(drive.chat(f"{label}, too long", text=text, images=[picture]))
+    if REFUSAL.name in drive.flips:
+        await drive.unless_stuck(drive.chat(f"{label}, short", images=[picture]))
+    else:
+        text = await drive.text_of_tokens(drive.max_model_len - TEXT_MARGIN)
+        await drive.unless_stuck(drive.chat(f"{label}, too long", text=text, images=[picture]))
     return await drive.unless_stuck(drive.chat(f"{label} again, short", images=[picture]))
 
 
@@ -204,6 +232,7 @@ class MmCacheDesync(MmCacheScenario):
     affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.14.0")
     sources: ClassVar[tuple[SourceRef, ...]] = (SENDER_SOURCE, RECEIVER_SOURCE)
     mitigations: ClassVar[tuple[Mitigation, ...]] = (DISABLE_CACHE,)
+    factors: ClassVar[tuple[Factor, ...]] = (PREFIX_CACHING, REFUSAL, MM_CACHE)
     references: ClassVar[tuple[Reference, ...]] = (ISSUE,)
 
     async def trigger(self, drive: Drive) -> None:

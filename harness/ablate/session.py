@@ -65,7 +65,7 @@ class Ablating:
         scenario: Scenario,
         options: AblateOptions,
         watcher: Watcher | None = None,
-        make_cells: MakeCells = Cells,
+        make_cells: MakeCells | None = None,
     ) -> None:
         self.scenario = scenario
         self.options = options
@@ -77,7 +77,7 @@ class Ablating:
         self.store = CellStore(scenario.full_name, scenario.engine, self.release, self.device)
         self.dir = self._folder()
         self.ablation = self._blank()
-        self.make_cells = make_cells
+        self.make_cells = make_cells or Cells
         self._cells: Cells | None = None
 
     @property

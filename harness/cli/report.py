@@ -18,7 +18,8 @@ class Format(StrEnum):
 
 def report_command(
     incident: Annotated[
-        Path, typer.Argument(help="An incident's folder, or a bundle of it.", metavar="DIR")
+        Path,
+        typer.Argument(help="An incident's or ablation's folder, or a bundle.", metavar="DIR"),
     ],
     format: Annotated[Format, typer.Option(help="What to print on stdout.")] = Format.MD,
 ) -> None:
@@ -27,7 +28,11 @@ def report_command(
     Example:  mmrepro report incidents/ghost-key-eviction-0.23.0-20261121-030000 --format html
     """
     from mmrepro import reports
+    from mmrepro.ablate.model import ABLATION_FILE
 
+    if incident.name == ABLATION_FILE or (incident / ABLATION_FILE).is_file():
+        typer.echo(_of_ablation(incident, format).rstrip("\n"))
+        return
     loaded = reports.load(incident)
     render = {
         Format.MD: reports.render_markdown,
@@ -38,15 +43,41 @@ def report_command(
     typer.echo(render(loaded).rstrip("\n"))
 
 
-def schema() -> None:
-    """Print the JSON Schema of incident.json.
+def _of_ablation(folder: Path, format: Format) -> str:
+    from mmrepro.errors import UsageError
+    from mmrepro.reports import ablation as reports
+
+    loaded = reports.load_ablation(folder)
+    if format is Format.JUNIT:
+        raise UsageError(
+            "An ablation has no JUnit report: it has no expectation that could fail.",
+            hint=f"mmrepro report {folder} --format json",
+        )
+    render = {
+        Format.MD: reports.render_ablation_markdown,
+        Format.HTML: reports.render_ablation_html,
+        Format.JSON: reports.ablation_json,
+    }[format]
+    return render(loaded)
+
+
+class Document(StrEnum):
+    INCIDENT = "incident"
+    ABLATION = "ablation"
+
+
+def schema(
+    of: Annotated[Document, typer.Option(help="Of which document.")] = Document.INCIDENT,
+) -> None:
+    """Print the JSON Schema of incident.json, or of ablation.json.
 
     Example:  mmrepro schema > incident.schema.json
     """
     import json
 
+    from mmrepro.ablate.model import Ablation
     from mmrepro.incident import Incident
 
-    document = Incident.model_json_schema()
+    document = (Incident if of is Document.INCIDENT else Ablation).model_json_schema()
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     typer.echo(json.dumps(document, indent=1))

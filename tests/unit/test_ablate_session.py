@@ -55,14 +55,20 @@ def test_the_ghost_key_of_0_23_0(ablate: Ablate, tmp_path: Path) -> None:
         "prefix-caching": FactorClass.IRRELEVANT,
         "concurrency": FactorClass.IRRELEVANT,
         "cache-size": FactorClass.HIDES,
+        "refusal": FactorClass.SUFFICIENT,
         "mm-cache": FactorClass.SUFFICIENT,
         "touch-fix": FactorClass.SUFFICIENT,
         "popitem-fix": FactorClass.SUFFICIENT,
     }
-    assert [c.flips for c in done.cures] == [["mm-cache"], ["touch-fix"], ["popitem-fix"]]
+    assert [c.flips for c in done.cures] == [
+        ["refusal"],
+        ["mm-cache"],
+        ["touch-fix"],
+        ["popitem-fix"],
+    ]
     assert (done.state, done.conclusion) == ("complete", Conclusion.CURE)
-    assert (done.runs, done.reused) == (len(world.calls), 0) == (9, 0)
-    assert len({r.incident_dir for c in done.cells for r in c.runs}) == 9
+    assert (done.runs, done.reused) == (len(world.calls), 0) == (10, 0)
+    assert len({r.incident_dir for c in done.cells for r in c.runs}) == 10
     for cell in done.cells:
         for run in cell.runs:
             assert (tmp_path / "out" / run.incident_dir / "incident.json").is_file()
@@ -80,7 +86,7 @@ def test_a_second_call_reuses_every_cell(ablate: Ablate, tmp_path: Path) -> None
     assert classes(second) == classes(first)
     fresh = World()
     assert ablate(fresh, out=tmp_path / "third", fresh=True).reused == 0
-    assert len(fresh.calls) == 9
+    assert len(fresh.calls) == 10
 
 
 def test_fewer_factors_reuse_what_is_theirs(ablate: Ablate, tmp_path: Path) -> None:
@@ -234,6 +240,12 @@ def test_a_check_that_crashes_leaves_the_cause_unknown(
     done = ablate(World(), factors=("mm-cache",))
     assert classes(done) == {"mm-cache": FactorClass.INCONCLUSIVE}
     assert done.conclusion is Conclusion.INCONCLUSIVE
+
+
+def test_a_scenario_without_factors() -> None:
+    bare = type("Bare", (type(GHOST),), {"factors": ()})()
+    with pytest.raises(UsageError, match="declares no factors"):
+        AblateOptions(RUN).chosen(bare)
 
 
 def test_another_ablations_folder_is_left_alone(ablate: Ablate, tmp_path: Path) -> None:

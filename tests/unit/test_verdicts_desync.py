@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,9 @@ from made_up import (
     swap,
 )
 from mmrepro.evidence import Evidence
+from mmrepro.pictures import Picture
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
+from mmrepro.scenarios.mm_cache_desync import desynchronise
 from mmrepro.signature import Outcome, Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -177,3 +180,29 @@ def test_every_condition_of_the_desynchronisation_can_fail_and_can_be_unknown() 
         for name, truth in judge(DESYNC, evidence)[1].items():
             seen.setdefault(name, set()).add(truth)
     assert {name: truths for name, truths in seen.items() if truths != set(Truth)} == {}
+
+
+class Chats:
+    """A drive that only notes what it is asked for."""
+
+    def __init__(self, *flips: str) -> None:
+        self.flips = frozenset(flips)
+        self.max_model_len = 2048
+        self.labels: list[str] = []
+
+    async def text_of_tokens(self, tokens: int) -> str:
+        return "long"
+
+    async def unless_stuck(self, request: object) -> None:
+        return None
+
+    def chat(self, label: str, **_: object) -> None:
+        self.labels.append(label)
+
+
+@pytest.mark.parametrize(("flips", "first"), [((), "too long"), (("refusal",), "short")])
+def test_the_refused_request_is_a_factor_of_the_traffic(flips: tuple[str, ...], first: str) -> None:
+    drive = Chats(*flips)
+    picture = Picture("X", b"", 1, 1)
+    asyncio.run(desynchronise(drive, picture))  # type: ignore[arg-type]
+    assert drive.labels == [f"image X, {first}", "image X again, short"]

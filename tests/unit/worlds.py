@@ -32,7 +32,7 @@ def hidden_run() -> Evidence:
 
 def as_in_0_23(flips: frozenset[str]) -> Evidence:
     """As the real vLLM 0.23.0 does."""
-    if flips & {"mm-cache", "touch-fix", "popitem-fix"}:
+    if flips & {"refusal", "mm-cache", "touch-fix", "popitem-fix"}:
         return healthy_run()
     return hidden_run() if "cache-size" in flips else hang_run()
 

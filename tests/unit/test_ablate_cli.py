@@ -1,0 +1,105 @@
+"""``mmrepro ablate`` as users meet it: no engine, no network."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from mmrepro.ablate import cells, plan, session
+from mmrepro.ablate.cells import Cells
+from mmrepro.errors import ExitCode
+from mmrepro.evidence import Evidence
+from test_cli import Here
+from test_cli import here as here
+from worlds import World, as_in_0_23, environment
+
+GHOST = "ghost-key-eviction"
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
+    place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
+    made = World()
+    monkeypatch.setattr(session, "ensure", lambda spec, progress: place)
+    monkeypatch.setattr(plan, "existing", lambda spec: place)
+    monkeypatch.setattr(cells, "write_reports", lambda folder: [])
+    monkeypatch.setattr(session, "Cells", partial(Cells, make_run=made.run))
+    return made
+
+
+def test_an_ablation_for_people_and_for_machines(here: Here, world: World, tmp_path: Path) -> None:
+    chosen = ("--device", "cpu", "--factors", "cache-size, mm-cache")
+    said = here("ablate", GHOST, *chosen, "--out", tmp_path / "out")
+    assert (said.returncode, said.stderr) == (0, "")
+    assert "mm-cache: cured (1 × cured), in " in said.stdout
+    assert "hides it" in said.stdout
+    assert "CURE FOUND" in said.stdout
+    world.calls.clear()
+    again = here("ablate", GHOST, *chosen, "--json")
+    assert (again.returncode, world.calls) == (0, [])
+    document = json.loads(again.stdout)
+    assert {f["name"]: f["class"] for f in document["factors"]} == {
+        "cache-size": "hides-it",
+        "mm-cache": "necessary",
+    }
+    assert "mm-cache: cured (1 × cured), reused" in again.stderr
+    for format, starts in (("md", "# Ablation"), ("html", "<!doctype"), ("json", "{")):
+        shown = here("report", tmp_path / "out", "--format", format)
+        assert shown.stdout.startswith(starts)
+    assert here("report", tmp_path / "out", "--format", "junit").returncode == ExitCode.USAGE
+
+
+def test_ctrl_c(here: Here, world: World, tmp_path: Path) -> None:
+    def interrupted(flips: frozenset[str]) -> Evidence:
+        if flips:
+            raise KeyboardInterrupt
+        return as_in_0_23(flips)
+
+    world.happens = interrupted
+    said = here("ablate", GHOST, "--device", "cpu", "--out", tmp_path / "out")
+    assert said.returncode == ExitCode.INTERRUPTED
+    resume = f"to resume, run: mmrepro ablate {GHOST} --device cpu --out {tmp_path / 'out'}"
+    assert resume in said.stderr
+    assert "1 cells are whole" in said.stderr
+    world.happens = as_in_0_23
+    words = resume.partition(": mmrepro ")[2].split()
+    resumed = here(*words)
+    assert resumed.returncode == 0
+    assert world.calls.count(()) == 1
+
+
+def test_a_dry_run_starts_nothing(here: Here, world: World, tmp_path: Path) -> None:
+    said = here("ablate", GHOST, "--dry-run", "--device", "cpu")
+    assert said.returncode == 0
+    assert world.calls == []
+    assert not (tmp_path / "ablations").exists()
+    assert "9 runs, about 9 min" in said.stdout
+    assert "is assumed" in said.stdout
+    document = json.loads(here("ablate", GHOST, "--dry-run", "--json", "--device", "cpu").stdout)
+    assert [c["flips"] for c in document["cells"]][:2] == [[], ["prefix-caching"]]
+    assert document["cells"][1]["command"].endswith("--flip prefix-caching")
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ((GHOST, "--factors", "prayer"), "has no factor 'prayer'; it has: prefix-caching, "),
+        ((GHOST, "--threshold", "2"), "--threshold 2 is more than --repeat 1"),
+        ((GHOST, "--repeat", "0"), "--repeat"),
+        ((GHOST, "--release", "latest"), "'latest' is not a release of vllm."),
+        (("no-such",), "There is no scenario 'no-such'"),
+    ],
+)
+def test_wrong_use(here: Here, tmp_path: Path, argv: tuple[str, ...], says: str) -> None:
+    said = here("ablate", *argv, "--device", "cpu")
+    assert (said.returncode, said.stdout) == (ExitCode.USAGE, "")
+    assert says in said.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_its_help_and_its_schema(here: Here) -> None:
+    assert "Example:  mmrepro ablate" in here("ablate", "--help").stdout
+    assert json.loads(here("schema", "--of", "ablation").stdout)["title"] == "Ablation"
