@@ -167,6 +167,7 @@ class Collector:
             )
         )
         self._all(*last)
+        discover.refresh(self.target)
 
     def more_stacks(self, wanted: Callable[[StacksData], bool]) -> None:
         """Further samples of the core, quickly one after the other, for a local that was missed."""
@@ -316,7 +317,7 @@ class Collector:
 
 def _may_matter(role: str) -> bool:
     """Not the helpers that every multiprocessing program has."""
-    return role not in ("resource_tracker", "sh", "bash", "python", "uv") or not role
+    return role not in ("resource_tracker", "sh", "bash", "timeout", "tee")
 
 
 def _wait(future: Future[None], until: float) -> None:

@@ -36,6 +36,8 @@ class Target:
     facts: TargetFacts
     engine: Engine | None = None
     unseen: list[str] = field(default_factory=list)
+    given: bool = False
+    """The process was named by the user."""
 
     def role_of(self, name: str, cmdline: str) -> str:
         from mmrepro.probes.processes import role_from_title
@@ -47,17 +49,13 @@ def find(url: str, pid: int = 0) -> Target:
     """The target behind ``url``, or with process ``pid``: processes only, nothing is asked.
 
     Raises:
-        UsageError: ``url`` is no http address, or ``pid`` is no process.
+        UsageError: ``url`` is no http address.
     """
     host, port = parse_url(url)
     target = Target(TargetFacts(url=api_root(url), place="remote", port=port))
     _listen(target, host, port)
     if pid:
-        if procfs.stat(pid) is None:
-            raise UsageError(
-                f"There is no process {pid} (any more).",
-                hint="mmrepro diagnose URL, without --pid, looks for it by its port",
-            )
+        target.given = True
         target.facts.root_pid, target.facts.found_by = pid, "given with --pid"
         if target.facts.place == "remote":
             target.facts.place = "local"
@@ -157,9 +155,10 @@ def _by_command(port: int, uids: set[int]) -> int | None:
             continue
         words = command_of(pid)
         known = any(e.recognise(Signs((" ".join(words),))) for e in ENGINES.values())
-        pairs = list(pairwise(words))
-        option = ("--port", str(port)) in pairs or ("-p", str(port)) in pairs
-        if option or f"--port={port}" in words:
+        spaced = any(
+            a.startswith("-") and a.endswith("port") and b == str(port) for a, b in pairwise(words)
+        )
+        if spaced or any(w.startswith("-") and w.endswith(f"port={port}") for w in words):
             named.append((not known, pid))
         elif known:
             engines.append(pid)
@@ -242,9 +241,24 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
             "only general conditions are judged; give --engine"
         )
         return
+    _check_root(target, Signs(tuple(commands)))
     facts.engine, facts.engine_because = target.engine.name, reasons
     facts.core_role = target.engine.core_role
     refresh(target)
+
+
+def _check_root(target: Target, commands: Signs) -> None:
+    """Let go of a listener that is not the engine: a proxy in front of it would look like a
+    server whose engine process is gone."""
+    facts = target.facts
+    assert target.engine is not None
+    if facts.root_pid is None or target.given or target.engine.recognise(commands):
+        return
+    target.unseen.append(
+        f"its processes: who listens on port {facts.port} is no {target.engine.name} "
+        f"({_title(facts.root_pid)[:80]}), a proxy perhaps; give --pid of the engine"
+    )
+    facts.root_pid, facts.processes, facts.command, facts.found_by = None, [], [], ""
 
 
 def find_release(target: Target) -> None:

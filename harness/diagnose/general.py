@@ -48,7 +48,7 @@ def suspicious(evidence: Evidence, facts: TargetFacts) -> bool:
 def _dead(view: View) -> Assessment | None:
     facts = view.facts
     gone = facts.root_pid is not None and all(p.state in "ZX" for p in facts.processes)
-    if view.front_answers:
+    if view.front_answers and not gone:
         return None
     if facts.place == "remote":
         if facts.root_pid is not None:
@@ -66,7 +66,8 @@ def _dead(view: View) -> Assessment | None:
     if gone or (facts.root_pid is None and facts.listening is False):
         why = [f"nothing listens on port {facts.port} of this machine"] if not gone else []
         why += [f"process {p.pid} ({p.role}): {_ended(view, p.pid)}" for p in facts.processes]
-        why += [f"--pid: {facts.found_by}"] if not facts.processes and facts.found_by else []
+        if gone and not facts.processes:
+            why.append(f"process {facts.root_pid} ({facts.found_by}) does not exist any more")
         return Assessment(
             state=State.DEAD,
             sentence="The server is dead: its process is gone."
@@ -120,7 +121,7 @@ def _stopped(view: View) -> Assessment | None:
 
 def _part_dead(view: View) -> Assessment | None:
     facts = view.facts
-    if facts.root_pid is None or not facts.core_role:
+    if facts.root_pid is None or not facts.core_role or not facts.processes:
         return None
     dead = [p for p in facts.cores if p.state in "ZX"]
     alive = [p for p in facts.cores if p.state not in "ZX"]
@@ -228,8 +229,9 @@ def _silence(view: View) -> Assessment:
         return frozen.front(view, why)
     if view.progress:
         return _moving(view, asked, why)
-    stuck = asked or (suspicious(view.evidence, view.facts) and view.answer == "not-asked")
-    if stuck:
+    suspect = view.answer == "not-asked" and suspicious(view.evidence, view.facts)
+    # Without a request only counters that stand still make a suspect a patient.
+    if asked or (suspect and view.progress is False):
         return frozen.engine(view, why, asked=asked)
     if view.green:
         return Assessment(
@@ -271,10 +273,10 @@ def _moving(view: View, asked: bool, why: list[str]) -> Assessment:
             advice=["diagnose again with a longer --deadline; look at what is running"],
         )
     return Assessment(
-        state=State.HEALTHY if view.green else State.FAILING,
-        sentence="It works: its counters of finished work move."
-        if view.green
-        else "Its counters move, but an endpoint says that it is not well.",
+        state=State.FAILING if view.green is False else State.HEALTHY,
+        sentence="Its counters move, but an endpoint says that it is not well."
+        if view.green is False
+        else "It works: its counters of finished work move.",
         why=why,
     )
 

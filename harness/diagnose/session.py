@@ -118,14 +118,17 @@ def _look(
         discover.find_logs(target, options.logs)
         if target.engine is None and facts.root_pid is not None:
             discover.name_engine(target, frozenset())
-        collector.ask_front()
+        if not any(p.state in "Tt" for p in facts.processes):
+            collector.ask_front()
         if target.engine is None:
             discover.name_engine(target, _metric_names(evidence))
         discover.find_release(target)
-        collector.ask_release()
         kernel.note(target, evidence)
         plain = general.at_once(evidence, facts) is not None
+        if not plain:
+            collector.ask_release()
         collector.look(lambda seen: general.suspicious(seen, facts), plain=plain)
+        kernel.note(target, evidence)
         assessment = general.assess(evidence, facts)
         mine = [s for s in scenarios if not facts.engine or s.engine == facts.engine]
         if assessment.state in WORTH_MORE:

@@ -1,0 +1,249 @@
+"""The general diagnosis: one state for each kind of evidence, and no stronger one than was seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import http
+from mmrepro.diagnose.data import COULD_NOT_TELL, State, TargetFacts
+from mmrepro.diagnose.general import assess, at_once, suspicious
+from mmrepro.evidence import Evidence
+from mmrepro.probes.data import AnyProbeData
+from seen import (
+    CORE,
+    FRONT,
+    GREEN,
+    SILENCE,
+    answer,
+    evidence,
+    failed,
+    frames,
+    idle,
+    log,
+    moving,
+    sampled,
+    still,
+    target,
+    thread,
+    use,
+    waiting,
+)
+
+LOOP = frames("pop cache.py:5", "evict cache.py:9", "add core.py:3", "loop core.py:1")
+SPIN = sampled(*[[thread(LOOP, gil=True)]] * 5)
+NATIVE = sampled(*[[thread(frames("matmul layer.py:7", "step core.py:3"))]] * 5)
+NAP = sampled(*[[thread(frames("fetch io.py:7", "step core.py:3"), active=False)]] * 5)
+CUDA = sampled(*[[thread(frames("synchronize torch/cuda/__init__.py:7"), active=False)]] * 5)
+LOCK = sampled(*[[thread(frames("acquire threading.py:7", "step a.py:3"), active=False)]] * 5)
+MOVES = sampled(
+    *[
+        [
+            thread(
+                frames(f"f{n} m.py:{n}", f"g{n} m.py:{n}", f"h{n} m.py:1", f"i{n} m.py:1", "s a:1")
+            )
+        ]
+        for n in range(5)
+    ]
+)
+HOT, COLD = use(98.0), use(1.0)
+NO_CONNECTION = http(None, None)
+for one in NO_CONNECTION.answers:
+    one.error = "ConnectError: refused"
+
+CASES: dict[str, tuple[State, list[AnyProbeData], dict[str, Any]]] = {
+    "healthy": (State.HEALTHY, [GREEN, *still(), answer(), idle(), COLD], {}),
+    "busy": (State.HEALTHY, [GREEN, *moving(running=4), answer(), MOVES, HOT], {}),
+    "busy, queue, answered": (State.HEALTHY, [GREEN, *moving(waiting=4), answer(2)], {}),
+    "busy, not asked": (State.HEALTHY, [GREEN, *moving(running=4), MOVES, HOT], {}),
+    "no traffic, not asked": (State.NO_FAULT_SEEN, [GREEN, *still(), idle(), COLD], {}),
+    "slow": (State.SLOW, [GREEN, *moving(), answer(9.0)], {}),
+    "slow, queue": (State.OVERLOADED, [GREEN, *moving(waiting=9), answer(9.0)], {}),
+    "overloaded": (State.OVERLOADED, [GREEN, *moving(running=8, waiting=9), SILENCE, MOVES], {}),
+    "turned away": (State.OVERLOADED, [GREEN, failed(429, "HTTP 429: full")], {}),
+    "works, silent": (State.SLOW, [GREEN, *moving(running=1), SILENCE, MOVES, HOT], {}),
+    "long step": (State.SLOW, [GREEN, *still(running=1), SILENCE, MOVES, HOT], {}),
+    "spins in Python": (State.FROZEN_PYTHON, [GREEN, *still(), SILENCE, SPIN, HOT], {}),
+    "spins, not asked": (State.FROZEN_PYTHON, [GREEN, *still(), SPIN, HOT], {}),
+    "spins in C": (State.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NATIVE, HOT], {}),
+    "waits in C": (
+        State.FROZEN_NATIVE,
+        [GREEN, *still(running=1), SILENCE, NAP, COLD, waiting("read")],
+        {},
+    ),
+    "waits for CUDA": (
+        State.FROZEN_NATIVE,
+        [GREEN, *still(running=1), SILENCE, CUDA, COLD, waiting("futex")],
+        {},
+    ),
+    "lock": (State.BLOCKED_ON_LOCK, [GREEN, *still(running=1), SILENCE, LOCK, COLD], {}),
+    "starved": (State.STARVED, [GREEN, *still(waiting=3), SILENCE, idle(), COLD], {}),
+    "starved, no stacks": (State.STARVED, [GREEN, *still(waiting=3), SILENCE, COLD], {}),
+    "deaf": (State.NOT_RECEIVING, [GREEN, *still(), SILENCE, idle(), COLD], {}),
+    "no stacks": (State.FROZEN, [GREEN, *still(), SILENCE, HOT], {}),
+    "no metrics": (State.FROZEN_PYTHON, [GREEN, SILENCE, SPIN, HOT], {}),
+    "front silent": (State.FRONT_FROZEN, [http(None, None), *still(), idle()], {}),
+    "500": (State.FAILING, [GREEN, failed(500, "HTTP 500: boom"), log("RuntimeError: x")], {}),
+    "reset": (State.FAILING, [GREEN, failed(None, "ReadError: reset")], {}),
+    "error finish": (State.FAILING, [GREEN, failed(200, "ended with finish_reason 'error'")], {}),
+    "garbage": (State.BROKEN_OUTPUT, [GREEN, failed(200, "the 200 answer is not JSON")], {}),
+    "NaN": (State.BROKEN_OUTPUT, [GREEN, answer(text="!!!!!!!!")], {}),
+    "refused": (State.NO_FAULT_SEEN, [GREEN, *still(), failed(400, "HTTP 400"), idle()], {}),
+    "503, no answer": (State.NOT_READY, [http(503, 200), *still(), failed(404, "HTTP 404")], {}),
+    "503, answers": (State.FAILING, [http(503, 200), answer()], {}),
+    "stopped": (State.STOPPED, [], {"states": "TT"}),
+    "core stopped": (State.STOPPED, [GREEN], {"states": "ST"}),
+    "traced": (State.STOPPED, [GREEN], {"states": "St"}),
+    "core dead": (State.PART_DEAD, [GREEN, *still()], {"states": "SZ"}),
+    "core gone": (State.PART_DEAD, [GREEN, *still(), SILENCE], {"states": "S"}),
+    "nothing listens": (
+        State.DEAD,
+        [NO_CONNECTION],
+        {"listening": False, "root_pid": None, "processes": []},
+    ),
+    "zombie": (State.DEAD, [NO_CONNECTION], {"states": "ZZ"}),
+    "loading": (State.NOT_READY, [NO_CONNECTION], {"listening": False}),
+    "remote, refused": (
+        State.DEAD,
+        [NO_CONNECTION],
+        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
+    ),
+    "remote, silent": (
+        State.UNREACHABLE,
+        [http(None, None)],
+        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
+    ),
+    "nothing": (State.UNKNOWN, [], {"root_pid": None, "processes": [], "listening": None}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_kind_of_evidence_has_its_state(name: str) -> None:
+    state, data, facts = CASES[name]
+    said = assess(evidence(*data), target(**facts))
+    assert said.state is state, said
+    assert said.sentence.endswith(".")
+    assert said.why or state in (State.UNKNOWN, State.UNREACHABLE)
+
+
+def test_the_frozen_one_names_frame_thread_and_process() -> None:
+    said = assess(evidence(GREEN, *still(), SILENCE, SPIN, HOT), target())
+    assert (said.process, said.thread, said.seen) == ("EngineCore", "MainThread", 5)
+    assert said.frames[0].function == "pop"
+    assert "pop (cache.py:5)" in said.sentence
+
+
+def test_a_thread_that_moves_is_not_frozen() -> None:
+    """The same CPU, the same silence: only the stack tells a loop from work."""
+    frozen = assess(evidence(GREEN, *still(running=1), SILENCE, SPIN, HOT), target())
+    works = assess(evidence(GREEN, *still(running=1), SILENCE, MOVES, HOT), target())
+    assert (frozen.state, works.state) == (State.FROZEN_PYTHON, State.SLOW)
+
+
+def test_exit_codes_signals_tracers_and_the_oom_killer_are_said() -> None:
+    facts = target(states="SZ")
+    killed = evidence(GREEN, log("engine died"), **{f"exit:{CORE}": 9})
+    said = assess(killed, facts)
+    assert "killed by signal 9" in " ".join(said.why)
+    assert "engine died" in " ".join(said.why)
+    killed.facts |= {f"exit:{CORE}": 3 << 8, "oom": "Killed process 1764 (python)"}
+    text = " ".join(assess(killed, facts).why)
+    assert "exit code 3" in text
+    assert "OOM killer" in text
+    del killed.facts[f"exit:{CORE}"]
+    assert "cannot be seen" in " ".join(assess(killed, facts).why)
+    traced = assess(evidence(**{f"tracer:{CORE}": 77}), target(states="St"))
+    assert "process 77" in " ".join([*traced.why, *traced.advice])
+
+
+def test_a_hidden_exit_code_is_not_called_zero() -> None:
+    said = assess(evidence(GREEN), target(states="SZ"))
+    assert "exit code 0" not in " ".join(said.why)
+
+
+def test_who_holds_the_lock() -> None:
+    waits = frames("acquire threading.py:7", "step a.py:3")
+    waits[1].locals["lock"] = "<lock at 0x7f01>"
+    holds = frames("sleepy b.py:9", "held b.py:4")
+    holds[1].locals["lock"] = "<lock at 0x7f01>"
+    both = [thread(waits, active=False), thread(holds, active=False, name="other", tid=1)]
+    said = assess(evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target())
+    assert said.state is State.BLOCKED_ON_LOCK
+    assert "'other'" in said.holder
+    holds[1].locals["lock"] = "<lock at 0x7f99>"
+    said = assess(evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target())
+    assert said.holder == ""
+    waits[1].locals["self"] = "<Pool at 0x5>"
+    holds[1].locals["self"] = "<Pool at 0x5>"
+    said = assess(evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target())
+    assert said.holder.startswith("probably thread 'other'")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_plain_states_are_known_before_any_request(name: str) -> None:
+    state, data, facts = CASES[name]
+    asked = {"inference", "stacks", "syscalls", "processes"}
+    early = at_once(evidence(*[d for d in data if d.kind not in asked]), target(**facts))
+    plain = {State.STOPPED, State.PART_DEAD, State.DEAD, State.UNREACHABLE}
+    if state in plain or name == "loading":
+        assert early is not None
+        assert early.state is state
+    else:
+        assert early is None
+
+
+SUSPECTS = {
+    "spins, not asked": True,
+    "starved": True,
+    "deaf": False,
+    "healthy": False,
+    "busy, not asked": False,
+    "no traffic, not asked": False,
+    "front silent": True,
+}
+
+
+@pytest.mark.parametrize("name", SUSPECTS)
+def test_what_looks_like_a_hang_without_a_request(name: str) -> None:
+    _, data, facts = CASES[name]
+    seen = evidence(*[d for d in data if d.kind != "inference" or d.answered])
+    assert suspicious(seen, target(**facts)) is SUSPECTS[name]
+
+
+@given(st.sets(st.sampled_from(["http", "inference", "metrics", "processes", "stacks"])))
+def test_less_evidence_never_gives_a_verdict_of_its_own(missing: set[str]) -> None:
+    """Of a healthy busy server, taking any evidence away never makes a failure."""
+    _, data, _ = CASES["busy"]
+    kept = [d for d in data if d.kind not in missing]
+    state = assess(evidence(*kept), target()).state
+    assert state in COULD_NOT_TELL | {State.HEALTHY}
+
+
+KINDS = [one for _, data, _ in CASES.values() for one in data]
+
+
+@given(st.lists(st.sampled_from(KINDS), max_size=8), st.text("RSDTtZX", max_size=3))
+def test_any_mixture_is_assessed_without_raising(data: list[AnyProbeData], states: str) -> None:
+    facts = target(states=states[:2])
+    said = assess(evidence(*data), facts)
+    assert isinstance(said.state, State)
+    if any(d.kind == "inference" and not d.answered for d in data):
+        first = next(d for d in data if d.kind == "inference")
+        assert not (said.state is State.HEALTHY and not first.answered and first is SILENCE) or (
+            facts.root_pid is None
+        )
+
+
+def test_a_proxy_in_front_is_no_dead_engine() -> None:
+    """Without processes of the engine nothing is said about them."""
+    facts = target(root_pid=None, processes=[])
+    assert assess(evidence(GREEN, *still(), answer()), facts).state is State.HEALTHY
+    assert at_once(Evidence(), TargetFacts(url="http://x", place="remote")) is not None
+
+
+def test_a_process_that_went_away_during_the_look_is_dead() -> None:
+    said = assess(evidence(GREEN, *still()), target(processes=[]))
+    assert said.state is State.DEAD
+    assert str(FRONT) in " ".join(said.why)

@@ -1,0 +1,216 @@
+"""Known failures against evidence: no certainty that was not seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
+from mmrepro.diagnose.data import Fit, Match
+from mmrepro.diagnose.match import all_scenarios, judge, match, match_all, ranked
+from mmrepro.evidence import Evidence
+from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.registry import load_scenario
+from mmrepro.scenario import LiveFacts
+from mmrepro.signature import ConditionResult, Finding, Truth
+
+GHOST_KEY = load_scenario("ghost-key-eviction")
+DESYNC = load_scenario("mm-cache-desync")
+FACTS = LiveFacts("vllm", "0.23.0", (), 15.0)
+ALL_VLLM = [s for s in all_scenarios() if s.engine == "vllm"]
+
+
+def hung() -> Evidence:
+    """What a look at a hung server sees: no gate, no trigger, no reproducer."""
+    evidence = hang_run()
+    evidence.requests, evidence.reproducers, evidence.facts = [], [], {}
+    evidence.probes = [p for p in evidence.probes if p.phase == "check"]
+    return evidence
+
+
+def healthy() -> Evidence:
+    evidence = healthy_run()
+    evidence.requests, evidence.reproducers, evidence.facts = [], [], {}
+    evidence.probes = [p for p in evidence.probes if p.phase == "check"]
+    swap(evidence, logs())
+    return evidence
+
+
+def failed(result: Match) -> dict[str, Truth]:
+    return {c.id: c.truth for c in result.conditions if c.truth is not Truth.MET}
+
+
+def test_a_hung_server_is_matched_by_the_ghost_key_alone() -> None:
+    found = match_all(ALL_VLLM, hung(), FACTS)
+    assert (found[0].scenario, found[0].fit) == ("ghost-key-eviction", Fit.MATCH)
+    assert failed(found[0]) == {}
+    assert found[0].exposed is True
+    assert all(m.fit in (Fit.EXPOSED, Fit.NOT_THIS) for m in found[1:])
+
+
+@pytest.mark.parametrize(
+    ("probe", "lost"),
+    [
+        ("inference", {"no-answer-later"}),
+        ("logs", {"cached-item-assertion", "ghost-is-the-key"}),
+        ("metrics", {"nothing-queued", "no-progress"}),
+        ("stacks", {"eviction-stack", "ghost-is-the-key"}),
+        ("syscalls", {"user-space-spin"}),
+        ("http", {"endpoints-green"}),
+    ],
+)
+def test_what_was_not_seen_is_unknown_and_makes_it_likely(probe: str, lost: set[str]) -> None:
+    evidence = hung()
+    drop(evidence, probe)
+    found = match(GHOST_KEY, evidence, FACTS)
+    assert found.fit is Fit.LIKELY
+    assert {i for i, truth in failed(found).items() if truth is Truth.UNKNOWN} == lost
+    assert set(failed(found).values()) == {Truth.UNKNOWN}
+
+
+def test_without_log_and_stacks_only_the_symptom_is_there() -> None:
+    evidence = hung()
+    for probe in ("logs", "stacks", "syscalls"):
+        drop(evidence, probe)
+    assert match(GHOST_KEY, evidence, FACTS).fit is Fit.SYMPTOM_ONLY
+
+
+def test_with_nothing_at_all_it_is_exposed_or_not_this() -> None:
+    assert match(GHOST_KEY, Evidence(), FACTS).fit is Fit.EXPOSED
+    fixed = replace(FACTS, release="0.24.0")
+    assert match(GHOST_KEY, Evidence(), fixed).fit is Fit.NOT_THIS
+    unknown = match(GHOST_KEY, Evidence(), replace(FACTS, release=""))
+    assert (unknown.fit, unknown.exposed) == (Fit.NOT_THIS, None)
+    off = replace(FACTS, command=("serve", "--mm-processor-cache-gb=0"))
+    assert match(GHOST_KEY, Evidence(), off).exposed is False
+
+
+def test_a_healthy_server_is_none_of_them() -> None:
+    for found in match_all(all_scenarios(), healthy(), FACTS):
+        assert found.fit in (Fit.EXPOSED, Fit.NOT_THIS), found
+
+
+def test_another_engines_failures_are_not_judged() -> None:
+    found = match(GHOST_KEY, hung(), replace(FACTS, engine="sglang"))
+    assert (found.fit, found.conditions) == (Fit.NOT_THIS, [])
+    assert "sglang" in found.why
+
+
+def access(count: int) -> LogsData:
+    log = logs(*[GHOST] * count)
+    line = LogLine(number=7, text='"POST /v1/chat/completions HTTP/1.1" 500 Internal Server Error')
+    log.matches["failed-500"] = [line] * count
+    log.match_counts["failed-500"] = count
+    return log
+
+
+def test_the_desynchronised_cache_shows_in_the_log_of_a_working_server() -> None:
+    evidence = healthy()
+    swap(evidence, access(2))
+    found = match(DESYNC, evidence, replace(FACTS, release="0.24.0"))
+    assert found.fit is Fit.MATCH, found
+    hung_too = hung()
+    swap(hung_too, access(1))
+    assert match(DESYNC, hung_too, FACTS).fit is Fit.EXPOSED
+
+
+def test_without_a_request_a_spinning_server_is_not_one_that_works_otherwise() -> None:
+    evidence = hung()
+    swap(evidence, access(1))
+    drop(evidence, "inference")
+    found = match(DESYNC, evidence, FACTS)
+    assert failed(found)["others-answered"] is Truth.NOT_MET
+
+
+def test_the_end_of_a_large_log_tells_presence_but_not_absence() -> None:
+    evidence = hung()
+    log = logs()
+    log.skipped_bytes = 5
+    swap(evidence, log)
+    assert failed(match(GHOST_KEY, evidence, FACTS))["cached-item-assertion"] is Truth.UNKNOWN
+    log = logs(GHOST)
+    log.skipped_bytes = 5
+    swap(evidence, log)
+    assert match(GHOST_KEY, evidence, FACTS).fit is Fit.MATCH
+
+
+def test_a_signature_that_raises_is_no_match() -> None:
+    class Broken(type(GHOST_KEY)):  # type: ignore[misc]
+        def live_conditions(self, facts: LiveFacts) -> list:  # type: ignore[type-arg]
+            raise RuntimeError("oops")
+
+    found = match(Broken(), hung(), FACTS)
+    assert found.fit is Fit.NOT_THIS
+    assert "oops" in found.why
+
+
+@pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda s: s.full_name)
+def test_every_live_signature_is_whole_and_none_is_met_by_nothing(scenario) -> None:
+    facts = LiveFacts(scenario.engine, scenario.default_release, (), 15.0)
+    conditions = scenario.live_conditions(facts)
+    assert {c.part for c in conditions if c.required} == {"symptom", "cause"}
+    assert len({c.id for c in conditions}) == len(conditions)
+    found = match(scenario, Evidence(), facts)
+    assert found.fit in (Fit.EXPOSED, Fit.NOT_THIS)
+    assert found.met == 0
+    assert not found.why.startswith("its signature failed")
+
+
+# ---------------------------------------------------------------- the rule itself
+
+results = st.lists(
+    st.builds(
+        lambda n, part, truth, required: ConditionResult(
+            id=f"c{n}", part=part, statement="s", required=required, truth=truth, observed="o"
+        ),
+        st.integers(0, 99),
+        st.sampled_from(["symptom", "cause"]),
+        st.sampled_from(list(Truth)),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+exposures = st.sampled_from([Finding(truth, "said") for truth in Truth])
+
+
+@given(results, exposures)
+def test_a_match_is_everything_met_and_likely_is_never_against(
+    judged: list[ConditionResult], exposure: Finding
+) -> None:
+    fit, why = judge(judged, exposure)
+    required = [r for r in judged if r.required]
+    truths = {r.truth for r in required}
+    parts = {r.part for r in required if r.truth is Truth.MET}
+    assert why
+    if fit is Fit.MATCH:
+        assert truths == {Truth.MET}
+        assert parts == {"symptom", "cause"}
+    if fit is Fit.LIKELY:
+        assert Truth.NOT_MET not in truths
+        assert parts == {"symptom", "cause"}
+    if fit is Fit.EXPOSED:
+        assert exposure.truth is Truth.MET
+
+
+@given(results, exposures, st.integers(0, 7))
+def test_seeing_less_never_makes_a_better_fit(
+    judged: list[ConditionResult], exposure: Finding, index: int
+) -> None:
+    order = list(Fit)
+    if not judged or judged[index % len(judged)].truth is Truth.NOT_MET:
+        return
+    blind = list(judged)
+    blind[index % len(judged)] = blind[index % len(judged)].model_copy(
+        update={"truth": Truth.UNKNOWN}
+    )
+    before, after = judge(judged, exposure)[0], judge(blind, exposure)[0]
+    assert order.index(after) >= order.index(before)
+
+
+@given(st.lists(st.sampled_from(list(Fit)), max_size=9))
+def test_the_ranking_is_best_first(fits: list[Fit]) -> None:
+    made = [Match(scenario=f"s{n}", title="t", fit=fit, why="w") for n, fit in enumerate(fits)]
+    order = [list(Fit).index(m.fit) for m in ranked(made)]
+    assert order == sorted(order)

@@ -1,0 +1,68 @@
+"""What several stack samples say together."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from mmrepro.diagnose.threads import Course, courses
+from mmrepro.probes.data import Frame
+from seen import CORE, IDLE, frames, sampled, thread
+
+
+def course(*stacks: list[Frame], **more: object) -> Course:
+    return courses(sampled(*[[thread(s, **more)] for s in stacks]).samples, CORE)[0]  # type: ignore[arg-type]
+
+
+DEEP = frames("c x.py:3", "b x.py:2", "a x.py:1")
+
+
+def test_the_very_same_line_is_rigid() -> None:
+    found = course(DEEP, DEEP, DEEP)
+    assert (found.stays, found.rigid, found.loose, found.turning) == (True, True, 0, "")
+    assert found.place == "c (x.py:3)"
+
+
+def test_a_small_loop_stays_and_its_turning_frame_is_named() -> None:
+    inside = frames("key x.py:9", "c x.py:4", "b x.py:2", "a x.py:1")
+    found = course(DEEP, inside, DEEP)
+    assert (found.stays, found.rigid, found.turning) == (True, False, "c")
+    assert [f.function for f in found.steady] == ["b", "a"]
+    assert found.frames[0].function == "key"
+
+
+def test_two_samples_are_not_enough() -> None:
+    assert not course(DEEP, DEEP).stays
+
+
+def test_a_stack_that_differs_from_its_root_on_does_not_stay() -> None:
+    assert not course(DEEP, frames("z y.py:1"), DEEP).stays
+
+
+def test_a_waiting_thread_waits() -> None:
+    assert course(IDLE, IDLE, IDLE).waits
+    assert not course(IDLE, DEEP, IDLE).waits
+    assert course(frames("_worker concurrent/futures/thread.py:81")).waits
+    assert course([]).waits
+
+
+def test_a_thread_that_is_not_in_every_sample_is_left_out() -> None:
+    once = [thread(DEEP), thread(DEEP, name="short", tid=9)]
+    data = sampled(once, [thread(DEEP)], [thread(DEEP)])
+    assert [c.name for c in courses(data.samples, CORE)] == ["MainThread"]
+    assert courses(data.samples, 1) == []
+
+
+names = st.sampled_from("abcdef")
+stack = st.lists(st.builds(lambda f, n: Frame(function=f, file="x", line=n), names,
+                           st.integers(1, 3)), max_size=8)  # fmt: skip
+
+
+@given(st.lists(stack, min_size=1, max_size=6))
+def test_steady_frames_are_in_every_sample_from_the_root_on(stacks: list[list[Frame]]) -> None:
+    found = course(*stacks)
+    depth = len(found.steady)
+    for one in stacks:
+        assert tuple(one[len(one) - depth :]) == found.steady
+    assert found.loose == max(len(one) for one in stacks) - depth
+    if found.rigid:
+        assert all(one == stacks[0] for one in stacks)
