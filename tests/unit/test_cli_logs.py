@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 LOG = """\
 (APIServer pid=3) INFO 11-21 02:00:01 [a.py:1] Added request one.
 (EngineCore pid=7) DEBUG 11-21 02:00:02 [core.py:1] EngineCore loop active.
-(EngineCore pid=7) ERROR 11-21 02:00:03 [c.py:1] AssertionError: Expected a cached item for mm_hash=0
+(EngineCore pid=7) ERROR 11-21 02:00:03 [c.py] AssertionError: Expected a cached item for mm_hash=0
 (APIServer pid=3) INFO 11-21 02:00:04 [a.py:1] Added request two.
 """
 
