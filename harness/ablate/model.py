@@ -95,15 +95,13 @@ class FactorResult(Record):
     failing: Annotated[str, Field(description="setting in the failing baseline")]
     setting: Annotated[str, Field(description="the other setting")]
     claim: Annotated[str, Field(description="what is said of it")] = ""
-    factor_class: Annotated[FactorClass | None, Field(alias="class")] = None
+    factor_class: Annotated[FactorClass | None, Field(description="None: not judged yet")] = None
     cures_alone: Annotated[bool | None, Field(description="None: not known")] = None
     needed: Annotated[
         bool | None,
         Field(description="nothing that was tried cures without it; None: not known"),
     ] = None
     why: str = ""
-
-    model_config = Record.model_config | {"populate_by_name": True, "serialize_by_alias": True}
 
 
 class Cure(Record):

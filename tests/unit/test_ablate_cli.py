@@ -41,7 +41,7 @@ def test_an_ablation_for_people_and_for_machines(here: Here, world: World, tmp_p
     again = here("ablate", GHOST, *chosen, "--json")
     assert (again.returncode, world.calls) == (0, [])
     document = json.loads(again.stdout)
-    assert {f["name"]: f["class"] for f in document["factors"]} == {
+    assert {f["name"]: f["factor_class"] for f in document["factors"]} == {
         "cache-size": "hides-it",
         "mm-cache": "necessary",
     }

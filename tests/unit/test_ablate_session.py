@@ -74,7 +74,7 @@ def test_the_ghost_key_of_0_23_0(ablate: Ablate, tmp_path: Path) -> None:
             assert (tmp_path / "out" / run.incident_dir / "incident.json").is_file()
     kept = load_ablation(tmp_path / "out")
     assert kept.model_dump(exclude={"finished"}) == done.model_dump(exclude={"finished"})
-    assert '"class": "hides-it"' in (tmp_path / "out/ablation.json").read_text()
+    assert '"factor_class": "hides-it"' in (tmp_path / "out/ablation.json").read_text()
 
 
 def test_a_second_call_reuses_every_cell(ablate: Ablate, tmp_path: Path) -> None:

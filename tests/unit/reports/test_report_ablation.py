@@ -161,7 +161,7 @@ def test_it_fits_its_schema() -> None:
     schema = Ablation.model_json_schema(mode="serialization")
     document = sample().model_dump(mode="json")
     jsonschema.validate(document, schema)
-    document["factors"][0]["class"] = "perhaps"
+    document["factors"][0]["factor_class"] = "perhaps"
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(document, schema)
 
