@@ -10,8 +10,8 @@ import math
 
 MAX_BITS = 256
 
-_DIRECT = 1 << 12
-"""Up to so many images the product is taken factor by factor; above it the series is exact."""
+_CERTAIN = 40.0
+"""e^-40: the chance of no collision below which its complement is 1.0 in floating point."""
 
 
 def collision_probability(images: int, bits: int) -> float:
@@ -88,14 +88,13 @@ def _log_no_collision(images: int, space: int) -> float:
     """log of the product of (1 - i/space) for i < images; -inf where a factor is 0."""
     if images > space:
         return -math.inf
-    if images <= _DIRECT:
-        return math.fsum(math.log1p(-i / space) for i in range(1, images))
     # log1p(-x) = -(x + x²/2 + x³/3 + …), summed over i: the power sums are exact integers.
-    last = images - 1
+    last = max(images - 1, 0)
     first = last * (last + 1) // 2
     log = -first / space
-    if log < -800:
-        return -math.inf  # e^-800 is no longer a number: a collision is certain
+    if images << 10 > space and log > -_CERTAIN:
+        # Four terms are not enough for such large x; and there are at most some 80 000 of them.
+        return math.fsum(math.log1p(-i / space) for i in range(1, images))
     second = last * (last + 1) * (2 * last + 1) // 6
     third = first * first
     fourth = last * (last + 1) * (2 * last + 1) * (3 * last * last + 3 * last - 1) // 30

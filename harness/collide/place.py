@@ -10,6 +10,7 @@ from mmrepro.engines import LaunchRequest, get_engine
 from mmrepro.environments import cache_root, ensure
 from mmrepro.environments.known import spec_for
 from mmrepro.errors import UsageError
+from mmrepro.incident import Setting
 from mmrepro.models.qwen2vl import TinyQwen2VL
 
 ENGINES = ("sglang",)
@@ -58,5 +59,13 @@ def place_for(
         model=folder,
         environment=environment,
         stand_ins=plan.stand_ins,
-        settings=plan.settings,
+        # Options are the server's alone; the worker asks for the same image processor itself.
+        settings=[
+            *(one for one in plan.settings if not one.name.startswith("-")),
+            Setting(
+                name="image processor",
+                value="use_fast=False",
+                why="the one that the server gets with --disable-fast-image-processor",
+            ),
+        ],
     )

@@ -41,8 +41,9 @@ def test_as_exact_fractions_say(bits: int, images: int) -> None:
 
 
 @settings(max_examples=25)
-@given(st.integers(20, 44), st.integers(4097, 60_000))
+@given(st.integers(14, 44), st.integers(2, 20_000))
 def test_the_series_continues_the_product(bits: int, images: int) -> None:
+    images = min(images, 1 << bits)
     direct = -math.expm1(math.fsum(math.log1p(-i / 2**bits) for i in range(1, images)))
     assert collision_probability(images, bits) == pytest.approx(direct, rel=1e-9, abs=1e-15)
 

@@ -1,0 +1,14 @@
+"""Files that scenarios ship."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def pad_value_pair() -> Path:
+    """Folder of A.png, B.png, control.png and pair.json: two pictures of one SGLang pad value.
+
+    Found and verified by ``mmrepro collide --engine sglang --release 0.5.6 --bits 30``; pair.json
+    says in what. ``mmrepro.collide.pair.load_pair`` reads it.
+    """
+    return Path(__file__).parent / "pad_value_pair"
