@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import mmrepro
@@ -114,17 +115,18 @@ def _harness_files(engine: str) -> Iterator[Path]:
 
 
 def scenario_files(scenario: Scenario) -> list[Path]:
-    """The scenario's module and those beside it that it imports, directly or through others."""
+    """Modules of the scenario's classes and what they import from beside them, however far."""
     found: dict[Path, None] = {}
-    waiting = [cls.__module__ for cls in type(scenario).__mro__]
-    home = _file_of(type(scenario).__module__)
+    own = [c for c in type(scenario).__mro__ if issubclass(c, Scenario) and c is not Scenario]
+    waiting = [cls.__module__ for cls in own]
+    homes = {path.parent for name in waiting if (path := _file_of(name)) is not None}
     while waiting:
         name = waiting.pop()
         path = _file_of(name)
-        if path is None or home is None or path in found or path.parent != home.parent:
+        if path is None or path in found or path.parent not in homes:
             continue
         found[path] = None
-        waiting += _imported(path)
+        waiting += _imported(path, *_state(path))
     return sorted(found)
 
 
@@ -133,13 +135,17 @@ def _file_of(module: str) -> Path | None:
     return Path(file).resolve() if file else None
 
 
-def _imported(path: Path) -> Iterator[str]:
+@lru_cache(maxsize=256)
+def _imported(path: Path, *state: int) -> tuple[str, ...]:
+    """Names of modules that a file imports; ``state`` tells a changed file from the old one."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found.append(node.module)
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def _inherited(plan: LaunchPlan) -> dict[str, str]:
@@ -169,8 +175,19 @@ def _digest(files: Iterable[Path]) -> str:
     for path in files:
         total.update(path.name.encode() + b"\0")
         try:
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+            total.update(_file_digest(path, *_state(path)))
         except OSError:
             total.update(b"unreadable")
     return total.hexdigest()[:16]
+
+
+@lru_cache(maxsize=4096)
+def _file_digest(path: Path, *state: int) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    """What changes when a file does. Raises OSError."""
+    facts = path.stat()
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino

