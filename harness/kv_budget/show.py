@@ -91,7 +91,7 @@ def _backward(answer: Answer, found: Smallest, console: Console) -> None:
 
 def _table(answer: Answer, console: Console) -> None:
     table = Table(box=None, pad_edge=False)
-    for heading in (answer.plan.setting_name, "cache", "blocks", "longest prompt"):
+    for heading in ("setting", "cache", "blocks", "longest prompt"):
         table.add_column(heading, justify="right", no_wrap=True)
     need = answer.need.tokens if answer.need else 0
     if need:
@@ -102,7 +102,7 @@ def _table(answer: Answer, console: Console) -> None:
             str(setting),
             human(budget.pool_bytes),
             f"{budget.blocks:,}",
-            longest(budget) if budget.starts else "does not start",
+            _short(budget),
         ]
         if need:
             cells.append("yes" if budget.holds(need) else "no")
@@ -135,6 +135,14 @@ def _sources(answer: Answer, console: Console) -> None:
     for source in answer.plan.sources:
         line(console, f"  {source.says}")
         line(console, f"    {source}", "dim")
+
+
+def _short(budget: Budget) -> str:
+    if not budget.starts:
+        return "does not start"
+    if is_unlimited(budget):
+        return "no limit"
+    return f"{budget.max_tokens:,}" + (" (context)" if budget.limited_by == "context" else "")
 
 
 def longest(budget: Budget) -> str:

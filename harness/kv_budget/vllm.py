@@ -1,9 +1,12 @@
 """vLLM (V1): ``--gpu-memory-utilization`` is a share of the whole device; weights, activations and
 everything else come out of it first, the rest is KV cache.
 
-Read in the wheels of 0.11.0, 0.13.0 to 0.17.0, 0.20.0, 0.22.0, 0.23.0, 0.28.0 and 0.32.0. The
-arithmetic is the same in all; what changed is rounding (0.14.0) and what is counted as used: since
-0.21.0 CUDA graphs are estimated and taken off as well (0.23.0 v1/worker/gpu_worker.py:464).
+Read in the wheels of 0.11.0, 0.13.0 to 0.20.0 and 0.22.0 to 0.32.0. The arithmetic is the same in
+all; what changed is rounding (0.14.0), what is counted as used (since 0.21.0 CUDA graphs are
+estimated and taken off as well: 0.23.0 v1/worker/gpu_worker.py:464) and the check at the start:
+until 0.28.0 it forgot that one block, the null block, is given to nobody. A server whose blocks
+just hold its context then starts, and a request that needs the last block waits for ever; 0.29.0
+and later refuse to start (v1/core/kv_cache_utils.py:975). Seen on 0.23.0: docs/kv-budget.md.
 
 On the CPU backend there is no profile: the pool is ``VLLM_CPU_KVCACHE_SPACE`` GiB, or
 ``--kv-cache-memory-bytes`` (0.23.0 platforms/cpu.py:136). Without either the flag named for GPUs is
@@ -32,6 +35,7 @@ GIB = 1 << 30
 _ROUNDS_UP = Version("0.14.0")
 _NEW_DEFAULT = Version("0.20.0")
 _CONCURRENCY_LOG = Version("0.22.0")
+_COUNTS_NULL_BLOCK = Version("0.29.0")
 
 KV_BYTES = {"auto": 0, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float16": 2, "bfloat16": 2}
 """Bytes of an element by ``--kv-cache-dtype``; 0 for the model's own. Formats that pack or carry
@@ -46,6 +50,19 @@ _REST = "pool = int(budget - everything else)"
 _BLOCK = "block bytes = layers x block size x KV heads x (key + value elements) x bytes each"
 _NULL = "the first block is kept as the null block: no request gets it"
 _NEED = "refuses to start unless blocks for max_model_len fit"
+_SPACE = "pool = VLLM_CPU_KVCACHE_SPACE x 2^30"
+_POOL_SOURCES = (
+    _at("0.23.0", "v1/kv_cache_interface.py", 309, _BLOCK),
+    _at("0.23.0", "v1/core/kv_cache_utils.py", 731, _NEED),
+    _at("0.23.0", "v1/core/kv_cache_utils.py", 967, "blocks = pool // page // layers"),
+    _at("0.23.0", "v1/core/block_pool.py", 176, _NULL),
+)
+_NEW_POOL_SOURCES = (
+    _at("0.32.0", "v1/kv_cache_interface.py", 553, _BLOCK),
+    _at("0.32.0", "v1/core/kv_cache_utils.py", 2627, _NEED + ", and the null block"),
+    _at("0.32.0", "v1/core/kv_cache_utils.py", 1627, "blocks = pool // bytes of a block"),
+    _at("0.32.0", "v1/core/block_pool.py", 185, _NULL),
+)
 
 
 def block_bytes_of(
@@ -102,7 +119,8 @@ class _Pool(Plan):
 
     @property
     def formula_release(self) -> str:
-        return "0.14.0" if Version(self.release) >= _ROUNDS_UP else OLDEST
+        version = Version(self.release)
+        return next((str(v) for v in (_COUNTS_NULL_BLOCK, _ROUNDS_UP) if version >= v), OLDEST)
 
     @property
     def block_bytes(self) -> int:
@@ -126,8 +144,8 @@ class _Pool(Plan):
             tokens, limited_by = self.max_model_len - 1, "context"
         elif self.max_model_len and not refusal:
             notes = (
-                f"vLLM starts, but a request of more than {tokens} tokens never gets its blocks: "
-                "its check does not count the null block",
+                f"vLLM starts, but a request of more than {tokens} tokens waits for ever: the "
+                "check at the start does not count the null block (0.29.0 and later do)",
             )
         return Budget(
             setting=setting,
@@ -146,7 +164,8 @@ class _Pool(Plan):
         if pool <= 0:
             return "No available memory for the cache blocks."
         need = -(-self.max_model_len // self.tokens_per_block) * self.bytes_per_block
-        if self.max_model_len and need > pool:
+        held_back = self.bytes_per_block if Version(self.release) >= _COUNTS_NULL_BLOCK else 0
+        if self.max_model_len and need > pool - held_back:
             return (
                 "To serve at least one request with the model's max seq len "
                 f"({self.max_model_len}), {need / GIB:.2f} GiB KV cache is needed."
@@ -195,13 +214,16 @@ class VllmPlan(_Pool):
                 _at("0.11.0", "v1/core/kv_cache_utils.py", 824, "blocks = pool // page // layers"),
                 _at("0.11.0", "v1/core/block_pool.py", 157, _NULL),
             )  # fmt: skip
+        if Version(self.release) < _COUNTS_NULL_BLOCK:
+            return (
+                _at("0.23.0", "v1/worker/utils.py", 410, "budget = ceil(total x utilization)"),
+                _at("0.23.0", "v1/worker/gpu_worker.py", 461, _REST),
+                *_POOL_SOURCES,
+            )
         return (
-            _at("0.23.0", "v1/worker/utils.py", 410, "budget = ceil(total x utilization)"),
-            _at("0.23.0", "v1/worker/gpu_worker.py", 461, _REST),
-            _at("0.23.0", "v1/kv_cache_interface.py", 309, _BLOCK),
-            _at("0.23.0", "v1/core/kv_cache_utils.py", 731, _NEED),
-            _at("0.23.0", "v1/core/kv_cache_utils.py", 967, "blocks = pool // page // layers"),
-            _at("0.23.0", "v1/core/block_pool.py", 176, _NULL),
+            _at("0.32.0", "v1/worker/utils.py", 724, "budget = ceil(total x utilization)"),
+            _at("0.32.0", "v1/worker/gpu_worker.py", 740, _REST),
+            *_NEW_POOL_SOURCES,
         )
 
     def forward(self, setting: Decimal) -> Budget:
@@ -239,13 +261,9 @@ class VllmCpuPlan(_Pool):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        return (
-            _at("0.23.0", "platforms/cpu.py", 136, "pool = VLLM_CPU_KVCACHE_SPACE x 2^30"),
-            _at("0.23.0", "v1/kv_cache_interface.py", 309, _BLOCK),
-            _at("0.23.0", "v1/core/kv_cache_utils.py", 731, _NEED),
-            _at("0.23.0", "v1/core/kv_cache_utils.py", 967, "blocks = pool // page // layers"),
-            _at("0.23.0", "v1/core/block_pool.py", 176, _NULL),
-        )
+        if Version(self.release) < _COUNTS_NULL_BLOCK:
+            return (_at("0.23.0", "platforms/cpu.py", 136, _SPACE), *_POOL_SOURCES)
+        return (_at("0.32.0", "platforms/cpu.py", 326, _SPACE), *_NEW_POOL_SOURCES)
 
     def forward(self, setting: Decimal) -> Budget:
         return self._pooled(setting, int(setting) * GIB, 0)

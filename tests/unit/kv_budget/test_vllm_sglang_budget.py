@@ -74,13 +74,20 @@ def test_vllm_does_not_start(changed: dict[str, int], setting: str, says: str) -
     assert budget.max_tokens == 0
 
 
-def test_vllm_starts_with_a_context_that_its_null_block_takes() -> None:
+@pytest.mark.parametrize("release", ["0.23.0", "0.28.0"])
+def test_vllm_starts_with_a_context_that_its_null_block_takes(release: str) -> None:
     """10240 blocks hold the context on paper; one of them is never given out."""
-    just = vllm(max_model_len=10240 * 16).forward(Decimal("0.5"))
+    just = vllm(release, max_model_len=10240 * 16).forward(Decimal("0.5"))
     assert just.starts
     assert just.max_tokens == 10239 * 16
     assert any("null block" in note for note in just.notes)
-    assert vllm(max_model_len=10239 * 16).forward(Decimal("0.5")).notes == ()
+    assert vllm(release, max_model_len=10239 * 16).forward(Decimal("0.5")).notes == ()
+
+
+def test_vllm_counts_the_null_block_since_0_29_0() -> None:
+    assert "max seq len" in vllm("0.29.0", max_model_len=10240 * 16).forward(Decimal("0.5")).refusal
+    whole = vllm("0.29.0", max_model_len=10239 * 16).forward(Decimal("0.5"))
+    assert (whole.starts, whole.max_tokens, whole.limited_by) == (True, 10239 * 16 - 1, "context")
 
 
 def test_vllm_logs_tokens_by_the_context_since_0_22_0() -> None:
