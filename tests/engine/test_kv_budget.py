@@ -36,7 +36,7 @@ def test_vllm_logs_what_is_foretold(run_once: RunOnce, tmp_path: Path) -> None:
     log = (run.folder / "evidence" / "engine.log").read_text(errors="replace")
     scenario = load_scenario(GHOST)
     model = read_model(scenario.model.write(tmp_path)).geometry
-    release = run.document["environment"]["release"]
+    release = run.document["engine"]["release"]
     size = vllm_budget.block_bytes_of(model, block_size=vllm_budget.CPU_BLOCK_SIZE)
     plan = VllmCpuPlan(release, size, max_model_len=scenario.max_model_len)
     budget = plan.forward(Decimal(1))

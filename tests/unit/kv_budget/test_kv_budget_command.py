@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from mmrepro import cli
 from mmrepro.errors import ExitCode
+from mmrepro.kv_budget.curve import Point, text_curve
 
 REPORT = ("--free", "6784MiB", "--runtime", "5061MiB", "--block-bytes", "8388608")
 Said = subprocess.CompletedProcess[str]
@@ -159,6 +161,17 @@ def test_the_engine_is_told_by_its_setting(kv) -> None:
     assert (cpu["engine"], cpu["block_size"], cpu["budget"]["blocks"]) == ("vllm", 128, 8192)
     sglang = ("--total", "80GiB", "--free", "64GiB", "--block-bytes", "131072")
     assert document(kv, *sglang, "--mem-fraction-static", "0.75")["budget"]["blocks"] == 360448
+
+
+def test_the_curve_as_text() -> None:
+    """A straight line from 1 to 100: the row that 50 tokens are in is dashed where it is empty."""
+    line = [Point(Decimal(n) / 100, n) for n in range(1, 101)]
+    rows = text_curve(line, 50, width=10, height=10)
+    assert rows[0].startswith("      100 ┤")
+    assert [row[:9].strip() for row in rows[:10]].index("50") == 4
+    assert rows[4] == "       50 ┤╌╌╌╌╌▁████"
+    assert rows[9].endswith("┤▁█████████")
+    assert text_curve([Point(Decimal("0.5"), 0)]) == []
 
 
 def test_the_curve_as_a_picture(kv, tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_bytes_of_a_block() -> None:
 
 
 def test_blocks_are_padded_since_0_11_1() -> None:
-    odd = Geometry(layers=3, kv_heads=1, k_dim=6, v_dim=6)
-    assert block_bytes_of(odd, "0.11.0", block_size=16) == 3 * 2 * 192
+    odd = Geometry(layers=3, kv_heads=1, k_dim=3, v_dim=3)
+    assert block_bytes_of(odd, "0.11.0", block_size=16) == 3 * 2 * 96
     assert block_bytes_of(odd, "0.11.1", block_size=16) == 3 * 2 * 256
 
 
@@ -108,6 +108,31 @@ def test_the_report_to_the_byte() -> None:
     assert (half.pool_bytes, half.blocks, half.max_tokens) == (903_548_928, 107, 6848)
     tenth = plan.forward(Decimal("0.1"))
     assert (free // MIB, tenth.blocks, tenth.max_tokens) == (6784, 21, 1344)
+
+
+def ruled_plan(release: str, blocks: int) -> LmdeployPlan:
+    """One word, one batch: at 0.5 exactly so many blocks are left of the first reserve."""
+    reserve = 8192 * 7 if era_of(release).wide_reserve else (8192 + 2) * 2
+    return LmdeployPlan(release, reserve + blocks * 2 * 100, 100, vocab_size=1, max_batches=1)
+
+
+def test_the_reserve_is_halved_below_16_blocks_only() -> None:
+    for release in RELEASES:
+        enough, scarce = (ruled_plan(release, n).forward(Decimal("0.5")) for n in (16, 15))
+        assert (enough.blocks, enough.notes) == (16, ())
+        assert scarce.notes, release
+        assert scarce.blocks > 15
+
+
+def test_the_later_reserve_counts_two_batches() -> None:
+    plan = LmdeployPlan("0.10.0", 6784 * MIB, 8388608, vocab_size=92553, max_batches=128)
+    assert plan.forward(Decimal("0.5")).reserve_bytes == (8192 + 256) * 92553 * 2
+
+
+def test_newer_releases_give_up_where_older_ones_halve() -> None:
+    assert not ruled_plan("0.13.0", 2).forward(Decimal("0.5")).starts
+    assert ruled_plan("0.13.0", 3).forward(Decimal("0.5")).starts
+    assert ruled_plan("0.12.3", 2).forward(Decimal("0.5")).starts
 
 
 def test_a_smaller_setting_can_hold_more() -> None:
