@@ -57,12 +57,18 @@ def collide(
     """
     from mmrepro.cli.searching import SearchBar
     from mmrepro.collide.place import place_for
-    from mmrepro.collide.search import find_pair, verify_pair
+    from mmrepro.collide.search import find_pair, pictures_of, require_pictures, verify_pair
     from mmrepro.errors import UsageError
     from rich.console import Console
 
     if (first is None) != (second is None):
         raise UsageError("--first and --second belong together: two families, two pictures.")
+    pictures = (first, second) if first and second else None
+    # What is wrong with the command is said before an environment is built for minutes.
+    if check is not None:
+        require_pictures(check)
+    else:
+        pictures_of(bits=bits, seed=seed, size=size, pictures=pictures)
     folder = out or _unused(Path("collisions") / f"{engine}-{release}-{bits}-seed{seed}")
     with SearchBar(Console(stderr=True)) as bar:
         place = place_for(engine, release, device=device.value, model=model, progress=bar.stage)
@@ -75,7 +81,7 @@ def collide(
                 bits=bits,
                 seed=seed,
                 size=size,
-                pictures=(first, second) if first and second else None,
+                pictures=pictures,
                 jobs=jobs,
                 max_images=max_images,
                 progress=bar,

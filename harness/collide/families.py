@@ -8,7 +8,9 @@ from random import Random
 from mmrepro.errors import UsageError
 from PIL import Image, ImageDraw, UnidentifiedImageError
 
-MAX_SIDE = 1008
+MAX_SIDE = 840
+"""In pixels; SGLang makes Qwen2-VL's images of more than 1 003 520 pixels smaller."""
+
 Colour = tuple[int, int, int]
 
 
@@ -40,7 +42,7 @@ def load(paths: tuple[Path, Path], factor: int, least: int) -> tuple[Image.Image
     """The user's pictures, brought to the one size that the image processor keeps.
 
     The size is the first's, rounded to multiples of ``factor`` pixels, at least ``least`` a side
-    and at most 1008.
+    and at most 840.
 
     Raises:
         UsageError: a file is no picture.

@@ -41,6 +41,7 @@ from mmrepro.collide.worker import (
 from mmrepro.environments import Environment
 from mmrepro.errors import InfrastructureError, NoPair, UnwritableOutput, UsageError
 from mmrepro.incident import Setting, StandIn
+from PIL import Image
 
 MIN_BITS, MAX_BITS = 8, 40
 """More than 40 bits: the hashes no longer fit into memory comfortably."""
@@ -117,22 +118,11 @@ def find_pair(
         InfrastructureError: the engine could not be imported, or its own classes do not confirm
             what was found.
     """
-    if not MIN_BITS <= bits <= MAX_BITS:
-        raise UsageError(f"--bits must be between {MIN_BITS} and {MAX_BITS}.")
-    if size % FACTOR or not LEAST_SIDE <= size <= families.MAX_SIDE:
-        raise UsageError(
-            f"The image processor would resize pictures of {size} pixels a side.",
-            hint=f"use a multiple of {FACTOR} from {LEAST_SIDE} to {families.MAX_SIDE}",
-        )
+    first, second = pictures_of(bits=bits, seed=seed, size=size, pictures=pictures)
     limit = capacity(bits)
     if max_images is not None:
         limit = min(limit, max(1, max_images // 2))
     say = progress or (lambda _: None)
-    first, second = (
-        families.draw(seed, size)
-        if pictures is None
-        else families.load(pictures, FACTOR, LEAST_SIDE)
-    )
     with _output(out) as folder, place.in_use():
         first.save(folder / "first.png")
         second.save(folder / "second.png")
@@ -164,6 +154,33 @@ def find_pair(
     return pair
 
 
+def pictures_of(
+    *, bits: int, seed: int, size: int, pictures: tuple[Path, Path] | None
+) -> tuple[Image.Image, Image.Image]:
+    """The families' common pictures. Raises UsageError for any argument that cannot be used."""
+    if not MIN_BITS <= bits <= MAX_BITS:
+        raise UsageError(
+            f"--bits must be between {MIN_BITS} and {MAX_BITS}.", hint="mmrepro collide --bits 30"
+        )
+    if pictures is not None:
+        return families.load(pictures, FACTOR, LEAST_SIDE)
+    if size % FACTOR or not LEAST_SIDE <= size <= families.MAX_SIDE:
+        raise UsageError(
+            f"The image processor would resize pictures of {size} pixels a side.",
+            hint=f"use a multiple of {FACTOR} from {LEAST_SIDE} to {families.MAX_SIDE}",
+        )
+    return families.draw(seed, size)
+
+
+def require_pictures(folder: Path) -> None:
+    """Raises UsageError when ``folder`` lacks one of the three."""
+    for name in NAMES:
+        if not (folder / f"{name}.png").is_file():
+            raise UsageError(
+                f"{folder} holds no {name}.png.", hint="give the --out of an earlier search"
+            )
+
+
 def verify_pair(
     place: Place, folder: Path, progress: Callable[[Seen], None] | None = None
 ) -> tuple[EngineFacts, dict[str, PairImage]]:
@@ -173,9 +190,7 @@ def verify_pair(
         UsageError: a picture is missing.
         InfrastructureError: the engine could not be asked.
     """
-    for name in NAMES:
-        if not (folder / f"{name}.png").is_file():
-            raise UsageError(f"{folder} holds no {name}.png.")
+    require_pictures(folder)
     request = {
         "task": "verify",
         "model": str(place.model),
