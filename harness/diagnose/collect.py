@@ -59,7 +59,6 @@ class Plan:
     native: bool = False
     model: str = ""
     headers: Mapping[str, str] | None = None
-    log_patterns: Mapping[str, str] | None = None
 
 
 class Collector:
@@ -70,6 +69,7 @@ class Collector:
         self.plan = plan
         self.recorder = recorder
         self.requests: list[str] = []
+        self.log_patterns: Mapping[str, str] = {}
         self.inferences = 0
         self._started = time.monotonic()
         self._usage = _usage()
@@ -266,7 +266,7 @@ class Collector:
 
     def _logs(self) -> list[Future[None]]:
         engine = self.target.engine
-        patterns = {**(engine.log_patterns if engine else {}), **(self.plan.log_patterns or {})}
+        patterns = {**(engine.log_patterns if engine else {}), **self.log_patterns}
         progress = engine.progress_pattern if engine else None
         return [
             self._start(

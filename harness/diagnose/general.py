@@ -6,6 +6,7 @@ seen; what could not be seen leads to a weaker state, never to a stronger one.
 
 from __future__ import annotations
 
+from mmrepro import checks
 from mmrepro.diagnose import frozen
 from mmrepro.diagnose.data import Assessment, State, TargetFacts
 from mmrepro.diagnose.view import View
@@ -68,15 +69,19 @@ def _dead(view: View) -> Assessment | None:
         why += [f"process {p.pid} ({p.role}): {_ended(view, p.pid)}" for p in facts.processes]
         if gone and not facts.processes:
             why.append(f"process {facts.root_pid} ({facts.found_by}) does not exist any more")
+        said = "The server is dead: its process is gone."
+        if not gone:
+            said = f"No server: nothing listens on port {facts.port}."
+        if died := core_died(view):
+            said = f"The server is dead: its {facts.core_role or 'engine'} died first, by its log."
+            why.append(died)
         return Assessment(
             state=State.DEAD,
-            sentence="The server is dead: its process is gone."
-            if gone
-            else f"No server: nothing listens on port {facts.port}.",
+            sentence=said,
             why=[*why, *_kills(view), *last_words(view)],
             advice=["read the end of its log (--log FILE); dmesg names what the kernel killed"],
         )
-    if facts.listening is False and facts.root_pid is not None:
+    if facts.listening is False and facts.root_pid is not None and not core_died(view):
         return Assessment(
             state=State.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it is still "
@@ -136,7 +141,13 @@ def _part_dead(view: View) -> Assessment | None:
     return Assessment(
         state=State.PART_DEAD,
         sentence=f"{names} is dead, while the rest of the server lives.",
-        why=[*why, *_kills(view), *_front(view), *last_words(view)],
+        why=[
+            *why,
+            *_kills(view),
+            *_front(view),
+            *filter(None, [core_died(view)]),
+            *last_words(view),
+        ],
         process=facts.core_role,
         advice=["the server does not recover from this by itself: restart it, keep its log"],
     )
@@ -287,6 +298,15 @@ def _front(view: View) -> list[str]:
         return []
     said = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
     return [f"its front says: {said}"]
+
+
+def core_died(view: View) -> str:
+    """What the log says of the core's death; "" when it says nothing."""
+    count = checks.log_count(view.evidence, "engine-died")
+    if not count:
+        return ""
+    line = checks.log_lines(view.evidence, "engine-died")[0]
+    return f"its log says at {line.time or '?'}: {line.text[:200]}"
 
 
 def last_words(view: View) -> list[str]:

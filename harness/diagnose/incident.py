@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.diagnose.data import STATE_WORDS, Diagnosis, Match
+from mmrepro.diagnose.patterns import as_seen_by
 from mmrepro.evidence import Evidence
 from mmrepro.host import host_facts
 from mmrepro.incident import (
@@ -31,6 +32,7 @@ def build(diagnosis: Diagnosis, evidence: Evidence, folder: Path, command: str) 
 
     best = diagnosis.found[0] if diagnosis.found else None
     scenario = _scenario(best, all_scenarios())
+    seen = as_seen_by(scenario, evidence) if scenario else evidence
     target = diagnosis.target
     return Incident(
         mmrepro_version=__version__,
@@ -48,8 +50,8 @@ def build(diagnosis: Diagnosis, evidence: Evidence, folder: Path, command: str) 
         ),
         host=host_facts(_gpus(evidence)),
         fidelity=Fidelity.LIVE,
-        key_stack=_stack(scenario, diagnosis, evidence),
-        log_lines=_logs(scenario, evidence),
+        key_stack=_stack(scenario, diagnosis, seen),
+        log_lines=_logs(scenario, seen),
         mitigations=_mitigations(scenario),
         references=list(scenario.references) if scenario else [],
         stages={"diagnosis": diagnosis.effect.seconds},

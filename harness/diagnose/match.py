@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mmrepro.diagnose.data import Fit, Match
+from mmrepro.diagnose.patterns import as_seen_by
 from mmrepro.evidence import Evidence
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.signature import ConditionResult, Finding, Truth, combine, evaluate
@@ -45,7 +46,7 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
     if facts.engine and facts.engine != scenario.engine:
         return _blank(scenario, f"the server is {facts.engine}, this happens to {scenario.engine}")
     try:
-        results = evaluate(scenario.live_conditions(facts), evidence)
+        results = evaluate(scenario.live_conditions(facts), as_seen_by(scenario, evidence))
         exposure = scenario.exposure(facts)
     except Exception as error:
         return _blank(scenario, f"its signature failed: {type(error).__name__}: {error}")

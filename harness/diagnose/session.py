@@ -14,6 +14,7 @@ from mmrepro.diagnose import discover, general, kernel
 from mmrepro.diagnose.collect import Collector, Plan, refused_stacks
 from mmrepro.diagnose.data import Diagnosis, Fit, State
 from mmrepro.diagnose.match import all_scenarios, match_all
+from mmrepro.diagnose.patterns import union
 from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
 from mmrepro.incident import EVIDENCE_DIR, Incident
@@ -101,9 +102,6 @@ def _look(
 ) -> Diagnosis:
     facts, evidence = target.facts, recorder.evidence
     scenarios = all_scenarios()
-    patterns = {
-        name: pattern for scenario in scenarios for name, pattern in scenario.log_patterns.items()
-    }
     plan = Plan(
         deadline_s=options.deadline_s,
         samples=options.samples,
@@ -111,7 +109,6 @@ def _look(
         native=options.native,
         model=options.model,
         headers=options.headers or None,
-        log_patterns=patterns,
     )
     collector = Collector(target, plan, recorder)
     try:
@@ -124,13 +121,14 @@ def _look(
             discover.name_engine(target, _metric_names(evidence))
         discover.find_release(target)
         kernel.note(target, evidence)
+        mine = [s for s in scenarios if not facts.engine or s.engine == facts.engine]
+        collector.log_patterns = union(mine)
         plain = general.at_once(evidence, facts) is not None
         if not plain:
             collector.ask_release()
         collector.look(lambda seen: general.suspicious(seen, facts), plain=plain)
         kernel.note(target, evidence)
         assessment = general.assess(evidence, facts)
-        mine = [s for s in scenarios if not facts.engine or s.engine == facts.engine]
         if assessment.state in WORTH_MORE:
             _catch_locals(collector, mine)
         live = LiveFacts(facts.engine, facts.release, tuple(facts.command), options.deadline_s)

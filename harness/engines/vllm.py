@@ -42,6 +42,7 @@ class VllmEngine(Engine):
     }
     log_patterns: ClassVar[Mapping[str, str]] = {
         "added-request": r"Added request ",
+        "engine-died": r"engine core exited unexpectedly|died unexpectedly|EngineDeadError",
         "waiting-for-work": r"waiting for work",
         "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",
     }

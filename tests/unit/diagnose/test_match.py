@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
+from mmrepro import checks
 from mmrepro.diagnose.data import Fit, Match
 from mmrepro.diagnose.match import all_scenarios, judge, match, match_all, ranked
+from mmrepro.diagnose.patterns import as_seen_by, union
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.registry import load_scenario
@@ -214,3 +216,23 @@ def test_the_ranking_is_best_first(fits: list[Fit]) -> None:
     made = [Match(scenario=f"s{n}", title="t", fit=fit, why="w") for n, fit in enumerate(fits)]
     order = [list(Fit).index(m.fit) for m in ranked(made)]
     assert order == sorted(order)
+
+
+def test_two_scenarios_may_call_different_lines_by_the_same_name() -> None:
+    one = type("One", (type(GHOST_KEY),), {"log_patterns": {"line": "aaa"}})()
+    two = type("Two", (type(GHOST_KEY),), {"log_patterns": {"line": "bbb", "also": "aaa"}})()
+    assert union([one, two]) == {"aaa": "aaa", "bbb": "bbb"}
+    evidence = healthy()
+    log = logs()
+    log.match_counts |= {"aaa": 2, "bbb": 0}
+    log.matches["aaa"] = [LogLine(number=n, text="aaa") for n in (1, 2)]
+    swap(evidence, log)
+
+    def counts(scenario) -> list[int | None]:  # type: ignore[no-untyped-def]
+        seen = as_seen_by(scenario, evidence)
+        return [checks.log_count(seen, name) for name in ("line", "also", "added-request")]
+
+    assert counts(one) == [2, None, 18]
+    assert counts(two) == [0, 2, 18]
+    assert [line.number for line in checks.log_lines(as_seen_by(one, evidence), "line")] == [1, 2]
+    assert checks.log_count(evidence, "line") is None

@@ -1,0 +1,223 @@
+"""``mmrepro diagnose`` on real servers: healthy, loaded, stopped, killed, overloaded, hung.
+
+One start of vLLM serves all of the first part, in the order of the file: the last test kills it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from live import COMMAND, processes_in, wait_for
+from live_server import Load, Server, Told, ask, diagnose, serving
+from mmrepro.models import TinyQwen2VL, TinyQwen3
+
+pytestmark = pytest.mark.engine
+GHOST = "ghost-key-eviction"
+DROP = [
+    "setpriv",
+    "--reuid",
+    "65534",
+    "--regid",
+    "65534",
+    "--clear-groups",
+    "--inh-caps",
+    "-all,+dac_read_search",
+    "--ambient-caps",
+    "-all,+dac_read_search",
+    "--bounding-set",
+    "-all,+dac_read_search",
+]
+"""Another user without ptrace rights; the one right kept is to read this interpreter's files."""
+
+# ---------------------------------------------------------------- a healthy vLLM, then not
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("vllm")
+    with serving("vllm", "0.23.0", TinyQwen2VL(), folder, "--max-num-seqs", "8") as server:
+        ask(server.url)  # the first one warms up
+        yield server
+
+
+@pytest.mark.parametrize("clients", [0, 4])
+def test_a_healthy_server_is_healthy_in_all_of_ten_runs(vllm: Server, tmp_path: Path, clients: int):
+    with Load(vllm.url, clients) as load:
+        wait_for(lambda: load.done >= clients, 60, "answers under load")
+        before = load.done
+        told = [diagnose(vllm.url, cwd=tmp_path) for _ in range(10)]
+        assert load.done > before or not clients
+    assert [(t.exit_code, t.state, t.found) for t in told] == [(0, "healthy", [])] * 10
+    for one in told:
+        assert one.document["effect"]["paused_s"] == 0
+        assert one.document["effect"]["inferences"] == 1
+    assert list(tmp_path.iterdir()) == []  # nothing is kept of a healthy server
+
+
+def test_it_says_what_was_found_of_it(vllm: Server, tmp_path: Path):
+    target = diagnose(vllm.url, "--out", "kept", cwd=tmp_path).document["target"]
+    assert (target["engine"], target["release"], target["place"]) == ("vllm", "0.23.0", "local")
+    assert target["root_pid"] == vllm.pid
+    assert {p["role"] for p in target["processes"]} >= {"APIServer", "EngineCore"}
+    assert target["logs"] == [str(vllm.log)]
+    assert "Healthy" in (tmp_path / "kept" / "report.html").read_text()
+
+
+def test_without_a_request_an_idle_server_is_not_called_healthy(vllm: Server, tmp_path: Path):
+    idle = diagnose(vllm.url, "--no-request", cwd=tmp_path)
+    assert (idle.exit_code, idle.state) == (3, "no-fault-seen")
+    assert idle.document["effect"]["inferences"] == 0
+    with Load(vllm.url, 4) as load:
+        wait_for(lambda: load.done >= 4, 60, "answers under load")
+        busy = diagnose(vllm.url, "--no-request", cwd=tmp_path)
+    assert (busy.exit_code, busy.state) == (0, "healthy")
+
+
+def core_of(server: Server) -> psutil.Process:
+    children = psutil.Process(server.pid).children(recursive=True)
+    return next(p for p in children if "EngineCore" in " ".join(p.cmdline()))
+
+
+@pytest.mark.parametrize("role", ["APIServer", "EngineCore"])
+def test_a_stopped_process_is_said_to_be_stopped(vllm: Server, tmp_path: Path, role: str):
+    pid = vllm.pid if role == "APIServer" else core_of(vllm).pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        told = diagnose(vllm.url, cwd=tmp_path)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (told.exit_code, told.state, told.found) == (1, "stopped", [])
+    assert f"{role} (pid {pid})" in told.document["assessment"]["sentence"]
+    assert told.seconds < 15
+    assert diagnose(vllm.url, cwd=tmp_path).state == "healthy"
+
+
+def test_overload_is_no_hang(vllm: Server, tmp_path: Path):
+    with Load(vllm.url, 48, max_tokens=512, timeout=15):
+        told = wait_for(
+            lambda: (t := diagnose(vllm.url, "--deadline", "3", cwd=tmp_path)).exit_code and t,
+            60,
+            "an overload",
+        )
+    assert (told.exit_code, told.state, told.found) == (1, "overloaded", [])
+
+
+def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(vllm: Server, tmp_path: Path):
+    front = psutil.Process(vllm.pid)
+    front.suspend()  # vLLM's front follows its EngineCore within a second: hold it back
+    core_of(vllm).kill()
+    try:
+        held = diagnose(vllm.url, cwd=tmp_path)
+    finally:
+        front.resume()
+    assert held.exit_code == 1
+    wait_for(lambda: not psutil.pid_exists(vllm.pid), 30, "the end of the front")
+    told = diagnose(vllm.url, "--log", str(vllm.log), cwd=tmp_path)
+    assert (told.exit_code, told.state, told.found) == (1, "dead", [])
+    assert "EngineCore died first" in told.document["assessment"]["sentence"]
+    blind = diagnose(vllm.url, cwd=tmp_path)
+    assert (blind.exit_code, blind.state) == (1, "dead")
+    assert "died first" not in blind.document["assessment"]["sentence"]
+
+
+# ---------------------------------------------------------------- the hang
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict]:
+    """The server that ``mmrepro run ghost-key-eviction`` left hanging."""
+    folder = tmp_path_factory.mktemp("hang") / "it"
+    run = [*COMMAND, "run", GHOST, "--keep-server", "--json", "--out", str(folder)]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    server = json.loads(done.stdout)["server"]
+    yield server
+    os.kill(server["pid"], signal.SIGTERM)
+    wait_for(lambda: not processes_in(folder), 30, "the end of the kept server")
+
+
+def conditions(told: Told) -> dict[str, str]:
+    return {c["id"]: c["truth"] for c in told.document["matches"][0]["conditions"]}
+
+
+def test_the_hang_is_named_with_every_condition_met(hung: dict, tmp_path: Path):
+    told = diagnose(hung["url"], "--out", "it", cwd=tmp_path)
+    assert (told.exit_code, told.state) == (1, "frozen-in-python")
+    assert (told.document["matches"][0]["scenario"], told.fit(GHOST)) == (GHOST, "match")
+    assert set(conditions(told).values()) == {"met"}
+    assert told.found == [GHOST]
+    assert told.seconds < 20, told.seconds
+    assert any("popitem" in f["function"] for f in told.document["assessment"]["frames"])
+    assert told.document["effect"]["paused_s"] == 0
+    assert told.document["since"]
+    report = (tmp_path / "it" / "report.html").read_text()
+    assert GHOST in report
+    again = subprocess.run(
+        [*COMMAND, "report", "it", "--format", "md"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "process_input_sockets" in again.stdout
+
+
+def test_less_is_seen_less_is_claimed(hung: dict, tmp_path: Path):
+    silent = diagnose(hung["url"], "--no-request", cwd=tmp_path)
+    assert (silent.exit_code, silent.fit(GHOST)) == (1, "likely")
+    assert conditions(silent).pop("no-answer-later") == "unknown"
+    withheld = diagnose(hung["url"], "--log", "/dev/null", "--deadline", "8", cwd=tmp_path)
+    assert (withheld.exit_code, withheld.fit(GHOST)) == (1, "likely")
+    unknown = {name for name, truth in conditions(withheld).items() if truth == "unknown"}
+    assert unknown == {"cached-item-assertion", "ghost-is-the-key"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_still_finds_the_hang_and_is_told_what_he_cannot_see(
+    hung: dict, tmp_path: Path
+):
+    told = diagnose(hung["url"], "--deadline", "8", cwd=tmp_path, prefix=DROP)
+    assert (told.exit_code, told.state) == (1, "frozen")
+    assert told.fit(GHOST) == "symptom-only"
+    unseen = " ".join(told.document["unseen"])
+    for hint in ("CAP_SYS_PTRACE", "--log FILE", "root"):
+        assert hint in unseen
+
+
+# ---------------------------------------------------------------- small ones
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving("minivllm", "0.1", TinyQwen3(), tmp_path_factory.mktemp("mini")) as server:
+        ask(server.url)
+        yield server
+
+
+def test_a_killed_server_is_dead(mini: Server, tmp_path: Path):
+    assert diagnose(mini.url, cwd=tmp_path).state == "healthy"
+    os.kill(mini.pid, signal.SIGKILL)
+    wait_for(lambda: not psutil.pid_exists(mini.pid), 10, "its end")
+    told = diagnose(mini.url, cwd=tmp_path)
+    assert (told.exit_code, told.state, told.found) == (1, "dead", [])
+    named = diagnose(mini.url, "--pid", str(mini.pid), cwd=tmp_path)
+    assert "does not exist any more" in " ".join(named.document["assessment"]["why"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "state"), [("html", "broken-output"), ("nan", "broken-output"), ("error", "failing")]
+)
+def test_a_fake_server_with_garbage(tmp_path: Path, kind: str, state: str):
+    script = str(Path(__file__).with_name("garbage_server.py"))
+    with subprocess.Popen([sys.executable, script, kind], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            port = int(process.stdout.readline())
+            told = diagnose(f"http://127.0.0.1:{port}", cwd=tmp_path)
+        finally:
+            process.kill()
+    assert (told.exit_code, told.state, told.found) == (1, state, [])
