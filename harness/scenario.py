@@ -250,14 +250,8 @@ class Scenario(ABC):
         As it stands, that of a run: a condition on the trigger's own requests is unknown then, so
         such a scenario is at best likely. Override it with what an observer can see.
         """
-        return self.conditions(
-            RunFacts(
-                facts.release or self.default_release,
-                Fidelity.LIVE,
-                frozenset(),
-                facts.deadline_s,
-            )
-        )
+        release = facts.release or self.default_release
+        return self.conditions(RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s))
 
     def exposure(self, facts: LiveFacts) -> Finding:
         """Whether a server of this release and with these options can fail so."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
-from mmrepro import checks
+from mmrepro import checks, live
 from mmrepro.drive import Drive
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
@@ -12,7 +13,7 @@ from mmrepro.incident import ClaimResult, Reference, SymptomRow
 from mmrepro.models import TinyDotsOCR
 from mmrepro.models.qwen_images import FACTOR, smart_resize
 from mmrepro.probes.data import StackSample, StacksData, ThreadStack
-from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef, unmet
+from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario, SourceRef, unmet
 from mmrepro.scenarios.chunked_mm_report import claim
 from mmrepro.signature import Condition, Finding, Truth
 from packaging.specifiers import SpecifierSet
@@ -179,6 +180,24 @@ class EncoderCacheOverflow(Scenario):
                 others_starve,
                 required=False,
             ),
+        ]
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        """Without the image's size: what the scheduler does about it is seen from its locals."""
+        kept = {c.id: c for c in super().live_conditions(facts)}
+        return [
+            live.not_answered(),
+            kept["core-alive"],
+            replace(kept["counted-as-running"], required=True),
+            Condition(
+                "no-progress",
+                "symptom",
+                "counters of finished requests and tokens stand still",
+                lambda e: checks.no_progress(
+                    e, {k: METRICS[k] for k in ("finished", "generation_tokens")}
+                ),
+            ),
+            kept["schedules-nothing"],
         ]
 
     def healthy_after(self, evidence: Evidence) -> Finding:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from mmrepro import checks
+from mmrepro import checks, live
 from mmrepro.drive import Drive
+from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
 from mmrepro.models import TinyModel, TinyQwen3
-from mmrepro.scenario import Mitigation, RunFacts, Scenario
+from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario
 from mmrepro.scenarios.mm_cache_desync import claim
 from mmrepro.signature import Condition, Finding, Truth
 from packaging.specifiers import SpecifierSet
@@ -129,6 +130,25 @@ class PrefillContract(Scenario):
                 self._raised_there,
             ),
         ]
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        return [
+            *live.some_requests_fail(MinivllmEngine.metrics, MinivllmEngine.core_role),
+            Condition(
+                "error-raised-there",
+                "cause",
+                f"the log holds the error of the note's bug {self.bug}, {self.reason}",
+                self._logged_there,
+            ),
+        ]
+
+    def _logged_there(self, evidence: Evidence) -> Finding:
+        names = ("note-error", *(f"frame-{i}" for i in range(len(self.frames))))
+        counts = [checks.log_count(evidence, name) for name in names]
+        if None in counts:
+            return Finding.unknown(evidence.why_missing("logs", "check"))
+        said = f"{counts[0]} × the error, its frames {counts[1:]} times"
+        return Finding.of(all(counts), said, *checks.log_files(evidence))
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         sent = images_sent(evidence)

@@ -10,14 +10,14 @@ import asyncio
 import time
 from typing import ClassVar
 
-from mmrepro import deaths
+from mmrepro import deaths, live
 from mmrepro.drive import Drive
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
 from mmrepro.models import TinyDotsOCR
 from mmrepro.models.tokenizer import DOTS_OCR
-from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef
+from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario, SourceRef
 from mmrepro.scenarios.chunked_mm_report import MISMATCH, SAME_CRASH, claim, symptom_table
 from mmrepro.signature import Condition, Finding, Truth
 from packaging.specifiers import SpecifierSet
@@ -149,6 +149,11 @@ class PlaceholderMask(Scenario):
 
     def stray_placeholder(self, evidence: Evidence) -> Finding:
         raise NotImplementedError
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        """Which request it was, an observer does not know; the log's first error tells the rest."""
+        first_error = next(c for c in super().live_conditions(facts) if c.id == "first-error")
+        return [live.core_is_dead(ROLE, "engine-dead"), first_error]
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         sent = [*evidence.labelled(self.failing), *evidence.labelled(deaths.AFTER)]

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrepro import live
 from mmrepro.diagnose import discover
 from mmrepro.diagnose.data import Effect
 from mmrepro.diagnose.discover import Target
@@ -84,9 +85,9 @@ class Collector:
 
     def ask_front(self) -> None:
         """The cheap endpoints and the metrics, at once; they also tell which engine it is."""
-        engine = self.target.engine
-        paths = engine.endpoints if engine else DEFAULT_ENDPOINTS
-        self._all(self._start(self._http(paths)), self._start(self._metrics(), label="metrics-1"))
+        self._all(
+            self._start(self._http(self._cheap())), self._start(self._metrics(), label="metrics-1")
+        )
 
     def model(self) -> str:
         """The model to ask for: as given, as /v1/models lists it, as the command line names it."""
@@ -160,12 +161,7 @@ class Collector:
             _wait(request, end + 1.0)
         self._until(min(end, front_at + 2 * APART_S))
         last = [self._start(self._metrics(), label="metrics-3")]
-        engine = self.target.engine
-        last.append(
-            self._start(
-                self._http(engine.endpoints if engine else DEFAULT_ENDPOINTS), label="http-2"
-            )
-        )
+        last.append(self._start(self._http(self._cheap()), label="http-2"))
         self._all(*last)
         discover.refresh(self.target)
 
@@ -266,7 +262,8 @@ class Collector:
 
     def _logs(self) -> list[Future[None]]:
         engine = self.target.engine
-        patterns = {**(engine.log_patterns if engine else {}), **self.log_patterns}
+        own = engine.log_patterns if engine else {}
+        patterns = {**live.LOG_PATTERNS, **own, **self.log_patterns}
         progress = engine.progress_pattern if engine else None
         return [
             self._start(
@@ -276,6 +273,11 @@ class Collector:
             )
             for number, path in enumerate(self.target.facts.logs[:MAX_LOGS], 1)
         ]
+
+    def _cheap(self) -> Sequence[str]:
+        """The engine's endpoints that cost it nothing: SGLang's /health_generate is a request."""
+        engine = self.target.engine
+        return [p for p in engine.endpoints if "generate" not in p] if engine else DEFAULT_ENDPOINTS
 
     def _http(self, paths: Sequence[str]) -> HttpProbe:
         for path in paths:

@@ -26,6 +26,7 @@ MAX_CLIMB = 16
 MAX_PROCESSES = 256
 _PACKAGES = re.compile(r"(/[^\0\n]*?/(?:site|dist)-packages)/")
 
+LOG_HEAD_BYTES = 256 << 10
 AS_OWNER = "run mmrepro as root, or as the server's own user"
 
 
@@ -245,6 +246,22 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
     facts.engine, facts.engine_because = target.engine.name, reasons
     facts.core_role = target.engine.core_role
     refresh(target)
+
+
+def name_engine_by_log(target: Target) -> None:
+    """Of a server that is gone: the engine, and often its release, from the start of its log."""
+    facts = target.facts
+    for path in facts.logs:
+        head = (_proc.read(path, LOG_HEAD_BYTES) or b"").decode("utf-8", "replace")
+        for engine in ENGINES.values():
+            if not engine.log_mark or not (found := re.search(engine.log_mark, head)):
+                continue
+            target.engine, facts.engine = engine, engine.name
+            facts.core_role, facts.engine_because = engine.core_role, [f"its log: {found[0]!r}"]
+            release = public_release(found.groupdict().get("release") or "")
+            if release and not facts.release:
+                facts.release, facts.release_from = release, "its log"
+            return
 
 
 def _check_root(target: Target, commands: Signs) -> None:

@@ -31,7 +31,7 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
 def at_once(evidence: Evidence, facts: TargetFacts) -> Assessment | None:
     """What is plain before any request is sent: dead, stopped, or a part of it dead."""
     view = View(facts, evidence)
-    return _dead(view) or _stopped(view) or _part_dead(view)
+    return _dead(view) or _part_dead(view) or _stopped(view)
 
 
 def suspicious(evidence: Evidence, facts: TargetFacts) -> bool:

@@ -8,6 +8,7 @@ import re
 
 from mmrepro.diagnose.discover import Target
 from mmrepro.evidence import Evidence
+from mmrepro.live import CORE_ALIVE
 from mmrepro.probes import _proc
 from mmrepro.supervise import procfs
 
@@ -27,10 +28,20 @@ def note(target: Target, evidence: Evidence) -> None:
             evidence.facts[f"exit:{process.pid}"] = code
         if process.state == "t" and (tracer := _proc.tracer_of(process.pid)):
             evidence.facts[f"tracer:{process.pid}"] = tracer
-    alive = [p for p in target.facts.processes if p.state not in "ZX"]
-    core_gone = target.facts.core_role and not any(target.facts.is_core(p.role) for p in alive)
-    if (not alive or core_gone) and (kill := last_oom_kill()):
+    lives = core_lives(target)
+    if lives is not None:
+        evidence.facts[CORE_ALIVE] = lives
+    if lives is False and (kill := last_oom_kill()):
         evidence.facts["oom"] = kill
+
+
+def core_lives(target: Target) -> bool | None:
+    """Whether a core process lives; None where that cannot be seen."""
+    facts = target.facts
+    if facts.root_pid is not None and facts.core_role:
+        return any(p.state not in "ZX" for p in facts.cores)
+    gone = facts.place != "remote" and facts.listening is False and facts.root_pid is None
+    return False if gone else None
 
 
 def exit_code(pid: int) -> int | None:

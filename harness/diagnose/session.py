@@ -118,6 +118,8 @@ def _look(
         if not any(p.state in "Tt" for p in facts.processes):
             collector.ask_front()
         if target.engine is None:
+            discover.name_engine_by_log(target)
+        if target.engine is None:
             discover.name_engine(target, _metric_names(evidence))
         discover.find_release(target)
         kernel.note(target, evidence)

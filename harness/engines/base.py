@@ -111,6 +111,8 @@ class Engine(ABC):
     """Log lines that tell of a new request; "": none do."""
     process_pattern: ClassVar[str] = ""
     """What the command line of one of its processes looks like; "": made from the name."""
+    log_mark: ClassVar[str] = ""
+    """A line that only this engine logs while it starts; a group "release" tells which."""
     idle_loops: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that turn round and burn CPU while there is nothing to do."""
     distributions: ClassVar[tuple[str, ...]] = ()

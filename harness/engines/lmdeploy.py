@@ -77,6 +77,7 @@ class LmdeployEngine(Engine):
         r"EOFError": "LMDeploy's engine process sometimes ends with EOFError as it starts (0.18.0: "
         "2 of 8 starts; pytorch/engine/mp_engine/zmq_engine.py)"
     }
+    log_mark: ClassVar[str] = r" - lmdeploy - |HINT:\s+Please open .{0,20}http"
     progress_pattern: ClassVar[str] = r'"POST /v1/chat/completions HTTP/1\.1" \d+'
     """At its default log level LMDeploy says nothing of requests; uvicorn does."""
 

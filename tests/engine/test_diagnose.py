@@ -118,7 +118,8 @@ def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(vllm: Server, t
         held = diagnose(vllm.url, cwd=tmp_path)
     finally:
         front.resume()
-    assert held.exit_code == 1
+    assert (held.exit_code, held.state, held.found) == (1, "part-dead", [])
+    assert "killed by signal 9" in " ".join(held.document["assessment"]["why"])
     wait_for(lambda: not psutil.pid_exists(vllm.pid), 30, "the end of the front")
     told = diagnose(vllm.url, "--log", str(vllm.log), cwd=tmp_path)
     assert (told.exit_code, told.state, told.found) == (1, "dead", [])
