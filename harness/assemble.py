@@ -65,7 +65,7 @@ def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
     if data is None:
         return []
     lines: list[LogExcerpt] = []
-    for pattern in scenario.key_log_patterns:
+    for pattern in dict.fromkeys((*scenario.key_log_patterns, "contract-violated")):
         count = data.match_counts.get(pattern, 0)
         for line in data.matches.get(pattern, [])[:LINES_EACH]:
             note = f"{count} lines like this" if count > LINES_EACH else ""

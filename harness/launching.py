@@ -51,14 +51,23 @@ def launch_plan(
     mitigations = [scenario.mitigation(name) for name in options.mitigations]
     flips = [scenario.factor(name).flip for name in options.flips]
     last = control.server_args if control else ()
-    return get_engine(scenario.engine).plan(
+    engine = get_engine(scenario.engine)
+    watches = [engine.contract_watch()] if options.contract_probe else []
+    if None in watches:
+        raise UsageError(
+            f"There is no contract probe for {engine.name}.", hint="leave --contract-probe out"
+        )
+    return engine.plan(
         LaunchRequest(
             environment=environment,
             model=model,
             port=port,
             max_model_len=scenario.max_model_len,
             server_args=(*scenario.server_args, *options.server_args, *last),
-            mitigations=() if control else (*mitigations, *flips),
+            mitigations=(
+                *(() if control else (*mitigations, *flips)),
+                *(watch for watch in watches if watch is not None),
+            ),
             patches=scenario.patches_for(chosen_release(scenario, options)),
         )
     )

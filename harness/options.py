@@ -25,6 +25,8 @@ class RunOptions:
     timeout_s: float = 600.0
     out: Path | None = None
     keep_server: bool = False
+    contract_probe: bool = False
+    """Hold each step of the engine against the multimodal prefill contract."""
     scenario: str = ""
     variant: str = ""
 
@@ -43,6 +45,8 @@ class RunOptions:
             parts += ["--device", self.device]
         if self.model:
             parts += ["--model", str(self.model)]
+        if self.contract_probe:
+            parts.append("--contract-probe")
         parts += [f"--server-arg={arg}" for arg in self.server_args]
         for name in self.mitigations:
             parts += ["--mitigation", name]

@@ -58,6 +58,13 @@ def run(
     keep_server: Annotated[
         bool, typer.Option("--keep-server", help="Leave the server running; its pid is printed.")
     ] = False,
+    contract_probe: Annotated[
+        bool,
+        typer.Option(
+            "--contract-probe",
+            help="Hold each step of the engine against the multimodal prefill contract.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Reproduce a known failure on the real engine and write an incident.
@@ -82,6 +89,7 @@ def run(
         timeout_s=timeout,
         out=out,
         keep_server=keep_server,
+        contract_probe=contract_probe,
         scenario=scenario,
         variant=variant,
     )

@@ -139,6 +139,13 @@ class Engine(ABC):
             reasons.append(f"its metric {shared[0]}")
         return reasons
 
+    def contract_watch(self) -> Mitigation | None:
+        """What makes the engine hold each step against the prefill contract; None: cannot.
+
+        Its log then says ``contract violated:`` (see ``log_patterns``).
+        """
+        return None
+
     @abstractmethod
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         """How to provision ``release``. Raises UnknownRelease."""

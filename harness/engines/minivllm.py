@@ -17,7 +17,7 @@ from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.minivllm import minivllm_spec
 from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, Setting
-from mmrepro.scenario import reproducer_path
+from mmrepro.scenario import Mitigation, reproducer_path
 
 OWNED_OPTIONS = ("--host", "--port", "--model", "--served-model-name", "--device")
 
@@ -44,6 +44,12 @@ class MinivllmEngine(Engine):
     log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"
     version_paths: ClassVar[tuple[str, ...]] = ()
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
+    added_pattern: ClassVar[str] = r"Added request \S+"
+
+    def contract_watch(self) -> Mitigation | None:
+        return Mitigation(
+            "contract-probe", "its own checker", server_args=("--check-contract=log",)
+        )
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return minivllm_spec(release, "cuda" if device == "cuda" else "cpu")

