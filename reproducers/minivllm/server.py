@@ -10,7 +10,6 @@ import select
 import socket
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -80,7 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             self._error(404, f"there is no {self.path}")
         except BadRequest as error:
             self._error(400, str(error))
-        except Gone:
+        except (Gone, OSError):
             self.close_connection = True
         return None
 
@@ -109,30 +108,33 @@ class Handler(BaseHTTPRequestHandler):
                 if not begun:
                     self._begin_stream()
                     begun = True
-                self._event({"choices": [self._choice({"content": text}, reason, "delta")]})
+                self._event(ticket, {"choices": [self._choice({"content": text}, reason, "delta")]})
             if prompt.include_usage:
-                self._event({"choices": [], "usage": self._usage(prompt, ticket)})
+                self._event(ticket, {"choices": [], "usage": self._usage(prompt, ticket)})
             self._chunk(b"data: [DONE]\n\n")
             self._chunk(b"")
         except EngineFailed as error:
             if not begun:
                 return self._error(500, str(error))
-            self._event({"error": {"message": str(error), "type": "InternalServerError"}})
+            failure = {"message": str(error), "type": "InternalServerError"}
+            self._event(ticket, {"error": failure})
             self._chunk(b"")
         return None
 
     def _watched(self, ticket: Any) -> Iterator[int]:
         """The tokens of ``ticket``; it is aborted when the client closes the connection."""
         service = self.server.service
+        ended = False
         try:
             for token in service.tokens(ticket):
                 if token is not None:
                     yield token
                 elif self._client_is_gone():
                     raise Gone
-        except (Gone, OSError):
-            service.abort(ticket)
-            raise Gone from None
+            ended = True
+        finally:
+            if not ended:  # also when writing what was yielded failed, which closes this generator
+                service.abort(ticket)
 
     def _client_is_gone(self) -> bool:
         readable, _, _ = select.select([self.connection], [], [], 0)
@@ -141,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
     def _whole(self, prompt: Prompt, ticket: Any, ids: list[int]) -> None:
         text = self.server.chat.text(ids)
         choice = self._choice({"role": "assistant", "content": text}, ticket.seq.finish_reason)
-        self._answer(200, self._frame([choice]) | {"usage": self._usage(prompt, ticket)})
+        self._answer(200, self._frame(ticket, [choice]) | {"usage": self._usage(prompt, ticket)})
 
     def _pieces(self, news: Iterator[int], ticket: Any) -> Iterator[tuple[str, str | None]]:
         """Text as it becomes known; a character that is not whole yet waits."""
@@ -170,12 +172,10 @@ class Handler(BaseHTTPRequestHandler):
         return {"index": 0, key: content, "finish_reason": reason}
 
     def _frame(
-        self, choices: list[dict[str, Any]], kind: str = "chat.completion"
+        self, ticket: Any, choices: list[dict[str, Any]], kind: str = "chat.completion"
     ) -> dict[str, Any]:
-        if not hasattr(self, "completion_id"):
-            self.completion_id = f"chatcmpl-{uuid.uuid4().hex[:16]}"
         return {
-            "id": self.completion_id,
+            "id": ticket.name,
             "object": kind,
             "created": int(time.time()),
             "model": self.server.model,
@@ -190,8 +190,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
 
-    def _event(self, content: dict[str, Any]) -> None:
-        event = self._frame([], "chat.completion.chunk") | content
+    def _event(self, ticket: Any, content: dict[str, Any]) -> None:
+        event = self._frame(ticket, [], "chat.completion.chunk") | content
         self._chunk(b"data: " + json.dumps(event).encode() + b"\n\n")
 
     def _chunk(self, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import uuid
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class Ticket:
 
     prompt: Prompt
     images: list[Image]
+    name: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex[:16]}")
     news: queue.SimpleQueue[int | None] = field(default_factory=queue.SimpleQueue)
     seq: Sequence | None = None
     error: str = ""
@@ -65,6 +67,7 @@ class Service:
             if not early:
                 images = [self.sent.to_send(i) for i in prompt.images]
             ticket = Ticket(prompt, images)
+            log.info("Added request %s: %d tokens", ticket.name, prompt.num_tokens)
             self._inbox.append(ticket)
             self._wake.notify()
         return ticket
@@ -110,7 +113,7 @@ class Service:
         }
         gauges = {
             "num_requests_running": len(scheduler.running),
-            "num_requests_waiting": len(scheduler.waiting) + len(self._inbox),
+            "num_requests_waiting": len(scheduler.waiting),
             "kv_cache_usage_perc": 1 - len(blocks.free) / blocks.usable,
             "kv_cache_blocks": blocks.usable,
             "kv_cache_block_size": blocks.block_size,
@@ -169,7 +172,6 @@ class Service:
                     ignore_eos=prompt.ignore_eos,
                 )
                 self._open.append(ticket)
-                log.info("Added request %s: %d tokens", ticket.seq.id, ticket.seq.num_tokens)
             except Exception as error:
                 log.exception("a request could not be added")
                 self._close(ticket, f"{type(error).__name__}: {error}")
@@ -179,7 +181,7 @@ class Service:
     def _abort_unwanted(self) -> None:
         for ticket in [t for t in self._open if t.aborted]:
             assert ticket.seq is not None
-            log.info("Aborted request %s", ticket.seq.id)
+            log.info("Aborted request %s", ticket.name)
             self.engine.abort(ticket.seq)
             self._open.remove(ticket)
 

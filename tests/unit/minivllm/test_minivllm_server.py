@@ -158,7 +158,8 @@ def test_an_image_becomes_the_tokens_that_it_is_resized_to() -> None:
         grid_of(1000, 4, VISION)
 
 
-def test_a_client_that_goes_away_is_aborted(start: Start) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_is_aborted(start: Start, stream: bool) -> None:
     server = start()
     gate, original = threading.Event(), server.front.service.engine.runner.run
 
@@ -169,7 +170,7 @@ def test_a_client_that_goes_away_is_aborted(start: Start) -> None:
     server.front.service.engine.runner.run = held
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    connection.request("POST", "/v1/chat/completions", json.dumps(body | {"stream": stream}))
     connection.close()
     service = server.front.service
     wait_until(lambda: any(ticket.aborted for ticket in service._open))
