@@ -1,0 +1,407 @@
+"""LMDeploy: a KV cache too small for the prompt, behind an error that says nothing of it."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import cached_property
+from typing import ClassVar
+
+from mmrepro import checks
+from mmrepro.drive import Drive
+from mmrepro.engines.lmdeploy import WITNESS, device_memory
+from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.incident import ClaimResult, Reference, SymptomRow
+from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
+from mmrepro.models import TinyModel, TinyQwen2VL, TinyText
+from mmrepro.scenario import Control, Mitigation, Patch, RunFacts, Scenario, SourceRef
+from mmrepro.scenarios import kv_witness as kv
+from mmrepro.scenarios.kv_budget_report import claims, symptom_rows
+from mmrepro.signature import Condition, Finding, Outcome
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+SHORT = "hi"
+ANSWER = 4
+"""Tokens that each request may have as its answer."""
+LONG_DEADLINE_S = 240.0
+OPAQUE_ANSWER_UNTIL = Version("0.10.0")
+"""From 0.7.0 on the error is an answer with 200; from here on its text names the status."""
+
+VALIDATION = {
+    "validation-error": r"validation errors? for ChatCompletionResponse\w*Choice",
+    "finish-reason": r"Input should be .*input_value='error'",
+    "says-length": r"- lmdeploy - .*(?:INPUT_LENGTH|max_session_len|num_gpu_blocks|too long)",
+}
+
+
+class UndersizedKvBudget(Scenario):
+    name: ClassVar[str] = "undersized-kv-budget"
+    variant: ClassVar[str] = "text"
+    engine: ClassVar[str] = "lmdeploy"
+    title: ClassVar[str] = "A prompt that the KV cache cannot hold gets an opaque HTTP 500"
+    summary: ClassVar[str] = (
+        "With a small --cache-max-entry-count every prompt above a limit that nobody set gets "
+        "HTTP 500 “Internal Server Error” at once, while shorter ones and /health are fine and the "
+        "same prompt is answered with a larger setting."
+    )
+    explanation: ClassVar[str] = (
+        "LMDeploy's PyTorch engine gives the KV cache a share (cache_max_entry_count) of the "
+        "memory that weights and a reserve leave free, in whole blocks. The longest prompt is "
+        "blocks × block size. A longer one is answered with the status INPUT_LENGTH_ERROR, which "
+        "the server turns into the finish reason 'error'. Before 0.7.0 the response's model does "
+        "not allow that value: pydantic raises, and the client sees HTTP 500."
+    )
+    default_release: ClassVar[str] = "0.6.4"
+    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.6.4,<0.7.0")
+    model: ClassVar[TinyModel] = TinyText()
+    max_model_len: ClassVar[int] = 32768
+    server_args: ClassVar[tuple[str, ...]] = (
+        *("--cache-max-entry-count", kv.SMALL),
+        *("--max-batch-size", "128"),
+    )
+    control_server: ClassVar[Control | None] = Control(
+        f"the same server with --cache-max-entry-count {kv.BIG}",
+        ("--cache-max-entry-count", kv.BIG),
+    )
+    sources: ClassVar[tuple[SourceRef, ...]] = (kv.LIMIT_SOURCE, kv.REFUSAL_SOURCE)
+    reproducers: ClassVar[tuple[str, ...]] = ("lmdeploy_kv_chain.py",)
+    log_patterns = kv.WITNESS_PATTERNS | VALIDATION
+    key_log_patterns: ClassVar[tuple[str, ...]] = (
+        *kv.WITNESS_PATTERNS,
+        *("validation-error", "finish-reason", "says-length"),
+    )
+    references: ClassVar[tuple[Reference, ...]] = (
+        kv.FIX,
+        Reference(
+            id="lmdeploy#3977",
+            title="INPUT_LENGTH_ERROR with 32 images (0.10.0): the same limit, named",
+            url="https://github.com/InternLM/lmdeploy/issues/3977",
+        ),
+    )
+    kv_bytes: ClassVar[int] = kv.KV_BYTES // kv.SCALE
+    block_bytes: ClassVar[int] = 131_072
+    vocab_size: ClassVar[int] = 1446
+    prompt_tokens: ClassVar[int] = kv.PROMPT
+
+    @property
+    def variants(self) -> tuple[Scenario, ...]:
+        return (self, WithImage(), FullSize())
+
+    # ------------------------------------------------------------------ the arithmetic
+
+    def plan_of(self, release: str) -> LmdeployPlan:
+        """The run's memory and model in ``release``'s own arithmetic."""
+        return LmdeployPlan(
+            release,
+            free=kv.free_bytes(release, self.vocab_size, self.kv_bytes),
+            bytes_per_block=self.block_bytes,
+            vocab_size=self.vocab_size,
+        )
+
+    @cached_property
+    def predicted(self) -> Budget:
+        """The smallest setting that holds the prompt and its answer, by arithmetic alone."""
+        needed = self.prompt_tokens + ANSWER
+        found = smallest(self.plan_of(self.default_release), needed, decimals=2).setting
+        assert found is not None
+        return found
+
+    def at(self, setting: str) -> Budget:
+        """What a setting gives on the default release, by arithmetic alone."""
+        return self.plan_of(self.default_release).forward(Decimal(setting))
+
+    @cached_property
+    def mitigations(self) -> tuple[Mitigation, ...]:  # type: ignore[override]
+        best = self.predicted
+        return (
+            Mitigation(
+                name="kv-budget",
+                description=f"--cache-max-entry-count {best.setting}: the smallest setting with "
+                f"two decimals that holds {self.prompt_tokens} tokens and an answer, by `mmrepro "
+                f"kv-budget`: {best.blocks} blocks, {best.max_tokens} tokens",
+                server_args=("--cache-max-entry-count", str(best.setting)),
+            ),
+        )
+
+    def patches_for(self, release: str) -> tuple[Patch, ...]:
+        return (WITNESS, device_memory(self.plan_of(release).free))
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        if Version("0.7.0") <= Version(release) < OPAQUE_ANSWER_UNTIL:
+            if "kv-budget" in mitigations:
+                return Outcome.NOT_REPRODUCED, "mitigation kv-budget is said to prevent it"
+            return Outcome.DIFFERENT_FAILURE, (
+                f"{release} answers 200 with the text “internal error happened”: as opaque, but no "
+                "HTTP 500"
+            )
+        return super().expected(release, mitigations)
+
+    # ------------------------------------------------------------------ traffic
+
+    async def ask(
+        self, drive: Drive, label: str, text: str, *, stream: bool = False
+    ) -> RequestRecord:
+        """One request whose content is plain text: 0.6.4 takes no list for a text model."""
+        return await drive.chat(
+            label,
+            text=text,
+            max_tokens=ANSWER,
+            stream=stream,
+            extra={"messages": [{"role": "user", "content": text}]},
+        )
+
+    async def the_prompt(self, drive: Drive, label: str, short: RequestRecord) -> None:
+        """The prompt, whole and streamed. The chat template's tokens are taken from ``short``."""
+        template = (short.prompt_tokens or 0) - len(SHORT)
+        text = "7" * (self.prompt_tokens - template)
+        await self.ask(drive, label, text)
+        await self.ask(drive, f"{label}, streamed", text, stream=True)
+
+    async def control(self, drive: Drive) -> None:
+        drive.deadline_s = LONG_DEADLINE_S
+        short = await self.ask(drive, f"{kv.CONTROL_LABEL}: short", SHORT)
+        if short.answered:
+            await self.the_prompt(drive, f"{kv.CONTROL_LABEL}: the prompt", short)
+
+    async def gate(self, drive: Drive) -> None:
+        for number in (1, 2):
+            await self.ask(drive, f"gate: short {number}", SHORT)
+
+    async def trigger(self, drive: Drive) -> None:
+        drive.deadline_s = max(drive.deadline_s, LONG_DEADLINE_S)
+        short = await self.ask(drive, "short before", SHORT)
+        await self.the_prompt(drive, "the prompt", short)
+        await self.ask(drive, "short after", SHORT)
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        """The gate's requests, and before them the prompt on the control server, were answered."""
+        for label in ("the prompt", "the prompt, streamed"):
+            found = kv.answered(evidence, f"{kv.CONTROL_LABEL}: {label}")
+            if found.truth != "met":
+                return Finding.of(False, found.observed)
+        return super().gate_check(evidence)
+
+    # ------------------------------------------------------------------ signature
+
+    def conditions(self, facts: RunFacts) -> list[Condition]:
+        return [
+            Condition(
+                "opaque-500",
+                "symptom",
+                "the prompt gets HTTP 500, and nothing tells the client that it is too long",
+                self.opaque,
+            ),
+            Condition(
+                "stream-breaks",
+                "symptom",
+                "streamed, the answer begins with HTTP 200 and breaks off",
+                self.stream_breaks,
+            ),
+            Condition(
+                "control-answers",
+                "symptom",
+                f"with --cache-max-entry-count {kv.BIG} the same prompt is answered",
+                lambda e: kv.answered(e, f"{kv.CONTROL_LABEL}: the prompt"),
+            ),
+            Condition(
+                "others-answered",
+                "symptom",
+                "short prompts are answered before and after it",
+                self.short_answered,
+            ),
+            Condition(
+                "endpoints-green",
+                "symptom",
+                "/health and /v1/models answer 200",
+                checks.endpoints_green,
+            ),
+            Condition(
+                "validation-error",
+                "cause",
+                "HTTP 500 ← the log holds pydantic's error: the finish reason may not be 'error'",
+                self.validation_error,
+            ),
+            Condition(
+                "input-length-error",
+                "cause",
+                "finish reason 'error' ← the engine answered the prompt with INPUT_LENGTH_ERROR, "
+                "because it has more tokens than max_input_len",
+                self.input_length_error,
+            ),
+            Condition(
+                "limit-from-blocks",
+                "cause",
+                "max_input_len = max_session_len ← num_gpu_blocks × block_size, on both servers",
+                self.limit_from_blocks,
+            ),
+            Condition(
+                "blocks-from-bytes",
+                "cause",
+                "num_gpu_blocks ← (free − runtime) × cache_max_entry_count / bytes a block, on "
+                "both servers",
+                self.blocks_from_bytes,
+            ),
+        ]
+
+    def opaque(self, evidence: Evidence) -> Finding:
+        for record in evidence.labelled("the prompt"):
+            found = self.graded(evidence, record)
+            return Finding.of(found.kind == "opaque 500", str(found))
+        return Finding.unknown("the prompt was not sent")
+
+    def stream_breaks(self, evidence: Evidence) -> Finding:
+        for record in evidence.labelled("the prompt, streamed"):
+            found = self.graded(evidence, record)
+            broken = record.status == 200 and found.kind == "broken" and not record.timed_out
+            return Finding.of(broken, str(found))
+        return Finding.unknown("the prompt was not sent as a stream")
+
+    def graded(self, evidence: Evidence, record: RequestRecord) -> kv.Grade:
+        found = kv.sizing(evidence)
+        return kv.grade(record, found.max_tokens if found else None)
+
+    def short_answered(self, evidence: Evidence) -> Finding:
+        records = [r for word in ("before", "after") for r in evidence.labelled(f"short {word}")]
+        if len(records) < 2:
+            return Finding.unknown(f"{len(records)} of 2 short prompts were sent")
+        text = "; ".join(f"{r.label}: {kv.grade(r, None)}" for r in records)
+        return Finding.of(all(kv.grade(r, None).kind == "answered" for r in records), text)
+
+    def validation_error(self, evidence: Evidence) -> Finding:
+        names = ("validation-error", "finish-reason")
+        counts = [checks.log_count(evidence, name) for name in names]
+        if None in counts:
+            return Finding.unknown(evidence.why_missing("logs", "check"))
+        if not all(counts):
+            return Finding.of(False, "the log holds no validation error of a response")
+        line = checks.log_lines(evidence, "finish-reason")[0]
+        return Finding.of(True, f"{counts[0]} × {line.text.strip()}", *checks.log_files(evidence))
+
+    def input_length_error(self, evidence: Evidence) -> Finding:
+        request = kv.refusal(evidence, self.prompt_tokens)
+        if request is None:
+            return Finding.unknown("the witness saw no request with that many tokens")
+        tokens, limit, status = (
+            request.get(n) for n in ("input_tokens", "max_input_len", "status")
+        )
+        text = f"{tokens} tokens, max_input_len {limit}: status {status}"
+        if not isinstance(tokens, int) or not isinstance(limit, int):
+            return Finding.unknown(text)
+        return Finding.of(tokens > limit and status == "INPUT_LENGTH_ERROR", text)
+
+    def limit_from_blocks(self, evidence: Evidence) -> Finding:
+        ours, other = kv.sizing(evidence), kv.sizing(evidence, "control")
+        request = kv.refusal(evidence, self.prompt_tokens)
+        if ours is None or other is None or request is None:
+            return Finding.unknown("the witness did not see both servers size their cache")
+        tokens = request["input_tokens"]
+        text = (
+            f"{ours.blocks:g} blocks × {ours.block_size:g} → {ours.max_tokens:g} tokens, less than "
+            f"the prompt's {tokens}; control server: {other.blocks:g} blocks → "
+            f"{other.max_tokens:g} tokens"
+        )
+        fits = ours.max_tokens < tokens <= other.max_tokens
+        one_limit = ours.max_tokens == request.get("max_input_len")
+        return Finding.of(fits and one_limit and ours.limit_adds_up and other.limit_adds_up, text)
+
+    def blocks_from_bytes(self, evidence: Evidence) -> Finding:
+        ours, other = kv.sizing(evidence), kv.sizing(evidence, "control")
+        if ours is None or other is None:
+            return Finding.unknown("the witness did not see both servers size their cache")
+        same = (ours.free, ours.runtime, ours.block_bytes) == (
+            other.free,
+            other.runtime,
+            other.block_bytes,
+        )
+        holds = ours.adds_up and other.adds_up and same and ours.share < other.share
+        return Finding.of(holds, f"{ours}; control server: {other}")
+
+    def healthy_after(self, evidence: Evidence) -> Finding:
+        records = [
+            r for label in ("the prompt", "the prompt, streamed") for r in evidence.labelled(label)
+        ]
+        if len({r.label for r in records}) < 2:
+            return Finding.unknown("the prompt was not sent both ways")
+        for record in records:
+            found = self.graded(evidence, record)
+            if found.kind != "answered" and not found.explained:
+                return Finding.of(False, f"{record.label}: {found}")
+        return self.short_answered(evidence)
+
+    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+        return symptom_rows(self, evidence)
+
+    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+        return claims(self, evidence, facts)
+
+
+class WithImage(UndersizedKvBudget):
+    """The prompt is long by its image: the vision encoder works before the length is checked."""
+
+    variant: ClassVar[str] = "image"
+    title: ClassVar[str] = "An image too large for the KV cache is encoded in full, then refused"
+    model: ClassVar[TinyModel] = TinyQwen2VL(image_tokens=3360, hidden=256, vocab_size=1446)
+    prompt_tokens: ClassVar[int] = 3360
+    reproducers: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def variants(self) -> tuple[Scenario, ...]:
+        return ()
+
+    async def the_prompt(self, drive: Drive, label: str, short: RequestRecord) -> None:
+        picture = drive.picture("large", 7)
+        for stream, name in ((False, label), (True, f"{label}, streamed")):
+            await drive.chat(name, text=SHORT, images=[picture], max_tokens=ANSWER, stream=stream)
+
+    @cached_property
+    def predicted(self) -> Budget:
+        """With room for the chat template's tokens, one block."""
+        plan = self.plan_of(self.default_release)
+        found = smallest(plan, self.prompt_tokens + plan.block_size, decimals=2).setting
+        assert found is not None
+        return found
+
+    def conditions(self, facts: RunFacts) -> list[Condition]:
+        return [
+            *super().conditions(facts),
+            Condition(
+                "encoder-first",
+                "cause",
+                "the vision encoder had done its work by the time the prompt was refused",
+                self.encoder_first,
+            ),
+        ]
+
+    def encoder_first(self, evidence: Evidence) -> Finding:
+        """Both requests with the image went through the encoder; how long it took."""
+        seconds = [
+            float(v["seconds"])
+            for v in kv.said(evidence, "vision")
+            if v.get("step") in ("forward", "async_infer")
+        ]
+        if not seconds:
+            return Finding.unknown("the witness saw no work of the vision encoder")
+        refused = kv.refusal(evidence, self.prompt_tokens)
+        check = f"{refused['seconds'] * 1000:.1f} ms" if refused else "not seen"
+        spent = ", ".join(f"{s:.2f} s" for s in seconds)
+        text = f"vision encoder: {spent}; the engine's refusal: {check}"
+        return Finding.of(min(seconds) > 0 and refused is not None, text)
+
+
+class FullSize(UndersizedKvBudget):
+    """The report's own numbers: blocks of 8 MiB, 6784 MiB free. Minutes instead of seconds."""
+
+    variant: ClassVar[str] = "full-size"
+    model: ClassVar[TinyModel] = TinyText(
+        architecture="gemma", layers=32, kv_heads=8, vocab_size=92_553
+    )
+    kv_bytes: ClassVar[int] = kv.KV_BYTES
+    block_bytes: ClassVar[int] = 8_388_608
+    vocab_size: ClassVar[int] = 92_553
+
+    @property
+    def variants(self) -> tuple[Scenario, ...]:
+        return ()
+
+
+SCENARIO = UndersizedKvBudget()

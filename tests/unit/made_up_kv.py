@@ -1,0 +1,150 @@
+"""Made-up evidence of LMDeploy runs, modelled on real ones of 0.6.4 and 0.18.0. No run made it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from made_up import http, probed, request
+from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.probes.data import LogLine, LogsData
+
+FREE, RUNTIME, BLOCK = 111_155_328, 82_919_424, 131_072
+TRACEBACK = {
+    "validation-error": "1 validation error for ChatCompletionResponseChoice",
+    "finish-reason": "Input should be 'stop', 'length' or 'tool_calls' [type=literal_error, "
+    "input_value='error', input_type=str]",
+}
+
+
+def line(text: str, number: int = 7) -> LogLine:
+    return LogLine(number=number, text=text)
+
+
+def witness(event: str, **values: Any) -> LogLine:
+    return line(f"mmrepro-witness-{event} {json.dumps(values)}")
+
+
+def sized(share: float, blocks: int, limit: int, *, runtime: int = RUNTIME) -> dict[str, LogLine]:
+    return {
+        "witness-budget": witness(
+            "budget", memory=[FREE, 4 * FREE], runtime=[runtime, 8192], block_bytes=BLOCK
+        ),
+        "witness-limit": witness(
+            "limit",
+            cache_max_entry_count=share,
+            num_gpu_blocks=blocks,
+            num_reserved_gpu_blocks=None,
+            block_size=64,
+            max_session_len=limit,
+        ),
+    }
+
+
+def log(lines: dict[str, LogLine], *requests: LogLine) -> LogsData:
+    """What the logs probe found; patterns that it looked for and did not find count 0."""
+    names = (*TRACEBACK, "says-length", "witness-vision", "assertion", "loop-ended", "truncated")
+    matches = {name: [found] for name, found in lines.items()}
+    if requests:
+        matches["witness-request"] = list(requests)
+    counts = dict.fromkeys(names, 0) | {name: len(found) for name, found in matches.items()}
+    return LogsData(file="engine.log", bytes_read=1, lines=1, matches=matches, match_counts=counts)
+
+
+def ended(tokens: int, limit: int, status: str = "FINISH") -> LogLine:
+    return witness(
+        "request", input_tokens=tokens, max_input_len=limit, status=status, seconds=0.0003
+    )
+
+
+def broken(label: str) -> RequestRecord:
+    record = request("trigger", label, 200, completion_tokens=None, text="", stream=True)
+    record.error = "RemoteProtocolError: peer closed connection"
+    return record
+
+
+def opaque_run() -> Evidence:
+    """0.6.4: the prompt gets 500; the control server answered it."""
+    evidence = Evidence()
+    evidence.requests = [
+        request("control", "control server: short"),
+        request("control", "control server: the prompt"),
+        request("control", "control server: the prompt, streamed"),
+        request("gate", "gate: short 1"),
+        request("gate", "gate: short 2"),
+        request("trigger", "short before"),
+        request("trigger", "the prompt", 500, error="Internal Server Error"),
+        broken("the prompt, streamed"),
+        request("trigger", "short after"),
+    ]
+    lines = sized(0.1, 21, 1344) | {name: line(text) for name, text in TRACEBACK.items()}
+    evidence.probes = [
+        probed(log(sized(0.5, 107, 6848), ended(3446, 6848)), "control"),
+        probed(http(200, 200)),
+        probed(log(lines, ended(376, 1344), ended(3446, 1344, "INPUT_LENGTH_ERROR"))),
+    ]
+    return evidence
+
+
+def replace_log(evidence: Evidence, data: LogsData, phase: str = "check") -> None:
+    for result in evidence.probes:
+        if result.probe == "logs" and result.phase == phase:
+            result.data = data
+
+
+def relabelled(evidence: Evidence, label: str) -> RequestRecord:
+    return next(r for r in evidence.requests if r.label == label)
+
+
+def refused_run() -> Evidence:
+    """0.18.0: 400 with a reason, and the same within the stream."""
+    evidence = opaque_run()
+    text = '{"message":"The request exceeds the model context length."}'
+    whole = relabelled(evidence, "the prompt")
+    whole.status, whole.error = 400, text
+    relabelled(evidence, "the prompt, streamed").error = text
+    lines = sized(0.1, 21, 1216)
+    replace_log(evidence, log(lines, ended(3446, 1216, "INPUT_LENGTH_ERROR")))
+    return evidence
+
+
+def mitigated_run() -> Evidence:
+    evidence = opaque_run()
+    for label in ("the prompt", "the prompt, streamed"):
+        record = relabelled(evidence, label)
+        record.status, record.error, record.text, record.completion_tokens = 200, "", "abc", 4
+    replace_log(evidence, log(sized(0.26, 56, 3584), ended(3446, 3584)))
+    return evidence
+
+
+def crash_run() -> Evidence:
+    """0.6.4: the growing request ends the loop."""
+    evidence = Evidence()
+    evidence.requests = [
+        request("control", "control server: short"),
+        request("control", "control server: growing", completion_tokens=100),
+        request("gate", "gate: short"),
+        request("gate", "gate: the prompt, a short answer"),
+        request("gate", "gate: short again"),
+        request("trigger", "short before"),
+        *(
+            request("trigger", label, 500, error="Internal Server Error")
+            for label in ("growing", "short after 1", "short after 2", "short after 3")
+        ),
+    ]
+    lines = sized(0.1, 21, 1344) | {"assertion": line("assert len(running) > 0", 90)}
+    evidence.probes = [
+        probed(log(sized(0.5, 107, 6848), ended(1300, 6848)), "control"),
+        probed(http(200, 200)),
+        probed(log(lines, ended(376, 1344), ended(1300, 1344, None))),  # type: ignore[arg-type]
+    ]
+    return evidence
+
+
+def truncated_run() -> Evidence:
+    evidence = crash_run()
+    for record in evidence.requests:
+        record.status, record.error, record.completion_tokens, record.text = 200, "", 4, "abc"
+    relabelled(evidence, "growing").completion_tokens = 44
+    replace_log(evidence, log(sized(0.1, 21, 1344), ended(1300, 1344)))
+    return evidence

@@ -1,0 +1,369 @@
+"""LMDeploy's two KV scenarios on made-up evidence: one change, and the verdict turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_up import drop, http, judge, request, run_facts, swap
+from made_up_kv import (
+    BLOCK,
+    FREE,
+    RUNTIME,
+    TRACEBACK,
+    crash_run,
+    ended,
+    line,
+    log,
+    mitigated_run,
+    opaque_run,
+    refused_run,
+    relabelled,
+    replace_log,
+    sized,
+    truncated_run,
+    witness,
+)
+from mmrepro.evidence import Evidence
+from mmrepro.incident import ClaimStatus
+from mmrepro.scenarios import kv_witness as kv
+from mmrepro.scenarios.kv_growth_crash import SCENARIO as GROWTH
+from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET
+from mmrepro.signature import Outcome, Truth
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE
+NOT_REPRODUCED, INCONCLUSIVE = Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
+Change = Callable[[Evidence], object]
+
+
+def test_the_opaque_error_reproduces_with_the_reports_numbers() -> None:
+    outcome, truths, results = judge(BUDGET, opaque_run())
+    assert set(truths.values()) == {MET}, truths
+    assert outcome is REPRODUCED
+    shown = {r.id: r.observed for r in results}
+    for number in ("21 blocks", "1344", "3446", "107 blocks", "6848"):
+        assert number in shown["limit-from-blocks"]
+    assert "3446 tokens, max_input_len 1344: status INPUT_LENGTH_ERROR" in shown.values()
+
+
+def set_status(label: str, status: int, error: str) -> Change:
+    def change(evidence: Evidence) -> None:
+        record = relabelled(evidence, label)
+        record.status, record.error = status, error
+
+    return change
+
+
+def with_log(*requests_or_lines: object, **lines: object) -> Change:
+    def change(evidence: Evidence) -> None:
+        found = sized(0.1, 21, 1344) | {n: line(t) for n, t in TRACEBACK.items()} | lines  # type: ignore[operator]
+        kept = {name: value for name, value in found.items() if value is not None}
+        refusal = ended(3446, 1344, "INPUT_LENGTH_ERROR")
+        replace_log(evidence, log(kept, *(requests_or_lines or (refusal,))))  # type: ignore[arg-type]
+
+    return change
+
+
+def control_log(**lines: object) -> Change:
+    def change(evidence: Evidence) -> None:
+        found = sized(0.5, 107, 6848) | lines  # type: ignore[operator]
+        replace_log(evidence, log(found, ended(3446, 6848)), "control")
+
+    return change
+
+
+WRONG_LIMIT = sized(0.1, 21, 1300)["witness-limit"]
+WRONG_BYTES = sized(0.1, 21, 1344, runtime=RUNTIME // 2)["witness-budget"]
+TOO_SMALL = sized(0.5, 50, 3200)["witness-limit"]
+
+CASES: dict[str, tuple[Change, dict[str, Truth], Outcome]] = {
+    "another 500": (
+        lambda e: (drop(e, "logs"), None),
+        {"validation-error": UNKNOWN, "limit-from-blocks": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    "no validation error in the log": (
+        with_log(**{"finish-reason": None}),
+        {"validation-error": NOT_MET, "opaque-500": MET},
+        DIFFERENT,
+    ),
+    "another status": (
+        with_log(ended(3446, 1344, "INTERNAL_ENGINE_ERROR")),
+        {"input-length-error": NOT_MET},
+        DIFFERENT,
+    ),
+    "a prompt within the limit": (
+        with_log(ended(3446, 3446, "INPUT_LENGTH_ERROR")),
+        {"input-length-error": NOT_MET, "limit-from-blocks": NOT_MET},
+        DIFFERENT,
+    ),
+    "a limit that is not the blocks'": (
+        with_log(ended(3446, 1300, "INPUT_LENGTH_ERROR"), **{"witness-limit": WRONG_LIMIT}),
+        {"limit-from-blocks": NOT_MET},
+        DIFFERENT,
+    ),
+    "blocks that are not the bytes'": (
+        with_log(**{"witness-budget": WRONG_BYTES}),
+        {"blocks-from-bytes": NOT_MET},
+        DIFFERENT,
+    ),
+    "a torn line of the witness": (
+        with_log(**{"witness-limit": line("mmrepro-witness-limit {")}),
+        {"limit-from-blocks": UNKNOWN, "blocks-from-bytes": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    "a control server as small": (
+        control_log(**{"witness-limit": TOO_SMALL}),
+        {"limit-from-blocks": NOT_MET},
+        DIFFERENT,
+    ),
+    "short prompts fail as well": (
+        set_status("short after", 500, "Internal Server Error"),
+        {"others-answered": NOT_MET},
+        DIFFERENT,
+    ),
+    "the server is gone": (
+        lambda e: swap(e, http(None, None)),
+        {"endpoints-green": NOT_MET},
+        DIFFERENT,
+    ),
+    "the prompt hangs": (
+        lambda e: setattr(relabelled(e, "the prompt"), "timed_out", True),
+        {"opaque-500": NOT_MET},
+        DIFFERENT,
+    ),
+    "an opaque answer with 200, as 0.7.0": (
+        lambda e: (
+            set_status("the prompt", 200, "")(e),
+            setattr(relabelled(e, "the prompt"), "text", "internal error happened"),
+        ),
+        {"opaque-500": NOT_MET},
+        DIFFERENT,
+    ),
+    "the control server fails": (
+        set_status("control server: the prompt", 500, "x"),
+        {"control-answers": NOT_MET},
+        INCONCLUSIVE,
+    ),
+    "nothing was sent": (
+        lambda e: e.requests.clear(),
+        {"opaque-500": UNKNOWN, "others-answered": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "expected", "outcome"), CASES.values(), ids=CASES.keys())
+def test_one_change_turns_the_verdict(
+    change: Change, expected: dict[str, Truth], outcome: Outcome
+) -> None:
+    evidence = opaque_run()
+    change(evidence)
+    got, truths, _ = judge(BUDGET, evidence)
+    assert {name: truths[name] for name in expected} == expected
+    if outcome is DIFFERENT and truths["others-answered"] is MET and got is NOT_REPRODUCED:
+        pytest.fail(f"{truths}")
+    assert got is outcome, truths
+
+
+def test_a_refusal_that_explains_is_not_the_bug_and_is_graded() -> None:
+    outcome, _, results = judge(BUDGET, refused_run(), "0.18.0")
+    assert outcome is NOT_REPRODUCED
+    said = next(r.observed for r in results if r.id == "opaque-500")
+    assert "HTTP 400" in said
+    assert "explained; it names the length, not the limit in tokens" in said
+
+
+def test_under_the_predicted_setting_the_prompt_is_answered() -> None:
+    assert judge(BUDGET, mitigated_run())[0] is NOT_REPRODUCED
+    claims = {c.id: c for c in BUDGET.claims(mitigated_run(), run_facts(BUDGET, "", "kv-budget"))}
+    assert claims["prediction"].status is ClaimStatus.CONFIRMED
+    assert claims["blocks-21"].status is ClaimStatus.NOT_TESTED
+    wrong = mitigated_run()
+    replace_log(wrong, log(sized(0.26, 57, 3648), ended(3446, 3648)))
+    claims = {c.id: c for c in BUDGET.claims(wrong, run_facts(BUDGET, "", "kv-budget"))}
+    assert claims["prediction"].status is ClaimStatus.REFUTED
+
+
+def test_the_reports_contradiction_is_decided() -> None:
+    claims = {c.id: c for c in BUDGET.claims(opaque_run(), run_facts(BUDGET))}
+    assert claims["blocks-21"].status is ClaimStatus.CONFIRMED
+    assert claims["blocks-24"].status is ClaimStatus.REFUTED
+    assert "1536" in claims["blocks-24"].observed
+    for name in ("limit-1344", "blocks-107", "limit-6848", "prompt", "silence"):
+        assert claims[name].status is ClaimStatus.CONFIRMED
+    assert claims["gpu-mem"].status is ClaimStatus.NOT_TESTED
+
+
+def test_what_is_expected_of_each_release() -> None:
+    none: frozenset[str] = frozenset()
+    expected = {
+        "0.6.4": REPRODUCED,
+        "0.6.5": REPRODUCED,
+        "0.7.0.post3": DIFFERENT,
+        "0.9.2": DIFFERENT,
+        "0.10.0": NOT_REPRODUCED,
+        "0.18.0": NOT_REPRODUCED,
+    }
+    assert {r: BUDGET.expected(r, none)[0] for r in expected} == expected
+    assert BUDGET.expected("0.7.0.post3", frozenset({"kv-budget"}))[0] is NOT_REPRODUCED
+
+
+@pytest.mark.parametrize("release", ["0.6.4", "0.7.0.post3", "0.10.0", "0.13.0", "0.18.0"])
+def test_every_release_gets_the_reports_budget(release: str) -> None:
+    for variant in BUDGET.variants:
+        plan = variant.plan_of(release)  # type: ignore[attr-defined]
+        small = plan.forward(BUDGET.at(kv.SMALL).setting)
+        big = plan.forward(BUDGET.at(kv.BIG).setting)
+        assert (small.blocks, big.blocks) == (21, 107)
+
+
+def test_the_predicted_setting_is_the_smallest() -> None:
+    best = BUDGET.predicted
+    assert best.max_tokens >= kv.PROMPT + 4
+    assert BUDGET.at(str(best.setting)).blocks == best.blocks
+    below = BUDGET.at(f"{float(best.setting) - 0.01:.2f}")
+    assert below.max_tokens < kv.PROMPT + 4
+
+
+# ---------------------------------------------------------------- grades
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "text", "kind"),
+    [
+        (500, "Internal Server Error", "", "opaque 500"),
+        (500, "prompt too long", "", "refusal"),
+        (200, "", "internal error happened", "opaque answer"),
+        (
+            200,
+            "",
+            "internal error happened, status code ResponseType.INPUT_LENGTH_ERROR",
+            "named answer",
+        ),
+        (400, "The request exceeds the model context length.", "", "refusal"),
+        (400, "bad request", "", "opaque answer"),
+        (200, "", "hello", "answered"),
+        (200, "RemoteProtocolError: peer closed", "", "broken"),
+        (None, "ConnectError", "", "broken"),
+    ],
+)
+def test_how_a_refusal_reads(status: int | None, error: str, text: str, kind: str) -> None:
+    record = request("trigger", "x", status)
+    record.error, record.text = error, text
+    assert kv.grade(record, 1344).kind == kind
+
+
+def test_a_message_that_names_limit_and_cause() -> None:
+    record = request("trigger", "x", 400)
+    record.error = "3446 tokens exceed the limit of 1344: the KV cache has 21 blocks"
+    found = kv.grade(record, 1344)
+    assert (found.names_limit, found.names_cause) == (True, True)
+    assert "names the limit and the cause" in str(found)
+    assert not kv.grade(record, 134).names_limit
+
+
+@given(st.integers(1, 2**40), st.integers(0, 2**40), st.integers(1, 2**30), st.floats(0.01, 0.99))
+def test_a_sizing_adds_up_only_with_its_own_blocks(
+    free: int, runtime: int, block: int, share: float
+) -> None:
+    blocks = int((free - runtime) * share / block)
+    right = kv.Sizing(free, runtime, block, share, blocks, 0, 64, blocks * 64)
+    assert right.adds_up
+    assert right.limit_adds_up
+    assert not kv.Sizing(free, runtime, block, share, blocks + 1, 0, 64, 0).adds_up
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=5))
+def test_whatever_the_witness_line_holds_nothing_is_made_up(value: object) -> None:
+    evidence = opaque_run()
+    replace_log(evidence, log({"witness-limit": witness("limit", max_session_len=value)}))
+    assert kv.sizing(evidence) is None
+
+
+def test_the_control_servers_log_is_never_taken_for_the_runs_own() -> None:
+    evidence = opaque_run()
+    assert kv.sizing(evidence, "control") == kv.Sizing(FREE, RUNTIME, BLOCK, 0.5, 107, 0, 64, 6848)
+    drop(evidence, "logs")
+    assert kv.sizing(evidence) is None
+
+
+# ---------------------------------------------------------------- growth
+
+
+def test_the_crash_reproduces() -> None:
+    outcome, truths, _ = judge(GROWTH, crash_run())
+    assert set(truths.values()) == {MET}, truths
+    assert outcome is REPRODUCED
+
+
+def test_an_answer_that_is_cut_is_no_crash() -> None:
+    outcome, truths, _ = judge(GROWTH, truncated_run(), "0.18.0")
+    assert (outcome, truths["growth-fails"]) == (NOT_REPRODUCED, NOT_MET)
+    claims = {c.id: c.status for c in GROWTH.claims(truncated_run(), run_facts(GROWTH, "0.18.0"))}
+    assert claims["truncates"] is ClaimStatus.CONFIRMED
+    assert claims["all-fail"] is ClaimStatus.NOT_TESTED
+
+
+def growth_log(*requests: object, assertion: bool = True) -> Change:
+    def change(evidence: Evidence) -> None:
+        lines = sized(0.1, 21, 1344)
+        if assertion:
+            lines["assertion"] = line("assert len(running) > 0")
+        replace_log(evidence, log(lines, *requests))  # type: ignore[arg-type]
+
+    return change
+
+
+GROWTH_CASES: dict[str, tuple[Change, dict[str, Truth], Outcome]] = {
+    "another exception": (
+        growth_log(ended(1300, 1344), assertion=False),
+        {"assertion": NOT_MET},
+        DIFFERENT,
+    ),
+    "the prompt was refused": (
+        growth_log(ended(1300, 1344, "INPUT_LENGTH_ERROR")),
+        {"prompt-fits": NOT_MET},
+        DIFFERENT,
+    ),
+    "prompt and answer fit": (
+        growth_log(ended(1200, 1344)),
+        {"prompt-fits": NOT_MET},
+        DIFFERENT,
+    ),
+    "no log": (lambda e: drop(e, "logs"), {"assertion": UNKNOWN}, INCONCLUSIVE),
+    "it recovers": (
+        lambda e: (
+            set_status("short after 3", 200, "")(e),
+            setattr(relabelled(e, "short after 3"), "text", "abc"),
+        ),
+        {"all-fail-after": NOT_MET},
+        DIFFERENT,
+    ),
+    "the server dies as well": (
+        lambda e: swap(e, http(None, None)),
+        {"front-lives": NOT_MET},
+        DIFFERENT,
+    ),
+    "the control server fails": (
+        set_status("control server: growing", 500, "x"),
+        {"control-answers": NOT_MET},
+        INCONCLUSIVE,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected", "outcome"), GROWTH_CASES.values(), ids=GROWTH_CASES.keys()
+)
+def test_one_change_turns_the_crash(
+    change: Change, expected: dict[str, Truth], outcome: Outcome
+) -> None:
+    evidence = crash_run()
+    change(evidence)
+    got, truths, _ = judge(GROWTH, evidence)
+    assert {name: truths[name] for name in expected} == expected
+    assert got is outcome, truths
