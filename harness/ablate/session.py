@@ -242,7 +242,7 @@ class Ablating:
             id=uuid.uuid4().hex[:12],
             created=Moment.now(),
             state="interrupted",
-            failure=NOT_ENDED,
+            failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
             command=self.options.command(scenario.name),
             scenario=ScenarioFacts(
                 name=scenario.name,
