@@ -24,7 +24,7 @@ def factor_table(ablation: Ablation) -> Table:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for head in ("factor", "flipped to", "outcome", "symptom", "cause", "class"):
-        table.add_column(head, overflow="fold")
+        table.add_column(head, overflow="fold", no_wrap=head in ("factor", "class"))
     for row in view.rows(ablation):
         cells = [row.factor, row.setting, row.outcome, row.symptom, row.cause, row.factor_class]
         texts = [Text(one_line(cell, 120)) for cell in cells]

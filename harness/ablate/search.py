@@ -179,7 +179,8 @@ def _needed(
     """Whether nothing that was tried cures without ``name``, which cures alone."""
     others = [n for n in singles if n != name]
     if others:
-        return False, f"so does {', '.join(others)}: it is not the only cure"
+        verb = "does" if len(others) == 1 else "do"
+        return False, f"so {verb} {', '.join(others)}: it is not the only cure"
     rest = [n for n in usable if n != name]
     needed = _none_without(name, usable, memory)
     if not rest:

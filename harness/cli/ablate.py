@@ -79,6 +79,8 @@ def ablate(
         out=out,
     )
     console = Console(stderr=json)
+    if not console.is_terminal:  # a file is not cut to 80 columns
+        console = Console(stderr=json, width=180)
     if dry_run:
         _dry_run(found, options, console, json=json)
         return
@@ -156,7 +158,9 @@ def print_plan(expected: Plan, console: Console) -> None:
     reused = sum(cell.reused for cell in expected.cells)
     console.print(
         f"{runs} runs, about {duration(expected.seconds)}; {reused} are in the cache.\n"
-        f"{duration(expected.seconds_each)} each: {expected.seconds_from}.",
+        f"{duration(expected.seconds_each)} each: {expected.seconds_from}."
+        if runs
+        else f"Nothing is to be run: all {reused} runs are in the cache.",
         highlight=False,
         soft_wrap=True,
     )
