@@ -44,7 +44,6 @@ class MinivllmEngine(Engine):
     log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"
     version_paths: ClassVar[tuple[str, ...]] = ()
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
-    added_pattern: ClassVar[str] = r"Added request \S+"
 
     def contract_watch(self) -> Mitigation | None:
         return Mitigation(

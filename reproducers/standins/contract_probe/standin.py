@@ -224,15 +224,27 @@ def watch_runner(module: ModuleType) -> None:
     @functools.wraps(execute)
     def execute_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         watch.stepped()
+        return execute(self, *args, **kwargs)
+
+    cls._prepare_inputs, cls.execute_model = prepare_inputs, _told_first(execute_model)
+    if hasattr(cls, "sample_tokens"):
+        cls.sample_tokens = _told_first(cls.sample_tokens)
+    say("watching GPUModelRunner")
+
+
+def _told_first(original: Any) -> Any:
+    """What the device has counted is told before the error that it leads to."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            return execute(self, *args, **kwargs)
+            return original(*args, **kwargs)
         except BaseException:
-            if counts is not None:  # what the device has counted is told before it is mourned
+            if counts is not None:
                 counts.look()
             raise
 
-    cls._prepare_inputs, cls.execute_model = prepare_inputs, execute_model
-    say("watching GPUModelRunner")
+    return call
 
 
 def _resumed(scheduler_output: Any) -> list[str]:
