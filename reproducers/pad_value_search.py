@@ -5,7 +5,7 @@ that is printed goes to stderr). The request's ``task`` is ``search``, with the 
 ``Search`` below, or ``verify``, with ``model`` and ``images`` (PNG files, by name).
 
 SGLang hashes an image as SHA-256 over the bytes of its preprocessed pixels and keeps 64 bits
-(managers/mm_utils.py, data_hash and tensor_hash); up to 0.5.17 at least, the low 30 of these are
+(managers/mm_utils.py, data_hash and tensor_hash); up to 0.5.22 the low 30 of these are
 the pad value (managers/schedule_batch.py, set_pad_value). The search varies a few pixels at the
 image's end, so that all but the last bytes of what is hashed are common to a family of images. It
 learns from the engine's own image processor, seen as a black box, which bytes a pixel changes and

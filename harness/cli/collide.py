@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PAD_BITS = 30
-"""Bits of SGLang's pad value up to 0.5.17; a pair that agrees in fewer is only an exercise."""
+"""Bits of SGLang's pad value up to 0.5.22; a pair that agrees in fewer is only an exercise."""
 
 
 def collide(
