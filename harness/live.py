@@ -19,7 +19,8 @@ LOG_PATTERNS: Mapping[str, str] = {FAILED: r'"POST /v1/\S+ HTTP/[0-9.]+" 500'}
 CORE_ALIVE = "core_alive"
 """Fact of a diagnosis: whether a process with the core's role lives; None: cannot be seen."""
 
-COUNTERS = ("finished", "generation_tokens")
+COUNTERS = ("prompt_tokens", "generation_tokens")
+"""Not of requests: a frozen vLLM counts as finished those that their clients give up."""
 
 
 def some_requests_fail(metrics: Mapping[str, tuple[str, ...]], role: str) -> list[Condition]:
@@ -71,6 +72,16 @@ def core_is_dead(role: str, said: str) -> Condition:
 
     return Condition(
         "core-died", "symptom", f"{role} is gone, and the log says that it died", check
+    )
+
+
+def no_progress(metrics: Mapping[str, tuple[str, ...]]) -> Condition:
+    counters = {name: metrics[name] for name in COUNTERS if name in metrics}
+    return Condition(
+        "no-progress",
+        "symptom",
+        "counters of tokens stand still",
+        lambda e: checks.no_progress(e, counters),
     )
 
 

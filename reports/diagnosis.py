@@ -34,6 +34,8 @@ def answer(diagnosis: Diagnosis) -> str:
     """``Frozen in Python code: ghost-key-eviction``: the badge."""
     words = STATE_WORDS[diagnosis.state].partition(":")[0]
     found = diagnosis.found
+    if found and diagnosis.state is State.HEALTHY:
+        words = "small requests work, a known failure is there"
     return words[:1].upper() + words[1:] + (f": {found[0].scenario}" if found else "")
 
 

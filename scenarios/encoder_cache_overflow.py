@@ -189,14 +189,7 @@ class EncoderCacheOverflow(Scenario):
             live.not_answered(),
             kept["core-alive"],
             replace(kept["counted-as-running"], required=True),
-            Condition(
-                "no-progress",
-                "symptom",
-                "counters of finished requests and tokens stand still",
-                lambda e: checks.no_progress(
-                    e, {k: METRICS[k] for k in ("finished", "generation_tokens")}
-                ),
-            ),
+            live.no_progress(METRICS),
             kept["schedules-nothing"],
         ]
 

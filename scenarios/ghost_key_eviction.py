@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from mmrepro import checks
+from mmrepro import checks, live
 from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence
 from mmrepro.incident import (
@@ -234,7 +234,7 @@ class GhostKeyEviction(MmCacheScenario):
             replace(kept["no-answer-later"], statement="a small text-only request is not answered"),
             kept["endpoints-green"],
             kept["nothing-queued"],
-            kept["no-progress"],
+            live.no_progress(METRICS),
             Condition(
                 "core-busy",
                 "symptom",

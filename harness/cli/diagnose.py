@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+MAX_CPU_S = 60
+MAX_MEMORY = 2 << 30
+
 if TYPE_CHECKING:
     from mmrepro.diagnose.session import Diagnosed, DiagnoseOptions
     from rich.console import Console
@@ -68,7 +71,7 @@ def diagnose(
         out=out,
         headers=_headers(header or []),
     )
-    _step_back()
+    _bound()
     if json:
         found = look(options)
         _write_reports(found)
@@ -113,10 +116,22 @@ def _headers(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _step_back() -> None:
-    """Take only the processor time that the server leaves; children inherit it."""
+def _bound() -> None:
+    """A hard limit on our own CPU and memory, inherited by py-spy: the server comes first."""
     import contextlib
-    import os
+    import resource
+    import signal
 
-    with contextlib.suppress(OSError):
-        os.nice(5)
+    from mmrepro.errors import RunTimeout
+
+    def stop(*_: object) -> None:
+        raise RunTimeout(
+            f"The diagnosis used {MAX_CPU_S} s of CPU and was ended.",
+            hint="mmrepro diagnose URL --log /dev/null, if its log is very large",
+        )
+
+    signal.signal(signal.SIGXCPU, stop)
+    for kind, limit in ((resource.RLIMIT_CPU, MAX_CPU_S), (resource.RLIMIT_DATA, MAX_MEMORY)):
+        hard = resource.getrlimit(kind)[1]
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(kind, (limit, hard))

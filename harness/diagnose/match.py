@@ -72,8 +72,9 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
 def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, str]:
     """The fit and one sentence why. Pure.
 
-    ``match`` needs every required condition of both parts. ``likely`` needs one of each part, and
-    none that speaks against it. A condition that could not be seen never counts for it.
+    ``match`` needs every required condition of both parts. ``likely`` needs a part of the symptom
+    and half of the cause, and none that speaks against it; ``symptom-only`` the whole symptom, and
+    a cause that is unseen or there in part. What could not be seen never counts for it.
     """
     symptom = [r for r in results if r.required and r.part == "symptom"]
     cause = [r for r in results if r.required and r.part == "cause"]
@@ -82,10 +83,11 @@ def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, s
     against = _names(results, Truth.NOT_MET)
     if said_symptom is Truth.MET and said_cause is Truth.MET:
         return Fit.MATCH, f"all {len(symptom) + len(cause)} required conditions are met"
-    shown = _met(symptom) and _met(cause)
+    shown = _met(symptom) and 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
     if not against and shown:
         return Fit.LIKELY, f"nothing speaks against it; not seen: {unknown}"
-    if said_symptom is Truth.MET:
+    # A cause of which nothing is met and something is not: it only looks alike.
+    if said_symptom is Truth.MET and (said_cause is Truth.UNKNOWN or _met(cause)):
         missing = f"not met: {against}" if against else f"not seen: {unknown}"
         return Fit.SYMPTOM_ONLY, f"it looks like this, but its cause was not seen ({missing})"
     if exposure.truth is Truth.MET:

@@ -19,7 +19,8 @@ from mmrepro.probes.data import (
     SyscallsData,
 )
 
-COUNTERS = ("finished", "prompt_tokens", "generation_tokens")
+TOKENS = ("prompt_tokens", "generation_tokens")
+COUNTERS = ("finished", *TOKENS)
 HOT_PCT = checks.BUSY_PCT
 
 Answer = Literal["not-asked", "answered", "silent", "refused", "failed", "malformed", "overload"]
@@ -88,9 +89,16 @@ class View:
 
     @property
     def progress(self) -> bool | None:
-        """Whether a counter of finished work moved; None: none was read twice."""
-        readings = [values for c in COUNTERS if len(values := self.readings(c)) >= 2]
-        return any(values[-1] != values[0] for values in readings) if readings else None
+        """Whether a counter of tokens moved; None: none was read twice.
+
+        Requests count only where tokens are not counted: a frozen vLLM counts as finished those
+        that their clients give up.
+        """
+        for counters in (TOKENS, ("finished",)):
+            readings = [values for c in counters if len(values := self.readings(c)) >= 2]
+            if readings:
+                return any(values[-1] != values[0] for values in readings)
+        return None
 
     def always(self, short: str) -> bool | None:
         """Whether a gauge was above 0 in every reading; None: not read twice."""

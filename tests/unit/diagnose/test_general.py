@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_up import http
+from made_up import http, metrics
 from mmrepro.diagnose.data import COULD_NOT_TELL, State, TargetFacts
 from mmrepro.diagnose.general import assess, at_once, suspicious
 from mmrepro.evidence import Evidence
@@ -133,6 +133,13 @@ def test_the_frozen_one_names_frame_thread_and_process() -> None:
     assert (said.process, said.thread, said.seen) == ("EngineCore", "MainThread", 5)
     assert said.frames[0].function == "pop"
     assert "pop (cache.py:5)" in said.sentence
+
+
+def test_requests_that_clients_give_up_are_no_progress() -> None:
+    """A frozen vLLM counts them as finished: seen on 0.23.0."""
+    given_up = [metrics(finished=16), metrics(finished=19)]
+    said = assess(evidence(GREEN, *given_up, SILENCE, SPIN, HOT), target())
+    assert said.state is State.FROZEN_PYTHON
 
 
 def test_a_thread_that_moves_is_not_frozen() -> None:

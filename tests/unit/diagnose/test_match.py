@@ -192,6 +192,8 @@ def test_a_match_is_everything_met_and_likely_is_never_against(
     if fit is Fit.LIKELY:
         assert Truth.NOT_MET not in truths
         assert parts == {"symptom", "cause"}
+        cause = [r.truth for r in required if r.part == "cause"]
+        assert cause.count(Truth.MET) * 2 >= len(cause)
     if fit is Fit.EXPOSED:
         assert exposure.truth is Truth.MET
 
