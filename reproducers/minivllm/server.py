@@ -17,6 +17,7 @@ from typing import Any
 
 from .chat import BadRequest, Chat, Prompt
 from .config import EngineConfig, ModelConfig
+from .engine import Engine
 from .faults import FAULTS, chosen
 
 log = logging.getLogger(__name__)
@@ -250,6 +251,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         choices=("off", "log", "raise"),
         help="hold every step against the contract",
     )
+    parser.add_argument("--paper", action="store_true", help="no torch: answers are hashes")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     told = "; ".join(f"{name}: {text}" for name, text in FAULTS.items())
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help=told)
@@ -259,10 +261,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def config_of(options: argparse.Namespace) -> EngineConfig:
     """Raises ValueError."""
-    import torch
-
-    device = options.device
+    device = "cpu" if options.paper else options.device
     if device == "auto":
+        import torch
+
         device = "cuda" if torch.cuda.is_available() else "cpu"
     faults = chosen(options.fault, options.fix)
     names = EngineConfig.__dataclass_fields__.keys() - {"device", "faults", "async_scheduling"}
@@ -274,6 +276,16 @@ def config_of(options: argparse.Namespace) -> EngineConfig:
     )
 
 
+def _engine(options: argparse.Namespace, config: EngineConfig) -> Engine:
+    if options.paper:
+        from .paper import paper_engine
+
+        return paper_engine(config)
+    from .loading import load
+
+    return load(options.model, config)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     options = arguments(argv)
     handler = logging.StreamHandler(sys.stderr)
@@ -283,13 +295,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     ctypes.CDLL(None).prctl(15, b"MV::EngineCore", 0, 0, 0)  # PR_SET_NAME: how tools call us
     try:
         front = Front((options.host, options.port), Handler)
-        from .loading import load
         from .service import Service
 
         config = config_of(options)
         front.model = options.served_model_name
         front.chat = Chat(options.model, ModelConfig.read(options.model).vision)
-        front.service = Service(load(options.model, config))
+        front.service = Service(_engine(options, config))
     except (OSError, ValueError, RuntimeError) as error:
         log.exception("minivllm cannot start")
         print(f"minivllm: {error}", file=sys.stderr)

@@ -19,8 +19,9 @@ from hypothesis.stateful import (
 from mmrepro.reproducers.minivllm.blocks import NULL_BLOCK
 from mmrepro.reproducers.minivllm.config import EngineConfig
 from mmrepro.reproducers.minivllm.engine import Engine
+from mmrepro.reproducers.minivllm.paper import PaperRunner, paper_engine
 from mmrepro.reproducers.minivllm.sequence import Image, Sequence
-from paper import PaperRunner, Request, paper_engine, reference
+from paper_requests import Request, reference
 
 IMAGES = st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 3))
 REQUESTS = st.builds(

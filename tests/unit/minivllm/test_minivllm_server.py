@@ -19,10 +19,10 @@ from mmrepro.probes.metrics import parse_metrics
 from mmrepro.recorder import Recorder
 from mmrepro.reproducers.minivllm.chat import BadRequest, Chat, grid_of
 from mmrepro.reproducers.minivllm.config import EngineConfig, VisionConfig
+from mmrepro.reproducers.minivllm.paper import paper_engine
 from mmrepro.reproducers.minivllm.server import Front, Handler, arguments
 from mmrepro.reproducers.minivllm.service import Service
 from mmrepro.traffic import Traffic
-from paper import paper_engine
 
 ENGINE = get_engine("minivllm")
 VISION = VisionConfig(max_tokens=16)

@@ -1,20 +1,19 @@
-"""minivllm's real engine with a runner of plain Python in place of the model.
+"""A runner of plain Python in place of the model: the real engine without torch, in microseconds.
 
-Its cache holds what each token is, not keys and values; a sampled token is a hash of all that its
+Its cache holds what each token *is*, not keys and values; a sampled token is a hash of all that its
 sequence's block table leads to. So a wrong slot, a wrongly shared block or a misplaced embedding
-changes the tokens, as it would with a model, and a step costs microseconds.
+changes the answer, as it would with a model. For tests, and for ``minivllm.server --paper``.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
-from mmrepro.reproducers.minivllm.batch import Batch, BatchBuilder, Guard
-from mmrepro.reproducers.minivllm.config import EngineConfig
-from mmrepro.reproducers.minivllm.engine import Engine
-from mmrepro.reproducers.minivllm.sequence import Image
+from .batch import Batch, BatchBuilder, Guard
+from .config import EngineConfig
+from .engine import Engine
+from .sequence import Image
 
 VOCABULARY = 50
 Content = tuple[object, ...]
@@ -29,14 +28,6 @@ def next_token(content: Seq[Content]) -> int:
 def rows_of(images: Seq[Image]) -> list[Content]:
     """The embeddings of ``images``."""
     return [(i.digest, i.rows, i.cols, place) for i in images for place in range(i.tokens)]
-
-
-def reference(ids: list[int], images: Seq[Image], max_tokens: int) -> list[int]:
-    """The right answer, computed without any engine."""
-    content = [*rows_of(images), *((token,) for token in ids)]
-    for _ in range(max_tokens):
-        content.append((next_token(content),))
-    return [token for (token,) in content[len(content) - max_tokens :]]  # type: ignore[misc]
 
 
 class PaperRunner:
@@ -89,26 +80,3 @@ class PaperRunner:
 def paper_engine(config: EngineConfig) -> Engine:
     runner = PaperRunner(config)
     return Engine(config, runner, lambda: runner)
-
-
-@dataclass(frozen=True)
-class Request:
-    """Something to ask for: ``text`` token ids, ``images`` as (seed, rows, columns)."""
-
-    text: int = 1
-    images: tuple[tuple[int, int, int], ...] = ()
-    max_tokens: int = 1
-    seed: int = 0
-
-    @property
-    def ids(self) -> list[int]:
-        """Requests of one seed share their beginning."""
-        return [(self.seed * 7 + i * i) % VOCABULARY for i in range(self.text)]
-
-    @property
-    def pictures(self) -> tuple[Image, ...]:
-        return tuple(Image.of(b"picture %d" % s, rows, cols) for s, rows, cols in self.images)
-
-    @property
-    def tokens(self) -> int:
-        return self.text + sum(rows * cols for _, rows, cols in self.images) + self.max_tokens
