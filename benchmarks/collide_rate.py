@@ -4,7 +4,7 @@
 
 No engine is needed: the pixels are laid out as Qwen2-VL's image processor does it (84 x 84 pixels,
 169 344 bytes of float32), and the worker's own code hashes them. Best of ``--repeat`` short rounds
-each: CPU time in the rows of one core, wall clock for the search. What an engine adds is its import.
+each: CPU time in the rows of one core, wall clock for the search. An engine adds its import.
 """
 
 from __future__ import annotations
