@@ -27,6 +27,7 @@ def assemble(
     """
     evidence = incident.evidence
     incident.symptoms = _guarded(incident, scenario.symptom_rows, evidence) or []
+    incident.exhibits = _guarded(incident, lambda e: scenario.exhibits(e, facts), evidence) or []
     incident.key_stack = _guarded(incident, scenario.key_stack, evidence)
     incident.claims = _guarded(incident, lambda e: scenario.claims(e, facts), evidence) or []
     incident.log_lines = log_excerpts(evidence, scenario)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mmrepro.evidence import RequestRecord
@@ -28,6 +29,10 @@ class Drive:
         mitigations: names of those applied.
         flips: names of the factors that are not left as in the failing baseline.
         deadline_s: seconds after which a request counts as unanswered; derived from the gate.
+        options: of the scenario, as given with ``--option``.
+        python: the interpreter of the engine's environment.
+        model: the folder of the served model.
+        reproducer_env: variables for the scenario's reproducers, besides the server's.
         suspect_s: seconds after which an unanswered request makes the trigger stop and look,
             while the request itself keeps waiting for its full deadline.
     """
@@ -41,6 +46,10 @@ class Drive:
     flips: frozenset[str] = frozenset()
     deadline_s: float = GATE_DEADLINE_S
     suspect_s: float = GATE_DEADLINE_S
+    options: Mapping[str, str] = field(default_factory=dict)
+    python: Path | None = None
+    model: Path | None = None
+    reproducer_env: dict[str, str] = field(default_factory=dict)
     pending: list[asyncio.Task[RequestRecord]] = field(default_factory=list)
 
     def picture(self, name: str, seed: int, size: tuple[int, int] | None = None) -> Picture:
@@ -52,6 +61,12 @@ class Drive:
     def fact(self, name: str, value: str | int | float | bool | None) -> None:
         """Keep a measured value for the signature."""
         self.recorder.evidence.facts[name] = value
+
+    def attach(self, name: str, data: bytes) -> Path:
+        """Keep a file below ``evidence/``; returns where."""
+        path = self.recorder.dir / name
+        path.write_bytes(data)
+        return path
 
     async def chat(
         self,

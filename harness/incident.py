@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from enum import StrEnum
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ from mmrepro.diagnose.data import Diagnosis
 from mmrepro.evidence import Evidence
 from mmrepro.probes.base import Moment, Record
 from mmrepro.signature import Outcome, Verdict
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 SCHEMA_VERSION = 1
 INCIDENT_FILE = "incident.json"
@@ -118,6 +119,54 @@ class SymptomRow(Record):
     reported: Annotated[str, Field(description="what the original report says")] = ""
 
 
+def _from_base64(value: object) -> object:
+    """Bytes as they are; text (from JSON) is decoded. Raises ValueError: it is no base64."""
+    return base64.b64decode(value, validate=True) if isinstance(value, str) else value
+
+
+def _to_base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+class Shown(Record):
+    """One of several things side by side: a picture, or an answer, or both."""
+
+    caption: str
+    png: Annotated[
+        bytes,
+        BeforeValidator(_from_base64),
+        PlainSerializer(_to_base64, return_type=str, when_used="json"),
+        Field(description="a scenario's own picture, base64; may be empty", max_length=1 << 20),
+    ] = b""
+    file: Annotated[str, Field(description="the same below evidence/")] = ""
+    text: Annotated[str, Field(description="e.g. the answer that came with it")] = ""
+    facts: dict[str, str] = {}
+
+
+class Pool(Record):
+    """A number of images that matters."""
+
+    images: int
+    label: str = ""
+
+
+class Birthday(Record):
+    """What the curve of the birthday problem is drawn from."""
+
+    bits: Annotated[int, Field(description="of the values that may be equal", ge=1, le=256)]
+    pools: Annotated[list[Pool], Field(description="marked on the curve")] = []
+    seen: Annotated[list[Pool], Field(description="measured, such as a search's own")] = []
+
+
+class Exhibit(Record):
+    """Things that are best seen side by side, or the curve of the birthday problem."""
+
+    title: str
+    note: str = ""
+    shown: list[Shown] = []
+    birthday: Birthday | None = None
+
+
 class KeyFrame(Record):
     function: str
     file: str
@@ -217,6 +266,7 @@ class Incident(Record):
     gate: GateFacts | None = None
     verdict: Verdict | None = None
     symptoms: list[SymptomRow] = []
+    exhibits: list[Exhibit] = []
     key_stack: KeyStack | None = None
     log_lines: list[LogExcerpt] = []
     sources: list[SourceExcerpt] = []

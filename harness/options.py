@@ -29,6 +29,8 @@ class RunOptions:
     """Hold each step of the engine against the multimodal prefill contract."""
     scenario: str = ""
     variant: str = ""
+    options: tuple[str, ...] = ()
+    """The scenario's own options: NAME or NAME=VALUE."""
 
     def numbered(self, number: int) -> RunOptions:
         """The same for run ``number`` of several: a folder of its own below ``out``."""
@@ -52,4 +54,6 @@ class RunOptions:
             parts += ["--mitigation", name]
         for name in self.flips:
             parts += ["--flip", name]
+        for option in self.options:
+            parts += ["--option", option]
         return shlex.join(parts)

@@ -56,6 +56,7 @@ class Run:
         self.options = options
         self.engine = get_engine(scenario.engine)
         self.flipped = tuple(scenario.factor(name) for name in options.flips)
+        self.scenario_options = scenario.read_options(options.options)
         self.release = chosen_release(scenario, options)
         self.device = detect_device() if options.device == "auto" else options.device
         self.dir = make_run_dir(options.out, scenario.full_name, self.release)
@@ -219,7 +220,8 @@ class Run:
                     await self.scenario.trigger(drive)
             self.recorder.phase = "check"
             with self._stage("probes"):
-                await probing.check(drive.deadline_s, self.environment.python, self.plan.env)
+                env = {**self.plan.env, **drive.reproducer_env}
+                await probing.check(drive.deadline_s, self.environment.python, env)
                 await asyncio.gather(*drive.pending)
         finally:
             for task in drive.pending:
@@ -247,6 +249,9 @@ class Run:
             release=self.release,
             mitigations=frozenset(self.options.mitigations),
             flips=frozenset(self.options.flips),
+            options=self.scenario_options,
+            python=self.environment.python if self.environment else None,
+            model=Path(self.incident.model.path) if self.incident.model else None,
         )
 
     async def _gate(self, drive: Drive, probing: Probing) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, ClassVar
 from mmrepro.drive import Drive
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimResult, Fidelity, KeyStack, Reference, StandIn, SymptomRow
+from mmrepro.incident import (
+    ClaimResult,
+    Exhibit,
+    Fidelity,
+    KeyStack,
+    Reference,
+    StandIn,
+    SymptomRow,
+)
 from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import StackSample
 from mmrepro.signature import Condition, Finding, Outcome, Truth, combine, evaluate
@@ -206,6 +214,8 @@ class Scenario(ABC):
     control_server: ClassVar[Control | None] = None
     """Given, a second server with other options runs first; its evidence has phase "control"."""
     mitigations: ClassVar[tuple[Mitigation, ...]] = ()
+    options: ClassVar[Mapping[str, str]] = {}
+    """Options of its own (``--option NAME=VALUE``): name and description."""
     factors: ClassVar[tuple[Factor, ...]] = ()
     """What ``mmrepro ablate`` may flip."""
     sources: ClassVar[tuple[SourceRef, ...]] = ()
@@ -285,6 +295,10 @@ class Scenario(ABC):
         """The original report's explanations, judged by the table of an ablation."""
         return []
 
+    def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
+        """What the report shows side by side: pictures and answers, curves."""
+        return []
+
     def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
         return []
 
@@ -330,6 +344,20 @@ class Scenario(ABC):
             f"Scenario {self.full_name} has no factor {name!r}; it has: {offered}.",
             hint=f"mmrepro show {self.name}",
         )
+
+    def read_options(self, given: Sequence[str]) -> dict[str, str]:
+        """``NAME`` and ``NAME=VALUE`` as a mapping. Raises UsageError: there is no such option."""
+        found: dict[str, str] = {}
+        for text in given:
+            name, _, value = text.partition("=")
+            if name not in self.options:
+                offered = ", ".join(self.options) or "none"
+                raise UsageError(
+                    f"Scenario {self.full_name} has no option {name!r}; it has: {offered}.",
+                    hint=f"mmrepro show {self.name}",
+                )
+            found[name] = value
+        return found
 
     @property
     def full_name(self) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 def render_html(incident: Incident) -> str:
     """The whole report; long parts are folded. Any optional part of the incident may be missing."""
     from mmrepro.reports.diagnosis import effect_sentence
+    from mmrepro.reports.exhibits import exhibits
     from mmrepro.reports.picture import picture
 
     environment = make_environment()
@@ -32,10 +33,12 @@ def render_html(incident: Incident) -> str:
         summary=view.summary(incident),
         count=view.condition_count(incident),
         picture=picture(incident),
+        exhibits=exhibits(incident),
         timeline=entries[:2000],
         loud=[e for e in entries if e.level != "info"],
         groups=view.request_groups(incident.evidence.requests)[:500],
         environment=view.environment(incident),
+        footprint=view.footprint(incident),
         left_behind=view.left_behind(incident),
         longest_stage=max(filter(view.sane, incident.stages.values()), default=0.0),
         fidelity=view.FIDELITY_WORDS[incident.fidelity],

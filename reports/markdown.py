@@ -53,6 +53,7 @@ def _sections(incident: Incident) -> list[Section]:
         Section("", _head(incident), 100),
         *_diagnosis(incident),
         Section("Symptom", _symptoms(incident), 90),
+        Section("Side by side", _exhibits(incident), 88),
         Section("The stack that matters", _stack(incident.key_stack), 95),
         Section("Signature", _conditions(incident), 94),
         Section("Timeline", _timeline(incident), 50),
@@ -114,6 +115,36 @@ def _symptoms(incident: Incident) -> str:
             for row in incident.symptoms[:60]
         ],
     )
+
+
+def _exhibits(incident: Incident) -> str:
+    parts = []
+    for exhibit in incident.exhibits[:12]:
+        parts.append(f"### {gfm.text(exhibit.title)}")
+        if exhibit.note:
+            parts.append(gfm.prose(exhibit.note))
+        rows = [
+            [
+                gfm.cell(shown.caption),
+                gfm.code("evidence/" + shown.file) if shown.file else "",
+                gfm.cell(shown.text),
+                gfm.cell("; ".join(f"{name} {value}" for name, value in shown.facts.items())),
+            ]
+            for shown in exhibit.shown[:12]
+        ]
+        if rows:
+            parts.append(gfm.table(["", "picture", "answer", ""], rows))
+        if exhibit.birthday is not None:
+            marks = [
+                [
+                    f"{p.images:,}",
+                    view.collision_share(p.images, exhibit.birthday.bits),
+                    gfm.cell(p.label),
+                ]
+                for p in (*exhibit.birthday.pools, *exhibit.birthday.seen)[:40]
+            ]
+            parts.append(gfm.table(["images", "chance of a collision", ""], marks))
+    return "\n\n".join(parts)
 
 
 def _stack(stack: KeyStack | None) -> str:
@@ -269,9 +300,14 @@ def _differences(incident: Incident) -> str:
     if incident.stand_ins:
         parts.append(
             gfm.table(
-                ["stand-in", "replaces", "why"],
+                ["stand-in", "replaces", "why", "in this run"],
                 [
-                    [gfm.code(s.name), gfm.cell(s.replaces), gfm.cell(s.why)]
+                    [
+                        gfm.code(s.name),
+                        gfm.cell(s.replaces),
+                        gfm.cell(s.why),
+                        gfm.cell(view.stand_in_use(s)),
+                    ]
                     for s in incident.stand_ins
                 ],
             )
@@ -332,8 +368,12 @@ def _run(incident: Incident) -> str:
             + (f" Latencies {latencies}." if latencies else "")
             + (f" Deadline {view.duration(gate.deadline_s)}{rule}." if gate.deadline_s else "")
         )
+    parts += [view.latencies(incident)] if view.latencies(incident) else []
     if view.engine_exit(incident):
         parts.append(f"**{view.engine_exit(incident)}**")
+    if memory := view.footprint(incident):
+        rows = [[gfm.cell(role), size, threads] for role, size, threads in memory[:40]]
+        parts.append(gfm.table(["process", "resident memory", "threads"], rows))
     if incident.evidence.probes:
         rows = [
             [

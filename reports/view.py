@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from mmrepro.collide.birthday import collision_probability
 from mmrepro.evidence import ReproducerResult, RequestRecord
-from mmrepro.incident import ClaimStatus, Fidelity, Incident
+from mmrepro.incident import ClaimStatus, Fidelity, Incident, StandIn
+from mmrepro.probes.data import ProcessesData
 from mmrepro.signature import Outcome, Truth
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {
@@ -333,6 +335,50 @@ def cause_heading(incident: Incident) -> str:
     shown = incident.verdict is not None and incident.verdict.outcome is Outcome.REPRODUCED
     shown = shown or bool(incident.diagnosis and incident.diagnosis.found)
     return "Root cause" if shown else "The known cause (not shown by this run)"
+
+
+def stand_in_use(stand_in: StandIn) -> str:
+    """What the engine's log says of a stand-in; empty if it says nothing."""
+    if stand_in.loaded is None:
+        return ""
+    used = f"reported itself {stand_in.loaded} times"
+    if stand_in.calls is None:
+        return used
+    if not stand_in.calls:
+        return f"{used}; nothing that it only pretends to have was called"
+    return f"{used}; {stand_in.calls} calls of what it only pretends to have, each of which raised"
+
+
+def footprint(incident: Incident) -> list[tuple[str, str, str]]:
+    """Role, resident memory and threads of each process of the engine, at the last reading."""
+    rows: list[tuple[str, str, str]] = []
+    for _, data in incident.evidence.results(ProcessesData):
+        rows = [(p.role or p.name, size(p.rss_bytes), str(p.threads)) for p in data.processes]
+        total = sum(p.rss_bytes for p in data.processes)
+        if len(rows) > 1:
+            rows.append(("together (shared pages counted in each)", size(total), ""))
+    return rows
+
+
+def collision_share(images: int, bits: int) -> str:
+    """The chance of two equal values among ``images`` of so many bits, in per cent."""
+    if images < 0:
+        return "?"
+    return f"{collision_probability(images, bits):.1%}"
+
+
+def latencies(incident: Incident) -> str:
+    """Start-up, and the latencies of all answered completions; empty without either."""
+    start = incident.engine.start_seconds
+    parts = [f"The server was ready {duration(start)} after its start."] if start else []
+    known = sorted(r.latency_s for r in incident.evidence.requests if r.answered and r.max_tokens)
+    if known:
+        middle, late = known[len(known) // 2], known[min(len(known) - 1, len(known) * 95 // 100)]
+        parts.append(
+            f"{len(known)} completions were answered, half of them within {duration(middle)}, "
+            f"95 % within {duration(late)}."
+        )
+    return " ".join(parts)
 
 
 def engine_exit(incident: Incident) -> str:

@@ -48,6 +48,10 @@ def run(
         list[str] | None,
         typer.Option(help="Flip a factor, as mmrepro ablate does; see mmrepro show SCENARIO."),
     ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME or NAME=VALUE: an option of the scenario; see mmrepro show."),
+    ] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1000, help="Run it this many times.")] = 1,
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds for one run, building the environment apart.")
@@ -92,6 +96,7 @@ def run(
         contract_probe=contract_probe,
         scenario=scenario,
         variant=variant,
+        options=tuple(option or ()),
     )
     console = Console(stderr=json)
     incidents = [

@@ -93,6 +93,7 @@ def show(
                 {"name": m.name, "description": m.description, "release": m.release}
                 for m in found.mitigations
             ],
+            "options": dict(found.options),
             "factors": [
                 {"name": f.name, "failing": f.failing, "setting": f.setting, "claim": f.claim}
                 for f in found.factors
@@ -122,6 +123,10 @@ def show(
     out.print("\n[bold]Mitigations")
     for mitigation in found.mitigations:
         out.print(Padding(f"[cyan]{mitigation.name}[/]  {mitigation.description}", (0, 2)))
+    if found.options:
+        out.print("\n[bold]Options (--option NAME=VALUE)")
+    for name, description in found.options.items():
+        out.print(Padding(f"[cyan]{name}[/]  {description}", (0, 2)))
     if found.factors:
         out.print("\n[bold]Factors (mmrepro ablate)")
     for factor in found.factors:

@@ -33,8 +33,8 @@ OWNED_OPTIONS = (
 )
 OLDEST = Version("0.5.3")
 
-VLLM_NAMES_UNTIL = Version("0.5.17")
-"""First release seen to import nothing from vLLM on a CPU; 0.5.6 does."""
+VLLM_NAMES_UNTIL = Version("0.5.10")
+"""From here on SGLang imports nothing from vLLM on a CPU (layers/layernorm.py, activation.py)."""
 
 KERNELS = Patch(
     folder="sgl_kernel_stub",
