@@ -69,5 +69,6 @@ def launch_plan(
                 *(watch for watch in watches if watch is not None),
             ),
             patches=scenario.patches_for(chosen_release(scenario, options)),
+            server_env=scenario.server_env,
         )
     )

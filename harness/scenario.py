@@ -209,6 +209,8 @@ class Scenario(ABC):
     model: ClassVar[TinyModel] = TinyQwen2VL()
     max_model_len: ClassVar[int] = 2048
     server_args: ClassVar[tuple[str, ...]] = ()
+    server_env: ClassVar[Mapping[str, str]] = {}
+    """Variables that the server gets; the engine's own come before them."""
     patches: ClassVar[tuple[Patch, ...]] = ()
     """Stand-ins that the scenario itself needs, besides those of the engine."""
     control_server: ClassVar[Control | None] = None

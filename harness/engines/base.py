@@ -6,7 +6,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,6 +34,8 @@ class LaunchRequest:
     mitigations: tuple[Mitigation, ...] = ()
     patches: tuple[Patch, ...] = ()
     """Stand-ins of the scenario; those of mitigations come after them."""
+    server_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the scenario sets."""
 
     @property
     def all_patches(self) -> tuple[Patch, ...]:
@@ -45,8 +47,8 @@ class LaunchRequest:
         return (*self.server_args, *(arg for m in self.mitigations for arg in m.server_args))
 
     def variables(self, patches: tuple[Patch, ...]) -> dict[str, str]:
-        """What ``patches`` and the mitigations add to the server's environment."""
-        found: dict[str, str] = {}
+        """What the scenario, ``patches`` and the mitigations add to the server's environment."""
+        found: dict[str, str] = dict(self.server_env)
         if patches:
             folders = [str(reproducer_path("standins") / p.folder) for p in patches]
             boot = str(reproducer_path("standins") / BOOT)
