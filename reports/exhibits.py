@@ -1,4 +1,6 @@
-"""Exhibits as inline SVG: pictures pixel by pixel, and the birthday curve. No script, no address, no data URL.
+"""Exhibits as inline SVG: pictures pixel by pixel, and the birthday curve.
+
+No script, no address, no data URL.
 
 A picture is drawn from its own pixels, so that the page needs no image source in its policy and a
 redaction of encoded images leaves it alone. Like everything in an incident, it may be hostile:

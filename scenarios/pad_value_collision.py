@@ -200,7 +200,7 @@ class PadValueCollision(Scenario):
 
     async def _pair_folder(self, drive: Drive) -> Path:
         if drive.options.get("pair"):
-            return Path(drive.options["pair"]).expanduser().absolute()
+            return _absolute(drive.options["pair"])
         if "search" in drive.options:
             return await asyncio.to_thread(_search, drive)
         return PAIR
@@ -323,6 +323,10 @@ class PadValueCollision(Scenario):
                 birthday=Birthday(bits=judge.BITS, pools=pools),
             ),
         ]
+
+
+def _absolute(folder: str) -> Path:
+    return Path(folder).expanduser().absolute()
 
 
 def _search(drive: Drive) -> Path:

@@ -150,9 +150,12 @@ def healthy_after(evidence: Evidence) -> Finding:
     if control.truth is not Truth.MET:
         return control
     for order in ORDERS:
+        label = victim_label(*order)
         record = victim(evidence, *order)
+        if record is None and not any(r.label == label for r in evidence.requests):
+            return Finding.unknown(f"{label} was not sent")
         if record is None:
-            return Finding.of(False, f"{victim_label(*order)} was not answered")
+            return Finding.of(False, f"{label} was not answered")
         if not sharing.is_any(record, sharing.own_answers(evidence, order[1])):
             return Finding.of(False, f"{record.label}: not {order[1]}'s own answer")
     return Finding.of(True, "A, B and the control get their own answers in either order")
@@ -195,7 +198,7 @@ def claims(evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
     return [
         claim("pad-range", "pad values lie in [0, 2^30)", pad_range(evidence), ANALYSIS),
         claim("half-chance", "about 46 000 images give a 50 % chance of a collision",
-              half_chance(), ANALYSIS, note="arithmetic, and the same on every run"),
+              half_chance(evidence), ANALYSIS),
         claim("kv-reused", "two pictures with one pad value share KV cache", reused, ANALYSIS),
         claim("a-features", "B is answered with A's features", wrong, ANALYSIS),
         claim("embeddings", "the embeddings are still replaced correctly, so it does not crash",
@@ -221,7 +224,13 @@ def pad_range(evidence: Evidence) -> Finding:
     return Finding.of(met, text, f"{REPRODUCER}.json")
 
 
-def half_chance() -> Finding:
+def half_chance(evidence: Evidence) -> Finding:
+    """Arithmetic, once the engine's own code has shown that there are 2^30 values."""
+    facts = _facts(evidence)
+    if isinstance(facts, Finding):
+        return facts
+    if facts.get("pad_of_2_30") is None or facts.get("pad_of_2_30") != facts.get("pad_of_0"):
+        return Finding.unknown("this release has more than 2^30 pad values")
     half, there = images_for(0.5, BITS), collision_probability(REPORTED_POOL, BITS)
     text = f"50 % is reached at {half:,} images; {REPORTED_POOL:,} give {there:.1%}"
     return Finding.of(abs(there - 0.5) < 0.01, text)

@@ -1,0 +1,379 @@
+"""SGLang's aliases on made-up evidence: one thing changed at a time, and the verdict turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from made_up import http, probed, request
+from mmrepro.evidence import Evidence, ReproducerResult, RequestRecord
+from mmrepro.incident import ClaimStatus, Fidelity
+from mmrepro.probes.data import LogsData
+from mmrepro.scenario import RunFacts, Scenario
+from mmrepro.scenarios import pad_value_collision as collision
+from mmrepro.scenarios import prefix_sharing as sharing
+from mmrepro.scenarios import shape_alias
+from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
+from mmrepro.signature import Outcome, Truth, decide, evaluate
+
+REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
+INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
+KV = shape_alias.SCENARIO
+EMBEDDING = KV.with_variant("embedding-cache")
+Change = Callable[[Evidence], object]
+
+PROMPT, PREFIX = 32, 7
+
+
+def said(whose: str, cached: int | None = 0, **more: Any) -> dict[str, Any]:
+    """An answer with logprobs that are those of one picture."""
+    number = sum(map(ord, whose))
+    fields = {
+        "tokens": [f"{whose}{i}" for i in range(4)],
+        "logprobs": [-0.01 * (number + i) for i in range(4)],
+        "text": whose,
+        "prompt_tokens": PROMPT,
+        "cached_tokens": cached,
+        "finish_reason": "length",
+    }
+    return fields | more
+
+
+def flushes() -> RequestRecord:
+    return request("gate", sharing.FLUSH, path="/flush_cache")
+
+
+def alone(*names: str) -> list[RequestRecord]:
+    found = [flushes()]
+    for name in names:
+        found.append(request("gate", f"gate: {name} alone", **said(name)))
+        found.append(request("gate", f"gate: {name} again", **said(name, PROMPT - 1)))
+        found.append(request("gate", f"gate: {name} after others", **said(name, PREFIX)))
+    return found
+
+
+def log(calls: int = 0, loaded: int = 3) -> LogsData:
+    counts = {
+        "sgl_kernel_stub-loaded": loaded,
+        "sgl_kernel_stub-called": calls,
+        "vllm_names-called": 0,
+    }
+    return LogsData(file="engine.log", bytes_read=9, lines=9, match_counts=counts)
+
+
+def facts_of_pair(**more: Any) -> ReproducerResult:
+    facts: dict[str, Any] = {
+        "hash_a": "39ec1567e1977410",
+        "hash_b": "08f735a321977410",
+        "pad_a": 563573776,
+        "pad_b": 563573776,
+        "pads_equal": True,
+        "hashes_differ": True,
+        "tokens": 14,
+        "prefix_tokens": 3,
+        "match_b_after_a": 14,
+        "match_control_after_a": 3,
+        "match_b_after_a_other_key": 0,
+        "pad_of_0": 0,
+        "pad_of_2_30_less_1": (1 << 30) - 1,
+        "pad_of_2_30": 0,
+    }
+    return ReproducerResult(
+        name="pad_value_collision.py", exit_code=0, seconds=6.0, facts=facts | more
+    )
+
+
+def run(*, collides: bool) -> Evidence:
+    """A run as 0.5.6 (``collides``) or 0.5.23 gives it."""
+    evidence = Evidence(requests=alone("A", "B", "control"))
+    evidence.requests.insert(
+        1, request("gate", "gate: other picture after another", **said("other", PREFIX))
+    )
+    for first, second in (("A", "B"), ("B", "A")):
+        shared, whose = (PROMPT - 1, first) if collides else (PREFIX, second)
+        evidence.requests += [
+            request("trigger", f"{first} first", **said(first)),
+            request("trigger", f"{second} after {first}", **said(whose, shared)),
+            request("trigger", f"control after {first}", **said("control", PREFIX)),
+        ]
+    evidence.probes += [probed(http(200, 200)), probed(log())]
+    evidence.reproducers.append(
+        facts_of_pair()
+        if collides
+        else facts_of_pair(pads_equal=False, match_b_after_a=3, pad_of_2_30=77)
+    )
+    return evidence
+
+
+def judge(
+    scenario: Scenario, evidence: Evidence, fidelity: Fidelity = Fidelity.CPU_STAND_IN
+) -> tuple[Outcome, dict[str, Truth]]:
+    facts = RunFacts(scenario.default_release, fidelity, frozenset(), 13.0)
+    results = evaluate(scenario.conditions(facts), evidence)
+    outcome, _ = decide(
+        results,
+        gate_passed=scenario.gate_check(evidence).truth is Truth.MET,
+        healthy_after=scenario.healthy_after(evidence),
+    )
+    return outcome, {r.id: r.truth for r in results}
+
+
+def test_a_collision_is_reproduced() -> None:
+    outcome, truths = judge(COLLISION, run(collides=True))
+    assert set(truths.values()) == {Truth.MET}
+    assert outcome is REPRODUCED
+
+
+def test_own_answers_are_not_reproduced() -> None:
+    outcome, truths = judge(COLLISION, run(collides=False))
+    assert outcome is NOT_REPRODUCED
+    assert truths["b-gets-a"] is truths["kv-reused"] is truths["equal-pad-values"] is Truth.NOT_MET
+
+
+def setting(label: str, **fields: Any) -> Change:
+    def change(evidence: Evidence) -> None:
+        for record in evidence.requests:
+            if record.label == label:
+                for name, value in fields.items():
+                    setattr(record, name, value)
+
+    return change
+
+
+def without(label: str) -> Change:
+    def change(evidence: Evidence) -> None:
+        evidence.requests = [r for r in evidence.requests if r.label != label]
+
+    return change
+
+
+def swapped(data: LogsData) -> Change:
+    def change(evidence: Evidence) -> None:
+        for result in evidence.probes:
+            if result.probe == "logs":
+                result.data = data
+
+    return change
+
+
+def facts(**more: Any) -> Change:
+    return lambda evidence: setattr(evidence, "reproducers", [facts_of_pair(**more)])
+
+
+def control_shares_the_picture(evidence: Evidence) -> None:
+    setting("control after A", cached_tokens=PREFIX + 1)(evidence)
+
+
+def as_056(evidence: Evidence) -> None:
+    """0.5.6 reports nothing for nothing; its counter tells."""
+    for record in evidence.requests:
+        record.cached_tokens = record.cached_tokens or None
+    evidence.facts["cached_tokens_total"] = sum(r.cached_tokens or 0 for r in evidence.requests)
+
+
+CASES: list[tuple[str, Change, Outcome]] = [
+    ("the control shares more than the text", control_shares_the_picture, INCONCLUSIVE),
+    ("B's answer is its own", setting("B after A", **said("B", PROMPT - 1)), DIFFERENT),
+    ("B's answer is nobody's", setting("B after A", **said("?", PROMPT - 1)), DIFFERENT),
+    (
+        "one logprob differs",
+        setting("B after A", logprobs=[-0.65, -0.66, -0.67, -0.69]),
+        DIFFERENT,
+    ),
+    ("one order only", setting("A after B", **said("A", PREFIX)), DIFFERENT),
+    ("B was not answered", setting("B after A", status=500, error="boom"), INCONCLUSIVE),
+    ("the answer broke off", setting("B after A", finish_reason="abort"), DIFFERENT),
+    ("wrong answers without the cache", setting("B after A", cached_tokens=PREFIX), DIFFERENT),
+    ("what was shared is unknown", setting("B after A", cached_tokens=None), INCONCLUSIVE),
+    ("the control's answer is A's", setting("control after A", **said("A", PREFIX)), DIFFERENT),
+    ("no control", without("control after B"), INCONCLUSIVE),
+    ("the prefix is unknown", without("gate: other picture after another"), INCONCLUSIVE),
+    ("A and B are answered alike", setting("gate: B alone", **said("A")), INCONCLUSIVE),
+    ("control and B are answered alike", setting("gate: control again", **said("B")), INCONCLUSIVE),
+    ("answers do not repeat", setting("gate: A again", **said("x", PROMPT - 1)), INCONCLUSIVE),
+    ("no logprobs", setting("gate: A alone", logprobs=[]), INCONCLUSIVE),
+    ("a gate request failed", setting("gate: B again", status=500, error="x"), INCONCLUSIVE),
+    ("the cache was not flushed", setting(sharing.FLUSH, status=400), INCONCLUSIVE),
+    ("never flushed", without(sharing.FLUSH), INCONCLUSIVE),
+    ("pad values differ", facts(pads_equal=False), DIFFERENT),
+    ("hashes are equal as well", facts(hashes_differ=False), DIFFERENT),
+    ("no reproducer", lambda e: setattr(e, "reproducers", []), INCONCLUSIVE),
+    ("a pretended kernel was called", swapped(log(calls=1)), INCONCLUSIVE),
+    ("the stand-in is not in the log", swapped(log(loaded=0)), INCONCLUSIVE),
+    ("no log", lambda e: e.probes.pop(), INCONCLUSIVE),
+    ("zero is reported as nothing", as_056, REPRODUCED),
+    ("red endpoints", lambda e: e.probes.__setitem__(0, probed(http(200, 503))), REPRODUCED),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "expected"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_one_thing_changed(change: Change, expected: Outcome) -> None:
+    evidence = run(collides=True)
+    change(evidence)
+    assert judge(COLLISION, evidence)[0] is expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (control_shares_the_picture, INCONCLUSIVE),
+        (without("B after A"), INCONCLUSIVE),
+        (setting("B after A", status=500, error="x"), DIFFERENT),
+        (setting("control after B", status=500, error="x"), INCONCLUSIVE),
+        (setting("B after A", **said("?", PREFIX)), DIFFERENT),
+        (as_056, NOT_REPRODUCED),
+    ],
+)
+def test_a_healthy_run_is_not_taken_on_trust(change: Change, expected: Outcome) -> None:
+    evidence = run(collides=False)
+    change(evidence)
+    assert judge(COLLISION, evidence)[0] is expected
+
+
+def test_nothing_counts_as_zero_only_if_the_counter_agrees() -> None:
+    evidence = run(collides=True)
+    as_056(evidence)
+    evidence.facts["cached_tokens_total"] = 1
+    fresh = sharing.one(evidence, "A first")
+    assert fresh is not None
+    assert sharing.cached(evidence, fresh) is None
+
+
+def test_without_a_stand_in_nothing_is_asked_of_it() -> None:
+    evidence = run(collides=True)
+    swapped(log(loaded=0))(evidence)
+    assert judge(COLLISION, evidence, Fidelity.GPU)[0] is REPRODUCED
+
+
+# ------------------------------------------------------------------ claims and expectations
+
+
+def claims(evidence: Evidence, release: str, *mitigations: str) -> dict[str, ClaimStatus]:
+    facts = RunFacts(release, Fidelity.CPU_STAND_IN, frozenset(mitigations), 13.0)
+    return {c.id: c.status for c in COLLISION.claims(evidence, facts)}
+
+
+def test_claims_of_a_collision() -> None:
+    yes, no, untested = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+    found = claims(run(collides=True), "0.5.6")
+    assert found == {
+        "pad-range": yes,
+        "half-chance": no,
+        "kv-reused": yes,
+        "a-features": yes,
+        "embeddings": no,
+        "extra-key": untested,
+        "fixed-2256": no,
+    }
+    assert claims(run(collides=True), "0.5.6", "cache-salt")["extra-key"] is no
+    assert claims(run(collides=False), "0.5.17", "cache-salt")["extra-key"] is yes
+    shifted = run(collides=True)
+    shifted.reproducers = [
+        facts_of_pair(pad_of_0=10**6, pad_of_2_30_less_1=10**6 + 2**30 - 1, pad_of_2_30=10**6)
+    ]
+    assert claims(shifted, "0.5.17")["pad-range"] is no
+
+
+@pytest.mark.parametrize(
+    ("release", "mitigation", "outcome"),
+    [
+        ("0.5.6", "", REPRODUCED),
+        ("0.5.17", "", REPRODUCED),
+        ("0.5.22", "", REPRODUCED),
+        ("0.5.23", "", NOT_REPRODUCED),
+        ("0.5.6", "cache-salt", REPRODUCED),
+        ("0.5.10", "extra-key", REPRODUCED),
+        ("0.5.11", "extra-key", NOT_REPRODUCED),
+        ("0.5.17", "cache-salt", NOT_REPRODUCED),
+        ("0.5.6", "disable-radix-cache", NOT_REPRODUCED),
+    ],
+)
+def test_what_is_expected(release: str, mitigation: str, outcome: Outcome) -> None:
+    found, why = COLLISION.expected(release, frozenset({mitigation} if mitigation else ()))
+    assert found is outcome
+    if (release, mitigation) == ("0.5.6", "cache-salt"):
+        assert "drops cache_salt" in why
+
+
+def test_the_shipped_pair_is_there() -> None:
+    pair = collision.read_pair(collision.PAIR)
+    assert set(pair) == {"A", "B", "control"}
+    assert len({p.png for p in pair.values()}) == 3
+    assert all(len(p.png) < 20_000 for p in pair.values())
+
+
+def test_a_missing_pair_is_said(tmp_path: Path) -> None:
+    from mmrepro.errors import UsageError
+
+    with pytest.raises(UsageError, match=r"A\.png cannot be read"):
+        collision.read_pair(tmp_path)
+
+
+def test_the_comparison_shows_pictures_and_answers() -> None:
+    COLLISION.pair = collision.read_pair(collision.PAIR)
+    run_facts = RunFacts("0.5.6", Fidelity.CPU_STAND_IN, frozenset(), 13.0)
+    sides, birthday = COLLISION.exhibits(run(collides=True), run_facts)
+    texts = {s.caption: s.text for s in sides.shown}
+    assert texts["B after A"] == texts["A alone"] != texts["B alone"]
+    assert all(s.png.startswith(b"\x89PNG") for s in sides.shown)
+    assert birthday.birthday is not None
+    assert 38_582 in [p.images for p in birthday.birthday.pools]
+
+
+# ------------------------------------------------------------------ the shape alias
+
+
+def alias_run(scenario: Scenario, *, aliases: bool = True) -> Evidence:
+    evidence = Evidence(requests=alone("W", "T", "control"))
+    kv = scenario is KV
+    for first, second in (("W", "T"), ("T", "W")):
+        whose = (first if kv else f"{first}{second}") if aliases else second
+        shared = (PROMPT - 1 if aliases else PREFIX) if kv else 0
+        evidence.requests += [
+            request("trigger", f"{first} first", **said(first)),
+            request("trigger", f"{second} after {first}", **said(whose, shared)),
+            request("trigger", f"control after {first}", **said("control", PREFIX if kv else 0)),
+        ]
+    evidence.probes += [probed(http(200, 200)), probed(log())]
+    hashes = {"hashes_equal": True, "grids_differ": True}
+    evidence.reproducers.append(
+        ReproducerResult(name="shape_alias.py", exit_code=0, seconds=5.0, facts=hashes)
+    )
+    return evidence
+
+
+@pytest.mark.parametrize("scenario", [KV, EMBEDDING])
+def test_the_alias(scenario: Scenario) -> None:
+    outcome, truths = judge(scenario, alias_run(scenario))
+    assert outcome is REPRODUCED
+    assert set(truths.values()) == {Truth.MET}
+    assert judge(scenario, alias_run(scenario, aliases=False))[0] is NOT_REPRODUCED
+
+
+@pytest.mark.parametrize(
+    ("scenario", "change", "expected"),
+    [
+        (KV, setting("T after W", cached_tokens=PREFIX), DIFFERENT),
+        (EMBEDDING, setting("T after W", cached_tokens=PREFIX), DIFFERENT),
+        (KV, setting("control after W", **said("W", PREFIX)), DIFFERENT),
+        (KV, without("control after W"), INCONCLUSIVE),
+        (KV, setting("W after T", **said("W", PREFIX)), INCONCLUSIVE),
+        (KV, lambda e: setattr(e, "reproducers", []), INCONCLUSIVE),
+        (KV, setting("gate: T alone", **said("W")), INCONCLUSIVE),
+        (EMBEDDING, swapped(log(calls=2)), INCONCLUSIVE),
+    ],
+)
+def test_the_alias_with_one_thing_changed(
+    scenario: Scenario, change: Change, expected: Outcome
+) -> None:
+    evidence = alias_run(scenario)
+    change(evidence)
+    assert judge(scenario, evidence)[0] is expected
+
+
+def test_the_tiles_lie_in_another_layout() -> None:
+    wide, tall = shape_alias.PICTURES["W"], shape_alias.PICTURES["T"]
+    assert (wide.width, wide.height) == (tall.height, tall.width) == (112, 56)
+    assert wide.png != tall.png
