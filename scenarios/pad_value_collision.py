@@ -21,10 +21,10 @@ from mmrepro.pictures import Picture
 from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef
 from mmrepro.scenarios import pad_value_evidence as judge
 from mmrepro.scenarios import prefix_sharing as sharing
+from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.signature import Condition, Finding, Outcome, Truth
 from packaging.specifiers import SpecifierSet
 
-PAIR = Path(__file__).resolve().parent / "data" / "pad_value_pair"
 NAMES = ("A", "B", "control")
 AFFECTED = SpecifierSet(">=0.5.3,<0.5.23")
 """0.5.22 still takes 30 bits (managers/schedule_batch.py:260); 0.5.23 four values of 62 bits."""
@@ -203,7 +203,7 @@ class PadValueCollision(Scenario):
             return _absolute(drive.options["pair"])
         if "search" in drive.options:
             return await asyncio.to_thread(_search, drive)
-        return PAIR
+        return pad_value_pair()
 
     # ------------------------------------------------------------------ signature
 

@@ -15,6 +15,7 @@ from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenarios import pad_value_collision as collision
 from mmrepro.scenarios import prefix_sharing as sharing
 from mmrepro.scenarios import shape_alias
+from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
 from mmrepro.signature import Outcome, Truth, decide, evaluate
 
@@ -298,7 +299,7 @@ def test_what_is_expected(release: str, mitigation: str, outcome: Outcome) -> No
 
 
 def test_the_shipped_pair_is_there() -> None:
-    pair = collision.read_pair(collision.PAIR)
+    pair = collision.read_pair(pad_value_pair())
     assert set(pair) == {"A", "B", "control"}
     assert len({p.png for p in pair.values()}) == 3
     assert all(len(p.png) < 20_000 for p in pair.values())
@@ -312,7 +313,7 @@ def test_a_missing_pair_is_said(tmp_path: Path) -> None:
 
 
 def test_the_comparison_shows_pictures_and_answers() -> None:
-    COLLISION.pair = collision.read_pair(collision.PAIR)
+    COLLISION.pair = collision.read_pair(pad_value_pair())
     run_facts = RunFacts("0.5.6", Fidelity.CPU_STAND_IN, frozenset(), 13.0)
     sides, birthday = COLLISION.exhibits(run(collides=True), run_facts)
     texts = {s.caption: s.text for s in sides.shown}
