@@ -231,7 +231,9 @@ class PadValueCollision(Scenario):
                 "and the other way round: A, sent after B, gets B's answer",
                 lambda e: judge.wrong_answer(e, "B", "A"),
             ),
-            Condition("silent", "symptom", "both wrong answers are HTTP 200", judge.silent),
+            Condition(
+                "silent", "symptom", "both of these answers are HTTP 200, whole", judge.silent
+            ),
             Condition(
                 "control",
                 "symptom",

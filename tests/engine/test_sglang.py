@@ -1,0 +1,92 @@
+"""The real SGLang on a CPU, behind its stand-in: two pictures taken for one, and how to tell."""
+
+from __future__ import annotations
+
+import pytest
+from live import Finished, RunOnce
+
+pytestmark = pytest.mark.engine
+COLLISION, ALIAS = "pad-value-collision", "shape-alias"
+
+
+@pytest.fixture(scope="module")
+def collided(run_once: RunOnce) -> Finished:
+    return run_once(COLLISION)
+
+
+def test_0_5_6_is_reproduced(collided: Finished) -> None:
+    assert (collided.outcome, collided.exit_code) == ("reproduced", 0), collided.stderr
+    document = collided.document
+    assert document["engine"]["release"] == "0.5.6"
+    assert document["fidelity"] == "cpu-stand-in"
+    assert document["left_behind"] == []
+    assert all(c["truth"] == "met" for c in document["verdict"]["conditions"])
+
+
+def test_b_gets_the_answer_of_a_and_a_that_of_b(collided: Finished) -> None:
+    def answer(label: str) -> tuple[list[str], list[float]]:
+        record = next(r for r in collided.requests(label) if r["label"] == label)
+        return record["tokens"], record["logprobs"]
+
+    alone = {name: answer(f"gate: {name} alone") for name in ("A", "B", "control")}
+    assert answer("B after A") == alone["A"] != alone["B"]
+    assert answer("A after B") == alone["B"]
+    assert answer("control after A") == alone["control"]
+    assert len({str(a) for a in alone.values()}) == 3
+
+
+def test_no_pretended_kernel_was_called(collided: Finished) -> None:
+    used = {s["name"]: s for s in collided.document["stand_ins"]}
+    assert set(used) == {"sgl_kernel_stub", "vllm_names"}
+    assert used["sgl_kernel_stub"]["loaded"] >= 3  # the server, the scheduler, the detokenizer
+    assert [s["calls"] for s in used.values()] == [0, 0]
+
+
+def test_the_engines_own_code_gives_one_pad_value(collided: Finished) -> None:
+    (result,) = collided.document["evidence"]["reproducers"]
+    facts = result["facts"]
+    assert facts["pad_a"] == facts["pad_b"]
+    assert facts["hash_a"] != facts["hash_b"]
+    assert int(facts["hash_a"], 16) % (1 << 30) == facts["pad_a"]
+
+
+def test_the_claims_are_judged(collided: Finished) -> None:
+    said = {c["id"]: c["status"] for c in collided.document["claims"]}
+    assert said == {
+        "pad-range": "confirmed",
+        "half-chance": "refuted",
+        "kv-reused": "confirmed",
+        "a-features": "confirmed",
+        "embeddings": "refuted",
+        "extra-key": "not-tested",
+        "fixed-2256": "refuted",
+    }
+
+
+def test_the_report_shows_pictures_memory_and_start_up(collided: Finished) -> None:
+    page = (collided.folder / "report.html").read_text()
+    for words in ("B after A", "scheduler", "resident memory", "was ready", "<svg"):
+        assert words in page, words
+    assert "pretends to have was called" in (collided.folder / "report.md").read_text()
+
+
+def test_a_salt_is_dropped_by_0_5_6(run_once: RunOnce) -> None:
+    salted = run_once(COLLISION, "--release", "0.5.6", "--mitigation", "cache-salt")
+    assert (salted.outcome, salted.exit_code) == ("reproduced", 0), salted.stderr
+    assert salted.claim("extra-key")["status"] == "refuted"
+    applied = next(m for m in salted.document["mitigations"] if m["name"] == "cache-salt")
+    assert applied["effective"] is False
+
+
+def test_a_salt_isolates_on_0_5_17(run_once: RunOnce) -> None:
+    salted = run_once(COLLISION, "--release", "0.5.17", "--mitigation", "cache-salt")
+    assert (salted.outcome, salted.exit_code) == ("not-reproduced", 0), salted.stderr
+    assert salted.claim("extra-key")["status"] == "confirmed"
+    assert salted.claim("pad-range")["status"] == "refuted"  # shifted by a million
+
+
+def test_the_shape_is_not_hashed_by_0_5_23(run_once: RunOnce) -> None:
+    alias = run_once(ALIAS, "--release", "0.5.23")
+    assert (alias.outcome, alias.exit_code) == ("reproduced", 0), alias.stderr
+    assert alias.condition("one-hash")["truth"] == "met"
+    assert alias.document["evidence"]["reproducers"][0]["facts"]["bytes_equal"] is True
