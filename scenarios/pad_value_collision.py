@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mmrepro import checks
+from mmrepro.collide.birthday import images_for
 from mmrepro.drive import Drive
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
@@ -298,7 +299,7 @@ class PadValueCollision(Scenario):
             ("control after A", "control", "control after A"),
         )
         pools = [
-            Pool(images=judge.images_for(0.5, judge.BITS), label="one half"),
+            Pool(images=images_for(0.5, judge.BITS), label="one half"),
             Pool(images=judge.REPORTED_POOL, label="the analysis' 50 %"),
             Pool(images=10_000, label="a shop's catalogue"),
             Pool(images=100_000, label="a day of a busy service"),

@@ -353,7 +353,11 @@ def test_the_alias(scenario: Scenario) -> None:
     outcome, truths = judge(scenario, alias_run(scenario))
     assert outcome is REPRODUCED
     assert set(truths.values()) == {Truth.MET}
-    assert judge(scenario, alias_run(scenario, aliases=False))[0] is NOT_REPRODUCED
+    healthy = alias_run(scenario, aliases=False)
+    if scenario is EMBEDDING:  # one hash, a cache that is on, and no alias: hardly
+        assert judge(scenario, healthy)[0] is INCONCLUSIVE
+        healthy.facts["embedding_cache_off"] = True
+    assert judge(scenario, healthy)[0] is NOT_REPRODUCED
 
 
 @pytest.mark.parametrize(
