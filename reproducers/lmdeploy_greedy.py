@@ -1,13 +1,14 @@
-"""Greedy tokens of a model by LMDeploy's PyTorch engine and by transformers, side by side.
+"""Greedy tokens of a model by LMDeploy's PyTorch engine, judged by transformers.
 
 Run it with the engine's interpreter: ``python lmdeploy_greedy.py MODEL``. It shows whether a
-stand-in computes what the model means; without one it needs a GPU. Prints one JSON object: the new
-tokens of each prompt by both, and whether they are equal.
+stand-in computes what the model means; without one it needs a GPU. Prints one JSON object: how many
+of the new tokens are transformers' own choice, and how far the others are from it.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from typing import Any
 
@@ -46,26 +47,43 @@ def by_lmdeploy(model: str, asked: list[list[int]]) -> list[list[int]]:
     return answers
 
 
-def by_transformers(model: str, asked: list[list[int]]) -> list[list[int]]:
+def judged(model: str, asked: list[list[int]], answers: list[list[int]]) -> list[list[float]]:
+    """For each new token: how far its logit is below the highest, by transformers.
+
+    In units of what bfloat16 can tell apart at the highest logit; 0 is transformers' own choice.
+    Both continue from the same tokens, so that one rounding does not change all that follows.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, torch_dtype=torch.bfloat16)
-    answers = []
-    for prompt in asked:
-        tokens = list(prompt)
-        for _ in range(NEW_TOKENS):
-            with torch.no_grad():
-                logits = loaded(torch.tensor([tokens])).logits[0, -1]
-            tokens.append(int(logits.argmax()))
-        answers.append(tokens[len(prompt) :])
-    return answers
+    behind = []
+    for prompt, answer in zip(asked, answers, strict=True):
+        with torch.no_grad():
+            logits = loaded(torch.tensor([prompt + answer])).logits[0].float()
+        steps = []
+        for i, token in enumerate(answer):
+            row = logits[len(prompt) - 1 + i]
+            highest = float(row.max())
+            unit = 2.0 ** (math.floor(math.log2(max(abs(highest), 1e-30))) - 7)
+            steps.append((highest - float(row[token])) / unit)
+        behind.append(steps)
+    return behind
 
 
 def main(model: str) -> None:
     asked = prompts(256)
-    ours, reference = by_lmdeploy(model, asked), by_transformers(model, asked)
-    print(json.dumps({"lmdeploy": ours, "transformers": reference, "equal": ours == reference}))
+    answers = by_lmdeploy(model, asked)
+    behind = judged(model, asked, answers)
+    every = [step for steps in behind for step in steps]
+    facts = {
+        "tokens": len(every),
+        "equal": sum(step == 0 for step in every),
+        "most_behind": max(every),
+        "different_answers": len({tuple(a) for a in answers}),
+        "answers": answers,
+    }
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ class KvGrowthCrash(Scenario):
         if len(records) < RETRIES:
             return Finding.unknown(f"{len(records)} of {RETRIES} short prompts were sent")
         grades = [kv.grade(r, None) for r in records]
-        text = "; ".join(str(g) for g in grades)
+        text = "; ".join(g.words for g in grades)
         return Finding.of(all(g.kind != "answered" for g in grades), text)
 
     def prompt_fits(self, evidence: Evidence) -> Finding:
@@ -225,7 +225,7 @@ class KvGrowthCrash(Scenario):
             return Finding.unknown(f"{len(later)} of {RETRIES} later requests were sent")
         first = kv.grade(growing[0], None)
         if first.kind != "answered" and not first.explained:
-            return Finding.of(False, f"growing: {first}")
+            return Finding.of(False, f"growing: {first.words}")
         bad = [r for r in later if kv.grade(r, None).kind != "answered"]
         text = f"{len(later) - len(bad)} of {len(later)} later requests answered"
         return Finding.of(not bad, f"growing: {self._told(growing[0], first)}; {text}")
@@ -234,8 +234,8 @@ class KvGrowthCrash(Scenario):
     def _told(record: RequestRecord, found: kv.Grade) -> str:
         tokens = record.completion_tokens
         if found.kind == "answered" and tokens is not None and tokens < ANSWER:
-            return f"{found}, cut short: {ANSWER} were asked for"
-        return str(found)
+            return f"{found.words}, cut short: {ANSWER} were asked for"
+        return found.words
 
     # ------------------------------------------------------------------ tables
 
@@ -259,27 +259,42 @@ class KvGrowthCrash(Scenario):
         return rows
 
     def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+        old = self.affected.contains(facts.version)
         fits = self.prompt_fits(evidence)
         grown = evidence.labelled("growing")
-        truncated = (
-            Finding.of(
+        asserted = unmet(fits, self.assertion(evidence))
+        loop = unmet(asserted, self.all_fail_after(evidence))
+        truncated = Finding.unknown("the growing request was not sent")
+        if grown:
+            truncated = Finding.of(
                 grown[0].answered and (grown[0].completion_tokens or 0) < ANSWER,
                 self._told(grown[0], kv.grade(grown[0], None)),
             )
-            if grown and fits.truth is Truth.MET
-            else Finding.unknown("no request of this run outgrew the cache")
-        )
-        asserted = unmet(fits, self.assertion(evidence))
         if fits.truth is not Truth.MET:
-            asserted = Finding.unknown("no request of this run outgrew the cache")
-        loop = unmet(asserted, self.all_fail_after(evidence))
-        if asserted.truth is not Truth.MET:
-            loop = Finding.unknown("the engine loop did not end in this run")
+            asserted = loop = truncated = Finding.unknown(
+                "no request of this run outgrew the cache"
+            )
+        of_another = Finding.unknown(f"the claim is of other releases than {facts.release}")
         lab = "observation in the lab"
         return [
-            claim("asserts", "the engine loop ends with assert len(running) > 0", asserted, lab),
-            claim("all-fail", "the server lives on and fails every request", loop, lab),
-            claim("truncates", "the answer is cut at the limit (0.18.0)", truncated, lab),
+            claim(
+                "asserts",
+                "0.6.4, 0.7.0: the engine loop ends with assert len(running) > 0",
+                asserted if old else of_another,
+                lab,
+            ),
+            claim(
+                "all-fail",
+                "0.6.4, 0.7.0: the server lives on and fails every request",
+                loop if old else of_another,
+                lab,
+            ),
+            claim(
+                "truncates",
+                "0.18.0 cuts the answer at the limit",
+                of_another if old else truncated,
+                lab,
+            ),
         ]
 
 

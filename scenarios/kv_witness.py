@@ -157,6 +157,7 @@ def refusal(evidence: Evidence, least: int) -> dict[str, Any] | None:
 
 Kind = Literal["answered", "opaque 500", "opaque answer", "named answer", "refusal", "broken"]
 _LENGTH = re.compile(r"length|too long|exceed|INPUT_LENGTH", re.IGNORECASE)
+_MESSAGE = re.compile(r"""['"]message['"]:\s*['"](.+?)['"]\s*[,}]""")
 _CAUSE = re.compile(r"\bkv\b|cache|block|gpu memory", re.IGNORECASE)
 
 
@@ -203,7 +204,9 @@ class Grade:
 def grade(record: RequestRecord, limit: float | None) -> Grade:
     """How ``record`` reads. ``limit``: the longest prompt in tokens, as the engine has it."""
     text = record.error or record.text
-    shown = text if len(text) <= 160 else text[:159] + "…"
+    message = _MESSAGE.search(text)
+    shown = message[1] if message else text
+    shown = shown if len(shown) <= 160 else shown[:159] + "…"
     words = f"HTTP {record.status} “{shown}” in {record.latency_s:.2f} s"
     by_length = bool(_LENGTH.search(text))
     kind: Kind

@@ -296,8 +296,8 @@ class UndersizedKvBudget(Scenario):
             return Finding.unknown("the witness did not see both servers size their cache")
         tokens = request["input_tokens"]
         text = (
-            f"{ours.blocks:g} blocks × {ours.block_size:g} → {ours.max_tokens:g} tokens, less than "
-            f"the prompt's {tokens}; control server: {other.blocks:g} blocks → "
+            f"{ours.blocks:g} blocks × {ours.block_size:g} → {ours.max_tokens:g} tokens, for a "
+            f"prompt of {tokens}; control server: {other.blocks:g} blocks → "
             f"{other.max_tokens:g} tokens"
         )
         fits = ours.max_tokens < tokens <= other.max_tokens

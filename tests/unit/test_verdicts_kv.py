@@ -173,7 +173,10 @@ def test_a_refusal_that_explains_is_not_the_bug_and_is_graded() -> None:
     outcome, _, results = judge(BUDGET, refused_run(), "0.18.0")
     assert outcome is NOT_REPRODUCED
     said = next(r.observed for r in results if r.id == "opaque-500")
-    assert "HTTP 400" in said
+    assert "HTTP 400 “The request exceeds the model context length.”" in said
+    claims = {c.id: c.status for c in BUDGET.claims(refused_run(), run_facts(BUDGET, "0.18.0"))}
+    assert claims["fails-with-0.1"] is ClaimStatus.NOT_TESTED
+    assert claims["status"] is ClaimStatus.CONFIRMED
     assert "explained; it names the length, not the limit in tokens" in said
 
 

@@ -53,13 +53,15 @@ def watch_sizing(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def watched(*args: Any, **kwargs: Any) -> Any:
         seen: dict[str, Any] = {}
+        before = sys.getprofile()
 
         def profile(frame: FrameType, event: str, value: Any) -> None:
+            if before is not None:  # somebody else is looking as well
+                before(frame, event, value)
             name = SIZING.get(frame.f_code.co_name)
             if event == "return" and name and "lmdeploy" in frame.f_code.co_filename:
                 seen[name] = plain(value)
 
-        before = sys.getprofile()
         sys.setprofile(profile)
         try:
             return function(*args, **kwargs)
