@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
+from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, worth_another
 from mmrepro.engines.lmdeploy import OWNED_OPTIONS, device_memory
 from mmrepro.environments import Environment
 from mmrepro.environments.known import spec_for
@@ -15,7 +15,10 @@ from mmrepro.environments.lmdeploy import lmdeploy_spec, table
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
+from mmrepro.launching import launch_plan
 from mmrepro.models import TinyText
+from mmrepro.options import RunOptions
+from mmrepro.registry import load_scenario
 from mmrepro.scenario import Mitigation, Patch, reproducer_path
 
 LMDEPLOY = get_engine("lmdeploy")
@@ -28,8 +31,16 @@ def plan(
     release: str = "0.6.4",
     device: str = "cpu",
 ) -> LaunchPlan:
+    environment = made(release, device)
+    model = Path("/models/internlm2-chat-tiny")
+    return LMDEPLOY.plan(
+        LaunchRequest(environment, model, 8123, 2048, server_args, mitigations, patches)
+    )
+
+
+def made(release: str, device: str = "cpu") -> Environment:
     folder = Path("/environments/lmdeploy")
-    environment = Environment(
+    return Environment(
         path=folder,
         python=folder / "venv/bin/python",
         site_packages=folder / "site-packages",
@@ -38,10 +49,6 @@ def plan(
         packages=[],
         lock_file=folder / "requirements.lock",
         spec=lmdeploy_spec(release, "cuda" if device == "cuda" else "cpu"),
-    )
-    model = Path("/models/internlm2-chat-tiny")
-    return LMDEPLOY.plan(
-        LaunchRequest(environment, model, 8123, 2048, server_args, mitigations, patches)
     )
 
 
@@ -151,3 +158,35 @@ def test_the_stand_ins_name_nothing_of_the_harness() -> None:
     for folder in ("lmdeploy_cpu", "device_memory"):
         for file in reproducer_path(f"standins/{folder}").glob("*.py"):
             assert "import mmrepro." not in file.read_text()
+
+
+def test_the_control_server_differs_by_its_setting_only() -> None:
+    scenario = load_scenario("undersized-kv-budget")
+    options = RunOptions(mitigations=("kv-budget",))
+    environment, model = made("0.6.4"), Path("/models/internlm2-chat-tiny")
+    own = launch_plan(scenario, options, environment, model, 8123)
+    other = launch_plan(scenario, options, environment, model, 8123, scenario.control_server)
+    settings = [
+        [a for a, b in zip(p.argv[1:], p.argv, strict=False) if b == "--cache-max-entry-count"]
+        for p in (own, other)
+    ]
+    assert settings == [["0.1", "0.26"], ["0.1", "0.5"]]  # argparse takes the last one
+    assert own.env == other.env
+    assert [s.name for s in other.stand_ins][-2:] == ["witness", "device memory"]
+
+
+def test_the_memory_follows_the_release() -> None:
+    scenario = load_scenario("undersized-kv-budget")
+    free = {}
+    for release in ("0.6.4", "0.18.0"):
+        options = RunOptions(release=release)
+        found = launch_plan(scenario, options, made(release), Path("/models/m"), 8123)
+        free[release] = int(found.env["MMREPRO_DEVICE_FREE_BYTES"])
+    assert free == {"0.6.4": 111_155_328, "0.18.0": 52_667_520}
+
+
+def test_only_a_known_race_is_worth_another_start() -> None:
+    assert "0.18.0" in worth_another(LMDEPLOY, ["EOFError"])
+    assert "port" in worth_another(LMDEPLOY, ["[Errno 98] Address already in use"])
+    assert worth_another(LMDEPLOY, ["RuntimeError: No enough gpu memory for kv cache."]) == ""
+    assert worth_another(get_engine("vllm"), ["EOFError"]) == ""
