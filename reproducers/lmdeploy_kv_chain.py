@@ -70,7 +70,7 @@ def sized(model_agent: Any, share: float) -> tuple[Any, dict[str, Any]]:
     )
     seen: dict[str, Any] = {}
 
-    def profile(frame: FrameType, event: str, value: Any) -> None:
+    def profile(frame: FrameType, event: Any, value: Any) -> None:
         if event == "return":
             seen[frame.f_code.co_name] = value
 

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
-from importlib.resources import files
-
 from mmrepro.environments.place import detect_device
 from mmrepro.environments.spec import Device, EnvironmentSpec, Reason
-from mmrepro.environments.vllm import Entry
-from mmrepro.errors import UnknownRelease
-from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
-from pydantic import TypeAdapter
+from mmrepro.environments.table import Entry, entries_for, parse_release, table
 
 ORIGIN = "the LMDeploy project's own wheel"
-
-
-def table() -> list[Entry]:
-    """The entries of lmdeploy.toml."""
-    text = files("mmrepro.environments").joinpath("lmdeploy.toml").read_text(encoding="utf-8")
-    return TypeAdapter(list[Entry]).validate_python(tomllib.loads(text).get("entry", []))
 
 
 def lmdeploy_spec(
@@ -33,19 +20,9 @@ def lmdeploy_spec(
     Raises:
         UnknownRelease: ``release`` is not a version number.
     """
-    try:
-        version = Version(release)
-    except InvalidVersion as error:
-        raise UnknownRelease(
-            f"{release!r} is not a release of LMDeploy.", hint="give a version number, e.g. 0.6.4"
-        ) from error
+    version = parse_release(release, "LMDeploy", "0.6.4")
     device = device or detect_device()
-    found = [
-        entry
-        for entry in (table() if entries is None else entries)
-        if entry.device in (None, device)
-        and SpecifierSet(entry.releases, prereleases=True).contains(version)
-    ]
+    found = entries_for(table("lmdeploy") if entries is None else entries, version, device)
     return EnvironmentSpec(
         engine="lmdeploy",
         release=version.public,

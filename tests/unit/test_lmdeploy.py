@@ -11,7 +11,8 @@ from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, worth_another
 from mmrepro.engines.lmdeploy import OWNED_OPTIONS, device_memory
 from mmrepro.environments import Environment
 from mmrepro.environments.known import spec_for
-from mmrepro.environments.lmdeploy import lmdeploy_spec, table
+from mmrepro.environments.lmdeploy import lmdeploy_spec
+from mmrepro.environments.table import table
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
@@ -114,8 +115,10 @@ def test_every_release_gets_what_lmdeploy_forgets_to_ask_for() -> None:
         assert {"timm", "setuptools", "qwen-vl-utils"} <= set(spec.requirements)
     assert lmdeploy_spec("0.6.4", "cpu").cutoff.startswith("2024-12-31")
     assert lmdeploy_spec("0.12.0", "cpu").cutoff == ""
+    assert "nvidia-cublas-cu12" in lmdeploy_spec("0.18.0", "cpu").drop
+    assert lmdeploy_spec("0.18.0", "cuda").drop == ()
     assert lmdeploy_spec("0.18.0", "cpu").overrides == ("torch==2.11.0", "torchvision==0.26.0")
-    assert all(entry.why for entry in table())
+    assert all(entry.why for entry in table("lmdeploy"))
     with pytest.raises(UnknownRelease, match="newest"):
         lmdeploy_spec("newest", "cpu")
 

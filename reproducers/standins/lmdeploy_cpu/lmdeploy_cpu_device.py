@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -46,6 +47,11 @@ def _redirected(function: Callable[..., Any], *, first_argument: bool = False) -
         return function(*args, **kwargs)
 
     return redirected
+
+
+def _itself(value: Any, *args: Any, **kwargs: Any) -> Any:
+    """What is asked to go to the device is there already."""
+    return value
 
 
 def _device_type() -> type:
@@ -110,17 +116,18 @@ def _no_context(*args: Any, **kwargs: Any) -> Iterator[None]:
 
 def redirect(torch: Any) -> None:
     """Change ``torch``, just imported."""
-    import torch._dynamo  # looks at torch.cuda.Stream as it is imported: before it is replaced
+    # It looks at torch.cuda.Stream as it is imported: before that is replaced.
+    importlib.import_module("torch._dynamo")
 
     for name in FACTORIES:
         setattr(torch, name, _redirected(getattr(torch, name)))
     for name in METHODS:
         setattr(torch.Tensor, name, _redirected(getattr(torch.Tensor, name)))
     torch.Tensor.to = _redirected(torch.Tensor.to, first_argument=True)
-    torch.Tensor.cuda = lambda self, *args, **kwargs: self
-    torch.nn.Module.cuda = lambda self, *args, **kwargs: self
+    torch.Tensor.cuda = _itself
+    torch.nn.Module.cuda = _itself
     # Pinned memory is for copies to a device; without one torch refuses to pin.
-    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
+    torch.Tensor.pin_memory = _itself
 
     properties = types.SimpleNamespace(
         name=NAME,
@@ -140,7 +147,7 @@ def redirect(torch: Any) -> None:
     def zero(*args: Any, **kwargs: Any) -> int:
         return 0
 
-    answers = {
+    answers: dict[str, Any] = {
         "Stream": Stream,
         "Event": Event,
         "stream": _no_context,

@@ -23,7 +23,7 @@ def _refuse(what: str) -> None:
     raise NotImplementedError(f"mmrepro's stand-in for paged attention has no {what}")
 
 
-class PagedAttention(AttentionImpl):  # type: ignore[misc] # the engine's own class
+class PagedAttention(AttentionImpl):
     """Attention over paged caches of shape [blocks, block size, KV heads, head size]."""
 
     def forward(
@@ -128,7 +128,7 @@ class Builder:
         )
 
 
-class ByLayerType(CudaOpsBackend):  # type: ignore[misc]
+class ByLayerType(CudaOpsBackend):
     """CUDA's block shapes and step context, the default backend's operators."""
 
     build_graph_runner = OpsBackend.build_graph_runner
@@ -140,7 +140,7 @@ class ByLayerType(CudaOpsBackend):  # type: ignore[misc]
         return DefaultOpsBackend.get_layer_impl_builder(layer_type)
 
 
-class BySpec(CudaOpsBackend):  # type: ignore[misc]
+class BySpec(CudaOpsBackend):
     """The same for releases that ask by a specification (0.18.0)."""
 
     build_graph_runner = OpsBackend.build_graph_runner

@@ -55,7 +55,7 @@ def watch_sizing(function: Callable[..., Any]) -> Callable[..., Any]:
         seen: dict[str, Any] = {}
         before = sys.getprofile()
 
-        def profile(frame: FrameType, event: str, value: Any) -> None:
+        def profile(frame: FrameType, event: Any, value: Any) -> None:
             if before is not None:  # somebody else is looking as well
                 before(frame, event, value)
             name = SIZING.get(frame.f_code.co_name)
