@@ -26,6 +26,8 @@ ROOM = 44
 """Tokens of answer that still fit after the prompt: 1300 of 1344 on 0.6.4."""
 ANSWER = 100
 RETRIES = 3
+GROWTH_DEADLINE_S = 60.0
+"""0.6.4 fails at once; on 0.7.0.post3 the growing request never ends."""
 
 _SMALL = UndersizedKvBudget()
 
@@ -123,7 +125,7 @@ class KvGrowthCrash(Scenario):
         await self.ask(drive, "gate: short again")
 
     async def trigger(self, drive: Drive) -> None:
-        drive.deadline_s = max(drive.deadline_s, 120.0)
+        drive.deadline_s = max(drive.deadline_s, GROWTH_DEADLINE_S)
         short = await self.ask(drive, "short before")
         await self.ask(drive, "growing", self.fitting(drive, short), ANSWER)
         for number in range(1, RETRIES + 1):
