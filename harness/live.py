@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from mmrepro import checks
 from mmrepro.evidence import Evidence
+from mmrepro.probes.data import InferenceData
 from mmrepro.signature import Condition, Finding
 
 FAILED = "failed-500"
@@ -83,6 +84,18 @@ def no_progress(metrics: Mapping[str, tuple[str, ...]]) -> Condition:
         "counters of tokens stand still",
         lambda e: checks.no_progress(e, counters),
     )
+
+
+def every_request_fails() -> Condition:
+    """The symptom of an engine whose loop has ended behind a front that lives."""
+
+    def check(evidence: Evidence) -> Finding:
+        for result, data in evidence.results(InferenceData, "check"):
+            said = f"a small valid request: {data.error[:160] or 'answered'}"
+            return Finding.of(not data.answered and data.status is not None, said, *result.raw)
+        return Finding.unknown(evidence.why_missing("inference", "check"))
+
+    return Condition("every-request-fails", "symptom", "a small valid request fails", check)
 
 
 def not_answered() -> Condition:

@@ -6,7 +6,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import ClassVar
 
-from mmrepro import checks
+from mmrepro import checks, live
 from mmrepro.drive import Drive
 from mmrepro.engines.lmdeploy import WITNESS, device_memory
 from mmrepro.evidence import Evidence, RequestRecord
@@ -14,7 +14,16 @@ from mmrepro.incident import ClaimResult, Reference, SymptomRow
 from mmrepro.kv_budget import LmdeployPlan, smallest
 from mmrepro.models import TinyModel, TinyText
 from mmrepro.probes.data import LogLine
-from mmrepro.scenario import Control, Mitigation, Patch, RunFacts, Scenario, SourceRef, unmet
+from mmrepro.scenario import (
+    Control,
+    LiveFacts,
+    Mitigation,
+    Patch,
+    RunFacts,
+    Scenario,
+    SourceRef,
+    unmet,
+)
 from mmrepro.scenarios import kv_witness as kv
 from mmrepro.scenarios.kv_budget_report import claim
 from mmrepro.scenarios.undersized_kv_budget import UndersizedKvBudget
@@ -219,6 +228,11 @@ class KvGrowthCrash(Scenario):
         return Finding.of(
             True, f"{count} × {line.text.strip()}, line {line.number}", *checks.log_files(evidence)
         )
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        """The loop's last words are in the log; which request it was does not matter any more."""
+        kept = {c.id: c for c in super().live_conditions(facts)}
+        return [live.every_request_fails(), kept["front-lives"], kept["assertion"]]
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         growing = evidence.labelled("growing")

@@ -161,6 +161,17 @@ _MESSAGE = re.compile(r"""['"]message['"]:\s*['"](.+?)['"]\s*[,}]""")
 _CAUSE = re.compile(r"\bkv\b|cache|block|gpu memory", re.IGNORECASE)
 
 
+def refused_for_length(evidence: Evidence) -> Finding:
+    """Of a live server: whether the witness saw any request end so; without it, unknown."""
+    for request in said(evidence, "request"):
+        tokens, limit = request.get("input_tokens"), request.get("max_input_len")
+        if request.get("status") == "INPUT_LENGTH_ERROR" and isinstance(limit, int):
+            return Finding.of(
+                isinstance(tokens, int) and tokens > limit, f"{tokens} tokens, at most {limit}"
+            )
+    return Finding.unknown("LMDeploy logs neither the prompt's tokens nor its limit")
+
+
 @dataclass(frozen=True)
 class Grade:
     """How a client is told that a prompt does not fit.

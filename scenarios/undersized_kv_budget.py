@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from functools import cached_property
 from typing import ClassVar
 
-from mmrepro import checks
+from mmrepro import checks, live
 from mmrepro.drive import Drive
-from mmrepro.engines.lmdeploy import WITNESS, device_memory
+from mmrepro.engines.lmdeploy import WITNESS, LmdeployEngine, device_memory
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
 from mmrepro.models import TinyModel, TinyQwen2VL, TinyText
-from mmrepro.scenario import Control, Mitigation, Patch, RunFacts, Scenario, SourceRef
+from mmrepro.scenario import (
+    Control,
+    LiveFacts,
+    Mitigation,
+    Patch,
+    RunFacts,
+    Scenario,
+    SourceRef,
+)
 from mmrepro.scenarios import kv_witness as kv
 from mmrepro.scenarios.kv_budget_report import claims, symptom_rows
 from mmrepro.signature import Condition, Finding, Outcome
@@ -315,6 +324,15 @@ class UndersizedKvBudget(Scenario):
         )
         holds = ours.adds_up and other.adds_up and same and ours.share < other.share
         return Finding.of(holds, f"{ours}; control server: {other}")
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        """Without LMDeploy's own numbers (the witness) nothing tells why it ended in an error."""
+        kept = {c.id: c for c in super().live_conditions(facts)}
+        return [
+            *live.some_requests_fail(LmdeployEngine.metrics, LmdeployEngine.core_role),
+            kept["validation-error"],
+            replace(kept["input-length-error"], check=kv.refused_for_length),
+        ]
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         records = [
