@@ -88,13 +88,17 @@ def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
     candidates = [
         c
         for c in courses
-        if c.stays and (not c.waits or c.tid == hot) and c.turning not in idle and _real(c)
+        if c.stays
+        and (not c.waits or c.tid == hot)
+        and c.turning not in idle
+        and (_does_work(view, c) or holder(c, courses))
     ]
 
-    def rank(course: Course) -> tuple[bool, int, bool, int]:
+    def rank(course: Course) -> tuple[bool, int, bool, bool, int]:
         return (
             course.tid is not None and course.tid == hot,
             course.with_gil,
+            _is_core(view, course),
             course.name == "MainThread",
             course.active,
         )
@@ -102,9 +106,15 @@ def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
     return max(candidates, key=rank, default=None)
 
 
-def _real(course: Course) -> bool:
-    """Not one that only sleeps between two looks at something: those are everywhere."""
-    return bool(course.active or course.with_gil or course.locking or course.name == "MainThread")
+def _does_work(view: View, course: Course) -> bool:
+    """Not one that only sleeps, or waits for somebody else's answer: those are everywhere."""
+    main = course.name == "MainThread" or _is_core(view, course)
+    return bool(course.active or course.with_gil or course.locking or main)
+
+
+def _is_core(view: View, course: Course) -> bool:
+    """The engine's own thread, where front and engine share a process."""
+    return bool(view.facts.core_role) and view.facts.core_role in course.name
 
 
 def idle_loops(view: View) -> frozenset[str]:
@@ -121,7 +131,8 @@ def _idle(
     """Nothing stands still: it turns its loop, waits for work, or computes something long."""
     if queued:
         return _starved(view, why, role)
-    main = next((c for c in courses if c.name == "MainThread"), courses[0])
+    own = [c for c in courses if _is_core(view, c)]
+    main = next((c for c in (*own, *courses) if c in own or c.name == "MainThread"), courses[0])
     loops = main.turning in idle_loops(view) or any(
         bare(f) in idle_loops(view) for s in main.stacks for f in s.frames[:1]
     )

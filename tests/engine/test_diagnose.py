@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -209,16 +210,32 @@ def test_a_killed_server_is_dead(mini: Server, tmp_path: Path):
     assert "does not exist any more" in " ".join(named.document["assessment"]["why"])
 
 
-@pytest.mark.parametrize(
-    ("kind", "state"), [("html", "broken-output"), ("nan", "broken-output"), ("error", "failing")]
-)
-def test_a_fake_server_with_garbage(tmp_path: Path, kind: str, state: str):
-    script = str(Path(__file__).with_name("garbage_server.py"))
-    with subprocess.Popen([sys.executable, script, kind], stdout=subprocess.PIPE) as process:
+MODES = {
+    "html": ("broken-output", "no completion"),
+    "nan": ("broken-output", "NaN"),
+    "error": ("failing", "fails"),
+    "python": ("frozen-in-python", "spins_in_python"),
+    "native": ("frozen-in-native-code", "spins_in_c"),
+    "nap": ("frozen-in-native-code", "clock_nanosleep"),
+    "lock": ("blocked-on-lock", "thread 'holder' has it, in holds"),
+    "starved": ("starved", "none is let in"),
+    "deaf": ("not-receiving", "waits_for_work|Condition.wait"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fake_engine_that_misbehaves(tmp_path: Path, mode: str):
+    """Real processes, real stacks, and no engine: what no known failure here does on demand."""
+    state, says = MODES[mode]
+    script = str(Path(__file__).with_name("fake_engine.py"))
+    command = [sys.executable, script, mode, "minivllm.server"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             port = int(process.stdout.readline())
-            told = diagnose(f"http://127.0.0.1:{port}", cwd=tmp_path)
+            told = diagnose(f"http://127.0.0.1:{port}", "--deadline", "3", cwd=tmp_path)
         finally:
             process.kill()
-    assert (told.exit_code, told.state, told.found) == (1, state, [])
+    sentence = told.document["assessment"]["sentence"]
+    assert (told.exit_code, told.state, told.found) == (1, state, []), sentence
+    assert re.search(says, sentence), sentence
