@@ -316,6 +316,7 @@ class PadValueCollision(Scenario):
                         f"{name}.png" if name in self.pair else "",
                         evidence,
                         sharing.one(evidence, label),
+                        sharing.one(evidence, f"gate: {name} alone"),
                     )
                     for caption, name, label in columns
                 ],

@@ -182,11 +182,10 @@ def symptom_rows(evidence: Evidence) -> Iterator[SymptomRow]:
             control_keeps_to_the_prefix(evidence),
             False,
         ),
-        ("HTTP status after the other picture", "200", silent(evidence), None),
+        ("HTTP status after the other picture", "200", silent(evidence), False),
     ):
-        abnormal = None
-        if bad is not None and finding.truth is not Truth.UNKNOWN:
-            abnormal = (finding.truth is Truth.MET) == bad
+        unknown = finding.truth is Truth.UNKNOWN
+        abnormal = None if unknown else (finding.truth is Truth.MET) == bad
         yield SymptomRow(check=label, healthy=healthy, observed=finding.observed, abnormal=abnormal)
 
 

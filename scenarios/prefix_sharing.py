@@ -171,9 +171,14 @@ def answer(record: RequestRecord | None) -> str:
 
 
 def shown(
-    caption: str, picture: bytes, file: str, evidence: Evidence, record: RequestRecord | None
+    caption: str,
+    picture: bytes,
+    file: str,
+    evidence: Evidence,
+    record: RequestRecord | None,
+    own: RequestRecord | None,
 ) -> Shown:
-    """One column of the report's comparison."""
+    """One column of the report's comparison; ``own``: the picture's answer in the gate."""
     facts: dict[str, str] = {}
     if record is not None:
         number = cached(evidence, record)
@@ -181,6 +186,8 @@ def shown(
         facts["from the cache"] = (
             f"{'?' if number is None else number} of {record.prompt_tokens} prompt tokens"
         )
+        if own is not None and own is not record:
+            facts["against its own"] = first_difference(record, own)
     return Shown(caption=caption, png=picture, file=file, text=answer(record), facts=facts)
 
 

@@ -221,7 +221,12 @@ class ShapeAlias(Scenario):
                 "random weights: an answer is not sense, but it is the picture's own.",
                 shown=[
                     sharing.shown(
-                        caption, PICTURES[name].png, f"{name}.png", evidence, one(evidence, label)
+                        caption,
+                        PICTURES[name].png,
+                        f"{name}.png",
+                        evidence,
+                        one(evidence, label),
+                        one(evidence, f"gate: {name} alone"),
                     )
                     for caption, name, label in columns
                 ],
