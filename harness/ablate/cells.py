@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -94,6 +95,10 @@ class Cells:
             raise
         except MmreproError as failed:
             self.last_error, error = failed, failed.message
+        except BaseException:
+            with contextlib.suppress(Exception):  # what was seen until then is worth a report
+                write_reports(running.dir)
+            raise
         write_reports(running.dir)
         return _cell_run(running, key, index, created, time.monotonic() - began, error)
 
