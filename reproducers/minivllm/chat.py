@@ -126,6 +126,6 @@ def grid_of(width: int, height: int, config: VisionConfig) -> tuple[int, int]:
         raise ValueError(f"a picture of {width} x {height} pixels cannot be used")
     rows, cols = (max(1, round(side / config.factor)) for side in (height, width))
     if rows * cols > config.max_tokens:
-        shrink = math.sqrt(height * width / config.max_tokens)
-        rows, cols = (max(1, math.floor(side / shrink)) for side in (height, width))
+        beta = math.sqrt(height * width / (config.max_tokens * config.factor**2))
+        rows, cols = (max(1, math.floor(s / beta / config.factor)) for s in (height, width))
     return rows, cols
