@@ -138,7 +138,8 @@ class Engine:
         changed = [chunk.seq for chunk in step.chunks if chunk.samples]
         gone = [chunk for chunk in step.chunks if chunk.seq not in self.scheduler.running]
         if gone:  # aborted after the step was prepared: its blocks may be somebody else's
-            return self._again(step) + self._failed()
+            self._undo(step)
+            return self._failed()
         try:
             if step.with_images:
                 runner = self._with_images()
@@ -158,12 +159,11 @@ class Engine:
             self._append(seq, token)
         return changed + self._failed()
 
-    def _again(self, step: Step) -> list[Sequence]:
-        """Undo a step that was prepared but is not run; what is left of it is scheduled anew."""
+    def _undo(self, step: Step) -> None:
+        """A step that was prepared is not run: what is left of it is scheduled anew."""
         for chunk in step.chunks:
             if chunk.seq in self.scheduler.running:
                 chunk.seq.num_computed, chunk.seq.prefilling = chunk.start, True
-        return []
 
     def _with_images(self) -> Runner:
         if self._image_runner is None:
@@ -196,6 +196,8 @@ class Engine:
         return failed
 
     def _finish(self, seq: Sequence, reason: str, error: str = "") -> None:
+        if seq.finish_reason:
+            return
         self.scheduler.finish(seq, reason, error)
         self.runner.guard.history.forget(str(seq.id))
         if isinstance(seq, ImageSequence):

@@ -132,6 +132,8 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        aborted = sum(seq.finish_reason == "abort" for seq, _ in self.asked.values())
+        assert self.engine.counts["finished_abort"] == aborted
         for _ in range(2000):
             if not self.engine.busy:
                 break
