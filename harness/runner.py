@@ -33,7 +33,7 @@ from mmrepro.recorder import Listener, Recorder
 from mmrepro.redact import Redactor
 from mmrepro.rundir import make_run_dir, write_incident
 from mmrepro.sampler import Sampler
-from mmrepro.scenario import Control, RunFacts, Scenario
+from mmrepro.scenario import Control, RunFacts, Scenario, reproducer_path
 from mmrepro.signature import Finding, Outcome, Verdict, decide, evaluate
 from mmrepro.supervise import EngineProcess, free_port, start_engine
 from mmrepro.traffic import Traffic
@@ -372,7 +372,9 @@ class Run:
         assert self.environment is not None
         engine = self.incident.engine
         engine.command = plan.argv
-        engine.environment = plan.env
+        # Where mmrepro itself lies is no fact of the run: reports are the same from any checkout.
+        here = str(reproducer_path("").absolute())
+        engine.environment = {k: v.replace(here, "{reproducers}") for k, v in plan.env.items()}
         flips = [
             Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
             for f in self.flipped
