@@ -36,12 +36,13 @@ NOTE = Reference(
     id="Minivllm-Learn",
     title="Milestone note 1: multimodal prefill in a text-only engine, bug by bug",
     url="https://github.com/MDX-0003/Minivllm-Learn",
-    note="bugs 1 to 6 are the six variants; its engine has the paged cache and the CUDA graphs",
+    note="MileStone-note1.md; its bugs 1 to 6 are the six variants",
 )
-NANO = Reference(
-    id="nano-vllm",
-    title="the teaching engine whose slot assertion this is",
-    url="https://github.com/GeeeekExplorer/nano-vllm",
+BASE = Reference(
+    id="MinivLLM",
+    title="The text-only teaching engine that the note extends",
+    url="https://github.com/Wenyueh/MinivLLM",
+    note="the assertion is that of src/myvllm/layers/attention.py",
 )
 
 
@@ -57,7 +58,7 @@ class PrefillContract(Scenario):
     default_release: ClassVar[str] = "0.1"
     affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.1")
     model: ClassVar[TinyModel] = MODEL
-    references: ClassVar[tuple[Reference, ...]] = (NOTE, NANO)
+    references: ClassVar[tuple[Reference, ...]] = (NOTE, BASE)
     error: ClassVar[str]
     """What the engine says, as a regular expression."""
     frames: ClassVar[tuple[str, ...]]
