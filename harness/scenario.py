@@ -179,6 +179,12 @@ class LiveFacts:
     command: tuple[str, ...] = ()
     deadline_s: float = 0.0
 
+    def has(self, arguments: tuple[str, ...]) -> bool:
+        """Whether the command line holds ``arguments``, one after the other."""
+        width = len(arguments)
+        starts = range(len(self.command) - width + 1) if width else ()
+        return any(self.command[i : i + width] == arguments for i in starts)
+
     def option(self, name: str) -> str | None:
         """Value of ``--name VALUE`` or ``--name=VALUE``, the last one; None: not given."""
         found = None
@@ -271,6 +277,10 @@ class Scenario(ABC):
             return Finding.of(False, f"the server is {facts.engine}, not {self.engine}")
         if not facts.release:
             return Finding.unknown("the release could not be found out")
+        for cure in self.mitigations:
+            applies = cure.effective_on.contains(Version(facts.release), prereleases=True)
+            if applies and facts.has(cure.server_args):
+                return Finding.of(False, f"the server runs with {' '.join(cure.server_args)}")
         return Finding.of(
             self.affected.contains(Version(facts.release), prereleases=True),
             f"{self.engine} {facts.release}; affected: {self.affected_range}",

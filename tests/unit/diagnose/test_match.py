@@ -89,6 +89,15 @@ def test_with_nothing_at_all_it_is_exposed_or_not_this() -> None:
     assert match(GHOST_KEY, Evidence(), off).exposed is False
 
 
+def test_a_server_that_runs_with_a_mitigation_is_not_exposed() -> None:
+    scenario = load_scenario("pad-value-collision")
+    facts = LiveFacts("sglang", "0.5.6", ("serve", "--disable-radix-cache"), 15.0)
+    assert match(scenario, Evidence(), facts).exposed is False
+    assert match(scenario, Evidence(), replace(facts, command=("serve",))).fit is Fit.EXPOSED
+    fixed = replace(facts, command=(), release="0.5.23")
+    assert match(scenario, Evidence(), fixed).fit is Fit.NOT_THIS
+
+
 def test_a_healthy_server_is_none_of_them() -> None:
     for found in match_all(all_scenarios(), healthy(), FACTS):
         assert found.fit in (Fit.EXPOSED, Fit.NOT_THIS), found
