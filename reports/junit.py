@@ -6,6 +6,8 @@ One test case for the verdict, one per condition, one per claim:
   where nothing was expected it is skipped.
 * condition: met passes; not met fails, unless the verdict is as expected without it (skipped);
   unknown is an error if it was required and the verdict is not as expected, else skipped.
+* the state of a diagnosed live server: healthy passes, what could not be told is an error; each
+  known failure that was found fails.
 * claim: its name ends with what the run says of it. A refuted claim passes: that the bug report was
   wrong in one point is a finding, not a failure of the run. Not tested is skipped.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmrepro.diagnose.data import COULD_NOT_TELL, Diagnosis, Match, State
 from mmrepro.incident import ClaimResult, ClaimStatus, Incident
 from mmrepro.reports import view
 from mmrepro.sanitize import clip, plain
@@ -32,7 +35,12 @@ def render_junit(incident: Incident) -> str:
         ("command", incident.command),
     ):
         suite.append(Property(_text(name), _text(value)))
-    suite.add_testcase(_verdict_case(incident))
+    if incident.diagnosis is not None:
+        suite.add_testcase(_state_case(incident, incident.diagnosis))
+        for match in incident.diagnosis.found:
+            suite.add_testcase(_match_case(incident, match))
+    else:
+        suite.add_testcase(_verdict_case(incident))
     as_expected = incident.verdict is not None and incident.verdict.as_expected
     for condition in incident.verdict.conditions if incident.verdict else []:
         suite.add_testcase(_condition_case(incident, condition, as_expected))
@@ -65,6 +73,29 @@ def _verdict_case(incident: Incident) -> Any:
         _set(case, Failure(_text(message), str(verdict.outcome)), verdict.expected_because)
     else:
         case.system_out = _text(f"{verdict.outcome}: {verdict.explanation}")
+    return case
+
+
+def _state_case(incident: Incident, diagnosis: Diagnosis) -> Any:
+    """Healthy passes; what could not be told is an error, never a pass."""
+    from junitparser import Error, Failure
+
+    case = _case(incident, "state", f"state of {diagnosis.target.url}")
+    said = diagnosis.assessment
+    if diagnosis.state is State.HEALTHY:
+        case.system_out = _text(said.sentence)
+    elif diagnosis.state in COULD_NOT_TELL:
+        _set(case, Error(_text(said.sentence), str(said.state)), "\n".join(said.why))
+    else:
+        _set(case, Failure(_text(said.sentence), str(said.state)), "\n".join(said.why))
+    return case
+
+
+def _match_case(incident: Incident, match: Match) -> Any:
+    from junitparser import Failure
+
+    case = _case(incident, "known-failure", f"{match.scenario} {match.variant}".strip())
+    _set(case, Failure(_text(f"{match.title}: {match.why}"), str(match.fit)))
     return case
 
 

@@ -1,0 +1,121 @@
+"""A whole diagnosis, from URL to report, of servers that are gone, fake or hidden."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmrepro import reports
+from mmrepro.diagnose import collect
+from mmrepro.diagnose.data import State
+from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+
+LOG = """\
+(EngineCore pid=9) INFO 11-21 03:37:40 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with x
+(EngineCore pid=9) DEBUG 11-21 03:37:41 [core.py:1245] EngineCore waiting for work.
+(APIServer pid=8) ERROR 11-21 03:37:42 [core_client.py:1] Engine core proc died unexpectedly
+"""
+KEY = "sk-planted-0123456789abcdef"
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+def test_a_server_that_is_gone_is_read_from_its_log(nobody: str, tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(LOG)
+    out = tmp_path / "out"
+    options = DiagnoseOptions(
+        url=nobody, logs=(log,), out=out, headers={"Authorization": f"Bearer {KEY}"}
+    )
+    found = diagnose(options)
+    told = found.diagnosis
+    assert (told.state, told.exit_code, found.folder) == (State.DEAD, 1, out)
+    assert (told.target.engine, told.target.release) == ("vllm", "0.23.0")
+    assert "EngineCore died first" in told.assessment.sentence
+    assert "03:37:41" in told.since
+    assert told.effect.inferences == 0
+    assert found.incident.fidelity == "live"
+    reports.write_reports(out)
+    texts = [p.read_text() for p in out.rglob("*") if p.is_file()]
+    assert any("EngineCore died first" in text for text in texts)
+    assert not any(KEY in text for text in texts)
+    again = reports.load(out)
+    assert again.diagnosis is not None
+    assert again.diagnosis.state is State.DEAD
+    for render in (reports.render_markdown, reports.render_html, reports.render_junit):
+        assert "died first" in render(again)
+
+
+class Front(BaseHTTPRequestHandler):
+    """FAKE: answers every request with one and the same completion."""
+
+    def do_GET(self) -> None:
+        body = {"data": [{"id": "fake-model"}]}
+        self._send(200 if self.path != "/metrics" else 404, json.dumps(body).encode())
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["model"] == "fake-model"
+        assert asked["max_tokens"] <= 8
+        assert self.headers["X-Mmrepro-Probe"] == "1"
+        body = {"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]}
+        self._send(200, json.dumps(body).encode())
+
+    def _send(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def fake() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Front) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_server_of_an_unknown_engine_is_still_looked_at(
+    fake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect, "APART_S", 0.1)
+    monkeypatch.chdir(tmp_path)
+    found = diagnose(DiagnoseOptions(url=fake, samples=3))
+    told = found.diagnosis
+    assert (told.state, told.exit_code, told.target.model) == (State.HEALTHY, 0, "fake-model")
+    assert any("engine was not recognised" in text for text in told.unseen)
+    assert told.effect.inferences == 1
+    assert told.effect.paused_s == 0
+    assert told.effect.cpu_s > 0
+    assert sorted(told.effect.requests)[-1] == "POST /v1/chat/completions"
+    assert told.found == []
+    assert found.folder is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_remote_server_is_judged_by_what_http_shows(
+    fake: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(collect, "APART_S", 0.1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mmrepro.diagnose.sockets.is_ours", lambda address: False)
+    monkeypatch.setattr("mmrepro.diagnose.sockets.namespace_with", lambda address: None)
+    told = diagnose(DiagnoseOptions(url=fake)).diagnosis
+    assert (told.target.place, told.state) == ("remote", State.HEALTHY)
+    assert any("only what HTTP shows" in text for text in told.unseen)
+    assert told.target.processes == []
