@@ -111,7 +111,12 @@ def mitigation_table(
                 description=mitigation.description,
                 applied=applied,
                 effective=effective,
-                command=f"mmrepro run {scenario.name} --mitigation {mitigation.name}",
+                command=_command(scenario, mitigation.name),
             )
         )
     return table
+
+
+def _command(scenario: Scenario, mitigation: str) -> str:
+    variant = f" --variant {scenario.variant}" if scenario.variant else ""
+    return f"mmrepro run {scenario.name}{variant} --mitigation {mitigation}"

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from mmrepro.drive import Drive
 from mmrepro.errors import UsageError
@@ -41,12 +41,14 @@ class Patch:
         stand_in: what it replaces and why, for the report.
         env: variables that it reads.
         fidelity: of a run with it; None: as without it.
+        device: where it is put in front of the engine; "" means everywhere.
     """
 
     folder: str
     stand_in: StandIn
     env: Mapping[str, str] = field(default_factory=dict)
     fidelity: Fidelity | None = None
+    device: Literal["", "cpu", "cuda"] = ""
 
 
 @dataclass(frozen=True)

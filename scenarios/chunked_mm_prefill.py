@@ -6,6 +6,7 @@ One assertion, several ways into it: see the variants.
 from __future__ import annotations
 
 from mmrepro.scenario import Scenario
+from mmrepro.scenarios.async_race import AsyncRace
 from mmrepro.scenarios.placeholder_mask import GeneratedPlaceholder, LiteralPlaceholder
 
 
@@ -14,7 +15,7 @@ class ChunkedMmPrefill(GeneratedPlaceholder):
 
     @property
     def variants(self) -> tuple[Scenario, ...]:
-        return (self, LiteralPlaceholder())
+        return (self, LiteralPlaceholder(), AsyncRace())
 
 
 SCENARIO = ChunkedMmPrefill()

@@ -150,3 +150,44 @@ def refused_run() -> Evidence:
             record.timed_out, record.latency_s = False, 0.1
             record.status, record.error = (400, "exceeds the cache") if refused else (200, "")
     return evidence
+
+
+# ---------------------------------------------------------------- async-race
+
+STREAM_LINES = {
+    "stream-overwrite": "step 2: overwrite: the host writes is_mm_embed.cpu[0:256] while the copy "
+    "of [0:256] of step 1 is queued",
+    "stream-mask": "step 1: mask: 254 embeddings, 254 image rows prepared, 256 read, 2 rows differ",
+    "stream-silent": "step 1: silent: no error, but 254 embeddings went by a mask with 5 wrong"
+    " rows",
+    "stream-error": "step 9: device error with 254 embeddings, 254 image rows prepared, 256 read: "
+    f"{MISMATCH_TEXT}",
+}
+
+
+def with_stream(data: LogsData, **counts: int) -> LogsData:
+    """``data`` with ``counts`` of the stand-in's lines, e.g. ``mask=3``; the others not at all."""
+    for name, text in STREAM_LINES.items():
+        count = counts.get(name.removeprefix("stream-"), 0)
+        data.match_counts[name] = count
+        if count:
+            entry = LogLine(number=200, process=CORE, text=f"mmrepro-stream: {text}")
+            data.matches[name] = [entry] * count
+    return data
+
+
+def race_run(silent: str, first: str, second: str) -> Evidence:
+    """async-race on vLLM 0.12.0: one image answered wrongly, the next one kills EngineCore."""
+    evidence = death_run(first, later(request("trigger", silent), 2))
+    evidence.requests.append(request("trigger", second, None, error="refused"))
+    log = with_stream(death_log(), overwrite=7, mask=4, silent=2, error=1)
+    evidence.probes[-1] = probed(log)
+    return evidence
+
+
+def ordered_run(silent: str, first: str, second: str, *, overwrite: int = 0) -> Evidence:
+    """The same where the engine orders its work, or (``overwrite``) only seems to."""
+    evidence = survived_run(first, later(request("trigger", silent), 2))
+    evidence.requests.append(request("trigger", second))
+    evidence.probes[-1] = probed(with_stream(quiet_log(), overwrite=overwrite, mask=8))
+    return evidence

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from made_up import drop, judge, out_of_time, probed, processes, request, run_facts, swap
@@ -12,16 +14,20 @@ from made_up_crash import (
     death_log,
     death_run,
     later,
+    ordered_run,
     overflow_run,
     quiet_log,
+    race_run,
     refused_run,
     scheduling,
     survived_run,
+    with_stream,
 )
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.probes.data import StacksData
 from mmrepro.registry import load_scenario
 from mmrepro.scenario import Scenario
+from mmrepro.scenarios import async_race as race_module
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 from mmrepro.scenarios import placeholder_mask as mask
 from mmrepro.signature import Outcome, Truth
@@ -36,6 +42,8 @@ PREFILL = load_scenario("chunked-mm-prefill")
 GENERATED = PREFILL.with_variant("generated-placeholder")
 LITERAL = PREFILL.with_variant("literal-placeholder")
 OVERFLOW = load_scenario("encoder-cache-overflow")
+RACE = PREFILL.with_variant("async-race")
+RACE_LABELS = (race_module.SILENT, race_module.FIRST, race_module.SECOND)
 
 
 def generating(seconds: float = 5.0) -> RequestRecord:
@@ -157,6 +165,115 @@ DEATHS: list[Case] = [
     ("no text request", without(mask.GENERATING), {"stray-placeholder": UNKNOWN}, INCONCLUSIVE),
 ]
 
+
+def race() -> Evidence:
+    return race_run(*RACE_LABELS)
+
+
+def stream(**counts: int) -> Change:
+    """The same death, with these lines of the stand-in."""
+    return lambda e: swap(e, with_stream(death_log(), **counts))
+
+
+def unread(evidence: Evidence) -> None:
+    log = with_stream(death_log(), overwrite=7, mask=4, error=1)
+    for entry in log.matches["stream-error"]:
+        entry.text = entry.text.replace("256 read", "None read")
+    swap(evidence, log)
+
+
+def right_mask(evidence: Evidence) -> None:
+    log = with_stream(death_log(), overwrite=7, mask=4, error=1)
+    for entry in log.matches["stream-error"]:
+        entry.text = entry.text.replace("256 read", "254 read")
+    swap(evidence, log)
+
+
+RACES: list[Case] = [
+    ("nothing was overwritten", stream(mask=4, error=1), {"unordered-buffer": NOT_MET}, DIFFERENT),
+    (
+        "no stand-in",
+        lambda e: swap(e, with_stream(death_log())),
+        {"unordered-buffer": UNKNOWN, "wrong-mask": NOT_MET},
+        DIFFERENT,
+    ),
+    ("no step was watched", stream(error=1), {"unordered-buffer": UNKNOWN}, INCONCLUSIVE),
+    ("no step failed", stream(overwrite=7, mask=4), {"wrong-mask": NOT_MET}, DIFFERENT),
+    ("the mask was right", right_mask, {"wrong-mask": NOT_MET}, DIFFERENT),
+    ("the mask was not read", unread, {"wrong-mask": UNKNOWN}, INCONCLUSIVE),
+    (
+        "another error came first",
+        lambda e: swap(e, with_stream(death_log("IndexError: 7"), overwrite=7, mask=4, error=1)),
+        {"first-error": NOT_MET},
+        DIFFERENT,
+    ),
+    (
+        "no log",
+        lambda e: drop(e, "logs"),
+        {"wrong-mask": UNKNOWN, "unordered-buffer": UNKNOWN, "first-error": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    (
+        "all are answered",
+        lambda e: [edit(label, status=200, error="")(e) for label in RACE_LABELS],
+        {"request-500": NOT_MET},
+        DIFFERENT,
+    ),
+    (
+        "no large image was sent",
+        both(without(race_module.FIRST), without(race_module.SECOND)),
+        {"request-500": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    ("EngineCore lives on", lives_on, {"core-died": NOT_MET}, DIFFERENT),
+    (
+        "nobody looked at the processes",
+        lambda e: setattr(e, "engine_exit", None),
+        {"core-died": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    (
+        "/health is green",
+        edit("health after the failure", status=200, error=""),
+        {"health-503": NOT_MET},
+        DIFFERENT,
+    ),
+    ("/health not asked", without("health"), {"health-503": UNKNOWN}, INCONCLUSIVE),
+]
+
+
+def test_a_large_budget_hides_the_cause_and_synchronous_scheduling_ends_it() -> None:
+    facts = run_facts(RACE)
+    hidden, cured = ordered_run(*RACE_LABELS, overwrite=5), ordered_run(*RACE_LABELS)
+    assert judge(RACE, hidden)[0] is judge(RACE, cured)[0] is NOT_REPRODUCED
+    assert RACE.cause_remains(hidden, facts).truth is MET
+    assert RACE.cause_remains(cured, facts).truth is NOT_MET
+
+
+def test_answers_from_wrong_rows_are_not_healthy() -> None:
+    evidence = ordered_run(*RACE_LABELS)
+    swap(evidence, with_stream(quiet_log(), overwrite=5, mask=8, silent=2))
+    assert judge(RACE, evidence)[0] is DIFFERENT
+
+
+def test_the_reports_hypotheses_need_the_right_run() -> None:
+    def status(evidence: Evidence, *flips: str, **more: Any) -> dict[str, str]:
+        facts = replace(run_facts(RACE, "", *more.get("mitigations", ())), flips=frozenset(flips))
+        return {c.id: c.status.value for c in RACE.claims(evidence, facts)}
+
+    crashed = status(race())
+    assert crashed["assertion"] == crashed["buffer"] == "confirmed"
+    assert crashed["graphs"] == "refuted"
+    for name in ("prefix-caching", "chunk-budget", "reporters-build", "request-1-passes"):
+        assert crashed[name] == "not-tested"
+    assert crashed["on-a-gpu"] == "not-tested"
+    assert status(race(), "prefix-caching")["prefix-caching"] == "refuted"
+    assert status(race(), "eager-mode")["graphs"] == "not-tested"
+    hidden = ordered_run(*RACE_LABELS, overwrite=5)
+    assert status(hidden, mitigations=("budget",))["chunk-budget"] == "refuted"
+    assert status(ordered_run(*RACE_LABELS), "chunk-budget")["chunk-budget"] == "not-tested"
+
+
 HUNG: list[Case] = [
     (
         "answered",
@@ -212,7 +329,11 @@ def cases(scenario: Scenario, run: Callable[[], Evidence], table: list[Case]) ->
 
 @pytest.mark.parametrize(
     ("scenario", "run", "change", "flipped", "outcome"),
-    [*cases(GENERATED, dead, DEATHS), *cases(OVERFLOW, overflow_run, HUNG)],
+    [
+        *cases(GENERATED, dead, DEATHS),
+        *cases(RACE, race, RACES),
+        *cases(OVERFLOW, overflow_run, HUNG),
+    ],
 )
 def test_one_change_turns_the_verdict(
     scenario: Scenario,
@@ -237,6 +358,7 @@ def test_one_change_turns_the_verdict(
         (LITERAL, literal(death_run(mask.LITERAL)), REPRODUCED),
         (LITERAL, literal(survived_run(mask.LITERAL)), NOT_REPRODUCED),
         (LITERAL, survived_run(mask.LITERAL), INCONCLUSIVE),  # the text was not in the prompt
+        (RACE, race(), REPRODUCED),
         (OVERFLOW, overflow_run(), REPRODUCED),
         (OVERFLOW, refused_run(), NOT_REPRODUCED),
     ],
@@ -252,7 +374,11 @@ def test_a_placeholder_that_came_too_late_proves_nothing() -> None:
 
 
 def test_every_required_condition_can_fail_and_can_be_unknown() -> None:
-    for scenario, run, table in ((GENERATED, dead, DEATHS), (OVERFLOW, overflow_run, HUNG)):
+    for scenario, run, table in (
+        (GENERATED, dead, DEATHS),
+        (RACE, race, RACES),
+        (OVERFLOW, overflow_run, HUNG),
+    ):
         seen: dict[str, set[Truth]] = {}
         for change in [lambda e: None, *(case[1] for case in table)]:
             evidence = run()

@@ -1,0 +1,1 @@
+"""An in-order asynchronous device on the CPU. See ``standin.py``."""
