@@ -41,7 +41,7 @@ class LaunchRequest:
     def all_patches(self) -> tuple[Patch, ...]:
         """In order; those for another device are left out."""
         found = (*self.patches, *(m.patch for m in self.mitigations if m.patch is not None))
-        return tuple(p for p in found if p.device in ("", self.environment.spec.device))
+        return tuple(p for p in found if not p.device or p.device == self.environment.spec.device)
 
     @property
     def all_server_args(self) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def install(runner_module: ModuleType) -> None:
     from vllm.v1.attention.backends import cpu_attn
     from vllm.v1.utils import CpuGpuBuffer
 
-    runner: Any = runner_module.CPUModelRunner  # type: ignore[attr-defined]
+    runner: Any = runner_module.CPUModelRunner
     if not hasattr(runner, "_gather_mm_embeddings") or not hasattr(runner, "_postprocess_tensors"):
         raise RuntimeError(f"vLLM {vllm.__version__} is not known to the emulated stream")
     _events_and_streams(runner_module)
@@ -147,14 +147,14 @@ def install(runner_module: ModuleType) -> None:
 def _events_and_streams(runner_module: ModuleType) -> None:
     Event.stream = DEVICE.stream
     only = CudaStream()
-    torch.Event = Event  # type: ignore[misc,assignment]
-    torch.cuda.Event = Event  # type: ignore[misc,assignment]
-    torch.cuda.Stream = CudaStream  # type: ignore[misc,assignment]
-    torch.cuda.current_stream = lambda *device: only  # type: ignore[assignment,return-value]
-    torch.cuda.default_stream = lambda *device: only  # type: ignore[assignment,return-value]
-    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment]
+    torch.Event = Event
+    torch.cuda.Event = Event
+    torch.cuda.Stream = CudaStream
+    torch.cuda.current_stream = lambda *device: only
+    torch.cuda.default_stream = lambda *device: only
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()
     # The CPU runner would put events and streams without effect in their place.
-    runner_module._torch_cuda_wrapper = contextlib.nullcontext  # type: ignore[attr-defined]
+    runner_module._torch_cuda_wrapper = contextlib.nullcontext
 
 
 def _host_reads() -> None:
