@@ -154,7 +154,7 @@ def _events_and_streams(runner_module: ModuleType) -> None:
     torch.cuda.default_stream = lambda *device: only
     torch.cuda.stream = lambda stream: contextlib.nullcontext()
     # The CPU runner would put events and streams without effect in their place.
-    runner_module._torch_cuda_wrapper = contextlib.nullcontext
+    runner_module._torch_cuda_wrapper = contextlib.nullcontext  # type: ignore[attr-defined]
 
 
 def _host_reads() -> None:
