@@ -70,10 +70,13 @@ def open_log(path: Path) -> BinaryIO:
     kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
     if kind == "zstd":
         raise Unavailable(f"{path} is compressed with zstd; unpack it first: unzstd {path}")
-    unpack = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}.get(kind)
-    if unpack is None:
-        return cast("BinaryIO", path.open("rb", buffering=0))
-    return cast("BinaryIO", _Rest(cast("BinaryIO", unpack(path))))
+    if kind == "gzip":
+        return cast("BinaryIO", _Rest(cast("BinaryIO", gzip.open(path))))
+    if kind == "bz2":
+        return cast("BinaryIO", _Rest(cast("BinaryIO", bz2.open(path))))
+    if kind == "xz":
+        return cast("BinaryIO", _Rest(cast("BinaryIO", lzma.open(path))))
+    return cast("BinaryIO", path.open("rb", buffering=0))
 
 
 class LogFilesProbe(Probe[LogsData]):

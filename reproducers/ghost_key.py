@@ -69,7 +69,7 @@ def variant(base: Any, *, touch: bool, popitem: bool) -> Any:
     """A subclass that counts evictions, with none, one or both parts of the fix."""
     evict = fixed_popitem(base.popitem) if popitem else base.popitem
 
-    class Counted(base):  # type: ignore[misc] # the engine's own class
+    class Counted(base):
         evictions = 0
 
         def popitem(self, remove_pinned: bool = False) -> Any:

@@ -40,7 +40,7 @@ class KVCache:
         self.block_size = block_size
 
     def store(self, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:
-        """Raises AssertionError without one slot a token, as MinivLLM does (layers/attention.py)."""
+        """Raises AssertionError without one slot a token, as MinivLLM does (attention.py)."""
         assert slots.numel() == key.shape[0], "Slot mapping size must match number of tokens"
         self.data[layer, 0, slots] = key
         self.data[layer, 1, slots] = value
