@@ -410,6 +410,7 @@ class FullSize(UndersizedKvBudget):
     """The report's own numbers: blocks of 8 MiB, 6784 MiB free. Minutes instead of seconds."""
 
     variant: ClassVar[str] = "full-size"
+    title: ClassVar[str] = "The same with the report's own sizes: blocks of 8 MiB (takes minutes)"
     model: ClassVar[TinyModel] = TinyText(
         architecture="gemma", layers=32, kv_heads=8, vocab_size=92_553
     )
