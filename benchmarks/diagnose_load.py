@@ -11,6 +11,8 @@ pairs' ratios are what counts.
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -42,13 +44,15 @@ def main() -> None:
 
 
 def measure(load: Load, url: str, folder: Path, options: argparse.Namespace) -> None:
-    ratios = []
+    ratios: list[float] = []
+    costs: list[float] = []
     print(f"{options.engine}, {options.clients} clients, windows of {options.window:g} s")
     print("pair   off answers/s   on answers/s   ratio   diagnoses")
     for pair in range(1, options.pairs + 1):
         # Off, on, then on, off: a slow drift of the machine favours neither.
         order = (False, True) if pair % 2 else (True, False)
         rates, count = {}, 0
+        used = cpu_of_children()
         for on in order:
             before, started = load.done, time.monotonic()
             if on:
@@ -56,10 +60,19 @@ def measure(load: Load, url: str, folder: Path, options: argparse.Namespace) -> 
             time.sleep(max(0.0, options.window - (time.monotonic() - started)))
             rates[on] = (load.done - before) / (time.monotonic() - started)
         ratios.append(rates[True] / rates[False])
+        costs.append((cpu_of_children() - used) / max(count, 1))
         said = f"{rates[False]:15.2f} {rates[True]:14.2f} {ratios[-1]:7.3f} {count:11d}"
         print(f"{pair:4d} {said}", flush=True)
     median = statistics.median(ratios)
     print(f"median ratio {median:.3f}, loss {100 - 100 * median:.1f} %")
+    cost, cores = statistics.median(costs), os.cpu_count() or 1
+    print(f"CPU of one diagnosis, start-up included: {cost:.2f} s, of {cores} cores")
+
+
+def cpu_of_children() -> float:
+    """CPU seconds of the diagnoses that have ended; the server is another process's child."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def diagnose_for(url: str, folder: Path, seconds: float, every: float) -> int:

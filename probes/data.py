@@ -133,6 +133,7 @@ class StackSample(Record):
     pid: int
     taken: Moment
     blocking: Annotated[bool, Field(description="the process was paused for this sample")]
+    seconds: Annotated[float, Field(description="how long taking it took")] = 0.0
     threads: list[ThreadStack]
     error: str = ""
 

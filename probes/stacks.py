@@ -127,6 +127,7 @@ class StacksProbe(Probe[StacksData]):
                 pid=pid,
                 taken=taken,
                 blocking=blocking,
+                seconds=round(time.monotonic() - taken.mono, 4),
                 threads=dumped.threads,
                 error=dumped.error,
             ),

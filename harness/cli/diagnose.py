@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+WARM_UP_S = 4.0
+"""A healthy server is told by then, and has no report."""
 MAX_CPU_S = 60
 MAX_MEMORY = 2 << 30
 
@@ -72,6 +74,7 @@ def diagnose(
         headers=_headers(header or []),
     )
     _bound()
+    _warm_up()
     if json:
         found = look(options)
         _write_reports(found)
@@ -114,6 +117,20 @@ def _headers(given: list[str]) -> dict[str, str]:
             )
         found[name.strip()] = value.strip()
     return found
+
+
+def _warm_up() -> None:
+    """Load what writes the report while the server is waited for."""
+    import threading
+
+    def load() -> None:
+        import jinja2  # noqa: F401
+        import mmrepro.reports.diagnosis
+        import mmrepro.reports.picture  # noqa: F401
+
+    timer = threading.Timer(WARM_UP_S, load)
+    timer.daemon = True  # nobody waits for it
+    timer.start()
 
 
 def _bound() -> None:

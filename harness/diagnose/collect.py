@@ -35,8 +35,12 @@ APART_S = 2.0
 """At least so long between two readings of the progress counters."""
 GLANCE_S = 3.0
 """A request that is answered by then leaves nothing more to wait for."""
-SECOND_LOOK_S = 1.5
-"""How long before the deadline the second look begins."""
+SECOND_LOOK = 0.6
+"""Part of the deadline after which the second look begins."""
+LAST_S = 0.8
+"""How long before the deadline the last readings are taken."""
+WINDOW_S = 1.0
+"""Over which processor time is measured."""
 EVIDENCE_S = 2.5
 """For a round of stacks and CPU readings."""
 MAX_LOG_BYTES = 512 << 20
@@ -153,15 +157,15 @@ class Collector:
         if not again:
             return
         end = front_at + self.plan.deadline_s
-        if request is None or not request.done():
-            self._until(end - SECOND_LOOK_S, unless=request)
+        self._until(front_at + SECOND_LOOK * self.plan.deadline_s, unless=request)
         discover.refresh(self.target)
         self._all(*self._processes_round(label="2-"))
-        if request is not None:
-            _wait(request, end + 1.0)
-        self._until(min(end, front_at + 2 * APART_S))
+        # The last readings shortly before the deadline: after it there is only judging to do.
+        self._until(end - LAST_S, unless=request)
         last = [self._start(self._metrics(), label="metrics-3")]
         last.append(self._start(self._http(self._cheap()), label="http-2"))
+        if request is not None:
+            _wait(request, end + 1.0)
         self._all(*last)
         discover.refresh(self.target)
 
@@ -184,11 +188,7 @@ class Collector:
         stacks = [d for _, d in self.evidence.results(StacksData, partial=True)]
         samples = [s for d in stacks for s in d.samples]
         now = _usage()
-        paused = sum(
-            r.seconds
-            for r, d in self.evidence.results(StacksData, partial=True)
-            if any(s.blocking for s in d.samples)
-        )
+        paused = sum(s.seconds for s in samples if s.blocking)
         return Effect(
             seconds=round(time.monotonic() - self._started, 2),
             cpu_s=round(now[0] - self._usage[0], 2),
@@ -235,7 +235,6 @@ class Collector:
         others = [p.pid for p in facts.processes if p.pid not in cores and _may_matter(p.role)]
         core = cores[0] if cores else facts.root_pid
         sampled = list(dict.fromkeys([core, facts.root_pid, *cores, *others]))[:MAX_SAMPLED]
-        window_s = SECOND_LOOK_S if label else 1.0
         stacks = StacksProbe(
             sampled,
             samples=self.plan.samples,
@@ -248,14 +247,14 @@ class Collector:
                 stacks, seconds=EVIDENCE_S + self.plan.native * 5.0, label=f"{label}stacks"
             ),
             self._start(
-                ProcessesProbe(facts.root_pid, window_s, self.target.role_of),
-                seconds=window_s + 2,
+                ProcessesProbe(facts.root_pid, WINDOW_S, self.target.role_of),
+                seconds=WINDOW_S + 2,
                 label=f"{label}processes",
             ),
             # Never strace here: it stops the target at each of its system calls.
             self._start(
-                SyscallsProbe(core, window_s=window_s, use_strace=False),
-                seconds=window_s + 2,
+                SyscallsProbe(core, window_s=WINDOW_S, use_strace=False),
+                seconds=WINDOW_S + 2,
                 label=f"{label}syscalls",
             ),
         ]

@@ -60,9 +60,9 @@ def find(url: str, pid: int = 0) -> Target:
         target.facts.root_pid, target.facts.found_by = pid, "given with --pid"
         if target.facts.place == "remote":
             target.facts.place = "local"
-    if target.facts.root_pid is not None:
-        _note_place(target.facts)
     refresh(target)
+    if any(p.inner_pid is not None for p in target.facts.processes):
+        target.facts.place = "container"
     return target
 
 
@@ -190,12 +190,6 @@ def refresh(target: Target) -> None:
                 inner_pid=_inner_pid(pid),
             )
         )
-
-
-def _note_place(facts: TargetFacts) -> None:
-    assert facts.root_pid is not None
-    if _inner_pid(facts.root_pid) is not None:
-        facts.place = "container"
 
 
 def _inner_pid(pid: int) -> int | None:

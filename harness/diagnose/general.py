@@ -236,7 +236,16 @@ def _silence(view: View) -> Assessment:
         why.append(f"the small request was refused ({data.error[:160]}): it proves nothing")
     if counted := view.counted():
         why.append(counted)
-    if view.front_answers is False and not view.core_is_front:
+    if view.front_answers is False:
+        if view.refused_connection:
+            return Assessment(
+                state=State.UNREACHABLE,
+                sentence="A process listens there, but connections from here are refused.",
+                why=why,
+                advice=["run mmrepro where its clients are, or in its network namespace"],
+            )
+        if view.core_is_front:
+            return frozen.engine(view, why, asked=True)
         return frozen.front(view, why)
     if view.progress:
         return _moving(view, asked, why)

@@ -97,12 +97,12 @@ class Course:
     def locking(self) -> bool:
         """Its innermost Python function is one that takes a lock, in every sample."""
         return self.samples >= MIN_SAMPLES and all(
-            s.frames and bare(s.frames[0]) in LOCKING for s in self.stacks
+            s.frames and bare(_python(s.frames)[0]) in LOCKING for s in self.stacks
         )
 
     @property
     def on_device(self) -> bool:
-        return any(DEVICE.search(f.file) for s in self.stacks for f in s.frames[:3])
+        return any(DEVICE.search(f.file) for s in self.stacks for f in _python(s.frames)[:3])
 
     @property
     def frames(self) -> list[Frame]:
@@ -112,7 +112,7 @@ class Course:
     @property
     def place(self) -> str:
         """``LRUCache.popitem (vllm/utils/cache.py:195)``: the innermost frame most often seen."""
-        tops = [where(s.frames[0]) for s in self.stacks if s.frames]
+        tops = [where(_python(s.frames)[0]) for s in self.stacks if s.frames]
         return max(set(tops), key=tops.count) if tops else "no Python frame"
 
 
@@ -124,9 +124,16 @@ def where(frame: Frame) -> str:
     return f"{frame.function} ({frame.file}:{frame.line})"
 
 
+def _python(frames: Sequence[Frame]) -> list[Frame]:
+    """Without the frames of C code, which --native adds: one Python call runs many of them."""
+    own = [f for f in frames if f.file.endswith(".py") or f.file.startswith("<")]
+    return own or list(frames)
+
+
 def _waits(frames: Sequence[Frame]) -> bool:
     if not frames:
         return True  # a thread that runs no Python code is none of ours
+    frames = _python(frames)
     return bare(frames[0]) in WAITING or frames[0].file.endswith(WAITING_FILES)
 
 
@@ -141,7 +148,7 @@ def courses(samples: Iterable[StackSample], pid: int) -> list[Course]:
 
 
 def _course(pid: int, stacks: list[ThreadStack]) -> Course:
-    outward = [list(reversed(stack.frames)) for stack in stacks]
+    outward = [list(reversed(_python(stack.frames))) for stack in stacks]
     depth = 0
     for frames in zip(*outward, strict=False):
         if len({(f.function, f.file, f.line) for f in frames}) > 1:

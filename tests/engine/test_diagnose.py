@@ -151,12 +151,15 @@ def conditions(told: Told) -> dict[str, str]:
 
 
 def test_the_hang_is_named_with_every_condition_met(hung: dict, tmp_path: Path):
+    load_before = os.getloadavg()[0]
     told = diagnose(hung["url"], "--out", "it", cwd=tmp_path)
     assert (told.exit_code, told.state) == (1, "frozen-in-python")
     assert (told.document["matches"][0]["scenario"], told.fit(GHOST)) == (GHOST, "match")
     assert set(conditions(told).values()) == {"met"}
     assert told.found == [GHOST]
-    assert told.seconds < 20, told.seconds
+    assert told.document["effect"]["cpu_s"] < 4
+    if load_before < 1.5 * (os.cpu_count() or 1):  # with other work beside it, time says nothing
+        assert told.seconds < 20, told.seconds
     assert any("popitem" in f["function"] for f in told.document["assessment"]["frames"])
     assert told.document["effect"]["paused_s"] == 0
     assert told.document["since"]

@@ -30,6 +30,14 @@ def test_a_small_loop_stays_and_its_turning_frame_is_named() -> None:
     assert found.frames[0].function == "key"
 
 
+def test_frames_of_c_code_do_not_make_a_stack_move() -> None:
+    inner = [frames(f"0x{n} libcrypto.so.3:0", f"f{n} lib.so:0") + DEEP for n in range(4)]
+    found = course(*inner)
+    assert found.rigid
+    assert found.place == "c (x.py:3)"
+    assert found.frames[0].function.startswith("0x")
+
+
 def test_two_samples_are_not_enough() -> None:
     assert not course(DEEP, DEEP).stays
 
