@@ -395,10 +395,11 @@ class WithImage(UndersizedKvBudget):
 
     def encoder_first(self, evidence: Evidence) -> Finding:
         """Both requests with the image went through the encoder; how long it took."""
+        steps = [v for v in kv.said(evidence, "vision") if isinstance(v.get("seconds"), float)]
+        # 0.6.4 encodes in `forward`; later ones have `async_infer` only, which calls the model.
+        inner = [v for v in steps if v.get("step") == "forward"]
         seconds = [
-            float(v["seconds"])
-            for v in kv.said(evidence, "vision")
-            if v.get("step") in ("forward", "async_infer")
+            v["seconds"] for v in inner or steps if v.get("step") in ("forward", "async_infer")
         ]
         if not seconds:
             return Finding.unknown("the witness saw no work of the vision encoder")

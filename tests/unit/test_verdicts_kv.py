@@ -232,6 +232,23 @@ def test_the_predicted_setting_is_the_smallest() -> None:
     assert below.max_tokens < kv.PROMPT + 4
 
 
+def test_the_encoder_works_before_the_refusal() -> None:
+    image = BUDGET.with_variant("image")
+    steps = [
+        witness("vision", step="forward", seconds=4.02),
+        witness("vision", step="async_infer", seconds=4.03),
+    ]
+    evidence = opaque_run()
+    found = log(sized(0.1, 21, 1344), ended(1661, 1344, "INPUT_LENGTH_ERROR"))
+    replace_log(evidence, found)
+    truths = {c.id: c.check(evidence) for c in image.conditions(run_facts(image))}
+    assert truths["encoder-first"].truth is UNKNOWN
+    found.matches["witness-vision"] = steps
+    truths = {c.id: c.check(evidence) for c in image.conditions(run_facts(image))}
+    assert truths["encoder-first"].truth is MET
+    assert truths["encoder-first"].observed.startswith("vision encoder: 4.02 s; ")
+
+
 # ---------------------------------------------------------------- grades
 
 
