@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from mmrepro import live
 from mmrepro.diagnose import discover
@@ -18,7 +17,7 @@ from mmrepro.diagnose.discover import Target
 from mmrepro.evidence import Evidence
 from mmrepro.probes._fetch import fetch
 from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
-from mmrepro.probes.data import HttpData, InferenceData, LogsData, MetricsData, StacksData
+from mmrepro.probes.data import HttpData, LogsData, StacksData
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
@@ -337,13 +336,6 @@ def _usage() -> tuple[float, int]:
     return cpu, max(own.ru_maxrss, children.ru_maxrss) * 1024
 
 
-def answered(evidence: Evidence) -> bool | None:
-    """Whether the request was answered; None: none was sent, or it is not back yet."""
-    for _, data in evidence.results(InferenceData, "check"):
-        return data.answered
-    return None
-
-
 def refused_stacks(evidence: Evidence) -> str:
     """Why Python stacks are missing; "" when some could be read."""
     reason = ""
@@ -353,6 +345,3 @@ def refused_stacks(evidence: Evidence) -> str:
                 return ""
             reason = result.reason
     return reason
-
-
-__all__ = ["Collector", "MetricsData", "Path", "Plan", "answered", "refused_stacks"]

@@ -213,6 +213,27 @@ def test_a_killed_server_is_dead(mini: Server, tmp_path: Path):
     assert "does not exist any more" in " ".join(named.document["assessment"]["why"])
 
 
+CONTRACT = "mm-prefill-contract"
+
+
+@pytest.mark.parametrize("variant", ["slot-mapping", "broken-module"])
+def test_one_variant_of_a_fault_is_told_from_the_others(tmp_path: Path, variant: str):
+    folder = tmp_path / "run"
+    run = [*COMMAND, "run", CONTRACT, "--variant", variant, "--keep-server", "--json"]
+    done = subprocess.run([*run, "--out", str(folder)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    server = json.loads(done.stdout)["server"]
+    try:
+        told = diagnose(server["url"], cwd=tmp_path)
+    finally:
+        os.kill(server["pid"], signal.SIGTERM)
+        wait_for(lambda: not processes_in(folder), 30, "the end of the kept server")
+    assert told.exit_code == 1
+    assert (told.found, told.fit(CONTRACT, variant)) == ([CONTRACT], "match")
+    others = [m for m in told.document["matches"] if m["variant"] != variant]
+    assert {m["fit"] for m in others} <= {"exposed", "not-this"}
+
+
 MODES = {
     "html": ("broken-output", "no completion"),
     "nan": ("broken-output", "NaN"),
