@@ -98,6 +98,15 @@ def test_a_patch_may_lower_the_fidelity() -> None:
     assert plan(patches=(patch,)).fidelity is Fidelity.EMULATED_STREAM
 
 
+def test_a_patch_for_another_device_is_left_out() -> None:
+    stand_in = StandIn(name="s", replaces="r", why="w")
+    patch = Patch("emulated", stand_in, fidelity=Fidelity.EMULATED_STREAM, device="cpu")
+    native = plan(device="cuda", patches=(patch,))
+    assert native.fidelity is Fidelity.GPU
+    assert native.stand_ins == []
+    assert "PYTHONPATH" not in native.env
+
+
 def test_every_variable_is_a_setting_with_its_reason() -> None:
     found = plan()
     listed = {s.name: s.value for s in found.settings}
