@@ -41,7 +41,7 @@ from mmrepro.traffic import Traffic
 READY_POLL_S = 0.1
 GRACE_HUNG_S = 1.0
 GRACE_S = 6.0
-START_ATTEMPTS = 3
+START_ATTEMPTS = 5
 ENGINE_LOG = "engine.log"
 CONTROL_LOG = "control.log"
 

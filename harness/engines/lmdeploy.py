@@ -75,7 +75,7 @@ class LmdeployEngine(Engine):
     """0.6.4 has none; later ones have them with ``--enable-metrics``."""
     start_races: ClassVar[Mapping[str, str]] = {
         r"EOFError": "LMDeploy's engine process sometimes ends with EOFError as it starts (0.18.0: "
-        "2 of 8 starts; pytorch/engine/mp_engine/zmq_engine.py)"
+        "pytorch/engine/mp_engine/zmq_engine.py ends the manager that it still uses)"
     }
     log_mark: ClassVar[str] = r" - lmdeploy - |HINT:\s+Please open .{0,20}http"
     progress_pattern: ClassVar[str] = r'"POST /v1/chat/completions HTTP/1\.1" \d+'
