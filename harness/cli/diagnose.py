@@ -31,8 +31,8 @@ def diagnose(
         str, typer.Option(help="Served model to ask for.  [default: the first listed]")
     ] = "",
     deadline: Annotated[
-        float, typer.Option(min=1, max=600, help="Seconds that the one request may take.")
-    ] = 15.0,
+        str, typer.Option(help="Time that the one request may take, in seconds.")
+    ] = "15s",
     samples: Annotated[int, typer.Option(min=3, max=100, help="Stack samples a process.")] = 5,
     no_request: Annotated[
         bool, typer.Option("--no-request", help="Send no inference, only look.")
@@ -66,7 +66,7 @@ def diagnose(
         logs=tuple(log or ()),
         engine=engine,
         model=model,
-        deadline_s=deadline,
+        deadline_s=_seconds(deadline),
         samples=samples,
         request=not no_request,
         native=native,
@@ -103,6 +103,19 @@ def _write_reports(found: Diagnosed) -> None:
         from mmrepro.reports import write_reports
 
         write_reports(found.folder)
+
+
+def _seconds(text: str) -> float:
+    """``15``, ``15s`` or ``1.5s``."""
+    from mmrepro.errors import UsageError
+
+    try:
+        found = float(text.strip().removesuffix("s"))
+    except ValueError:
+        found = 0.0
+    if not 1 <= found <= 600:
+        raise UsageError(f"--deadline {text!r} is not a time of 1 to 600 s.", hint="--deadline 15s")
+    return found
 
 
 def _headers(given: list[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
 from mmrepro.incident import EVIDENCE_DIR, Incident
 from mmrepro.probes._pyspy import HOW_TO_ALLOW
-from mmrepro.probes.base import Moment
+from mmrepro.probes.base import Moment, RawSink
 from mmrepro.probes.data import LogsData, MetricsData
 from mmrepro.recorder import Listener, Recorder
 from mmrepro.redact import Redactor
@@ -130,6 +130,7 @@ def _look(
             collector.ask_release()
         collector.look(lambda seen: general.suspicious(seen, facts), plain=plain)
         kernel.note(target, evidence)
+        _keep_log_lines(recorder, evidence)
         assessment = general.assess(evidence, facts)
         if assessment.state in WORTH_MORE:
             _catch_locals(collector, mine)
@@ -146,6 +147,19 @@ def _look(
         )
     finally:
         collector.close()
+
+
+def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
+    """What conditions cite of a log, under its name: the log itself stays where it is."""
+    for _, data in evidence.results(LogsData, partial=True):
+        lines = [*data.errors, *data.last_by_process.values()]
+        lines += [line for found in data.matches.values() for line in found]
+        lines += [data.last_progress] if data.last_progress else []
+        text = "".join(
+            f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] {line.text}\n"
+            for number, line in sorted({line.number: line for line in lines}.items())
+        )
+        RawSink(recorder.dir).write(Path(data.file).name, f"# lines of {data.file}\n{text}")
 
 
 def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:

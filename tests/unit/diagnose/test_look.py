@@ -47,6 +47,7 @@ def test_a_server_that_is_gone_is_read_from_its_log(nobody: str, tmp_path: Path)
     assert told.effect.inferences == 0
     assert found.incident.fidelity == "live"
     reports.write_reports(out)
+    assert "died unexpectedly" in (out / "evidence" / "server.log").read_text()
     texts = [p.read_text() for p in out.rglob("*") if p.is_file()]
     assert any("EngineCore died first" in text for text in texts)
     assert not any(KEY in text for text in texts)
