@@ -88,7 +88,8 @@ class ShapeAlias(Scenario):
     references: ClassVar[tuple[Reference, ...]] = (
         Reference(
             id="sglang#8342",
-            title="Security vulnerability report: SGLang's hash functions",
+            title="Security Vulnerability Report Structure for SGLang Hash Function "
+            "Vulnerabilities",
             url="https://github.com/sgl-project/sglang/issues/8342",
             note="other weaknesses of the same hash; the missing shape was found here",
         ),
