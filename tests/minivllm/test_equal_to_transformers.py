@@ -42,7 +42,7 @@ CONFIGS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(CONFIGS, BATCHES)
 def test_any_batch_with_any_sizes(config: EngineConfig, batch) -> None:
     longest = max(len(ids) + sum(i.tokens for i in images) + n for ids, images, n in batch)
