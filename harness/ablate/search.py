@@ -186,7 +186,7 @@ def _needed(
     if not rest:
         return needed, "the failure needs its failing setting: nothing else here cures"
     state = memory.states[frozenset(rest)]
-    together = f"all others flipped ({', '.join(rest)})"
+    together = f"all other usable factors flipped ({', '.join(rest)})"
     if needed is None:
         return None, f"whether anything else cures is not known: with {together}, {state}"
     if not needed:
