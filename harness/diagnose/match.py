@@ -29,8 +29,18 @@ def all_scenarios() -> list[Scenario]:
 
 
 def match_all(scenarios: Iterable[Scenario], evidence: Evidence, facts: LiveFacts) -> list[Match]:
-    """Best fit first; among equals, the one with more conditions met, then by name."""
-    return ranked(match(scenario, evidence, facts) for scenario in scenarios)
+    """Best fit first; among equals, the one with more conditions met, then by name.
+
+    Variants that an observer cannot tell apart (the same conditions, judged alike) are one: the
+    first of them, which is the scenario's default.
+    """
+    found: list[Match] = []
+    for scenario in scenarios:
+        one = match(scenario, evidence, facts)
+        twin = any(m.scenario == one.scenario and m.conditions == one.conditions for m in found)
+        if not (twin and one.conditions):
+            found.append(one)
+    return ranked(found)
 
 
 def ranked(matches: Iterable[Match]) -> list[Match]:

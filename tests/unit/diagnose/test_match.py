@@ -103,6 +103,22 @@ def test_a_healthy_server_is_none_of_them() -> None:
         assert found.fit in (Fit.EXPOSED, Fit.NOT_THIS), found
 
 
+def test_variants_that_look_alike_from_outside_are_one() -> None:
+    """Seen on LMDeploy 0.6.4: how large the prompt was does not show from outside."""
+    budget = [s for s in all_scenarios() if s.name == "undersized-kv-budget"]
+    assert len(budget) > 1
+    found = match_all(budget, Evidence(), LiveFacts("lmdeploy", "0.6.4", (), 15.0))
+    assert [m.variant for m in found] == [load_scenario("undersized-kv-budget").variant]
+    contract = [s for s in all_scenarios() if s.name == "mm-prefill-contract"]
+    evidence = healthy()
+    log = logs()
+    log.match_counts |= dict.fromkeys(contract[0].log_patterns.values(), 1)
+    log.match_counts |= {p: 0 for s in contract[1:] for p in s.log_patterns.values()}
+    swap(evidence, log)
+    told = match_all(contract, evidence, LiveFacts("minivllm", "0.1", (), 15.0))
+    assert len(told) > 1
+
+
 def test_another_engines_failures_are_not_judged() -> None:
     found = match(GHOST_KEY, hung(), replace(FACTS, engine="sglang"))
     assert (found.fit, found.conditions) == (Fit.NOT_THIS, [])
