@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 from hypothesis import settings
@@ -11,5 +12,6 @@ from hypothesis import settings
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says nothing here: engines may be running beside the tests.
-settings.register_profile("mmrepro", deadline=None)
-settings.load_profile("mmrepro")
+settings.register_profile("mmrepro", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mmrepro"))
