@@ -56,6 +56,23 @@ def with_rotated(path: Path) -> list[Path]:
     return [*older[-MAX_FILES:], path]
 
 
+def recent(path: Path, max_bytes: int) -> list[Path]:
+    """``path`` and as many of its predecessors, oldest first, as have ``max_bytes`` together.
+
+    None at all where ``path`` alone is larger, or is not there.
+    """
+    found: list[Path] = []
+    for file in reversed(with_rotated(path)):
+        try:
+            max_bytes -= file.stat().st_size
+        except OSError:
+            break
+        if max_bytes < 0:
+            break
+        found.insert(0, file)
+    return found
+
+
 def open_log(path: Path) -> BinaryIO:
     """``path`` as a binary stream, decompressed by what its first bytes say.
 

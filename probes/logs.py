@@ -51,6 +51,7 @@ class LogsProbe(Probe[LogsData]):
     characters). ``progress``: an expression whose last match is the last sign of work done.
     ``first`` and ``last``: how many matching lines of each pattern are kept from either end.
     ``max_bytes``: of a larger file only that much of its end is read (``skipped_bytes``).
+    ``added``: lines that tell of a new request; those after the last progress are kept.
     """
 
     name = "logs"
@@ -64,8 +65,10 @@ class LogsProbe(Probe[LogsData]):
         first: int = 20,
         last: int = 5,
         max_bytes: int | None = None,
+        added: Pattern | None = None,
     ) -> None:
         self.path = Path(path)
+        self.added = added
         self.patterns = dict(patterns or {})
         self.progress = progress
         self.first = first
@@ -77,7 +80,12 @@ class LogsProbe(Probe[LogsData]):
     def collect(self, sink: RawSink, deadline: float) -> LogsData:
         """Raises Unavailable for what is no readable file; TimedOut keeps what was read so far."""
         self._scanner = scanner = Scanner(
-            self.patterns, self.progress, file=str(self.path), first=self.first, last=self.last
+            self.patterns,
+            self.progress,
+            file=str(self.path),
+            first=self.first,
+            last=self.last,
+            added=self.added,
         )
         try:
             # A FIFO or a device would block or never end.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from mmrepro import live
 from mmrepro.diagnose import discover
@@ -21,6 +22,7 @@ from mmrepro.probes.data import HttpData, LogsData, StacksData
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
+from mmrepro.probes.log_files import LogFilesProbe, recent
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ProcessesProbe
@@ -263,12 +265,16 @@ class Collector:
         own = engine.log_patterns if engine else {}
         patterns = {**live.LOG_PATTERNS, **own, **self.log_patterns}
         progress = engine.progress_pattern if engine else None
+        added = (engine.added_pattern if engine else "") or None
+
+        def probe(name: str) -> Probe[LogsData]:
+            path = Path(name)
+            if files := recent(path, MAX_LOG_BYTES):
+                return LogFilesProbe(files, patterns, progress, added=added, rotated=False)
+            return LogsProbe(path, patterns, progress, max_bytes=MAX_LOG_BYTES, added=added)
+
         return [
-            self._start(
-                LogsProbe(path, patterns, progress, max_bytes=MAX_LOG_BYTES),
-                seconds=self.plan.deadline_s,
-                label=f"logs-{number}",
-            )
+            self._start(probe(path), seconds=self.plan.deadline_s, label=f"logs-{number}")
             for number, path in enumerate(self.target.facts.logs[:MAX_LOGS], 1)
         ]
 

@@ -212,7 +212,8 @@ def _since(evidence: Evidence, state: State) -> str:
     for _, data in evidence.results(LogsData, partial=True):
         line = data.last_progress
         if line is not None and line.time:
-            return f"{line.time}, the log's last sign of work done (line {line.number})"
+            after = f"; {data.stuck_count} requests were added after it" if data.stuck_count else ""
+            return f"{line.time}, the log's last sign of work done (line {line.number}){after}"
     for _, data in evidence.results(LogsData, partial=True):
         if data.errors and data.errors[0].time:
             return f"{data.errors[0].time}, the log's first error (line {data.errors[0].number})"

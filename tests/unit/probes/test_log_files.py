@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmrepro.probes import LogFilesProbe, ProbeStatus, run_probe, with_rotated
 from mmrepro.probes.data import LogsData
+from mmrepro.probes.log_files import recent
 from mmrepro.probes.logs import Scanner
 
 ADDED = r"Added request (?P<id>\S+)\."
@@ -167,6 +168,20 @@ def test_a_damaged_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     assert data.stuck_count == 1
     assert set(data.unread) == {str(tmp_path / "s.log.2.gz"), str(tmp_path / "s.log.1.zst")}
     assert "unzstd" in data.unread[str(tmp_path / "s.log.1.zst")]
+
+
+def test_the_most_recent_files_that_fit(tmp_path: Path) -> None:
+    for name, size in {"s.log.2": 500, "s.log.1": 300, "s.log": 200}.items():
+        (tmp_path / name).write_bytes(b"x" * size)
+    path = tmp_path / "s.log"
+    names = {n: [file.name for file in recent(path, n)] for n in (100, 200, 600, 1000)}
+    assert names == {
+        100: [],
+        200: ["s.log"],
+        600: ["s.log.1", "s.log"],
+        1000: ["s.log.2", "s.log.1", "s.log"],
+    }
+    assert recent(tmp_path / "no.log", 1000) == []
 
 
 def test_nothing_to_read_is_unavailable(tmp_path: Path) -> None:
