@@ -57,6 +57,7 @@ def diagnose(
 
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
+    from mmrepro.cli.headers import parse_headers
     from mmrepro.diagnose.session import DiagnoseOptions
     from mmrepro.diagnose.session import diagnose as look
 
@@ -71,7 +72,7 @@ def diagnose(
         request=not no_request,
         native=native,
         out=out,
-        headers=_headers(header or []),
+        headers=parse_headers(header or ()),
     )
     _bound()
     _warm_up()
@@ -115,20 +116,6 @@ def _seconds(text: str) -> float:
         found = 0.0
     if not 1 <= found <= 600:
         raise UsageError(f"--deadline {text!r} is not a time of 1 to 600 s.", hint="--deadline 15s")
-    return found
-
-
-def _headers(given: list[str]) -> dict[str, str]:
-    from mmrepro.errors import UsageError
-
-    found = {}
-    for text in given:
-        name, colon, value = text.partition(":")
-        if not colon or not name.strip() or not value.strip():
-            raise UsageError(
-                "A --header is NAME: VALUE.", hint="--header 'Authorization: Bearer KEY'"
-            )
-        found[name.strip()] = value.strip()
     return found
 
 

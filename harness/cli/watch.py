@@ -63,6 +63,7 @@ def watch(
 
     Example:  mmrepro watch http://127.0.0.1:8000 --http :9400
     """
+    from mmrepro.cli.headers import parse_headers
     from mmrepro.errors import ExitCode
     from mmrepro.watch.build import assemble
     from mmrepro.watch.server import WatchServer, parse_address
@@ -79,7 +80,7 @@ def watch(
         until_dead=address is None,
         image=image,
         model=model,
-        headers=header or [],
+        headers=parse_headers(header or ()),
         diagnose=not no_diagnose,
         max_incidents=max_incidents,
         out=out,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from mmrepro.errors import UsageError
-from mmrepro.watch.checker import Checker, parse_headers
+from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Health
 from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnose, Finding, Listener, Watch, WatchOptions
 
@@ -34,18 +34,18 @@ def assemble(
     until_dead: bool,
     image: bool,
     model: str,
-    headers: Sequence[str],
+    headers: Mapping[str, str],
     diagnose: bool,
     max_incidents: int,
     out: Path | None,
     listener: Listener,
 ) -> Watch:
-    """The watch of ``url``. Raises UsageError for what cannot be an address or a header."""
+    """The watch of ``url``. Raises UsageError for what cannot be an address."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(
             f"{url!r} is no address of a server.", hint="mmrepro watch http://HOST:PORT"
         )
-    sent = parse_headers(list(headers))
+    sent = dict(headers)
     deadline = deadline_s or default_deadline(interval_s, failures)
     checker = Checker(
         url, deadline, model=model, image=small_picture() if image else None, headers=sent

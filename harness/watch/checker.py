@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmrepro.engines import ENGINES
-from mmrepro.errors import UsageError
 from mmrepro.probes._fetch import api_root, fetch
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import InferenceData, MetricsData
@@ -128,17 +127,3 @@ class Checker:
 def moved_counters(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
     """Names of those that grew. A counter that fell (a restart) is no progress of this server."""
     return [name for name, value in after.items() if name in before and value > before[name]]
-
-
-def parse_headers(given: list[str]) -> dict[str, str]:
-    """``Name: value`` lines. Raises UsageError."""
-    headers = {}
-    for line in given:
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip() or not value.strip():
-            raise UsageError(
-                "--header takes a name, a colon and a value.",
-                hint="--header 'Authorization: Bearer KEY'",
-            )
-        headers[name.strip()] = value.strip()
-    return headers

@@ -15,9 +15,10 @@ import pytest
 from fake_server import answering, http, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from mmrepro.cli.headers import parse_headers
 from mmrepro.errors import UsageError
 from mmrepro.watch.build import default_deadline, small_picture
-from mmrepro.watch.checker import PROGRESS, Checker, moved_counters, parse_headers
+from mmrepro.watch.checker import PROGRESS, Checker, moved_counters
 from mmrepro.watch.health import Check, Health, Verdict
 from mmrepro.watch.loop import CONFIRM_PAUSE_S, Finding, Watch, WatchOptions
 from mmrepro.watch.server import WatchServer, parse_address, state

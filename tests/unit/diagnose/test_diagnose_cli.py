@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmrepro.cli.diagnose import _headers, _seconds
+from mmrepro.cli.diagnose import _seconds
+from mmrepro.cli.headers import parse_headers
 from mmrepro.errors import UsageError
 
 
@@ -40,7 +41,7 @@ def test_what_is_no_deadline(text: str) -> None:
 
 
 def test_headers() -> None:
-    assert _headers(["A: b:c", "X:y"]) == {"A": "b:c", "X": "y"}
+    assert parse_headers(["A: b:c", "X:y"]) == {"A": "b:c", "X": "y"}
     for bad in ("A", ": b", "A:"):
         with pytest.raises(UsageError, match="NAME: VALUE"):
-            _headers([bad])
+            parse_headers([bad])

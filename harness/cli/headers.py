@@ -1,0 +1,20 @@
+"""``--header 'NAME: VALUE'``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmrepro.errors import UsageError
+
+
+def parse_headers(given: Sequence[str]) -> dict[str, str]:
+    """Name: value of each. Raises UsageError."""
+    found = {}
+    for text in given:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip() or not value.strip():
+            raise UsageError(
+                "A --header is NAME: VALUE.", hint="--header 'Authorization: Bearer KEY'"
+            )
+        found[name.strip()] = value.strip()
+    return found
