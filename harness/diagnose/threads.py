@@ -144,7 +144,15 @@ def courses(samples: Iterable[StackSample], pid: int) -> list[Course]:
     for sample in mine:
         for thread in sample.threads:
             by_thread.setdefault(thread.tid or thread.name, []).append(thread)
-    return [_course(pid, stacks) for stacks in by_thread.values() if len(stacks) == len(mine)]
+    whole = [stacks for stacks in by_thread.values() if len(stacks) == len(mine)]
+    return [_course(pid, _untorn(stacks)) for stacks in whole]
+
+
+def _untorn(stacks: list[ThreadStack]) -> list[ThreadStack]:
+    """Without the few samples in which py-spy, which pauses nothing, read no frame of a thread
+    that has frames otherwise: its stack changed under the reader's hands."""
+    read = [stack for stack in stacks if stack.frames]
+    return read if len(read) * 3 >= len(stacks) * 2 else stacks
 
 
 def _course(pid: int, stacks: list[ThreadStack]) -> Course:

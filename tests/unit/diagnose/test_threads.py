@@ -38,6 +38,14 @@ def test_frames_of_c_code_do_not_make_a_stack_move() -> None:
     assert found.frames[0].function.startswith("0x")
 
 
+def test_a_torn_sample_without_frames_is_passed_over_but_not_many() -> None:
+    assert course(DEEP, DEEP, [], DEEP).rigid
+    assert course(DEEP, DEEP, [], DEEP).samples == 3
+    assert not course(DEEP, [], [], DEEP, DEEP).stays
+    assert not course(DEEP, DEEP, []).stays, "two are left"
+    assert course([], [], []).waits
+
+
 def test_two_samples_are_not_enough() -> None:
     assert not course(DEEP, DEEP).stays
 
