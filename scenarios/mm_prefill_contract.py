@@ -50,6 +50,20 @@ def images_sent(evidence: Evidence) -> list[RequestRecord]:
     return [r for r in evidence.requests_in("trigger") if r.images]
 
 
+def switched_on(fault: str, facts: LiveFacts, otherwise: Finding) -> Finding:
+    """Exposure of minivllm to one of its faults: the switch is what a release is elsewhere.
+
+    Args:
+        otherwise: what engine, release and mitigations say already.
+    """
+    if otherwise.truth is not Truth.MET:
+        return otherwise
+    if not facts.command:
+        return Finding.unknown("the command line, where the fault would stand, cannot be seen")
+    on = any(facts.has(words) for words in (("--fault", fault), (f"--fault={fault}",)))
+    return Finding.of(on, f"the server runs with{'' if on else 'out'} --fault {fault}")
+
+
 class PrefillContract(Scenario):
     """What the variants share: server, traffic, verdict. A variant names its error and frames."""
 
@@ -142,6 +156,9 @@ class PrefillContract(Scenario):
                 self._logged_there,
             ),
         ]
+
+    def exposure(self, facts: LiveFacts) -> Finding:
+        return switched_on(self.variant, facts, super().exposure(facts))
 
     def _logged_there(self, evidence: Evidence) -> Finding:
         names = ("note-error", *(f"frame-{i}" for i in range(len(self.frames))))

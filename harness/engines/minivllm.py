@@ -42,7 +42,6 @@ class MinivllmEngine(Engine):
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"
-    version_paths: ClassVar[tuple[str, ...]] = ()
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
 
     def contract_watch(self) -> Mitigation | None:

@@ -1,0 +1,78 @@
+"""Every fault of minivllm: the four borrowed ones by ``run``, all ten by ``diagnose``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from live import RunOnce
+from live_server import ask, diagnose, serving
+from mmrepro.drive import Drive
+from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.recorder import Recorder
+from mmrepro.registry import load_scenario
+from mmrepro.scenario import Scenario
+from mmrepro.traffic import Traffic
+
+pytestmark = pytest.mark.engine
+
+NAME = "borrowed-faults"
+BORROWED = load_scenario(NAME).variants
+FAULTS = (*load_scenario("mm-prefill-contract").variants, *BORROWED)
+ON_PAPER = {"ghost-key-lru", "pad-value-key", "kv-budget"}
+"""Those that show without a model."""
+SILENT = {"pad-value-key"}
+
+
+@pytest.mark.parametrize("variant", [v.variant for v in BORROWED])
+def test_a_borrowed_fault_reproduces(run_once: RunOnce, variant: str) -> None:
+    broken = run_once(NAME, "--variant", variant, "--device", "cpu")
+    assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.stderr
+    assert broken.claim("root-cause")["status"] == "confirmed"
+    assert broken.document["left_behind"] == []
+
+
+@pytest.mark.parametrize("variant", [v.variant for v in BORROWED])
+def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
+    fixed = run_once(NAME, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
+    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.stderr
+    assert fixed.claim("fixed")["status"] == "confirmed"
+
+
+def trigger(scenario: Scenario, url: str, folder: Path) -> None:
+    """What ``mmrepro run`` sends after its gate; an unanswered request is given up soon."""
+
+    async def drive() -> None:
+        recorder = Recorder(folder)
+        traffic = Traffic(url, SERVED_MODEL, recorder)
+        size = scenario.model.image_size()
+        hands = Drive(traffic, recorder, size, scenario.max_model_len, "0.1")
+        hands.deadline_s, hands.suspect_s = 5.0, 2.0
+        try:
+            await scenario.trigger(hands)
+            await asyncio.gather(*hands.pending)
+        finally:
+            await traffic.close()
+
+    asyncio.run(drive())
+
+
+@pytest.mark.parametrize("scenario", FAULTS, ids=lambda s: s.variant)
+def test_diagnose_names_each_fault_and_no_other(scenario: Scenario, tmp_path: Path) -> None:
+    paper = ("--paper",) if scenario.variant in ON_PAPER else ()
+    arguments = (*scenario.server_args, *paper)
+    with serving("minivllm", "0.1", scenario.model, tmp_path / "server", *arguments) as server:
+        ask(server.url)
+        before = diagnose(server.url, cwd=tmp_path) if paper else None
+        trigger(scenario, server.url, tmp_path)
+        told = diagnose(server.url, "--deadline", "3", cwd=tmp_path)
+    if before:
+        assert (before.state, before.found) == ("healthy", [])
+    own, *others = told.document["matches"]
+    assert (own["scenario"], own["variant"]) == (scenario.name, scenario.variant), told.document
+    assert {m["fit"] for m in others} == {"not-this"}
+    if scenario.variant in SILENT:
+        assert (own["fit"], told.state, told.exit_code) == ("exposed", "healthy", 0)
+    else:
+        assert (own["fit"], told.exit_code) == ("match", 1), own

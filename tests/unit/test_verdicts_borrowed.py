@@ -1,0 +1,221 @@
+"""borrowed-faults on made-up evidence: one thing changed at a time, and the verdict turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from made_up import at, probed, request
+from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
+from mmrepro.probes.data import (
+    AnyProbeData,
+    Frame,
+    LogLine,
+    LogsData,
+    MetricSample,
+    MetricsData,
+    StackSample,
+    StacksData,
+    ThreadStack,
+)
+from mmrepro.registry import load_scenario
+from mmrepro.scenario import LiveFacts
+from mmrepro.scenarios import borrowed_faults as module
+from mmrepro.scenarios import borrowed_pad_value as pad
+from mmrepro.signature import Truth
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+VARIANTS = load_scenario("borrowed-faults").variants
+DIGEST = "ab" * 32
+FUNCTIONS = ("ImageCache.pop_oldest", "ImageCache.put", "ImageCache.received", "<genexpr>")
+FUNCTIONS += ("Engine.add", "Service._take", "Service._loop")
+
+
+def seen(*data: AnyProbeData) -> Evidence:
+    return Evidence(probes=[probed(d) for d in data])
+
+
+def log(**lines: list[str]) -> LogsData:
+    found = {
+        name.replace("_", "-"): [LogLine(number=i, text=t) for i, t in enumerate(texts)]
+        for name, texts in lines.items()
+    }
+    counts = {name: len(texts) for name, texts in found.items()}
+    return LogsData(file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts)
+
+
+def stacks(*functions: str, key: str = DIGEST, count: int = 4, active: bool = True) -> StacksData:
+    frames = [Frame(function=name, file="x.py", line=1) for name in functions]
+    if functions[0].endswith("pop_oldest"):
+        frames[0].locals["digest"] = repr(key)
+    one = ThreadStack(tid=1, name="EngineCore", active=active, owns_gil=active, frames=frames)
+    return StacksData(
+        samples=[StackSample(pid=1, taken=at(1), blocking=False, threads=[one])] * count
+    )
+
+
+def assertion(digest: str = DIGEST) -> LogsData:
+    return log(
+        cached_item_assertion=[f"AssertionError: Expected a cached item for mm_hash={digest!r}"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "truth"),
+    [
+        (stacks(*FUNCTIONS), MET),
+        (stacks(*FUNCTIONS[1:]), NOT_MET),  # never seen in pop_oldest
+        (stacks("Condition.wait", "Service._loop"), NOT_MET),
+        (stacks(*FUNCTIONS, active=False), NOT_MET),
+        (stacks(*FUNCTIONS, count=2), UNKNOWN),
+        (stacks("ThreadingMixIn.process_request"), UNKNOWN),
+    ],
+)
+def test_the_eviction_stack(data: StacksData, truth: Truth) -> None:
+    assert module.eviction_stack(seen(data)).truth is truth
+
+
+@pytest.mark.parametrize(
+    ("data", "truth"),
+    [
+        ([stacks(*FUNCTIONS), assertion()], MET),
+        ([stacks(*FUNCTIONS, key=DIGEST[:40] + "…"), assertion()], MET),
+        ([stacks(*FUNCTIONS, key="cd" * 32), assertion()], NOT_MET),
+        ([stacks(*FUNCTIONS[1:]), assertion()], UNKNOWN),
+        ([stacks(*FUNCTIONS)], UNKNOWN),
+    ],
+)
+def test_the_ghost_is_the_missing_item(data: list[AnyProbeData], truth: Truth) -> None:
+    assert module.ghost_is_the_key(seen(*data)).truth is truth
+
+
+def picture(phase: Phase, label: str, text: str, cached: int | None, digest: int) -> RequestRecord:
+    image = ImageSent(sha256=f"{digest:064x}", width=1, height=1, bytes=1)
+    return request(phase, label, text=text, cached_tokens=cached, images=[image])
+
+
+def corrupted(
+    texts: str = "aac", cached: tuple[int | None, ...] = (0, 64, 0), second: int = 1 + (5 << 16)
+) -> Evidence:
+    """``texts``: what A, B and C are answered; the control server says "abc"."""
+    digests = (1, second, 3)
+    return Evidence(
+        requests=[
+            picture(phase, label, text, share, digest)
+            for phase, said in (("control", "abc"), ("trigger", texts))
+            for label, text, share, digest in zip(pad.LABELS, said, cached, digests, strict=True)
+        ]
+    )
+
+
+CHECKS = (pad.wrong_answer, pad.others_right, pad.one_key, pad.taken_from_cache)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "truths"),
+    [
+        (corrupted(), (MET, MET, MET, MET)),
+        (corrupted("abc", (0, 0, 0)), (NOT_MET, MET, MET, NOT_MET)),
+        (corrupted("aax"), (MET, NOT_MET, MET, MET)),
+        (corrupted(second=2), (MET, MET, NOT_MET, MET)),
+        (corrupted(second=1), (MET, MET, NOT_MET, MET)),  # one and the same picture
+        (corrupted(cached=(0, 48, 0)), (MET, MET, MET, NOT_MET)),
+        (corrupted(cached=(0, 64, 64)), (MET, MET, MET, NOT_MET)),
+        (corrupted(cached=(0, None, 0)), (MET, MET, MET, UNKNOWN)),
+        (Evidence(), (UNKNOWN,) * 4),
+    ],
+)
+def test_the_silent_one(evidence: Evidence, truths: tuple[Truth, ...]) -> None:
+    assert tuple(check(evidence).truth for check in CHECKS) == truths
+    healthy = VARIANTS[1].healthy_after(evidence).truth
+    assert (healthy is MET) == (truths[:2] == (NOT_MET, MET))
+
+
+def test_a_pair_that_the_control_server_answers_alike_shows_nothing() -> None:
+    evidence = corrupted()
+    evidence.requests.append(request("gate", "gate: text only"))
+    assert VARIANTS[1].gate_check(evidence).truth is MET
+    evidence.requests[1].text = "a"
+    assert VARIANTS[1].gate_check(evidence).truth is NOT_MET
+
+
+def blocks(count: int) -> MetricsData:
+    sample = MetricSample(name="minivllm:kv_cache_blocks", labels={}, value=count)
+    return MetricsData(url="http://x", samples=[sample])
+
+
+def added(tokens: int) -> LogsData:
+    return log(added_with_tokens=[f"Added request chatcmpl-1: {tokens} tokens"])
+
+
+@pytest.mark.parametrize(
+    ("data", "truth"),
+    [
+        ([blocks(8), added(319)], MET),
+        ([blocks(80), added(319)], NOT_MET),
+        ([blocks(8), added(100)], NOT_MET),
+        ([blocks(8), added(module.ROOM + 1)], NOT_MET),  # never had room
+        ([added(319)], UNKNOWN),
+        ([blocks(8)], UNKNOWN),
+    ],
+)
+def test_the_budget(data: list[AnyProbeData], truth: Truth) -> None:
+    assert module.budget_too_small(seen(*data)).truth is truth
+
+
+Check = Callable[[Evidence], "module.Finding"]
+
+
+@pytest.mark.parametrize(
+    ("check", "data", "truth"),
+    [
+        (module.raised_in_decode, log(nothing_to_preempt=["x"], raised_in_decode=["x"]), MET),
+        (module.raised_in_decode, log(nothing_to_preempt=["x"], raised_in_decode=[]), NOT_MET),
+        (module.raised_in_decode, log(), UNKNOWN),
+        (
+            module.mask_of_another_step,
+            log(mask_rows=["mask-rows: 37 tokens are marked for 0 rows"]),
+            MET,
+        ),
+        (
+            module.mask_of_another_step,
+            log(mask_rows=["mask-rows: 3 tokens are marked for 4 rows"]),
+            NOT_MET,
+        ),
+        (module.mask_of_another_step, log(mask_rows=[]), NOT_MET),
+        (module.mask_of_another_step, log(), UNKNOWN),
+    ],
+)
+def test_what_the_log_tells(check: Check, data: LogsData, truth: Truth) -> None:
+    assert check(seen(data)).truth is truth
+
+
+def test_one_scattered_request_is_enough_and_another_500_is_none() -> None:
+    evidence = Evidence(requests=[request("trigger", label) for label in module.TOGETHER])
+    assert module.some_scattered(evidence).truth is NOT_MET
+    evidence.requests[2].status, evidence.requests[2].error = 500, "CUDA error"
+    assert module.some_scattered(evidence).truth is NOT_MET
+    evidence.requests[2].error = f"RuntimeError: {module.SCATTER}"
+    assert module.some_scattered(evidence).truth is MET
+    assert module.some_scattered(Evidence()).truth is UNKNOWN
+
+
+@pytest.mark.parametrize("scenario", VARIANTS, ids=lambda s: s.variant)
+def test_exposed_is_who_runs_with_the_switch(scenario: module.Scenario) -> None:
+    def truth(*command: str) -> Truth:
+        return scenario.exposure(LiveFacts("minivllm", "0.1", command, 15.0)).truth
+
+    fault = scenario.variant
+    assert truth("serve", "--fault", fault) is truth("serve", f"--fault={fault}") is MET
+    assert truth("serve", "--fault", fault, "--fix", fault) is NOT_MET
+    assert truth("serve", "--fault", "other") is NOT_MET
+    assert truth() is UNKNOWN
+
+
+def test_the_switch_s_own_words_are_no_evidence() -> None:
+    """The log's "fault … is on" announces; nothing of a signature looks for it."""
+    for scenario in VARIANTS:
+        text = f"fault {scenario.variant} is on: {scenario.title}"
+        import re
+
+        assert not any(re.search(p, text) for p in scenario.log_patterns.values())
