@@ -64,7 +64,7 @@ def test_diagnose_names_each_fault_and_no_other(scenario: Scenario, tmp_path: Pa
     arguments = (*scenario.server_args, *paper)
     with serving("minivllm", "0.1", scenario.model, tmp_path / "server", *arguments) as server:
         ask(server.url)
-        before = diagnose(server.url, cwd=tmp_path) if paper else None
+        before = diagnose(server.url, cwd=tmp_path) if scenario.variant == "kv-budget" else None
         trigger(scenario, server.url, tmp_path)
         told = diagnose(server.url, "--deadline", "3", cwd=tmp_path)
     if before:
