@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro.models.base import TinyModel
-from mmrepro.models.files import dump, write_weights, written_whole
+from mmrepro.models.base import Shapes, TinyModel
+from mmrepro.models.files import dump, write_weights
+from mmrepro.models.parts import patch_merger, qwen2_language_model
 from mmrepro.models.qwen_images import MERGE, PATCH, QwenImages
 from mmrepro.models.tokenizer import DOTS_OCR
 
@@ -118,9 +117,8 @@ class TinyDotsOCR(QwenImages, TinyModel):
         text = json.dumps([1, asdict(self), made_of], sort_keys=True)
         return f"tiny-dotsocr-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all weights, as in the published checkpoint."""
-        v, h, inter = self.vision_width, self.hidden, self.hidden * 2
+    def shapes(self) -> Shapes:
+        v, h = self.vision_width, self.hidden
         yield "vision_tower.patch_embed.patchifier.proj.weight", (v, 3, PATCH, PATCH)
         yield "vision_tower.patch_embed.patchifier.proj.bias", (v,)
         yield "vision_tower.patch_embed.patchifier.norm.weight", (v,)
@@ -134,34 +132,8 @@ class TinyDotsOCR(QwenImages, TinyModel):
             yield f"{block}.mlp.fc3.weight", (2 * v, v)
             yield f"{block}.mlp.fc2.weight", (v, 2 * v)
         yield "vision_tower.post_trunk_norm.weight", (v,)
-        merged = v * MERGE * MERGE
-        yield "vision_tower.merger.ln_q.weight", (v,)
-        yield "vision_tower.merger.ln_q.bias", (v,)
-        yield "vision_tower.merger.mlp.0.weight", (merged, merged)
-        yield "vision_tower.merger.mlp.0.bias", (merged,)
-        yield "vision_tower.merger.mlp.2.weight", (h, merged)
-        yield "vision_tower.merger.mlp.2.bias", (h,)
-        yield "model.embed_tokens.weight", (self.vocab_size, h)
-        for i in range(self.layers):
-            layer = f"model.layers.{i}"
-            for name in ("q_proj", "k_proj", "v_proj"):
-                yield f"{layer}.self_attn.{name}.weight", (h, h)
-                yield f"{layer}.self_attn.{name}.bias", (h,)
-            yield f"{layer}.self_attn.o_proj.weight", (h, h)
-            yield f"{layer}.mlp.gate_proj.weight", (inter, h)
-            yield f"{layer}.mlp.up_proj.weight", (inter, h)
-            yield f"{layer}.mlp.down_proj.weight", (h, inter)
-            yield f"{layer}.input_layernorm.weight", (h,)
-            yield f"{layer}.post_attention_layernorm.weight", (h,)
-        yield "model.norm.weight", (h,)
-        yield "lm_head.weight", (self.vocab_size, h)
-
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for _, shape in self.shapes())
-
-    def write(self, cache: Path) -> Path:
-        return written_whole(cache / self.key, self._write_into)
+        yield from patch_merger("vision_tower.merger", v, h)
+        yield from qwen2_language_model(self.vocab_size, h, self.layers)
 
     def _write_into(self, folder: Path) -> None:
         from mmrepro.models.tokenizer import write_tokenizer
@@ -178,12 +150,6 @@ class TinyDotsOCR(QwenImages, TinyModel):
             },
         )
         write_weights(folder / "model.safetensors", self.shapes(), self.seed, self._spread)
-
-    def _spread(self, name: str) -> tuple[float, float]:
-        """Mean and deviation of a weight's random values; a norm starts as the identity."""
-        if "norm" in name or ".ln_q." in name:
-            return (0.0 if name.endswith("bias") else 1.0), 0.0
-        return 0.0, self.std
 
     def _config(self) -> dict[str, object]:
         heads = self.hidden // 64

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro.models.base import TinyModel
-from mmrepro.models.files import dump, write_weights, written_whole
+from mmrepro.models.base import Shapes, TinyModel
+from mmrepro.models.files import dump, write_weights
+from mmrepro.models.parts import patch_merger, qwen2_language_model, tower_block
 from mmrepro.models.qwen_images import FACTOR, MERGE, PATCH, QwenImages, smart_resize
 
 __all__ = ["FACTOR", "FORMAT", "MERGE", "PATCH", "TinyQwen2VL", "smart_resize"]
@@ -53,52 +52,14 @@ class TinyQwen2VL(QwenImages, TinyModel):
         text = json.dumps([FORMAT, asdict(self)], sort_keys=True)
         return f"tiny-qwen2vl-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all weights, as transformers saves them."""
-        v, h, inter = self.vision_width, self.hidden, self.hidden * 2
+    def shapes(self) -> Shapes:
+        v, h = self.vision_width, self.hidden
         yield "visual.patch_embed.proj.weight", (v, 3, 2, PATCH, PATCH)
         for i in range(self.vision_depth):
-            block = f"visual.blocks.{i}"
-            for norm in ("norm1", "norm2"):
-                yield f"{block}.{norm}.weight", (v,)
-                yield f"{block}.{norm}.bias", (v,)
-            for name, rows, columns in (
-                ("attn.qkv", 3 * v, v),
-                ("attn.proj", v, v),
-                ("mlp.fc1", 2 * v, v),
-                ("mlp.fc2", v, 2 * v),
-            ):
-                yield f"{block}.{name}.weight", (rows, columns)
-                yield f"{block}.{name}.bias", (rows,)
-        merged = v * MERGE * MERGE
-        yield "visual.merger.ln_q.weight", (v,)
-        yield "visual.merger.ln_q.bias", (v,)
-        yield "visual.merger.mlp.0.weight", (merged, merged)
-        yield "visual.merger.mlp.0.bias", (merged,)
-        yield "visual.merger.mlp.2.weight", (h, merged)
-        yield "visual.merger.mlp.2.bias", (h,)
-        yield "model.embed_tokens.weight", (self.vocab_size, h)
-        for i in range(self.layers):
-            layer = f"model.layers.{i}"
-            for name in ("q_proj", "k_proj", "v_proj"):
-                yield f"{layer}.self_attn.{name}.weight", (h, h)
-                yield f"{layer}.self_attn.{name}.bias", (h,)
-            yield f"{layer}.self_attn.o_proj.weight", (h, h)
-            yield f"{layer}.mlp.gate_proj.weight", (inter, h)
-            yield f"{layer}.mlp.up_proj.weight", (inter, h)
-            yield f"{layer}.mlp.down_proj.weight", (h, inter)
-            yield f"{layer}.input_layernorm.weight", (h,)
-            yield f"{layer}.post_attention_layernorm.weight", (h,)
-        yield "model.norm.weight", (h,)
-        yield "lm_head.weight", (self.vocab_size, h)
-
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for _, shape in self.shapes())
-
-    def write(self, cache: Path) -> Path:
-        """Write the model below ``cache`` unless it is there; returns its folder."""
-        return written_whole(cache / self.key, self._write_into)
+            parts = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+            yield from tower_block(f"visual.blocks.{i}", v, parts)
+        yield from patch_merger("visual.merger", v, h)
+        yield from qwen2_language_model(self.vocab_size, h, self.layers)
 
     def _write_into(self, folder: Path) -> None:
         from mmrepro.models.tokenizer import write_tokenizer
@@ -111,12 +72,6 @@ class TinyQwen2VL(QwenImages, TinyModel):
             {"eos_token_id": [ids["<|im_end|>"]], "pad_token_id": ids["<|endoftext|>"]},
         )
         write_weights(folder / "model.safetensors", self.shapes(), self.seed, self._spread)
-
-    def _spread(self, name: str) -> tuple[float, float]:
-        """Mean and deviation of a weight's random values; a norm starts as the identity."""
-        if "norm" in name or ".ln_q." in name:
-            return (0.0 if name.endswith("bias") else 1.0), 0.0
-        return 0.0, self.std
 
     def _config(self, ids: dict[str, int]) -> dict[str, object]:
         heads = self.hidden // 64

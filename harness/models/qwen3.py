@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
+from mmrepro.models.base import Shapes
+from mmrepro.models.parts import mlp_and_norms, tower_block
 from mmrepro.models.qwen2vl import FORMAT, MERGE, PATCH, TinyQwen2VL
 
 
@@ -33,25 +34,13 @@ class TinyQwen3(TinyQwen2VL):
         text = json.dumps([FORMAT, asdict(self)], sort_keys=True)
         return f"tiny-qwen3-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all weights."""
-        v, h, inter = self.vision_width, self.hidden, self.hidden * 2
+    def shapes(self) -> Shapes:
+        v, h = self.vision_width, self.hidden
         group = v * MERGE * MERGE
         yield "visual.patch_embed.weight", (v, 3 * PATCH * PATCH)
         yield "visual.patch_embed.bias", (v,)
         for i in range(self.vision_depth):
-            block = f"visual.blocks.{i}"
-            for norm in ("norm1", "norm2"):
-                yield f"{block}.{norm}.weight", (v,)
-                yield f"{block}.{norm}.bias", (v,)
-            for name, rows, columns in (
-                ("qkv", 3 * v, v),
-                ("proj", v, v),
-                ("fc1", 2 * v, v),
-                ("fc2", v, 2 * v),
-            ):
-                yield f"{block}.{name}.weight", (rows, columns)
-                yield f"{block}.{name}.bias", (rows,)
+            yield from tower_block(f"visual.blocks.{i}", v, ("qkv", "proj", "fc1", "fc2"))
         yield "visual.norm.weight", (v,)
         yield "visual.norm.bias", (v,)
         yield "visual.merge1.weight", (group, group)
@@ -67,11 +56,7 @@ class TinyQwen3(TinyQwen2VL):
             yield f"{layer}.self_attn.o_proj.weight", (h, self.heads * self.head_dim)
             for name in ("q_norm", "k_norm"):
                 yield f"{layer}.self_attn.{name}.weight", (self.head_dim,)
-            yield f"{layer}.mlp.gate_proj.weight", (inter, h)
-            yield f"{layer}.mlp.up_proj.weight", (inter, h)
-            yield f"{layer}.mlp.down_proj.weight", (h, inter)
-            yield f"{layer}.input_layernorm.weight", (h,)
-            yield f"{layer}.post_attention_layernorm.weight", (h,)
+            yield from mlp_and_norms(layer, h)
         yield "model.norm.weight", (h,)
         yield "lm_head.weight", (self.vocab_size, h)
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from mmrepro.models.base import TinyModel
-from mmrepro.models.files import dump, write_weights, written_whole
+from mmrepro.models.base import Shapes, TinyModel
+from mmrepro.models.files import dump, write_weights
+from mmrepro.models.parts import mlp_and_norms
 
 FORMAT = 1
 """Raised when what the factory writes changes, so that old cached models are not reused."""
@@ -62,31 +61,18 @@ class TinyText(TinyModel):
         text = json.dumps([FORMAT, asdict(self)], sort_keys=True)
         return f"{self.name}-tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of all weights, as transformers saves them."""
-        w, heads, inter = self.width, self.kv_heads * self.head_dim, self.width * 2
+    def shapes(self) -> Shapes:
+        w, heads = self.width, self.kv_heads * self.head_dim
         yield "model.embed_tokens.weight", (self.vocab_size, w)
         for i in range(self.layers):
             layer = f"model.layers.{i}"
             for name in ("q_proj", "k_proj", "v_proj"):
                 yield f"{layer}.self_attn.{name}.weight", (heads, w)
             yield f"{layer}.self_attn.o_proj.weight", (w, heads)
-            yield f"{layer}.mlp.gate_proj.weight", (inter, w)
-            yield f"{layer}.mlp.up_proj.weight", (inter, w)
-            yield f"{layer}.mlp.down_proj.weight", (w, inter)
-            yield f"{layer}.input_layernorm.weight", (w,)
-            yield f"{layer}.post_attention_layernorm.weight", (w,)
+            yield from mlp_and_norms(layer, w)
         yield "model.norm.weight", (w,)
         if self.architecture == "llama":
             yield "lm_head.weight", (self.vocab_size, w)
-
-    @property
-    def parameters(self) -> int:
-        return sum(math.prod(shape) for _, shape in self.shapes())
-
-    def write(self, cache: Path) -> Path:
-        """Write the model below ``cache`` unless it is there; returns its folder."""
-        return written_whole(cache / self.key, self._write_into)
 
     def _write_into(self, folder: Path) -> None:
         from mmrepro.models.tokenizer import write_tokenizer
