@@ -29,6 +29,7 @@ from mmrepro.supervise import EngineProcess, procfs
 BASELINE_S = 5.0
 CHECK_S = 20.0
 MAX_STACK_SAMPLES = 40
+PAUSING_SAMPLES = 20
 REPRODUCER_TIMEOUT_S = 60.0
 
 
@@ -115,6 +116,7 @@ class Probing:
             interval_s=0.03,
             until=self.scenario.enough_stacks,
             min_samples=10,
+            pausing=PAUSING_SAMPLES,
         )
         await self._run(stacks, CHECK_S)
         await self._run(SyscallsProbe(core, window_s=1.5), CHECK_S)

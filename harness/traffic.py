@@ -66,6 +66,7 @@ class Traffic:
         deadline_s: float,
         stream: bool = False,
         extra: Mapping[str, Any] | None = None,
+        started: asyncio.Event | None = None,
     ) -> RequestRecord:
         """One chat completion, greedy, images before the text.
 
@@ -73,6 +74,7 @@ class Traffic:
             label: what the request is for; shown in reports and found by signatures.
             deadline_s: seconds until the request is given up and recorded as timed out.
             extra: further fields of the body, e.g. ``{"logit_bias": {...}}``.
+            started: set when the first token of a stream arrives.
         """
         content: list[dict[str, Any]] = [
             {"type": "image_url", "image_url": {"url": p.data_url}} for p in images
@@ -93,7 +95,7 @@ class Traffic:
         record.prompt_head = text[:200]
         record.max_tokens = max_tokens
         record.stream = stream
-        return await self._send(record, json.dumps(body).encode())
+        return await self._send(record, json.dumps(body).encode(), started)
 
     async def raw(
         self,
@@ -146,7 +148,9 @@ class Traffic:
             deadline_s=deadline_s,
         )
 
-    async def _send(self, record: RequestRecord, body: bytes) -> RequestRecord:
+    async def _send(
+        self, record: RequestRecord, body: bytes, started: asyncio.Event | None = None
+    ) -> RequestRecord:
         record.sent = Moment.now()
         try:
             async with (
@@ -160,7 +164,7 @@ class Traffic:
             ):
                 record.status = answer.status_code
                 if record.stream and answer.status_code == 200:
-                    await _read_stream(answer, record)
+                    await _read_stream(answer, record, started)
                 else:
                     await _read_whole(answer, record)
         except TimeoutError:
@@ -240,7 +244,9 @@ def read_completion(body: Any, record: RequestRecord) -> None:
     record.tokens = [_text(one["token"]) for one in seen[:MAX_LOGPROBS]]
 
 
-async def _read_stream(answer: httpx2.Response, record: RequestRecord) -> None:
+async def _read_stream(
+    answer: httpx2.Response, record: RequestRecord, started: asyncio.Event | None
+) -> None:
     """Server-sent events: text pieces, then usage, then ``[DONE]``."""
     text: list[str] = []
     done = False
@@ -256,6 +262,8 @@ async def _read_stream(answer: httpx2.Response, record: RequestRecord) -> None:
                 text.append(_read_chunk(json.loads(data), record))
             except MALFORMED as error:
                 record.error = f"a broken stream ({type(error).__name__}): {data[:200]}"
+            if started is not None and record.ttft_s is not None:
+                started.set()
             if record.error:
                 break
     except _TooLong:

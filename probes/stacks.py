@@ -32,6 +32,9 @@ class StacksProbe(Probe[StacksData]):
     ``until`` ends the sampling early once it holds for a sample, but not before each process has
     been sampled ``min_samples`` times: a hang is a stack that stays.
 
+    ``pausing`` is for a hang in a small loop, whose locals come out torn: that many samples more,
+    each of which pauses the process, while ``until`` holds for none.
+
     ``native`` adds the frames of C and C++ code; every sample pauses the process then.
 
     A process that denies access is listed in ``denied``; one that is gone, or is not Python, has
@@ -50,6 +53,7 @@ class StacksProbe(Probe[StacksData]):
         until: Callable[[StackSample], bool] | None = None,
         *,
         min_samples: int = 3,
+        pausing: int = 0,
         native: bool = False,
     ) -> None:
         self.pids = tuple(dict.fromkeys(pids))
@@ -59,6 +63,7 @@ class StacksProbe(Probe[StacksData]):
         self.blocking_fallback = blocking_fallback
         self.until = until
         self.min_samples = min(min_samples, samples)
+        self.pausing = pausing if until is not None and blocking_fallback else 0
         self.native = native
         self._data = StacksData(samples=[])
 
@@ -70,7 +75,7 @@ class StacksProbe(Probe[StacksData]):
         self._data = data = StacksData(samples=[])
         live = list(self.pids)
         seen = False
-        for number in range(self.samples):
+        for number in range(self.samples + self.pausing):
             if number:
                 time.sleep(max(min(self.interval_s, deadline - time.monotonic()), 0))
             for pid in list(live):
@@ -106,7 +111,8 @@ class StacksProbe(Probe[StacksData]):
     def _sample(
         self, py_spy: Path, pid: int, number: int, sink: RawSink, deadline: float
     ) -> tuple[StackSample, Outcome]:
-        taken, blocking = Moment.now(), self.native and self._may_pause(pid, deadline)
+        pause = self.native or number >= self.samples
+        taken, blocking = Moment.now(), pause and self._may_pause(pid, deadline)
         dumped = self._dump(py_spy, pid, deadline, blocking=blocking)
         for _ in range(RETRIES):
             if dumped.outcome is not Outcome.TORN or time.monotonic() >= deadline:

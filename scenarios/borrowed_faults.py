@@ -28,8 +28,14 @@ from mmrepro.scenarios.borrowed_base import (
     told,
 )
 from mmrepro.scenarios.borrowed_pad_value import PadValueKey
-from mmrepro.scenarios.ghost_key_evidence import MIN_SAMPLES, matches
-from mmrepro.scenarios.mm_cache_desync import ISSUE
+from mmrepro.scenarios.ghost_key_evidence import (
+    MIN_SAMPLES,
+    counted,
+    digest_in,
+    is_named,
+    matches,
+)
+from mmrepro.scenarios.mm_cache_desync import ISSUE, short_hash
 from mmrepro.scenarios.mm_prefill_contract import place
 from mmrepro.signature import Condition, Finding, Truth
 
@@ -50,7 +56,7 @@ def ghost_of(thread: ThreadStack) -> str:
     """The digest that pop_oldest looks at, from py-spy's locals; "": not there."""
     for frame in thread.frames:
         if frame.function.rpartition(".")[2] == "pop_oldest":
-            return frame.locals.get("digest", "").strip("'\".…")
+            return digest_in(frame.locals.get("digest", ""))
     return ""
 
 
@@ -81,12 +87,12 @@ def missing_item(evidence: Evidence) -> Finding:
 def ghost_is_the_key(evidence: Evidence) -> Finding:
     lines = checks.log_lines(evidence, "cached-item-assertion")
     named = {m[1] for line in lines if (m := MISSING.search(line.text))}
-    keys = {key for t in _threads(evidence)[0] if len(key := ghost_of(t)) >= 16}
+    keys = [key for t in _threads(evidence)[0] if (key := ghost_of(t))]
     if not keys or not named:
         return Finding.unknown(f"{len(keys)} keys in stacks, {len(named)} digests in the log")
-    shown = f"pop_oldest looks at {', '.join(sorted(k[:16] for k in keys))}…; the assertion named "
-    same = all(any(digest.startswith(key) for digest in named) for key in keys)
-    return Finding.of(same, shown + ", ".join(sorted(d[:16] for d in named)) + "…")
+    wanted = ", ".join(short_hash(d) for d in sorted(named))
+    said = f"pop_oldest looks at {counted(keys)}; the assertion named {wanted}"
+    return Finding(is_named(keys, named), said)
 
 
 class GhostKeyLru(BorrowedFault):

@@ -7,8 +7,7 @@ token that no image stands behind asks for one embedding more than there are.
 from __future__ import annotations
 
 import asyncio
-import time
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mmrepro import deaths, live
 from mmrepro.drive import Drive
@@ -23,15 +22,15 @@ from mmrepro.signature import Condition, Finding, Truth
 from packaging.specifiers import SpecifierSet
 
 ROLE = VllmEngine.core_role
-GENERATED = VllmEngine.metrics["generation_tokens"][0]
 PLACEHOLDER = DOTS_OCR.image
 MODEL = TinyDotsOCR()
 
-GENERATED_TOKENS = 1200
-"""Long enough that an image request arrives while it runs: some seconds."""
-START_S = 20.0
+GENERATED_TOKENS = 1900
+STREAMS = 2
+"""One goes on while the other ends and is asked again: some seconds each."""
+START_S = 60.0
 GENERATING_S = 120.0
-"""How long to wait for its first token, and for its last."""
+"""How long to wait for the first token of each, and for its last."""
 
 GENERATING = "text that generates the placeholder"
 IMAGE = "image meanwhile"
@@ -219,38 +218,34 @@ class GeneratedPlaceholder(PlaceholderMask):
     failing = IMAGE
 
     async def trigger(self, drive: Drive) -> None:
-        before = await drive.metric(GENERATED) or 0.0
-        generating = asyncio.ensure_future(
-            drive.traffic.chat(
-                GENERATING,
-                text="hi",
-                max_tokens=GENERATED_TOKENS,
-                deadline_s=GENERATING_S,
-                stream=True,
-                extra={
-                    "logit_bias": {str(MODEL.image_token_id): 100},
-                    "ignore_eos": True,
-                    "skip_special_tokens": False,
-                },
-            )
-        )
-        drive.pending.append(generating)
-        drive.note(f"the text request is {await _until_generating(drive, before)}")
-        await drive.unless_stuck(drive.chat(IMAGE, images=[drive.picture("B", 2)]))
+        picture = drive.picture("B", 2)
+        started = [asyncio.Event() for _ in range(STREAMS)]
+        streams = [asyncio.ensure_future(_generate(drive, event)) for event in started]
+        all_started = asyncio.gather(*(event.wait() for event in started))
+        tasks: list[asyncio.Future[Any]] = [all_started, *streams]
+        try:
+            await asyncio.wait(tasks, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+            drive.note(f"{sum(e.is_set() for e in started)} text requests are generating")
+            await drive.unless_stuck(drive.chat(IMAGE, images=[picture]))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await deaths.watch(drive)
 
     def stray_placeholder(self, evidence: Evidence) -> Finding:
-        """The text request had generated placeholders and still ran when the image came."""
+        """A text request had generated placeholders and still ran when the image was prefilled."""
         texts = evidence.labelled(GENERATING)
         images = evidence.labelled(IMAGE)
         if not texts or not images:
             return Finding.unknown("one of the two requests was not sent")
-        count = texts[0].text.count(PLACEHOLDER)
-        if not count:
+        if not any(text.text.count(PLACEHOLDER) for text in texts):
             return Finding.of(False, f"the text request generated no {PLACEHOLDER}")
-        if not _overlap(texts[0], images[0]):
+        beside = [t for t in texts if PLACEHOLDER in t.text and _spans(t, images[0])]
+        if not beside:
             return Finding.of(False, "the text request did not run while the image was prefilled")
-        shown = f"at least {count}" if len(texts[0].text) >= 3900 else str(count)
+        count = sum(text.text.count(PLACEHOLDER) for text in beside)
+        shown = f"at least {count}" if any(len(t.text) >= 3900 for t in beside) else str(count)
         return Finding.of(True, f"{shown} × {PLACEHOLDER} generated while the image request ran")
 
 
@@ -279,17 +274,32 @@ class LiteralPlaceholder(PlaceholderMask):
         return Finding.of(there, f"the text beside the image was {sent[0].prompt_head!r}")
 
 
-async def _until_generating(drive: Drive, before: float) -> str:
-    """Wait until the engine has counted tokens of the text request."""
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if (await drive.metric(GENERATED) or 0.0) > before:
-            return "generating"
-        await asyncio.sleep(0.05)
-    return f"not generating after {START_S:g} s"
+async def _generate(drive: Drive, started: asyncio.Event) -> None:
+    """Text requests that generate the placeholder, one after the other, until one fails."""
+    answered = True
+    while answered:
+        record = await drive.traffic.chat(
+            GENERATING,
+            text="hi",
+            max_tokens=GENERATED_TOKENS,
+            deadline_s=GENERATING_S,
+            stream=True,
+            extra={
+                "logit_bias": {str(MODEL.image_token_id): 100},
+                "ignore_eos": True,
+                "skip_special_tokens": False,
+            },
+            started=started,
+        )
+        answered = record.answered
 
 
-def _overlap(text: RequestRecord, image: RequestRecord) -> bool:
-    """Whether ``image`` was sent while ``text`` ran, and ended before it or by its death."""
+def _spans(text: RequestRecord, image: RequestRecord) -> bool:
+    """Whether ``text`` generated from before ``image`` was sent until after its answer, or until
+    the death of both: only then was it in the batch that prefilled the image."""
+    if text.ttft_s is None or text.sent.mono + text.ttft_s > image.sent.mono:
+        return False
     ended = text.sent.mono + text.latency_s
-    return text.sent.mono < image.sent.mono < ended
+    if image.answered:
+        return ended >= image.sent.mono + image.latency_s
+    return ended > image.sent.mono

@@ -32,6 +32,17 @@ class Finished:
     def outcome(self) -> str:
         return self.document["verdict"]["outcome"]
 
+    @property
+    def why(self) -> str:
+        """What a failed assertion should show: the conditions that are not met, the run's words."""
+        try:
+            verdict = self.document["verdict"]
+        except (ValueError, KeyError):
+            return self.stderr or self.stdout[-2000:]
+        missed = [c for c in verdict["conditions"] if c["truth"] != "met"]
+        told = [f"{c['id']}: {c['truth']}: {c['observed']}" for c in missed]
+        return "\n".join([verdict["explanation"], *told, self.stderr[-2000:]])
+
     def condition(self, name: str) -> dict[str, Any]:
         conditions = self.document["verdict"]["conditions"]
         return next(c for c in conditions if c["id"] == name)

@@ -28,7 +28,7 @@ SILENT = {"pad-value-key"}
 @pytest.mark.parametrize("variant", [v.variant for v in BORROWED])
 def test_a_borrowed_fault_reproduces(run_once: RunOnce, variant: str) -> None:
     broken = run_once(NAME, "--variant", variant, "--device", "cpu")
-    assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.stderr
+    assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.why
     assert broken.claim("root-cause")["status"] == "confirmed"
     assert broken.document["left_behind"] == []
 
@@ -36,7 +36,7 @@ def test_a_borrowed_fault_reproduces(run_once: RunOnce, variant: str) -> None:
 @pytest.mark.parametrize("variant", [v.variant for v in BORROWED])
 def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
     fixed = run_once(NAME, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
-    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.stderr
+    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.claim("fixed")["status"] == "confirmed"
 
 

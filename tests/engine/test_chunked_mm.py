@@ -32,7 +32,7 @@ def texts(run: Finished) -> list[str]:
 
 def test_a_stray_placeholder_takes_0_11_0_down(run_once: RunOnce):
     died = placeholder(run_once, "generated-placeholder", "0.11.0")
-    assert (died.outcome, died.exit_code) == ("reproduced", 0), died.stderr
+    assert (died.outcome, died.exit_code) == ("reproduced", 0), died.why
     assert died.document["fidelity"] == "cpu"
     assert died.document["stand_ins"] == []
     assert "Number of elements of source" in died.condition("first-error")["observed"]
@@ -43,13 +43,13 @@ def test_a_stray_placeholder_takes_0_11_0_down(run_once: RunOnce):
 
 def test_0_12_0_answers_the_stray_placeholder(run_once: RunOnce):
     lives = placeholder(run_once, "generated-placeholder", "0.12.0")
-    assert (lives.outcome, lives.exit_code) == ("not-reproduced", 0), lives.stderr
+    assert (lives.outcome, lives.exit_code) == ("not-reproduced", 0), lives.why
     assert lives.condition("stray-placeholder")["truth"] == "met"
 
 
 def test_the_race_kills_0_12_0(run_once: RunOnce):
     died = race(run_once)
-    assert (died.outcome, died.exit_code) == ("reproduced", 0), died.stderr
+    assert (died.outcome, died.exit_code) == ("reproduced", 0), died.why
     assert died.document["fidelity"] == "emulated-stream"
     assert [s["name"] for s in died.document["stand_ins"]] == ["emulated_stream"]
     assert died.condition("silent-steps")["truth"] == "met"
@@ -60,13 +60,13 @@ def test_the_race_kills_0_12_0(run_once: RunOnce):
 @pytest.mark.parametrize("mitigation", ["sync-scheduling", "barrier"])
 def test_a_mitigation_orders_the_buffer(run_once: RunOnce, mitigation):
     cured = race(run_once, "--mitigation", mitigation)
-    assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.stderr
+    assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.why
     assert cured.condition("unordered-buffer")["truth"] == "not-met"
 
 
 def test_0_14_0_orders_the_buffer(run_once: RunOnce):
     fixed = race(run_once, release="0.14.0")
-    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.stderr
+    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.document["fidelity"] == "emulated-stream"
     assert fixed.condition("unordered-buffer")["truth"] == "not-met"
 
@@ -98,7 +98,7 @@ def test_the_stand_in_changes_no_token_where_work_is_ordered(run_once: RunOnce, 
 
 def test_an_image_above_the_encoder_cache_hangs(run_once: RunOnce):
     hung = run_once(OVERFLOW, "--release", "0.11.0")
-    assert (hung.outcome, hung.exit_code) == ("reproduced", 0), hung.stderr
+    assert (hung.outcome, hung.exit_code) == ("reproduced", 0), hung.why
     assert hung.condition("larger-than-the-budget")["truth"] == "met"
     assert hung.document["left_behind"] == []
 

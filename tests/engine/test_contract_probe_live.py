@@ -20,7 +20,7 @@ VIOLATED = re.compile(
 
 def test_it_names_the_mask_before_the_race_kills_0_12_0(run_once: RunOnce):
     died = run_once("chunked-mm-prefill", "--variant", "async-race", "--contract-probe")
-    assert (died.outcome, died.exit_code) == ("reproduced", 0), died.stderr
+    assert (died.outcome, died.exit_code) == ("reproduced", 0), died.why
     names = [stand_in["name"] for stand_in in died.document["stand_ins"]]
     assert names == ["emulated_stream", "contract_probe"]
     lines = (died.folder / "evidence" / "engine.log").read_text(errors="replace").splitlines()

@@ -29,7 +29,7 @@ def hung(run_once: RunOnce):
 
 
 def test_0_23_0_is_reproduced(hung):
-    assert hung.outcome == "reproduced", hung.stderr
+    assert hung.outcome == "reproduced", hung.why
     assert hung.exit_code == 0
     document = hung.document
     assert document["verdict"]["as_expected"] is True
@@ -83,7 +83,7 @@ def test_the_claims_are_judged(hung):
 
 def test_0_24_0_is_fixed_but_for_the_cause(run_once: RunOnce):
     fixed = run_once(GHOST, "--release", "0.24.0")
-    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.stderr
+    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.claim("fixed-hang")["status"] == "confirmed"
     assert fixed.claim("fixed-desync")["status"] == "refuted"
     assert fixed.condition("engine-code-loops")["truth"] == "not-met"
@@ -92,7 +92,7 @@ def test_0_24_0_is_fixed_but_for_the_cause(run_once: RunOnce):
 @pytest.mark.parametrize("mitigation", ["patch", "disable-mm-cache"])
 def test_a_mitigation_prevents_the_hang(run_once: RunOnce, mitigation):
     cured = run_once(GHOST, "--release", "0.23.0", "--mitigation", mitigation)
-    assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.stderr
+    assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.why
     applied = next(m for m in cured.document["mitigations"] if m["name"] == mitigation)
     assert applied["applied"] is True
     assert applied["effective"] is True
@@ -111,7 +111,7 @@ def test_greedy_answers_repeat_across_starts(hung, run_once: RunOnce):
 @pytest.mark.parametrize("release", ["0.24.0", "0.32.0"])
 def test_the_desynchronised_cache_outlives_the_fix(run_once: RunOnce, release):
     desync = run_once(DESYNC, "--release", release)
-    assert (desync.outcome, desync.exit_code) == ("reproduced", 0), desync.stderr
+    assert (desync.outcome, desync.exit_code) == ("reproduced", 0), desync.why
     statuses = [r["status"] for r in desync.requests("image X again")]
     assert statuses == ([500] * 4 if release == "0.24.0" else [500, 200, 200, 200])
     assert desync.claim("for-ever")["status"] == ("confirmed" if release == "0.24.0" else "refuted")

@@ -21,7 +21,7 @@ GROWTH = "kv-growth-crash"
 
 def test_the_opaque_error_with_the_reports_numbers(run_once: RunOnce) -> None:
     run = run_once(BUDGET)
-    assert (run.outcome, run.exit_code) == ("reproduced", 0), run.stderr
+    assert (run.outcome, run.exit_code) == ("reproduced", 0), run.why
     limit = run.condition("limit-from-blocks")["observed"]
     for number in ("21 blocks", "1344", "3446", "107 blocks", "6848"):
         assert number in limit
@@ -37,13 +37,13 @@ def test_the_opaque_error_with_the_reports_numbers(run_once: RunOnce) -> None:
 
 def test_the_setting_that_the_arithmetic_foretells_works(run_once: RunOnce) -> None:
     run = run_once(BUDGET, "--mitigation", "kv-budget")
-    assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.stderr
+    assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.why
     assert run.claim("prediction")["status"] == "confirmed"
 
 
 def test_the_newest_release_explains(run_once: RunOnce) -> None:
     run = run_once(BUDGET, "--release", "0.18.0")
-    assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.stderr
+    assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.why
     said = run.condition("opaque-500")["observed"]
     assert "HTTP 400" in said
     assert "explained" in said
@@ -53,13 +53,13 @@ def test_the_newest_release_explains(run_once: RunOnce) -> None:
 
 def test_an_answer_that_outgrows_the_cache_ends_the_loop(run_once: RunOnce) -> None:
     run = run_once(GROWTH)
-    assert (run.outcome, run.exit_code) == ("reproduced", 0), run.stderr
+    assert (run.outcome, run.exit_code) == ("reproduced", 0), run.why
     assert [r["status"] for r in run.requests("short after")] == [500, 500, 500]
 
 
 def test_the_newest_release_cuts_the_answer(run_once: RunOnce) -> None:
     run = run_once(GROWTH, "--release", "0.18.0")
-    assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.stderr
+    assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.why
     assert run.claim("truncates")["status"] == "confirmed"
 
 

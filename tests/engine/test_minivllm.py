@@ -84,7 +84,7 @@ def test_nothing_else_was_run_there(inner: Inner) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_variant_reproduces(run_once: RunOnce, variant: str) -> None:
     broken = run_once(CONTRACT, "--variant", variant, "--device", "cpu")
-    assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.stderr
+    assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.why
     assert broken.claim("root-cause")["status"] == "confirmed"
     assert broken.document["stand_ins"] == []
     assert broken.document["left_behind"] == []
@@ -93,6 +93,6 @@ def test_a_variant_reproduces(run_once: RunOnce, variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
     fixed = run_once(CONTRACT, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
-    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.stderr
+    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.claim("fixed")["status"] == "confirmed"
     assert [m["effective"] for m in fixed.document["mitigations"]] == [True]

@@ -15,7 +15,7 @@ def collided(run_once: RunOnce) -> Finished:
 
 
 def test_0_5_6_is_reproduced(collided: Finished) -> None:
-    assert (collided.outcome, collided.exit_code) == ("reproduced", 0), collided.stderr
+    assert (collided.outcome, collided.exit_code) == ("reproduced", 0), collided.why
     document = collided.document
     assert document["engine"]["release"] == "0.5.6"
     assert document["fidelity"] == "cpu-stand-in"
@@ -72,7 +72,7 @@ def test_the_report_shows_pictures_memory_and_start_up(collided: Finished) -> No
 
 def test_a_salt_is_dropped_by_0_5_6(run_once: RunOnce) -> None:
     salted = run_once(COLLISION, "--release", "0.5.6", "--mitigation", "cache-salt")
-    assert (salted.outcome, salted.exit_code) == ("reproduced", 0), salted.stderr
+    assert (salted.outcome, salted.exit_code) == ("reproduced", 0), salted.why
     assert salted.claim("extra-key")["status"] == "refuted"
     applied = next(m for m in salted.document["mitigations"] if m["name"] == "cache-salt")
     assert applied["effective"] is False
@@ -80,13 +80,13 @@ def test_a_salt_is_dropped_by_0_5_6(run_once: RunOnce) -> None:
 
 def test_a_salt_isolates_on_0_5_17(run_once: RunOnce) -> None:
     salted = run_once(COLLISION, "--release", "0.5.17", "--mitigation", "cache-salt")
-    assert (salted.outcome, salted.exit_code) == ("not-reproduced", 0), salted.stderr
+    assert (salted.outcome, salted.exit_code) == ("not-reproduced", 0), salted.why
     assert salted.claim("extra-key")["status"] == "confirmed"
     assert salted.claim("pad-range")["status"] == "refuted"  # shifted by a million
 
 
 def test_the_shape_is_not_hashed_by_0_5_23(run_once: RunOnce) -> None:
     alias = run_once(ALIAS, "--release", "0.5.23")
-    assert (alias.outcome, alias.exit_code) == ("reproduced", 0), alias.stderr
+    assert (alias.outcome, alias.exit_code) == ("reproduced", 0), alias.why
     assert alias.condition("one-hash")["truth"] == "met"
     assert alias.document["evidence"]["reproducers"][0]["facts"]["bytes_equal"] is True

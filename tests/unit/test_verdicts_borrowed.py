@@ -44,10 +44,13 @@ def log(**lines: list[str]) -> LogsData:
     return LogsData(file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts)
 
 
-def stacks(*functions: str, key: str = DIGEST, count: int = 4, active: bool = True) -> StacksData:
+def stacks(
+    *functions: str, key: str = repr(DIGEST), count: int = 4, active: bool = True
+) -> StacksData:
+    """``key``: what py-spy prints of the local ``digest``."""
     frames = [Frame(function=name, file="x.py", line=1) for name in functions]
     if functions[0].endswith("pop_oldest"):
-        frames[0].locals["digest"] = repr(key)
+        frames[0].locals["digest"] = key
     one = ThreadStack(tid=1, name="EngineCore", active=active, owns_gil=active, frames=frames)
     return StacksData(
         samples=[StackSample(pid=1, taken=at(1), blocking=False, threads=[one])] * count
@@ -79,10 +82,15 @@ def test_the_eviction_stack(data: StacksData, truth: Truth) -> None:
     ("data", "truth"),
     [
         ([stacks(*FUNCTIONS), assertion()], MET),
-        ([stacks(*FUNCTIONS, key=DIGEST[:40] + "…"), assertion()], MET),
-        ([stacks(*FUNCTIONS, key="cd" * 32), assertion()], NOT_MET),
+        ([stacks(*FUNCTIONS, key=f'"{DIGEST[:40]}..."'), assertion()], MET),
+        ([stacks(*FUNCTIONS, key=repr("cd" * 32)), assertion()], NOT_MET),
         ([stacks(*FUNCTIONS[1:]), assertion()], UNKNOWN),
         ([stacks(*FUNCTIONS)], UNKNOWN),
+        # What py-spy prints of a local that is replaced while it reads.
+        ([stacks(*FUNCTIONS, key="64"), assertion()], UNKNOWN),
+        ([stacks(*FUNCTIONS, key="<Image at 0x7fa4d0c1>"), assertion()], UNKNOWN),
+        ([stacks(*FUNCTIONS, key="64"), stacks(*FUNCTIONS), assertion()], MET),
+        ([stacks(*FUNCTIONS, key=repr("cd" * 32)), stacks(*FUNCTIONS), assertion()], UNKNOWN),
     ],
 )
 def test_the_ghost_is_the_missing_item(data: list[AnyProbeData], truth: Truth) -> None:

@@ -48,6 +48,7 @@ RACE_LABELS = (race_module.SILENT, race_module.FIRST, race_module.SECOND)
 
 def generating(seconds: float = 5.0) -> RequestRecord:
     record = request("trigger", mask.GENERATING, 200, text=mask.PLACEHOLDER * 86, stream=True)
+    record.ttft_s = 0.1
     return later(record, 2, seconds)
 
 
@@ -368,9 +369,27 @@ def test_whole_runs(scenario: Scenario, evidence: Evidence, outcome: Outcome) ->
     assert got is outcome, truths
 
 
-def test_a_placeholder_that_came_too_late_proves_nothing() -> None:
-    evidence = survived_run(mask.IMAGE, generating(seconds=0.5))
-    assert judge(GENERATED, evidence)[0] is INCONCLUSIVE
+@pytest.mark.parametrize(
+    ("seconds", "ttft"),
+    [
+        (0.5, 0.1),  # the text had ended before the image was sent
+        (1.05, 0.1),  # it ended before the image was answered: prefilled with it or not?
+        (5.0, 1.05),  # it began after the image was sent
+        (5.0, None),  # it never began
+    ],
+)
+def test_a_placeholder_that_was_not_surely_in_the_batch_proves_nothing(
+    seconds: float, ttft: float | None
+) -> None:
+    text = generating(seconds)
+    text.ttft_s = ttft
+    assert judge(GENERATED, survived_run(mask.IMAGE, text))[0] is INCONCLUSIVE
+
+
+def test_one_of_several_texts_is_enough() -> None:
+    texts = (generating(0.5), generating())
+    assert judge(GENERATED, survived_run(mask.IMAGE, *texts))[0] is NOT_REPRODUCED
+    assert judge(GENERATED, death_run(mask.IMAGE, *texts))[0] is REPRODUCED
 
 
 def test_every_required_condition_can_fail_and_can_be_unknown() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.probes import ProbeStatus, StacksProbe, _pyspy, run_probe
+from mmrepro.probes import ProbeStatus, StacksProbe, _proc, _pyspy, run_probe
 from mmrepro.probes._pyspy import Dump, Outcome, parse_dump
 from mmrepro.probes.data import StackSample
 
@@ -66,6 +66,23 @@ def test_until_ends_the_sampling_early_but_not_before_min_samples(start_victim, 
     victim = start_victim("spinning")
     probe = StacksProbe([victim.pid], samples=50, until=in_popitem, min_samples=2)
     assert len(run_probe(probe, evidence, 20).data.samples) == 2
+
+
+def test_what_no_sample_shows_is_looked_for_with_pauses(start_victim, evidence):
+    victim = start_victim("spinning")
+    probe = StacksProbe([victim.pid], samples=3, interval_s=0, until=lambda _: False, pausing=2)
+    samples = run_probe(probe, evidence, 20).data.samples
+    assert [s.blocking for s in samples[-2:]] == [True, True]
+    assert len(samples) == 5
+    assert _proc.read_stat(victim.pid).state not in ("T", "t")
+
+
+@pytest.mark.parametrize("quiet", [{"until": None}, {"blocking_fallback": False}])
+def test_nothing_is_paused_for_nothing(start_victim, evidence, quiet):
+    victim = start_victim("blocked")
+    arguments = {"until": lambda _: False, "pausing": 2, "samples": 3, **quiet}
+    samples = run_probe(StacksProbe([victim.pid], **arguments), evidence, 20).data.samples
+    assert [s.blocking for s in samples] == [False] * 3
 
 
 def test_a_process_that_is_gone_is_said_to_be_gone(start_victim, evidence):
