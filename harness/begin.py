@@ -10,7 +10,7 @@ from mmrepro import __version__
 from mmrepro.environments import cache_root
 from mmrepro.errors import UsageError
 from mmrepro.host import host_facts
-from mmrepro.incident import EngineFacts, Fidelity, Incident, ModelFacts, ScenarioFacts
+from mmrepro.incident import EngineFacts, Fidelity, Incident, ModelFacts
 from mmrepro.models import TinyModel
 from mmrepro.options import RunOptions
 from mmrepro.probes.base import Moment
@@ -32,14 +32,7 @@ def blank(
         failure="the run has not ended",
         incident_dir=str(folder),
         command=options.command(scenario.name),
-        scenario=ScenarioFacts(
-            name=scenario.name,
-            variant=scenario.variant,
-            title=scenario.title,
-            summary=scenario.summary,
-            affected=scenario.affected_range,
-            explanation=scenario.explanation,
-        ),
+        scenario=scenario.facts,
         engine=EngineFacts(name=scenario.engine, release=release),
         host=host_facts(),
         fidelity=Fidelity.GPU if device == "cuda" else Fidelity.CPU,

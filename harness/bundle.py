@@ -236,7 +236,7 @@ def _public_text(path: Path, redactor: Redactor) -> _Text | str:
         text = json.dumps(_harmless_locals(dump), indent=1)
         note = "values of local variables are left out, numbers and digests apart"
     elif path.suffix == ".json" and (document := _json(text)) is not None:
-        text = json.dumps(redacted_json(document, redactor), indent=1, ensure_ascii=False)
+        text = json.dumps(redactor.redact_value(document), indent=1, ensure_ascii=False)
     lines = [_cut(line) for line in text.split("\n")]
     return _Text(redact_log("\n".join(lines), redactor), size, note)
 
@@ -249,18 +249,6 @@ def _json(text: str) -> Any:
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None
-
-
-def redacted_json(value: Any, redactor: Redactor, name: str = "") -> Any:
-    """``value`` with every string redacted, what stands under a secret's name altogether."""
-    if isinstance(value, dict):
-        return {
-            redactor.redact(str(key)): redacted_json(item, redactor, str(key))
-            for key, item in value.items()
-        }
-    if isinstance(value, list):
-        return [redacted_json(item, redactor, name) for item in value]
-    return redactor.redact_named(value, name) if isinstance(value, str) else value
 
 
 def redact_log(text: str, redactor: Redactor) -> str:

@@ -306,12 +306,13 @@ class Redactor:
             if get_origin(field.annotation) is Literal:
                 continue
             told = name if name != "value" or not isinstance(label, str) else label
-            new = self._value(value, told)
+            new = self.redact_value(value, told)
             if new is not value:
                 changes[name] = new
         return model.model_copy(update=changes) if changes else model
 
-    def _value(self, value: Any, name: str = "") -> Any:
+    def redact_value(self, value: Any, name: str = "") -> Any:
+        """``value`` with every string in it redacted, however deep; ``name``: what it is called."""
         if isinstance(value, Enum):
             return value
         if isinstance(value, str):
@@ -320,13 +321,15 @@ class Redactor:
             return self._model(value)
         if isinstance(value, dict):
             return {
-                self._value(k): self._value(v, k if isinstance(k, str) else "")
+                self.redact_value(k): self.redact_value(v, k if isinstance(k, str) else "")
                 for k, v in value.items()
             }
         if isinstance(value, (list, tuple, set, frozenset)):
             items, previous = [], name
             for item in value:
-                items.append(self._value(item, previous if isinstance(previous, str) else name))
+                items.append(
+                    self.redact_value(item, previous if isinstance(previous, str) else name)
+                )
                 previous = item if isinstance(item, str) and item.startswith("-") else name
             return type(value)(items)
         return value

@@ -18,6 +18,7 @@ from mmrepro.incident import (
     Fidelity,
     KeyStack,
     Reference,
+    ScenarioFacts,
     StandIn,
     SymptomRow,
 )
@@ -396,6 +397,18 @@ class Scenario(ABC):
         """The affected releases, lower bound first."""
         parts = sorted(str(self.affected).split(","), key=lambda part: (part[:1] != ">", part))
         return ", ".join(parts)
+
+    @property
+    def facts(self) -> ScenarioFacts:
+        """What an incident says of the scenario itself."""
+        return ScenarioFacts(
+            name=self.name,
+            variant=self.variant,
+            title=self.title,
+            summary=self.summary,
+            affected=self.affected_range,
+            explanation=self.explanation,
+        )
 
     def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
         """The outcome that is expected of ``release`` under ``mitigations``, and why."""

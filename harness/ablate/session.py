@@ -29,7 +29,6 @@ from mmrepro.environments import Environment, EnvironmentSpec, cache_root, detec
 from mmrepro.errors import MmreproError, UnwritableOutput
 from mmrepro.evidence import Event
 from mmrepro.host import host_facts
-from mmrepro.incident import ScenarioFacts
 from mmrepro.launching import chosen_release
 from mmrepro.probes.base import Moment
 from mmrepro.redact import Redactor
@@ -244,14 +243,7 @@ class Ablating:
             state="interrupted",
             failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
             command=self.options.command(scenario.name),
-            scenario=ScenarioFacts(
-                name=scenario.name,
-                variant=scenario.variant,
-                title=scenario.title,
-                summary=scenario.summary,
-                affected=scenario.affected_range,
-                explanation=scenario.explanation,
-            ),
+            scenario=scenario.facts,
             engine=scenario.engine,
             release=self.release,
             device=self.device,

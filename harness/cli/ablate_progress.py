@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from types import TracebackType
-from typing import Self
 
 from mmrepro.ablate.model import Ablation, Cell, Role
 from mmrepro.ablate.search import Flips
+from mmrepro.cli.progress import LiveView
 from mmrepro.evidence import Event
 from mmrepro.reports.ablation_terminal import factor_table
 from mmrepro.reports.ablation_view import STATE_WORDS, flips_words
 from mmrepro.reports.view import duration
 from mmrepro.sanitize import one_line
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 
-class AblationProgress:
+class AblationProgress(LiveView):
     """Draws the table on ``console`` while the ablation lasts.
 
     Args:
@@ -30,24 +27,15 @@ class AblationProgress:
     """
 
     def __init__(self, console: Console, seconds_each: float, runs: int) -> None:
-        self.console = console
+        super().__init__(console, per_second=6, transient=True)
         self.ablation: Ablation | None = None
         self._each = seconds_each
         self._runs = runs
         self._made = 0
-        self._lock = threading.Lock()
         self._current = ""
         self._stage = ""
         self._latest = ""
         self._since = time.monotonic()
-        self._live = Live(
-            console=console,
-            get_renderable=self._draw,
-            refresh_per_second=6,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
 
     # ------------------------------------------------------------------ told by the session
 
@@ -78,20 +66,6 @@ class AblationProgress:
             )
 
     # ------------------------------------------------------------------ drawing
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live.is_started:
-            self._live.stop()
 
     def _draw(self) -> RenderableType:
         with self._lock:

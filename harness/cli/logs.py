@@ -35,17 +35,11 @@ def logs(
 
     from mmrepro.errors import ExitCode, UsageError
     from mmrepro.probes import LogFilesProbe, run_probe
-    from mmrepro.registry import load_scenario, scenario_names
 
     found = _engine(engine, files)
-    patterns = dict(found.log_patterns) if found else {}
-    for name in scenario_names():
-        scenario = load_scenario(name)
-        if found is None or scenario.engine == found.name:
-            patterns |= scenario.log_patterns
     probe = LogFilesProbe(
         files,
-        patterns,
+        scenario_patterns(found),
         found.progress_pattern if found else None,
         added=found.added_pattern or None if found else None,
         rotated=not alone,
@@ -82,6 +76,23 @@ def _engine(name: str, files: list[Path]) -> Engine | None:
     }
     best = max(counts, key=lambda engine: counts[engine])
     return ENGINES[best] if counts[best] > 0 else None
+
+
+def scenario_patterns(engine: Engine | None) -> dict[str, str]:
+    """The engine's and those of its scenarios; of every engine's where it is not known.
+
+    A name that two scenarios give to different expressions goes with the second one's own name.
+    """
+    from mmrepro.diagnose.match import all_scenarios
+
+    patterns = dict(engine.log_patterns) if engine else {}
+    for scenario in all_scenarios():
+        if engine is None or scenario.engine == engine.name:
+            for name, expression in scenario.log_patterns.items():
+                taken = patterns.setdefault(name, expression) != expression
+                if taken and expression not in patterns.values():
+                    patterns[f"{scenario.full_name}: {name}"] = expression
+    return patterns
 
 
 def _tell(data: LogsData, engine: Engine | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
@@ -16,35 +17,28 @@ from rich.table import Table
 from rich.text import Text
 
 
-class Progress:
-    """Listens to a run's events and draws them on ``console`` while the run lasts."""
+class LiveView(ABC):
+    """Redraws itself on a terminal from ``with`` until its end; nothing off a terminal.
 
-    def __init__(self, console: Console, title: str) -> None:
+    What ``_draw`` reads is written under ``_lock``: others tell the view from their own threads.
+    """
+
+    def __init__(self, console: Console, *, per_second: int, transient: bool) -> None:
         self.console = console
-        self.title = title
         self._lock = threading.Lock()
-        self._stages: list[tuple[str, float]] = []
-        self._ended = 0.0
-        self._latest = ""
-        self._live = Live(
-            console=console,
-            get_renderable=self._draw,
-            refresh_per_second=8,
-            transient=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-
-    def __call__(self, event: Event) -> None:
-        with self._lock:
-            if event.source == "stage":
-                self._stages.append((event.text, time.monotonic()))
-                self._latest = ""
-            else:
-                self._latest = one_line(event.text, 200)
+        self._per_second, self._transient = per_second, transient
+        self._live: Live | None = None
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
+            self._live = Live(
+                console=self.console,
+                get_renderable=self._draw,
+                refresh_per_second=self._per_second,
+                transient=self._transient,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self._live.start()
         return self
 
@@ -54,11 +48,40 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._end()
+        if self._live is not None:
+            self._live.stop()
+
+    def _end(self) -> None:
+        """Before the last drawing, which stays if the view is not transient."""
+        return
+
+    @abstractmethod
+    def _draw(self) -> RenderableType: ...
+
+
+class Progress(LiveView):
+    """Listens to a run's events and draws them on ``console`` while the run lasts."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        super().__init__(console, per_second=8, transient=False)
+        self.title = title
+        self._stages: list[tuple[str, float]] = []
+        self._ended = 0.0
+        self._latest = ""
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            if event.source == "stage":
+                self._stages.append((event.text, time.monotonic()))
+                self._latest = ""
+            else:
+                self._latest = one_line(event.text, 200)
+
+    def _end(self) -> None:
         with self._lock:
             self._ended = time.monotonic()
             self._latest = ""
-        if self._live.is_started:
-            self._live.stop()
 
     def _draw(self) -> RenderableType:
         with self._lock:

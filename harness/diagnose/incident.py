@@ -75,14 +75,7 @@ def _facts(scenario: Scenario | None, diagnosis: Diagnosis) -> ScenarioFacts:
             affected="",
             explanation="",
         )
-    return ScenarioFacts(
-        name=scenario.name,
-        variant=scenario.variant,
-        title=scenario.title,
-        summary=scenario.summary,
-        affected=scenario.affected_range,
-        explanation=scenario.explanation,
-    )
+    return scenario.facts
 
 
 def _stack(scenario: Scenario | None, diagnosis: Diagnosis, evidence: Evidence) -> KeyStack | None:

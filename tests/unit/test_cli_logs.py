@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from mmrepro.cli.app import app
+from mmrepro.cli.logs import scenario_patterns
+from mmrepro.diagnose.match import all_scenarios
+from mmrepro.engines import ENGINES, Engine
 from mmrepro.errors import UsageError
 from typer.testing import CliRunner
 
@@ -49,3 +52,16 @@ def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["logs", str(tmp_path / "no.log")])
     assert isinstance(done.exception, UsageError)
     assert "No such file" in str(done.exception)
+
+
+@pytest.mark.parametrize("engine", [None, *ENGINES.values()], ids=lambda e: e.name if e else "any")
+def test_every_variant_of_every_scenario_is_looked_for(engine: Engine | None) -> None:
+    patterns = scenario_patterns(engine)
+    own = dict(engine.log_patterns) if engine else {}
+    wanted = {
+        expression
+        for scenario in all_scenarios()
+        if engine is None or scenario.engine == engine.name
+        for expression in scenario.log_patterns.values()
+    }
+    assert set(patterns.values()) == wanted | set(own.values())
