@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from mmrepro import sanitize
 from mmrepro.environments import Environment, EnvironmentSpec
+from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, Setting, StandIn
 from mmrepro.probes.processes import role_from_title
 from mmrepro.scenario import Mitigation, Patch, reproducer_path
@@ -99,6 +100,8 @@ class Engine(ABC):
     """One inference engine: provision, launch, talk to it, find its processes and logs."""
 
     name: ClassVar[str]
+    owned_options: ClassVar[tuple[str, ...]] = ()
+    """Options of its server that only mmrepro may give."""
     ready_path: ClassVar[str] = "/health"
     endpoints: ClassVar[tuple[str, ...]] = ("/health", "/v1/models")
     metrics_path: ClassVar[str] = "/metrics"
@@ -154,9 +157,47 @@ class Engine(ABC):
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         """How to provision ``release``. Raises UnknownRelease."""
 
-    @abstractmethod
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """The command that starts the server. Raises UsageError for options it must own."""
+        for option in self.owned_options:
+            if has_option(request.server_args, option):
+                raise UsageError(
+                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
+                )
+        settings = list(self.settings(request))
+        patches = (*self.own_patches(request), *request.all_patches)
+        env = {s.name: s.value for s in settings if not s.name.startswith("-")}
+        argv = [str(request.environment.python), *self.command(request)]
+        for setting in settings:
+            if setting.name.startswith("--"):
+                argv += [setting.name, *([setting.value] if setting.value else [])]
+        plain = Fidelity.CPU if request.environment.spec.device == "cpu" else Fidelity.GPU
+        return LaunchPlan(
+            argv=[*argv, *request.all_server_args],
+            env=env | request.variables(patches),
+            settings=settings,
+            # Copies: what each run counts of them is written into them.
+            stand_ins=[p.stand_in.model_copy() for p in patches],
+            fidelity=lowered(plain, patches),
+        )
+
+    @abstractmethod
+    def command(self, request: LaunchRequest) -> list[str]:
+        """What follows the interpreter, up to the options that have a reason of their own."""
+
+    def settings(self, request: LaunchRequest) -> Iterator[Setting]:
+        """Options (``--name``) and variables that a user need not give, each with its reason."""
+        yield from ()
+
+    def own_patches(self, request: LaunchRequest) -> tuple[Patch, ...]:
+        """Stand-ins without which it does not start on that device; before all others."""
+        return ()
+
+
+def two_threads() -> Setting:
+    """A tiny model is slower on more, and the harness needs a core as well."""
+    threads = max(1, min(2, len(os.sched_getaffinity(0))))
+    return Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
 
 
 _PREFIX = re.compile(

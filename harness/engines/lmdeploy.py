@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import (
-    SERVED_MODEL,
-    Engine,
-    LaunchPlan,
-    LaunchRequest,
-    has_option,
-    lowered,
-)
+from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.lmdeploy import lmdeploy_spec
-from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, Setting, StandIn
 from mmrepro.scenario import Patch
 from packaging.version import Version
-
-OWNED_OPTIONS = ("--server-name", "--server-port", "--model-name", "--backend")
 
 UNI_EXECUTOR_SINCE = Version("0.8")
 """Releases with ``--distributed-executor-backend``."""
@@ -69,6 +58,12 @@ CPU = Patch(
 
 class LmdeployEngine(Engine):
     name: ClassVar[str] = "lmdeploy"
+    owned_options: ClassVar[tuple[str, ...]] = (
+        "--server-name",
+        "--server-port",
+        "--model-name",
+        "--backend",
+    )
     core_role: ClassVar[str] = "api_server"
     """One process does it all: HTTP, scheduling, the model (0.6.4 to 0.18.0 with one device)."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -87,38 +82,26 @@ class LmdeployEngine(Engine):
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return lmdeploy_spec(release, "cuda" if device == "cuda" else "cpu")
 
-    def plan(self, request: LaunchRequest) -> LaunchPlan:
-        for option in OWNED_OPTIONS:
-            if has_option(request.server_args, option):
-                raise UsageError(
-                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
-                )
-        cpu = request.environment.spec.device == "cpu"
-        patches = request.all_patches
-        if cpu:
-            own: tuple[Patch, ...] = (CPU,)
-            if not any(p.folder == "device_memory" for p in patches):
-                own = (CPU, device_memory(DEFAULT_FREE_BYTES))
-            patches = (*own, *patches)
-        settings = list(self._settings(request, cpu=cpu))
-        env = {s.name: s.value for s in settings if not s.name.startswith("-")}
-        env |= request.variables(patches)
-        argv = [str(request.environment.python), "-m", "lmdeploy", "serve", "api_server"]
-        argv += [str(request.model), "--backend", "pytorch", "--model-name", SERVED_MODEL]
-        argv += ["--server-name", "127.0.0.1", "--server-port", str(request.port)]
-        for setting in settings:
-            if setting.name.startswith("--"):
-                argv += [setting.name, *([setting.value] if setting.value else [])]
-        argv += request.all_server_args
-        fidelity = lowered(Fidelity.GPU, patches)
-        return LaunchPlan(argv, env, settings, [p.stand_in for p in patches], fidelity)
+    def own_patches(self, request: LaunchRequest) -> tuple[Patch, ...]:
+        if request.environment.spec.device != "cpu":
+            return ()
+        if any(p.folder == "device_memory" for p in request.all_patches):
+            return (CPU,)
+        return (CPU, device_memory(DEFAULT_FREE_BYTES))
 
-    def _settings(self, request: LaunchRequest, *, cpu: bool) -> Iterator[Setting]:
+    def command(self, request: LaunchRequest) -> list[str]:
+        return [
+            *("-m", "lmdeploy", "serve", "api_server", str(request.model)),
+            *("--backend", "pytorch", "--model-name", SERVED_MODEL),
+            *("--server-name", "127.0.0.1", "--server-port", str(request.port)),
+        ]
+
+    def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
         yield Setting(name="TRANSFORMERS_OFFLINE", value="1", why="the model is a local folder")
         yield Setting(name="DO_NOT_TRACK", value="1", why="nothing is sent anywhere")
         yield Setting(name="--eager-mode", value="", why="no graph capture: a faster start")
-        if not cpu:
+        if request.environment.spec.device != "cpu":
             return
         if Version(request.environment.spec.release) >= UNI_EXECUTOR_SINCE:
             yield Setting(
@@ -126,8 +109,7 @@ class LmdeployEngine(Engine):
                 value="uni",
                 why="one device: the engine's worker stays in the engine's process",
             )
-        threads = max(1, min(2, len(os.sched_getaffinity(0))))
-        yield Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
+        yield two_threads()
 
 
 WITNESS = Patch(

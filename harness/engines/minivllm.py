@@ -8,22 +8,23 @@ from typing import ClassVar
 from mmrepro.engines.base import (
     SERVED_MODEL,
     Engine,
-    LaunchPlan,
     LaunchRequest,
-    has_option,
-    lowered,
 )
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.minivllm import minivllm_spec
-from mmrepro.errors import UsageError
-from mmrepro.incident import Fidelity, Setting
+from mmrepro.incident import Setting
 from mmrepro.scenario import Mitigation, reproducer_path
-
-OWNED_OPTIONS = ("--host", "--port", "--model", "--served-model-name", "--device")
 
 
 class MinivllmEngine(Engine):
     name: ClassVar[str] = "minivllm"
+    owned_options: ClassVar[tuple[str, ...]] = (
+        "--host",
+        "--port",
+        "--model",
+        "--served-model-name",
+        "--device",
+    )
     core_role: ClassVar[str] = "EngineCore"
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("minivllm:num_requests_running",),
@@ -52,26 +53,17 @@ class MinivllmEngine(Engine):
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return minivllm_spec(release, "cuda" if device == "cuda" else "cpu")
 
-    def plan(self, request: LaunchRequest) -> LaunchPlan:
-        for option in OWNED_OPTIONS:
-            if has_option(request.server_args, option):
-                raise UsageError(
-                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
-                )
-        device = request.environment.spec.device
-        patches = request.all_patches
-        settings = list(self._settings())
-        env = {s.name: s.value for s in settings} | request.variables(patches)
+    def command(self, request: LaunchRequest) -> list[str]:
         # The package is named by its folder: PYTHONPATH is the stand-ins' and other variables'.
-        folder = str(reproducer_path("minivllm").parent)
-        argv = [str(request.environment.python), "-c", _LAUNCHER, folder]
-        argv += ["--model", str(request.model), "--served-model-name", SERVED_MODEL]
-        argv += ["--host", "127.0.0.1", "--port", str(request.port), "--device", device]
-        argv += ["--max-model-len", str(request.max_model_len), *request.all_server_args]
-        fidelity = lowered(Fidelity.CPU if device == "cpu" else Fidelity.GPU, patches)
-        return LaunchPlan(argv, env, settings, [p.stand_in for p in patches], fidelity)
+        return [
+            *("-c", _LAUNCHER, str(reproducer_path("minivllm").parent)),
+            *("--model", str(request.model), "--served-model-name", SERVED_MODEL),
+            *("--host", "127.0.0.1", "--port", str(request.port)),
+            *("--device", request.environment.spec.device),
+            *("--max-model-len", str(request.max_model_len)),
+        ]
 
-    def _settings(self) -> Iterator[Setting]:
+    def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         yield Setting(name="OMP_NUM_THREADS", value="1", why="a tiny model")
 
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import (
-    SERVED_MODEL,
-    Engine,
-    LaunchPlan,
-    LaunchRequest,
-    has_option,
-    lowered,
-)
+from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.sglang import sglang_spec
 from mmrepro.errors import UsageError
@@ -22,15 +14,6 @@ from mmrepro.scenario import Patch
 from packaging.version import Version
 
 SERVER_MODULE = "sglang.launch_server"
-OWNED_OPTIONS = (
-    "--host",
-    "--port",
-    "--model-path",
-    "--model",
-    "--served-model-name",
-    "--context-length",
-    "--device",
-)
 OLDEST = Version("0.5.3")
 
 VLLM_NAMES_UNTIL = Version("0.5.10")
@@ -84,6 +67,15 @@ OPTIONS = (
 
 class SglangEngine(Engine):
     name: ClassVar[str] = "sglang"
+    owned_options: ClassVar[tuple[str, ...]] = (
+        "--host",
+        "--port",
+        "--model-path",
+        "--model",
+        "--served-model-name",
+        "--context-length",
+        "--device",
+    )
     # /health answers before the tokenizer manager reads answers, and then /flush_cache never
     # returns (0.5.6); this one generates a token, so that all three processes have worked.
     ready_path: ClassVar[str] = "/health_generate"
@@ -125,49 +117,32 @@ class SglangEngine(Engine):
             )
         return spec
 
-    def plan(self, request: LaunchRequest) -> LaunchPlan:
-        for option in OWNED_OPTIONS:
-            if has_option(request.server_args, option):
-                raise UsageError(
-                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
-                )
-        release = Version(request.environment.spec.release)
+    def own_patches(self, request: LaunchRequest) -> tuple[Patch, ...]:
+        if request.environment.spec.device != "cpu":
+            return ()
+        old = Version(request.environment.spec.release) < VLLM_NAMES_UNTIL
+        return (KERNELS, VLLM_NAMES) if old else (KERNELS,)
+
+    def command(self, request: LaunchRequest) -> list[str]:
+        return [
+            *("-m", SERVER_MODULE),
+            *("--model-path", str(request.model), "--served-model-name", SERVED_MODEL),
+            *("--host", "127.0.0.1", "--port", str(request.port)),
+            *("--context-length", str(request.max_model_len)),
+        ]
+
+    def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         cpu = request.environment.spec.device == "cpu"
-        own = _stand_ins(release) if cpu else ()
-        patches = (*own, *request.all_patches)
-        settings = [*_variables(cpu=cpu), *_options(cpu=cpu)]
-        env = {s.name: s.value for s in settings if not s.name.startswith("-")}
-        env |= request.variables(patches)
-        argv = [str(request.environment.python), "-m", SERVER_MODULE]
-        argv += ["--model-path", str(request.model), "--served-model-name", SERVED_MODEL]
-        argv += ["--host", "127.0.0.1", "--port", str(request.port)]
-        argv += ["--context-length", str(request.max_model_len)]
-        for setting in settings:
-            if setting.name.startswith("-"):
-                argv += [setting.name, *([setting.value] if setting.value else [])]
-        argv += request.all_server_args
-        fidelity = lowered(Fidelity.CPU if cpu else Fidelity.GPU, patches)
-        # Copies: what each run counts of them is written into them.
-        stand_ins = [p.stand_in.model_copy() for p in patches]
-        return LaunchPlan(argv, env, settings, stand_ins, fidelity)
-
-
-def _stand_ins(release: Version) -> tuple[Patch, ...]:
-    return (KERNELS, VLLM_NAMES) if release < VLLM_NAMES_UNTIL else (KERNELS,)
-
-
-def _options(*, cpu: bool) -> Iterator[Setting]:
-    for name, value, why in (*(CPU_OPTIONS if cpu else ()), *OPTIONS):
-        yield Setting(name=name, value=value, why=why)
-
-
-def _variables(*, cpu: bool) -> Iterator[Setting]:
-    yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
-    if not cpu:
-        return
-    yield Setting(name="SGLANG_USE_CPU_ENGINE", value="1", why="SGLang's switch for its CPU code")
-    yield Setting(
-        name="TORCHDYNAMO_DISABLE", value="1", why="no compilation in the first request: 28 s less"
-    )
-    threads = max(1, min(2, len(os.sched_getaffinity(0))))
-    yield Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
+        yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
+        if cpu:
+            yield Setting(
+                name="SGLANG_USE_CPU_ENGINE", value="1", why="SGLang's switch for its CPU code"
+            )
+            yield Setting(
+                name="TORCHDYNAMO_DISABLE",
+                value="1",
+                why="no compilation in the first request: 28 s less",
+            )
+            yield two_threads()
+        for name, value, why in (*(CPU_OPTIONS if cpu else ()), *OPTIONS):
+            yield Setting(name=name, value=value, why=why)

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import (
-    SERVED_MODEL,
-    Engine,
-    LaunchPlan,
-    LaunchRequest,
-    has_option,
-    lowered,
-)
+from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
-from mmrepro.errors import UsageError
-from mmrepro.incident import Fidelity, Setting, StandIn
+from mmrepro.incident import Setting, StandIn
 from mmrepro.scenario import Mitigation, Patch
 from mmrepro.supervise.client import TMP_PLACEHOLDER
 from packaging.version import Version
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
-OWNED_OPTIONS = ("--host", "--port", "--model", "--served-model-name", "--uds")
-
 NOBIND_SINCE = Version("0.13")
 """Older CPU builds crash in init_cpu_threads_env with "nobind" (seen with 0.11.0)."""
 
@@ -42,6 +31,13 @@ CONTRACT_PROBE = Patch(
 
 class VllmEngine(Engine):
     name: ClassVar[str] = "vllm"
+    owned_options: ClassVar[tuple[str, ...]] = (
+        "--host",
+        "--port",
+        "--model",
+        "--served-model-name",
+        "--uds",
+    )
     core_role: ClassVar[str] = "EngineCore"
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("vllm:num_requests_running",),
@@ -76,26 +72,15 @@ class VllmEngine(Engine):
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return vllm_spec(release, "cuda" if device == "cuda" else "cpu")
 
-    def plan(self, request: LaunchRequest) -> LaunchPlan:
-        for option in OWNED_OPTIONS:
-            if has_option(request.server_args, option):
-                raise UsageError(
-                    f"{option} is set by mmrepro itself and cannot be given as --server-arg."
-                )
-        cpu = request.environment.spec.device == "cpu"
-        settings = list(self._settings(request, cpu=cpu))
-        env = {s.name: s.value for s in settings if not s.name.startswith("-")}
-        patches = request.all_patches
-        env |= request.variables(patches)
-        argv = [str(request.environment.python), "-c", _LAUNCHER]
-        argv += ["--model", str(request.model), "--served-model-name", SERVED_MODEL]
-        argv += ["--host", "127.0.0.1", "--port", str(request.port)]
-        argv += ["--max-model-len", str(request.max_model_len), "--enforce-eager"]
-        argv += request.all_server_args
-        fidelity = lowered(Fidelity.CPU if cpu else Fidelity.GPU, patches)
-        return LaunchPlan(argv, env, settings, [p.stand_in for p in patches], fidelity)
+    def command(self, request: LaunchRequest) -> list[str]:
+        return [
+            *("-c", _LAUNCHER),
+            *("--model", str(request.model), "--served-model-name", SERVED_MODEL),
+            *("--host", "127.0.0.1", "--port", str(request.port)),
+            *("--max-model-len", str(request.max_model_len)),
+        ]
 
-    def _settings(self, request: LaunchRequest, *, cpu: bool) -> Iterator[Setting]:
+    def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         yield Setting(
             name="VLLM_LOGGING_LEVEL", value="DEBUG", why="the engine logs each request it adds"
         )
@@ -119,14 +104,13 @@ class VllmEngine(Engine):
             why="started through runpy, so that the engine's child processes do not import the "
             "API server a second time: a faster start",
         )
-        if not cpu:
+        if request.environment.spec.device != "cpu":
             return
         yield Setting(
             name="TORCHDYNAMO_DISABLE", value="1", why="no compilation at warm-up: a faster start"
         )
         yield Setting(name="VLLM_CPU_KVCACHE_SPACE", value="1", why="1 GiB of KV cache is enough")
-        threads = max(1, min(2, len(os.sched_getaffinity(0))))
-        yield Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
+        yield two_threads()
         old = Version(request.environment.spec.release) < NOBIND_SINCE
         yield Setting(
             name="VLLM_CPU_OMP_THREADS_BIND",

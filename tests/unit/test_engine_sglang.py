@@ -11,7 +11,7 @@ import pytest
 from made_up import probed
 from mmrepro.assemble import count_stand_ins
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
-from mmrepro.engines.sglang import KERNELS, OWNED_OPTIONS, VLLM_NAMES
+from mmrepro.engines.sglang import KERNELS, VLLM_NAMES, SglangEngine
 from mmrepro.environments import Environment, sglang_spec
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
@@ -51,8 +51,8 @@ def test_the_command_on_a_cpu() -> None:
     assert made.argv[-1] == "--disable-radix-cache"
     assert made.env["SGLANG_USE_CPU_ENGINE"] == "1"
     assert made.fidelity is Fidelity.CPU_STAND_IN
-    told = {s.name for s in made.settings}
-    assert {a for a in made.argv[3:-1] if a.startswith("--")} <= told | set(OWNED_OPTIONS)
+    told = {s.name for s in made.settings} | set(SglangEngine.owned_options)
+    assert {a for a in made.argv[3:-1] if a.startswith("--")} <= told
     assert all(s.why for s in made.settings)
 
 
@@ -80,7 +80,7 @@ def test_stand_ins_by_release(release: str, names: list[str]) -> None:
     assert all((Path(folder) / "standin.py").is_file() for folder in folders)
 
 
-@pytest.mark.parametrize("option", OWNED_OPTIONS)
+@pytest.mark.parametrize("option", SglangEngine.owned_options)
 def test_options_that_are_ours_are_refused(option: str) -> None:
     with pytest.raises(UsageError, match=option):
         plan(option, "x")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, root_cause_lines
-from mmrepro.engines.vllm import OWNED_OPTIONS
+from mmrepro.engines.vllm import VllmEngine
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, StandIn, WheelFacts
@@ -62,7 +62,7 @@ def test_the_command() -> None:
     assert value(argv, "--max-num-seqs") == "8"
 
 
-@pytest.mark.parametrize("option", OWNED_OPTIONS)
+@pytest.mark.parametrize("option", VllmEngine.owned_options)
 @pytest.mark.parametrize("form", ["{}", "{}=x"])
 def test_options_that_are_ours_are_refused(option: str, form: str) -> None:
     with pytest.raises(UsageError, match=option):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, worth_another
-from mmrepro.engines.lmdeploy import OWNED_OPTIONS, device_memory
+from mmrepro.engines.lmdeploy import LmdeployEngine, device_memory
 from mmrepro.environments import Environment
 from mmrepro.environments.known import spec_for
 from mmrepro.environments.lmdeploy import lmdeploy_spec
@@ -71,7 +71,7 @@ def test_the_command() -> None:
     assert "--distributed-executor-backend" in plan(release="0.18.0").argv
 
 
-@pytest.mark.parametrize("option", OWNED_OPTIONS)
+@pytest.mark.parametrize("option", LmdeployEngine.owned_options)
 def test_what_the_adapter_owns_is_refused(option: str) -> None:
     with pytest.raises(UsageError, match=option):
         plan(option, "x")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mmrepro.engines import get_engine
-from mmrepro.engines.minivllm import OWNED_OPTIONS
+from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.environments import vllm_spec
 from mmrepro.environments.known import spec_for
 from mmrepro.environments.minivllm import RELEASE, TORCH, minivllm_spec
@@ -73,7 +73,7 @@ def test_the_command_is_what_the_server_understands() -> None:
     assert all(setting.why for setting in made.settings)
 
 
-@pytest.mark.parametrize("option", OWNED_OPTIONS)
+@pytest.mark.parametrize("option", MinivllmEngine.owned_options)
 def test_options_that_are_ours_are_refused(option: str) -> None:
     with pytest.raises(UsageError, match=option):
         plan(f"{option}=x")
