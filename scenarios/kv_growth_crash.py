@@ -11,7 +11,7 @@ from mmrepro.drive import Drive
 from mmrepro.engines.lmdeploy import WITNESS, device_memory
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
-from mmrepro.kv_budget import LmdeployPlan, smallest
+from mmrepro.kv_budget import LmdeployPlan
 from mmrepro.models import TinyModel, TinyText
 from mmrepro.probes.data import LogLine
 from mmrepro.scenario import (
@@ -89,17 +89,8 @@ class KvGrowthCrash(Scenario):
     @cached_property
     def mitigations(self) -> tuple[Mitigation, ...]:  # type: ignore[override]
         needed = self.prompt_tokens(self.default_release) + ANSWER
-        best = smallest(self.plan_of(self.default_release), needed, decimals=2).setting
-        assert best is not None
-        return (
-            Mitigation(
-                name="kv-budget",
-                description=f"--cache-max-entry-count {best.setting}: the smallest setting with "
-                f"two decimals that holds prompt and answer ({needed} tokens), by `mmrepro "
-                f"kv-budget`: {best.blocks} blocks, {best.max_tokens} tokens",
-                server_args=("--cache-max-entry-count", str(best.setting)),
-            ),
-        )
+        best = kv.smallest_setting(self.plan_of(self.default_release), needed)
+        return (kv.budget_mitigation(best, f"prompt and answer ({needed} tokens)"),)
 
     def patches_for(self, release: str) -> tuple[Patch, ...]:
         return (WITNESS, device_memory(self.plan_of(release).free))

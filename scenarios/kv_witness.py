@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from mmrepro.evidence import Evidence, Phase, RequestRecord
 from mmrepro.incident import Reference
-from mmrepro.kv_budget import LmdeployPlan
+from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
 from mmrepro.probes.data import LogsData
-from mmrepro.scenario import SourceRef
+from mmrepro.scenario import Mitigation, SourceRef
 from mmrepro.signature import Finding
 
 KV_BYTES = 1_807_097_856
@@ -62,6 +62,25 @@ def free_bytes(release: str, vocab_size: int, kv_bytes: int) -> int:
 
 
 # ------------------------------------------------------------------ the witness
+
+
+def smallest_setting(plan: LmdeployPlan, tokens: int) -> Budget:
+    """The smallest ``--cache-max-entry-count`` with two decimals that holds ``tokens``."""
+    found = smallest(plan, tokens, decimals=2).setting
+    if found is None:
+        raise ValueError(f"no setting holds {tokens} tokens")
+    return found
+
+
+def budget_mitigation(best: Budget, holds: str) -> Mitigation:
+    """The mitigation ``kv-budget``; ``holds``: what ``best`` has room for."""
+    return Mitigation(
+        name="kv-budget",
+        description=f"--cache-max-entry-count {best.setting}: the smallest setting with "
+        f"two decimals that holds {holds}, by `mmrepro "
+        f"kv-budget`: {best.blocks} blocks, {best.max_tokens} tokens",
+        server_args=("--cache-max-entry-count", str(best.setting)),
+    )
 
 
 def said(evidence: Evidence, event: str, *phases: Phase) -> Iterator[dict[str, Any]]:

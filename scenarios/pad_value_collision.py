@@ -269,16 +269,7 @@ class PadValueCollision(Scenario):
                 required=False,
             ),
         ]
-        if sharing.behind_stub(facts):
-            found.append(
-                Condition(
-                    "no-pretended-kernel",
-                    "cause",
-                    "no kernel that the stand-in only pretends to have was called",
-                    sharing.stub_untouched,
-                )
-            )
-        return found
+        return [*found, *sharing.stub_conditions(facts)]
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         return judge.healthy_after(evidence)

@@ -15,7 +15,7 @@ from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, ClaimStatus, Fidelity, Shown
 from mmrepro.pictures import Picture
 from mmrepro.scenario import RunFacts
-from mmrepro.signature import Finding, Truth
+from mmrepro.signature import Condition, Finding, Truth
 
 TOKENS = 12
 TEXT = "describe the image please"
@@ -161,6 +161,14 @@ def stub_untouched(evidence: Evidence) -> Finding:
 
 def behind_stub(facts: RunFacts) -> bool:
     return facts.fidelity is Fidelity.CPU_STAND_IN
+
+
+def stub_conditions(facts: RunFacts) -> list[Condition]:
+    """What a run behind the stand-in has to show besides."""
+    if not behind_stub(facts):
+        return []
+    said = "no kernel that the stand-in only pretends to have was called"
+    return [Condition("no-pretended-kernel", "cause", said, stub_untouched)]
 
 
 def answer(record: RequestRecord | None) -> str:

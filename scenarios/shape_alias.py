@@ -164,16 +164,7 @@ class ShapeAlias(Scenario):
             ),
             *self.cache_conditions(),
         ]
-        if sharing.behind_stub(facts):
-            found.append(
-                Condition(
-                    "no-pretended-kernel",
-                    "cause",
-                    "no kernel that the stand-in only pretends to have was called",
-                    sharing.stub_untouched,
-                )
-            )
-        return found
+        return [*found, *sharing.stub_conditions(facts)]
 
     def cache_conditions(self) -> list[Condition]:
         """Which cache it was."""

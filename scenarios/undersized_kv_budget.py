@@ -110,10 +110,7 @@ class UndersizedKvBudget(Scenario):
     @cached_property
     def predicted(self) -> Budget:
         """The smallest setting that holds the prompt and its answer, by arithmetic alone."""
-        needed = self.prompt_tokens + ANSWER
-        found = smallest(self.plan_of(self.default_release), needed, decimals=2).setting
-        assert found is not None
-        return found
+        return kv.smallest_setting(self.plan_of(self.default_release), self.prompt_tokens + ANSWER)
 
     def at(self, setting: str) -> Budget:
         """What a setting gives on the default release, by arithmetic alone."""
@@ -121,16 +118,8 @@ class UndersizedKvBudget(Scenario):
 
     @cached_property
     def mitigations(self) -> tuple[Mitigation, ...]:  # type: ignore[override]
-        best = self.predicted
-        return (
-            Mitigation(
-                name="kv-budget",
-                description=f"--cache-max-entry-count {best.setting}: the smallest setting with "
-                f"two decimals that holds {self.prompt_tokens} tokens and an answer, by `mmrepro "
-                f"kv-budget`: {best.blocks} blocks, {best.max_tokens} tokens",
-                server_args=("--cache-max-entry-count", str(best.setting)),
-            ),
-        )
+        holds = f"{self.prompt_tokens} tokens and an answer"
+        return (kv.budget_mitigation(self.predicted, holds),)
 
     def patches_for(self, release: str) -> tuple[Patch, ...]:
         return (WITNESS, device_memory(self.plan_of(release).free))

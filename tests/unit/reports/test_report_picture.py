@@ -12,7 +12,8 @@ from mmrepro.evidence import Evidence, SeriesPoint
 from mmrepro.incident import Incident
 from mmrepro.reports import render_html, render_markdown, timeline, view
 from mmrepro.reports.picture import WIDTH, picture
-from sample import at, sample_incident
+from sample import sample_incident
+from sample_evidence import at
 
 WHOLE = sample_incident()
 number = st.one_of(
