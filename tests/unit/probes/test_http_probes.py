@@ -139,7 +139,7 @@ def test_no_whole_answer_is_no_status_and_an_error_in_time(behave, error, eviden
 
 
 def test_an_endless_body_is_cut(evidence):
-    answer = ask(endless, evidence, 5)
+    answer = ask(endless, evidence, 30)
     assert answer.status == 200
     assert len(answer.body) == 2000
     assert (evidence / "http-health.body").stat().st_size == MAX_BODY_BYTES
