@@ -92,16 +92,23 @@ class Drive:
     async def unless_stuck(self, request: Awaitable[RequestRecord]) -> RequestRecord | None:
         """The record of ``request``; None when it is unanswered after ``suspect_s``.
 
-        A suspect keeps waiting in the background, so that the check looks at the engine while
-        the request still hangs; the runner collects it at the end.
+        A suspect keeps waiting in the background, beyond its deadline if need be, so that the
+        check looks at the engine while the request still hangs; ``collect`` ends that.
         """
         task = asyncio.ensure_future(request)
         self.pending.append(task)  # at once: a trigger that is cancelled here leaves no orphan
         done, _ = await asyncio.wait({task}, timeout=self.suspect_s)
         if not done:
+            self.traffic.hold(task)
             return None
         self.pending.remove(task)
         return task.result()
+
+    async def collect(self) -> None:
+        """Wait for what still runs, each until its own deadline."""
+        for task in self.pending:
+            self.traffic.release(task)
+        await asyncio.gather(*self.pending)
 
     async def metric(self, name: str) -> float | None:
         """Sum of a metric over all label sets, now; None if it cannot be read."""

@@ -116,7 +116,7 @@ class Probing:
             interval_s=0.03,
             until=self.scenario.enough_stacks,
             min_samples=10,
-            pausing=PAUSING_SAMPLES,
+            pausing=PAUSING_SAMPLES if self.scenario.looks_for_locals else 0,
         )
         await self._run(stacks, CHECK_S)
         await self._run(SyscallsProbe(core, window_s=1.5), CHECK_S)

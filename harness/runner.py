@@ -222,7 +222,7 @@ class Run:
             with self._stage("probes"):
                 env = {**self.plan.env, **drive.reproducer_env}
                 await probing.check(drive.deadline_s, self.environment.python, env)
-                await asyncio.gather(*drive.pending)
+                await drive.collect()
         finally:
             for task in drive.pending:
                 task.cancel()

@@ -323,9 +323,14 @@ class Scenario(ABC):
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
         return None
 
-    def enough_stacks(self, sample: StackSample) -> bool:
+    def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
         """Whether the stacks seen so far show all that is looked for; ends sampling early."""
         return False
+
+    @property
+    def looks_for_locals(self) -> bool:
+        """Whether ``enough_stacks`` waits for something that not every sample shows."""
+        return type(self).enough_stacks is not Scenario.enough_stacks
 
     def gate_check(self, evidence: Evidence) -> Finding:
         """Whether the steady state was reached: every gate request answered, with tokens."""

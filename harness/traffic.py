@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
@@ -22,6 +23,7 @@ CHAT = "/v1/chat/completions"
 MAX_BODY_BYTES = 8 << 20
 TEXT_LIMIT = 4000
 ERROR_LIMIT = 2000
+MAX_HOLD_S = 300.0
 MAX_LOGPROBS = 256
 """Tokens of an answer of which text and logprob are kept."""
 
@@ -42,6 +44,7 @@ class Traffic:
         self.base_url = base_url
         self.model = model
         self.recorder = recorder
+        self._limits: dict[asyncio.Task[Any] | None, tuple[asyncio.Timeout, float]] = {}
         # Deadlines are ours (asyncio.timeout): a read timeout would also fire on a slow stream.
         self._client = httpx2.AsyncClient(
             base_url=base_url,
@@ -124,7 +127,31 @@ class Traffic:
         """The text of ``/metrics``; empty if it cannot be had."""
         return await self._ask("GET", "/metrics", deadline_s)
 
+    def hold(self, request: asyncio.Task[RequestRecord]) -> None:
+        """Do not give ``request`` up at its deadline: the server may clean up after a client that
+        goes away, and what was to be looked at is over then."""
+        limit, _ = self._limits.get(request, (None, 0.0))
+        if limit is not None and not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time() + MAX_HOLD_S)
+
+    def release(self, request: asyncio.Task[RequestRecord]) -> None:
+        """Give a held ``request`` up at its deadline after all, at once if that has passed."""
+        limit, deadline = self._limits.get(request, (None, 0.0))
+        if limit is not None and not limit.expired():
+            limit.reschedule(deadline)
+
     # ------------------------------------------------------------------ inner workings
+
+    @asynccontextmanager
+    async def _limit(self, deadline_s: float) -> AsyncIterator[None]:
+        """Raises TimeoutError after ``deadline_s``, or when it is no longer held."""
+        task = asyncio.current_task()
+        try:
+            async with asyncio.timeout(deadline_s) as limit:
+                self._limits[task] = limit, limit.when() or 0.0
+                yield
+        finally:
+            self._limits.pop(task, None)
 
     async def _ask(self, method: str, path: str, deadline_s: float, body: object = None) -> str:
         """The text of an unrecorded request's answer; empty if it cannot be had."""
@@ -154,7 +181,7 @@ class Traffic:
         record.sent = Moment.now()
         try:
             async with (
-                asyncio.timeout(record.deadline_s),
+                self._limit(record.deadline_s),
                 self._client.stream(
                     record.method,
                     record.path,
@@ -169,7 +196,8 @@ class Traffic:
                     await _read_whole(answer, record)
         except TimeoutError:
             record.timed_out = True
-            record.error = f"no complete answer in {record.deadline_s:.1f} s"
+            waited = time.monotonic() - record.sent.mono
+            record.error = f"no complete answer in {waited:.1f} s"
         except httpx2.HTTPError as error:
             record.error = f"{type(error).__name__}: {error}"[:ERROR_LIMIT]
         except asyncio.CancelledError:

@@ -29,11 +29,11 @@ class StacksProbe(Probe[StacksData]):
     come out torn: after ``RETRIES`` failures in a row one sample pauses the process for some
     milliseconds, unless ``blocking_fallback`` forbids it.
 
-    ``until`` ends the sampling early once it holds for a sample, but not before each process has
-    been sampled ``min_samples`` times: a hang is a stack that stays.
+    ``until`` ends the sampling early once it holds for what was sampled so far, but not before each
+    process has been sampled ``min_samples`` times: a hang is a stack that stays.
 
     ``pausing`` is for a hang in a small loop, whose locals come out torn: that many samples more,
-    each of which pauses the process, while ``until`` holds for none.
+    each of which pauses the process, while ``until`` does not hold.
 
     ``native`` adds the frames of C and C++ code; every sample pauses the process then.
 
@@ -50,7 +50,7 @@ class StacksProbe(Probe[StacksData]):
         interval_s: float = 0.05,
         locals: bool = True,
         blocking_fallback: bool = True,
-        until: Callable[[StackSample], bool] | None = None,
+        until: Callable[[Sequence[StackSample]], bool] | None = None,
         *,
         min_samples: int = 3,
         pausing: int = 0,
@@ -87,11 +87,9 @@ class StacksProbe(Probe[StacksData]):
                     live.remove(pid)
                     continue
                 data.samples.append(sample)
-                if outcome in (Outcome.GONE, Outcome.NOT_PYTHON):
+                if outcome is Outcome.GONE or (outcome is Outcome.NOT_PYTHON and not number):
                     live.remove(pid)
-                seen = seen or (
-                    self.until is not None and bool(sample.threads) and self.until(sample)
-                )
+            seen = seen or (self.until is not None and self.until(data.samples))
             if not live or (seen and number + 1 >= self.min_samples):
                 break
         return self._finish(out_of_time=False)

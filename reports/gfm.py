@@ -44,7 +44,8 @@ def _escape_start(escaped: str) -> str:
 def prose(value: str, limit: int = 4000) -> str:
     """``paragraph`` in which names between single backticks stay code."""
     line = one_line(value, limit)
-    if line.count("`") % 2:
+    pieces = line.split("`")
+    if len(pieces) % 2 == 0 or not all(name.strip() for name in pieces[1::2]):
         return paragraph(line, limit)
     return "".join(
         code(piece, limit)
@@ -52,7 +53,7 @@ def prose(value: str, limit: int = 4000) -> str:
         else _escape_start(_escape(piece))
         if not number
         else _escape(piece)
-        for number, piece in enumerate(line.split("`"))
+        for number, piece in enumerate(pieces)
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -126,8 +127,8 @@ class GhostKeyLru(BorrowedFault):
                 return
         await drive.unless_stuck(drive.chat(AFTER, text="hello"))
 
-    def enough_stacks(self, sample: StackSample) -> bool:
-        return any(ghost_of(t) for t in loop_threads(sample))
+    def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
+        return any(ghost_of(t) for s in samples for t in loop_threads(s))
 
     def healthy_answer(self, label: str) -> str:
         return "400" if label == TOO_LONG else "200"

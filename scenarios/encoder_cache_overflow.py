@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -130,6 +132,10 @@ class EncoderCacheOverflow(Scenario):
         await drive.unless_stuck(drive.chat(BIG, images=[big], extra=KWARGS))
         await drive.unless_stuck(drive.chat(TEXT, text="hello"))
         await drive.unless_stuck(drive.chat(OTHER, images=[drive.picture("other", 23)]))
+
+    def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
+        budgets = scheduler_locals(samples, "encoder_compute_budget")
+        return bool(budgets) and _steps(samples)[1] >= MIN_LOCALS
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         return [
@@ -331,14 +337,15 @@ def larger_than_the_budget(evidence: Evidence) -> Finding:
     small, large = image_tokens(fits[0]), image_tokens(big[0])
     if not 0 < fits[0].prompt_tokens - small < COLUMNS:
         return Finding.unknown(f"{small} image tokens in a prompt of {fits[0].prompt_tokens}")
-    budgets = set(scheduler_locals(evidence, "encoder_compute_budget"))
+    budgets = scheduler_locals(_samples(evidence), "encoder_compute_budget")
     if not budgets:
         return Finding.unknown(
             "no sample caught the scheduler's local encoder_compute_budget", *raw
         )
-    said = ", ".join(str(b) for b in sorted(budgets))
+    said = ", ".join(f"{b} ({n} ×)" for b, n in Counter(budgets).most_common())
     text = f"encoder_compute_budget is {said}; {small} tokens were answered, {large} were sent"
-    return Finding.of(all(small <= b < large for b in budgets), text, *raw)
+    between = sum(small <= b < large for b in budgets)  # a single reading may be torn
+    return Finding.of(between > len(budgets) // 2, text, *raw)
 
 
 def schedules_nothing(evidence: Evidence) -> Finding:
@@ -349,10 +356,7 @@ def schedules_nothing(evidence: Evidence) -> Finding:
             f"{len(threads)} usable samples; " + evidence.why_missing("stacks", "check"), *raw
         )
     stepping = sum(_within(t, "_process_engine_step") for t in threads)
-    # Before the encoder's budget is asked, num_new_tokens holds what is left of the prompt.
-    steps = scheduler_locals(evidence, "total_num_scheduled_tokens")
-    nothing = max(steps.count(0), scheduler_locals(evidence, "num_new_tokens").count(0))
-    scheduled = nothing + len(steps) - steps.count(0)
+    nothing, scheduled = _steps(_samples(evidence))
     text = (
         f"{stepping} of {len(threads)} samples inside a step of the busy loop; in {nothing} of "
         f"{scheduled} that caught the scheduler with its locals, 0 tokens were scheduled"
@@ -363,13 +367,21 @@ def schedules_nothing(evidence: Evidence) -> Finding:
     return Finding.of(spins, text, *raw)
 
 
-def scheduler_locals(evidence: Evidence, name: str) -> list[int]:
+def _steps(samples: Sequence[StackSample]) -> tuple[int, int]:
+    """Samples in which the scheduler scheduled nothing, and those that tell how much."""
+    # Before the encoder's budget is asked, num_new_tokens holds what is left of the prompt.
+    steps = scheduler_locals(samples, "total_num_scheduled_tokens")
+    nothing = max(steps.count(0), scheduler_locals(samples, "num_new_tokens").count(0))
+    return nothing, nothing + len(steps) - steps.count(0)
+
+
+def scheduler_locals(samples: Sequence[StackSample], name: str) -> list[int]:
     """The number called ``name`` in the frame of ``schedule``, of each sample that shows it.
 
     A half-built frame shows other objects in their place; those are left out.
     """
     found = []
-    for sample in _samples(evidence):
+    for sample in samples:
         thread = busy_loop(sample)
         for frame in thread.frames if thread else ():
             if frame.function.rsplit(".", 1)[-1] == "schedule":

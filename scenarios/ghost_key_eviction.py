@@ -6,6 +6,7 @@ the receiver's LRU order that is not in the cache, and the first eviction never 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -139,8 +140,8 @@ class GhostKeyEviction(MmCacheScenario):
         drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
         drive.fact("mm_cache_queries", await drive.metric("vllm:mm_cache_queries_total"))
 
-    def enough_stacks(self, sample: StackSample) -> bool:
-        return any(ghost_in(t.frames) for t in input_threads(sample))
+    def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
+        return any(ghost_in(t.frames) for s in samples for t in input_threads(s))
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         return [

@@ -18,7 +18,7 @@ from mmrepro.diagnose.discover import Target
 from mmrepro.evidence import Evidence
 from mmrepro.probes._fetch import fetch
 from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
-from mmrepro.probes.data import HttpData, LogsData, StacksData
+from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
@@ -170,16 +170,17 @@ class Collector:
         self._all(*last)
         discover.refresh(self.target)
 
-    def more_stacks(self, wanted: Callable[[StacksData], bool]) -> None:
+    def more_stacks(self, wanted: Callable[[Sequence[StackSample]], bool]) -> None:
         """Further samples of the core, quickly one after the other, for a local that was missed."""
         cores = [p.pid for p in self.target.facts.cores][:1]
-        if cores and not any(wanted(d) for _, d in self.evidence.results(StacksData)):
+        seen = [s for _, d in self.evidence.results(StacksData, partial=True) for s in d.samples]
+        if cores and not wanted(seen):
             probe = StacksProbe(
                 cores,
                 samples=20,
                 interval_s=0.03,
                 blocking_fallback=False,
-                until=lambda sample: wanted(StacksData(samples=[sample])),
+                until=lambda more: wanted([*seen, *more]),
                 min_samples=1,
             )
             self._all(self._start(probe, seconds=EVIDENCE_S, label="stacks-more"))

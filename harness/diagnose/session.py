@@ -164,7 +164,7 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
 
 def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:
     """A few more samples where a scenario looks for a local that is only there now and then."""
-    looking = [s for s in scenarios if type(s).enough_stacks is not Scenario.enough_stacks]
+    looking = [s for s in scenarios if s.looks_for_locals]
     evidence, facts = collector.evidence, collector.target.facts
     live = LiveFacts(facts.engine, facts.release, tuple(facts.command), 0.0)
     close = [
@@ -174,9 +174,7 @@ def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:
         if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)
     ]
     if close:
-        collector.more_stacks(
-            lambda data: any(s.enough_stacks(sample) for s in close for sample in data.samples)
-        )
+        collector.more_stacks(lambda samples: any(s.enough_stacks(samples) for s in close))
 
 
 def _metric_names(evidence: Evidence) -> frozenset[str]:

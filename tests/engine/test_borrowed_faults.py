@@ -51,7 +51,7 @@ def trigger(scenario: Scenario, url: str, folder: Path) -> None:
         hands.deadline_s, hands.suspect_s = 5.0, 2.0
         try:
             await scenario.trigger(hands)
-            await asyncio.gather(*hands.pending)
+            await hands.collect()
         finally:
             await traffic.close()
 

@@ -37,7 +37,8 @@ def test_a_suspect_waits_on_for_its_full_deadline(tmp_path: Path) -> None:
         (pending,) = drive.pending
         assert not pending.done()
         assert drive.recorder.evidence.requests == []
-        record = await pending
+        await drive.collect()
+        record = pending.result()
         assert record.timed_out
         assert record.latency_s >= 0.6
 
@@ -46,13 +47,29 @@ def test_a_suspect_waits_on_for_its_full_deadline(tmp_path: Path) -> None:
     assert (record.label, record.deadline_s) == ("hung", 0.6)
 
 
+def test_a_suspect_is_not_given_up_before_it_is_collected(tmp_path: Path) -> None:
+    """The server might clean up after a client that leaves, and the hang would be over."""
+
+    async def use(drive: Drive, _: FakeServer) -> None:
+        assert await drive.unless_stuck(drive.chat("hung")) is None
+        assert await drive.unless_stuck(drive.chat("hung as well")) is None
+        done, _ = await asyncio.wait(drive.pending, timeout=0.8)
+        assert not done
+        await drive.collect()
+        assert all(task.result().timed_out for task in drive.pending)
+        assert drive.pending[0].result().latency_s >= 0.8
+
+    recorder = drive(tmp_path, silent, use, deadline_s=0.3, suspect_s=0.05)
+    assert [r.deadline_s for r in recorder.evidence.requests] == [0.3, 0.3]
+
+
 def test_others_are_sent_while_a_suspect_waits(tmp_path: Path) -> None:
     async def use(drive: Drive, _: FakeServer) -> None:
         assert await drive.unless_stuck(drive.chat("hung")) is None
         later = await drive.chat("later")
         assert later.answered
         assert not drive.pending[0].done()
-        await asyncio.gather(*drive.pending)
+        await drive.collect()
 
     recorder = drive(tmp_path, in_turn(silent, FINE), use, deadline_s=2.0, suspect_s=0.1)
     assert [r.label for r in recorder.evidence.requests] == ["later", "hung"]

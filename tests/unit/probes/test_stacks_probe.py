@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,9 @@ from mmrepro.probes.data import StackSample
 LOCAL_REPR_LIMIT = 200
 
 
-def in_popitem(sample: StackSample) -> bool:
-    return any(frame.function.endswith("popitem") for t in sample.threads for frame in t.frames)
+def in_popitem(samples: Sequence[StackSample]) -> bool:
+    frames = [frame for s in samples for t in s.threads for frame in t.frames]
+    return any(frame.function.endswith("popitem") for frame in frames)
 
 
 def test_names_the_spinning_function_its_thread_and_its_locals(start_victim, evidence):

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 from hostile import HOSTILE, plant
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
@@ -99,6 +99,8 @@ def test_markdown_keeps_its_structure(text: str) -> None:
 @given(
     st.text(st.sampled_from("`|\\<>*_[]()#&;!@$~-+=1. \n\tab\x1b\u202e"), min_size=1, max_size=24)
 )
+@example("``")
+@example("a ` ` b")
 def test_markdown_keeps_its_structure_whatever_the_text(text: str) -> None:
     if not plain(text).split():
         return
