@@ -1,17 +1,19 @@
 """What ``mmrepro diagnose`` takes from a server under load: throughput with and without it.
 
 Starts a real server, keeps it busy with a fixed number of clients, and alternates windows of equal
-length: in every other one, diagnoses follow each other without a break, which is far more than
-anybody does. Alternating keeps the machine's own noise out of the comparison; the medians of the
-pairs' ratios are what counts.
+length: in every other one, diagnoses follow each other without a break: far more than anybody does.
+Alternating keeps the machine's own noise out of the comparison; what counts is the mean of the
+pairs' ratios, with the interval that a bootstrap gives it.
 
     uv run python benchmarks/diagnose_load.py --engine vllm --pairs 8
+    uv run python benchmarks/diagnose_load.py --server-cores 0 --other-cores 1   # a core is free
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import resource
 import statistics
 import subprocess
@@ -33,10 +35,12 @@ COMMAND = [sys.executable, "-m", "mmrepro", "diagnose"]
 def main() -> None:
     options = arguments()
     release, model = ENGINES[options.engine]
+    pin(options.server_cores)  # the server inherits it
     with (
         tempfile.TemporaryDirectory(prefix="mmrepro-bench-") as folder,
         serving(options.engine, release, model, Path(folder) / "server") as server,
     ):
+        pin(options.other_cores)
         ask(server.url)
         with Load(server.url, options.clients, max_tokens=options.tokens) as load:
             time.sleep(5)
@@ -63,10 +67,29 @@ def measure(load: Load, url: str, folder: Path, options: argparse.Namespace) -> 
         costs.append((cpu_of_children() - used) / max(count, 1))
         said = f"{rates[False]:15.2f} {rates[True]:14.2f} {ratios[-1]:7.3f} {count:11d}"
         print(f"{pair:4d} {said}", flush=True)
-    median = statistics.median(ratios)
-    print(f"median ratio {median:.3f}, loss {100 - 100 * median:.1f} %")
+    mean = statistics.mean(ratios)
+    low, high = interval(ratios)
+    print(f"median ratio {statistics.median(ratios):.3f}, mean {mean:.3f}")
+    print(f"mean loss {loss(mean):.1f} %, 95 % interval {loss(high):.1f} to {loss(low):.1f} %")
     cost, cores = statistics.median(costs), os.cpu_count() or 1
     print(f"CPU of one diagnosis, start-up included: {cost:.2f} s, of {cores} cores")
+
+
+def pin(cores: str) -> None:
+    """Run this process, and what it starts from now on, on ``cores`` (``0,1``); "": as it is."""
+    if cores:
+        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+
+
+def loss(ratio: float) -> float:
+    return 100 - 100 * ratio
+
+
+def interval(ratios: list[float], rounds: int = 10_000) -> tuple[float, float]:
+    """The middle 95 % of the means of ``rounds`` samples with replacement (bootstrap)."""
+    draw = random.Random(0)
+    means = sorted(statistics.mean(draw.choices(ratios, k=len(ratios))) for _ in range(rounds))
+    return means[round(0.025 * rounds)], means[round(0.975 * rounds) - 1]
 
 
 def cpu_of_children() -> float:
@@ -79,7 +102,7 @@ def diagnose_for(url: str, folder: Path, seconds: float, every: float) -> int:
     """Diagnoses for ``seconds``, one at most each ``every`` seconds; all must come out healthy."""
     end, count = time.monotonic() + seconds, 0
     stop = threading.Event()
-    while time.monotonic() < end - 4:
+    while not count or time.monotonic() < end - 4:
         begun = time.monotonic()
         done = subprocess.run([*COMMAND, url, "--json"], cwd=folder, capture_output=True)
         assert done.returncode == 0, done.stdout[-2000:]
@@ -96,6 +119,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--window", type=float, default=20.0, help="seconds")
     parser.add_argument("--every", type=float, default=0.0, help="seconds between two diagnoses")
+    parser.add_argument("--server-cores", default="", help="pin the server to them, e.g. 0")
+    parser.add_argument("--other-cores", default="", help="the same for clients and diagnoses")
     return parser.parse_args()
 
 
