@@ -3,14 +3,14 @@
 Each variant switches one of them on in the engine of ``reproducers/minivllm``, drives it there over
 HTTP, and looks for the symptom of the original and for its reason. Small and fast, so that the
 harness's own tests can have every kind of failure: a hang, a dead loop, single errors, silence.
+
+This one is vLLM's ghost key; the others are in the modules ``borrowed_*`` beside it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 from mmrepro import checks, live
@@ -21,14 +21,14 @@ from mmrepro.probes.data import StackSample, StacksData, ThreadStack
 from mmrepro.scenario import LiveFacts, RunFacts, Scenario
 from mmrepro.scenarios.borrowed_base import (
     AFTER,
-    BLOCK_SIZE,
     METRICS,
     ROLE,
     BorrowedFault,
     all_answered,
-    told,
 )
+from mmrepro.scenarios.borrowed_kv_budget import KvBudget
 from mmrepro.scenarios.borrowed_pad_value import PadValueKey
+from mmrepro.scenarios.borrowed_reused_mask import ReusedMask
 from mmrepro.scenarios.ghost_key_evidence import (
     MIN_SAMPLES,
     counted,
@@ -37,10 +37,7 @@ from mmrepro.scenarios.ghost_key_evidence import (
     matches,
 )
 from mmrepro.scenarios.mm_cache_desync import ISSUE, short_hash
-from mmrepro.scenarios.mm_prefill_contract import place
-from mmrepro.signature import Condition, Finding, Truth
-
-# ---------------------------------------------------------------- vLLM's ghost key
+from mmrepro.signature import Condition, Finding
 
 FILLS = 5
 TOO_LONG, AGAIN = "image X, too long", "image X again"
@@ -204,248 +201,6 @@ class GhostKeyLru(BorrowedFault):
 
     def healthy_after(self, evidence: Evidence) -> Finding:
         return all_answered(evidence, [AGAIN, *(f"fill {i + 1}" for i in range(FILLS)), AFTER])
-
-
-# ---------------------------------------------------------------- LMDeploy's small budget
-
-NUM_BLOCKS = 81
-ROOM = (NUM_BLOCKS - 1) * BLOCK_SIZE
-PROMPT, GROWS = "a prompt of 300 characters", "an answer of 300 tokens"
-ADDED = re.compile(r"Added request \S+: (\d+) tokens")
-
-
-class KvBudget(BorrowedFault):
-    variant: ClassVar[str] = "kv-budget"
-    title: ClassVar[str] = "A KV cache of a tenth of its budget: an opaque 500, then a dead loop"
-    summary: ClassVar[str] = (
-        "A prompt that the settings have room for gets 'internal error happened'; an answer that "
-        "outgrows the cache ends the engine's loop, and every later request fails."
-    )
-    explanation: ClassVar[str] = (
-        "The cache gets a tenth of the blocks that were asked for, and nobody checks what fits. A "
-        "prompt that never will is given up without a reason; where one sequence alone outgrows "
-        "the cache, nothing is left to preempt, and the scheduler's assertion ends its thread."
-    )
-    origin: ClassVar[str] = "LMDeploy 0.6.4 and 0.7.0.post3"
-    options_of_fault: ClassVar[tuple[str, ...]] = (
-        *("--num-blocks", str(NUM_BLOCKS)),
-        "--no-prefix-caching",
-    )
-    references: ClassVar[tuple[Reference, ...]] = (
-        Reference(
-            id="lmdeploy#2981",
-            title="the error as a finish reason (0.7.0)",
-            url="https://github.com/InternLM/lmdeploy/pull/2981",
-            note="the real things are undersized-kv-budget and kv-growth-crash",
-        ),
-    )
-    log_patterns = {
-        "nothing-to-preempt": r"AssertionError: len\(running\) > 0: nothing is left to preempt",
-        "raised-in-decode": place("scheduler.py", "_decode"),
-        "added-with-tokens": r"Added request \S+: \d+ tokens",
-    }
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("nothing-to-preempt",)
-
-    async def trigger(self, drive: Drive) -> None:
-        await drive.unless_stuck(drive.chat(PROMPT, text="x" * 300))
-        grows = drive.chat(GROWS, text="hello", max_tokens=300, extra={"ignore_eos": True})
-        await drive.unless_stuck(grows)
-        await drive.unless_stuck(drive.chat(AFTER, text="hello"))
-
-    def conditions(self, facts: RunFacts) -> list[Condition]:
-        return [
-            Condition(
-                "opaque-500",
-                "symptom",
-                "a prompt gets HTTP 500 that names no limit: 'internal error happened'",
-                lambda e: _failed(e, PROMPT, "internal error happened"),
-            ),
-            Condition(
-                "loop-ends",
-                "symptom",
-                "an answer that grows gets HTTP 500: the engine is dead",
-                lambda e: _failed(e, GROWS, "the engine is dead"),
-            ),
-            live.every_request_fails(),
-            Condition(
-                "budget-too-small",
-                "cause",
-                f"the cache holds less than that prompt, where --num-blocks asked for {ROOM}",
-                budget_too_small,
-            ),
-            self._assertion(),
-        ]
-
-    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
-        return [live.every_request_fails(), self._assertion()]
-
-    def _assertion(self) -> Condition:
-        return Condition(
-            "nothing-to-preempt",
-            "cause",
-            "the scheduler's assertion that something is left to preempt ended the loop",
-            raised_in_decode,
-        )
-
-    def healthy_after(self, evidence: Evidence) -> Finding:
-        return all_answered(evidence, [PROMPT, GROWS, AFTER])
-
-
-def _failed(evidence: Evidence, label: str, says: str) -> Finding:
-    for record in evidence.labelled(label):
-        return Finding.of(record.status == 500 and says in record.error, told(record))
-    return Finding.unknown(f"{label} was not sent")
-
-
-def budget_too_small(evidence: Evidence) -> Finding:
-    blocks = checks.metric_readings(evidence, ("minivllm:kv_cache_blocks",), "gate", "check")
-    lines = checks.log_lines(evidence, "added-with-tokens")
-    largest = max((int(m[1]) for line in lines if (m := ADDED.search(line.text))), default=0)
-    if not blocks or not largest:
-        return Finding.unknown(f"{len(blocks)} readings of kv_cache_blocks, {len(lines)} prompts")
-    has = int(blocks[-1]) * BLOCK_SIZE
-    said = f"the cache holds {has} tokens of the {ROOM} asked for; the longest prompt has {largest}"
-    return Finding.of(has < largest < ROOM, said)
-
-
-def raised_in_decode(evidence: Evidence) -> Finding:
-    counts = [checks.log_count(evidence, n) for n in ("nothing-to-preempt", "raised-in-decode")]
-    if None in counts:
-        return Finding.unknown(evidence.why_missing("logs", "check"))
-    said = f"{counts[0]} × the assertion, {counts[1]} × raised in scheduler.py:_decode"
-    return Finding.of(all(counts), said, *checks.log_files(evidence))
-
-
-# ---------------------------------------------------------------- vLLM's reused mask
-
-CLIENTS = 4
-TOGETHER = [f"image {i + 1} and a long text" for i in range(CLIENTS)]
-SCATTER = "Number of elements of source < number of ones in mask"
-ROWS = re.compile(r"mask-rows: (\d+) tokens are marked for (\d+) rows")
-
-
-class ReusedMask(BorrowedFault):
-    variant: ClassVar[str] = "reused-mask"
-    title: ClassVar[str] = "The next step is prepared in the mask that this step still reads"
-    summary: ClassVar[str] = (
-        "Requests with images that are prefilled in chunks beside each other end in masked_scatter "
-        "or get wrong embeddings; alone, in one step, they are answered."
-    )
-    explanation: ClassVar[str] = (
-        "With asynchronous scheduling the next prefill step is prepared before this one has run. "
-        "There is one mask buffer for both: this step scatters its embeddings by the next one's "
-        "mask. Where that marks more tokens, masked_scatter refuses; else nobody notices."
-    )
-    origin: ClassVar[str] = "vllm#30624"
-    options_of_fault: ClassVar[tuple[str, ...]] = (
-        *("--max-batched-tokens", "96", "--num-blocks", "600"),
-        *("--no-prefix-caching", "--check-contract=log"),
-    )
-    references: ClassVar[tuple[Reference, ...]] = (
-        Reference(
-            id="vllm#30624",
-            title="`masked_scatter_size_check` failed when running Qwen3VLMoE",
-            url="https://github.com/vllm-project/vllm/issues/30624",
-            note="the real thing is chunked-mm-prefill, variant async-race",
-        ),
-        Reference(
-            id="vllm#31841",
-            title="Two buffers for is_mm_embed",
-            url="https://github.com/vllm-project/vllm/pull/31841",
-            note="the fix, in 0.14.0",
-        ),
-    )
-    log_patterns = {
-        "scatter-error": r"RuntimeError: .*" + SCATTER,
-        "mask-rows": r"contract violated: mask-rows: ",
-    }
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("mask-rows", "scatter-error")
-
-    async def trigger(self, drive: Drive) -> None:
-        text = "x" * 1800
-        requests = [
-            drive.unless_stuck(drive.chat(label, text=text, images=[drive.picture(label, i + 1)]))
-            for i, label in enumerate(TOGETHER)
-        ]
-        await asyncio.gather(*requests)
-        await drive.unless_stuck(drive.chat(AFTER, text="hello"))
-
-    def conditions(self, facts: RunFacts) -> list[Condition]:
-        return [
-            Condition(
-                "image-500",
-                "symptom",
-                "requests with an image get HTTP 500 from masked_scatter",
-                some_scattered,
-            ),
-            Condition(
-                "text-answered",
-                "symptom",
-                "text is answered afterwards",
-                lambda e: all_answered(e, [AFTER]),
-            ),
-            Condition(
-                "endpoints-green",
-                "symptom",
-                "/health and /v1/models answer 200",
-                checks.endpoints_green,
-            ),
-            self._error(),
-            self._mask(),
-        ]
-
-    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
-        """The contract's words are there only with --check-contract: they are not required."""
-        return [
-            *live.some_requests_fail(METRICS, ROLE),
-            self._error(),
-            replace(self._mask(), required=False),
-        ]
-
-    def _error(self) -> Condition:
-        return Condition(
-            "scatter-error",
-            "cause",
-            f"the log holds masked_scatter's '{SCATTER}'",
-            lambda e: checks.logged(e, "scatter-error", "masked_scatter's error"),
-        )
-
-    def _mask(self) -> Condition:
-        return Condition(
-            "mask-of-another-step",
-            "cause",
-            "the contract names a step whose mask marks more tokens than it has embeddings",
-            mask_of_another_step,
-        )
-
-    def healthy_after(self, evidence: Evidence) -> Finding:
-        answered = all_answered(evidence, [*TOGETHER, AFTER])
-        count = checks.log_count(evidence, "contract-violated")
-        if answered.truth is not Truth.MET or count == 0:
-            return answered
-        if count is None:
-            return Finding.unknown(evidence.why_missing("logs", "check"))
-        return Finding.of(False, f"answered, but the contract was violated {count} times")
-
-
-def some_scattered(evidence: Evidence) -> Finding:
-    sent = [r for label in TOGETHER for r in evidence.labelled(label)]
-    if len(sent) < CLIENTS:
-        return Finding.unknown(f"{len(sent)} of {CLIENTS} requests were sent")
-    bad = [r for r in sent if r.status == 500 and SCATTER in r.error]
-    said = "; ".join(f"{r.label}: {told(r)}" for r in sent)
-    return Finding.of(bool(bad), said)
-
-
-def mask_of_another_step(evidence: Evidence) -> Finding:
-    if checks.log_count(evidence, "mask-rows") is None:
-        return Finding.unknown(evidence.why_missing("logs", "check"))
-    lines = checks.log_lines(evidence, "mask-rows")
-    found = [(int(m[1]), int(m[2])) for line in lines if (m := ROWS.search(line.text))]
-    more = [(marked, rows) for marked, rows in found if marked > rows]
-    said = f"{len(found)} steps whose mask does not fit its rows"
-    said += f", e.g. {more[0][0]} marked for {more[0][1]} rows" if more else ""
-    return Finding.of(bool(more), said, *checks.log_files(evidence))
 
 
 SCENARIO = GhostKeyLru()

@@ -21,7 +21,9 @@ from mmrepro.probes.data import (
 from mmrepro.registry import load_scenario
 from mmrepro.scenario import LiveFacts
 from mmrepro.scenarios import borrowed_faults as module
+from mmrepro.scenarios import borrowed_kv_budget as kv
 from mmrepro.scenarios import borrowed_pad_value as pad
+from mmrepro.scenarios import borrowed_reused_mask as mask
 from mmrepro.signature import Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -162,13 +164,13 @@ def added(tokens: int) -> LogsData:
         ([blocks(8), added(319)], MET),
         ([blocks(80), added(319)], NOT_MET),
         ([blocks(8), added(100)], NOT_MET),
-        ([blocks(8), added(module.ROOM + 1)], NOT_MET),  # never had room
+        ([blocks(8), added(kv.ROOM + 1)], NOT_MET),  # never had room
         ([added(319)], UNKNOWN),
         ([blocks(8)], UNKNOWN),
     ],
 )
 def test_the_budget(data: list[AnyProbeData], truth: Truth) -> None:
-    assert module.budget_too_small(seen(*data)).truth is truth
+    assert kv.budget_too_small(seen(*data)).truth is truth
 
 
 Check = Callable[[Evidence], "module.Finding"]
@@ -177,21 +179,21 @@ Check = Callable[[Evidence], "module.Finding"]
 @pytest.mark.parametrize(
     ("check", "data", "truth"),
     [
-        (module.raised_in_decode, log(nothing_to_preempt=["x"], raised_in_decode=["x"]), MET),
-        (module.raised_in_decode, log(nothing_to_preempt=["x"], raised_in_decode=[]), NOT_MET),
-        (module.raised_in_decode, log(), UNKNOWN),
+        (kv.raised_in_decode, log(nothing_to_preempt=["x"], raised_in_decode=["x"]), MET),
+        (kv.raised_in_decode, log(nothing_to_preempt=["x"], raised_in_decode=[]), NOT_MET),
+        (kv.raised_in_decode, log(), UNKNOWN),
         (
-            module.mask_of_another_step,
+            mask.mask_of_another_step,
             log(mask_rows=["mask-rows: 37 tokens are marked for 0 rows"]),
             MET,
         ),
         (
-            module.mask_of_another_step,
+            mask.mask_of_another_step,
             log(mask_rows=["mask-rows: 3 tokens are marked for 4 rows"]),
             NOT_MET,
         ),
-        (module.mask_of_another_step, log(mask_rows=[]), NOT_MET),
-        (module.mask_of_another_step, log(), UNKNOWN),
+        (mask.mask_of_another_step, log(mask_rows=[]), NOT_MET),
+        (mask.mask_of_another_step, log(), UNKNOWN),
     ],
 )
 def test_what_the_log_tells(check: Check, data: LogsData, truth: Truth) -> None:
@@ -199,13 +201,13 @@ def test_what_the_log_tells(check: Check, data: LogsData, truth: Truth) -> None:
 
 
 def test_one_scattered_request_is_enough_and_another_500_is_none() -> None:
-    evidence = Evidence(requests=[request("trigger", label) for label in module.TOGETHER])
-    assert module.some_scattered(evidence).truth is NOT_MET
+    evidence = Evidence(requests=[request("trigger", label) for label in mask.TOGETHER])
+    assert mask.some_scattered(evidence).truth is NOT_MET
     evidence.requests[2].status, evidence.requests[2].error = 500, "CUDA error"
-    assert module.some_scattered(evidence).truth is NOT_MET
-    evidence.requests[2].error = f"RuntimeError: {module.SCATTER}"
-    assert module.some_scattered(evidence).truth is MET
-    assert module.some_scattered(Evidence()).truth is UNKNOWN
+    assert mask.some_scattered(evidence).truth is NOT_MET
+    evidence.requests[2].error = f"RuntimeError: {mask.SCATTER}"
+    assert mask.some_scattered(evidence).truth is MET
+    assert mask.some_scattered(Evidence()).truth is UNKNOWN
 
 
 @pytest.mark.parametrize("scenario", VARIANTS, ids=lambda s: s.variant)
