@@ -73,12 +73,12 @@ def core_died(evidence: Evidence, role: str) -> Finding:
 
 
 def requests_fail_with_500(evidence: Evidence, label: str) -> Finding:
-    """The request called ``label`` gets 500, and so does, or worse, every later one."""
-    failed = evidence.labelled(label)
-    if not failed:
+    """The last request called ``label`` gets 500, and so does, or worse, every later one."""
+    sent = evidence.labelled(label)
+    if not sent:
         return Finding.unknown(f"{label} was not sent")
-    said = f"{label}: {failed[0].status or 'no answer'} {failed[0].error[:120]}".rstrip()
-    if failed[0].status != 500:
+    said = f"{label}: {sent[-1].status or 'no answer'} {sent[-1].error[:120]}".rstrip()
+    if sent[-1].status != 500:
         return Finding.of(False, said)
     later = evidence.labelled(AFTER)
     if not later:

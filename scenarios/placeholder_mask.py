@@ -7,7 +7,8 @@ token that no image stands behind asks for one embedding more than there are.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 from mmrepro import deaths, live
 from mmrepro.drive import Drive
@@ -28,6 +29,8 @@ MODEL = TinyDotsOCR()
 GENERATED_TOKENS = 1900
 STREAMS = 2
 """One goes on while the other ends and is asked again: some seconds each."""
+MAX_IMAGES = 8
+"""A further one where all texts ended during the one before."""
 START_S = 60.0
 GENERATING_S = 120.0
 """How long to wait for the first token of each, and for its last."""
@@ -218,15 +221,10 @@ class GeneratedPlaceholder(PlaceholderMask):
     failing = IMAGE
 
     async def trigger(self, drive: Drive) -> None:
-        picture = drive.picture("B", 2)
-        started = [asyncio.Event() for _ in range(STREAMS)]
-        streams = [asyncio.ensure_future(_generate(drive, event)) for event in started]
-        all_started = asyncio.gather(*(event.wait() for event in started))
-        tasks: list[asyncio.Future[Any]] = [all_started, *streams]
+        streams = [_Stream(drive, (n + 1) * GENERATED_TOKENS // STREAMS) for n in range(STREAMS)]
+        tasks = [asyncio.ensure_future(stream.run()) for stream in streams]
         try:
-            await asyncio.wait(tasks, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
-            drive.note(f"{sum(e.is_set() for e in started)} text requests are generating")
-            await drive.unless_stuck(drive.chat(IMAGE, images=[picture]))
+            await _images_beside(drive, streams, tasks)
         finally:
             for task in tasks:
                 task.cancel()
@@ -241,7 +239,7 @@ class GeneratedPlaceholder(PlaceholderMask):
             return Finding.unknown("one of the two requests was not sent")
         if not any(text.text.count(PLACEHOLDER) for text in texts):
             return Finding.of(False, f"the text request generated no {PLACEHOLDER}")
-        beside = [t for t in texts if PLACEHOLDER in t.text and _spans(t, images[0])]
+        beside = [t for t in texts if PLACEHOLDER in t.text and _spans(t, images[-1])]
         if not beside:
             return Finding.of(False, "the text request did not run while the image was prefilled")
         count = sum(text.text.count(PLACEHOLDER) for text in beside)
@@ -274,14 +272,26 @@ class LiteralPlaceholder(PlaceholderMask):
         return Finding.of(there, f"the text beside the image was {sent[0].prompt_head!r}")
 
 
-async def _generate(drive: Drive, started: asyncio.Event) -> None:
-    """Text requests that generate the placeholder, one after the other, until one fails."""
-    answered = True
-    while answered:
-        record = await drive.traffic.chat(
+class _Stream:
+    """Text requests that generate the placeholder, one after the other, until one fails.
+
+    ``begun`` is the present request's own event, set at its first token. The first request is of
+    ``first_tokens`` tokens, so that streams which begin together do not end together.
+    """
+
+    def __init__(self, drive: Drive, first_tokens: int) -> None:
+        self.begun = asyncio.Event()
+        self._drive, self._tokens = drive, first_tokens
+
+    async def run(self) -> None:
+        while (await self._generate()).answered:
+            self.begun, self._tokens = asyncio.Event(), GENERATED_TOKENS
+
+    async def _generate(self) -> RequestRecord:
+        return await self._drive.traffic.chat(
             GENERATING,
             text="hi",
-            max_tokens=GENERATED_TOKENS,
+            max_tokens=self._tokens,
             deadline_s=GENERATING_S,
             stream=True,
             extra={
@@ -289,9 +299,41 @@ async def _generate(drive: Drive, started: asyncio.Event) -> None:
                 "ignore_eos": True,
                 "skip_special_tokens": False,
             },
-            started=started,
+            started=self.begun,
         )
-        answered = record.answered
+
+
+async def _images_beside(
+    drive: Drive, streams: Sequence[_Stream], tasks: Sequence[asyncio.Task[None]]
+) -> None:
+    """Image requests, until one was answered while a text generated, or failed, or hung.
+
+    The texts go on until the image's answer, however late: what the image was prefilled with is
+    known only then.
+    """
+    for number in range(MAX_IMAGES):
+        begun = [stream.begun for stream in streams]
+        all_begun = asyncio.ensure_future(_all_set(begun))
+        await asyncio.wait(
+            [all_begun, *tasks], timeout=START_S, return_when=asyncio.FIRST_COMPLETED
+        )
+        all_begun.cancel()
+        generating = [event for event in begun if event.is_set()]
+        drive.note(f"{len(generating)} text requests are generating")
+        picture = drive.picture(f"B{number + 1}", 2 + number)
+        image = asyncio.ensure_future(drive.chat(IMAGE, images=[picture]))
+        await drive.unless_stuck(image)
+        if not image.done():
+            await asyncio.wait({image}, timeout=drive.deadline_s)
+        answered = image.done() and image.result().answered
+        still = [s for s in streams if any(s.begun is event for event in generating)]
+        if not answered or still or any(task.done() for task in tasks):
+            return
+
+
+async def _all_set(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        await event.wait()
 
 
 def _spans(text: RequestRecord, image: RequestRecord) -> bool:

@@ -11,8 +11,6 @@ WARM_UP_S = 4.0
 """A healthy server is told by then, and has no report."""
 MAX_CPU_S = 60
 MAX_MEMORY = 2 << 30
-NICENESS = 10
-"""Where cores are scarce, the server and its clients get ten times as much of them."""
 
 if TYPE_CHECKING:
     from mmrepro.diagnose.session import Diagnosed, DiagnoseOptions
@@ -136,10 +134,12 @@ def _warm_up() -> None:
 
 
 def _bound() -> None:
-    """A low priority and a hard limit on our own CPU and memory, inherited by py-spy: the server
-    comes first."""
+    """A hard limit on our own CPU and memory, inherited by py-spy: the server comes first.
+
+    The priority stays: an observer who waits for a processor takes his own lateness for the
+    server's (a healthy one was called failing on a busy machine, at nice 10).
+    """
     import contextlib
-    import os
     import resource
     import signal
 
@@ -151,9 +151,6 @@ def _bound() -> None:
             hint="mmrepro diagnose URL --log /dev/null, if its log is very large",
         )
 
-    lowest = max(os.getpriority(os.PRIO_PROCESS, 0), NICENESS)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, lowest)
     signal.signal(signal.SIGXCPU, stop)
     for kind, limit in ((resource.RLIMIT_CPU, MAX_CPU_S), (resource.RLIMIT_DATA, MAX_MEMORY)):
         hard = resource.getrlimit(kind)[1]

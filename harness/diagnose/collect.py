@@ -15,6 +15,7 @@ from mmrepro import live
 from mmrepro.diagnose import discover
 from mmrepro.diagnose.data import Effect
 from mmrepro.diagnose.discover import Target
+from mmrepro.diagnose.view import View
 from mmrepro.evidence import Evidence
 from mmrepro.probes._fetch import fetch
 from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
@@ -142,6 +143,9 @@ class Collector:
             plain: it is dead or stopped: no request is sent, and once is enough.
             suspicious: whether what was seen by now could be a hang. With a request on its way
                 that is its silence; without one, the counters and the processes have to tell.
+
+        A front that was not well is asked again in any case: its first answer may have been late
+        because this machine was busy.
         """
         front_at = time.monotonic()
         request = self._request() if self.plan.request and not plain else None
@@ -156,6 +160,8 @@ class Collector:
         else:
             again = suspicious(self.evidence)
         if not again:
+            if View(self.target.facts, self.evidence).green is False:
+                self._all(self._start(self._http(self._cheap()), label="http-2"))
             return
         end = front_at + self.plan.deadline_s
         self._until(front_at + SECOND_LOOK * self.plan.deadline_s, unless=request)

@@ -179,6 +179,13 @@ def _answered(view: View) -> Assessment | None:
             why=[f"the completion is {text!r}"],
             advice=["check the weights, the dtype and the quantisation; look for NaN or Inf"],
         )
+    if late := " and ".join(view.late):
+        return Assessment(
+            state=State.SLOW,
+            sentence=f"Requests are answered, but {late} gave no answer in time.",
+            why=[took, *_front(view), view.counted()],
+            advice=["look at CPU use: of the server's front, and of this machine as a whole"],
+        )
     if view.green is False:
         return Assessment(
             state=State.FAILING,

@@ -68,6 +68,14 @@ class View:
         return all(a.status == 200 for a in data.answers) if data and data.answers else None
 
     @property
+    def late(self) -> list[str]:
+        """Endpoints without an answer in time, where no other one says that it is not well."""
+        answers = self.endpoints.answers if self.endpoints else []
+        if any(a.status not in (None, 200) for a in answers):
+            return []
+        return [a.path for a in answers if a.status is None]
+
+    @property
     def front_answers(self) -> bool | None:
         """Whether anything at all came back over HTTP, be it a refusal."""
         data = self.endpoints

@@ -120,3 +120,35 @@ def test_a_remote_server_is_judged_by_what_http_shows(
     assert (told.target.place, told.state) == ("remote", State.HEALTHY)
     assert any("only what HTTP shows" in text for text in told.unseen)
     assert told.target.processes == []
+
+
+@pytest.mark.parametrize(("late", "state"), [(1, State.HEALTHY), (9, State.SLOW)])
+def test_an_endpoint_that_was_late_is_asked_again(
+    late: int, state: State, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Once late is a busy machine; twice is a front that a load balancer takes out."""
+    monkeypatch.setattr(collect, "APART_S", 0.1)
+    monkeypatch.setattr(collect, "FRONT_S", 0.4)
+    monkeypatch.chdir(tmp_path)
+    asked, over = [], threading.Event()
+
+    class Late(Front):
+        def do_GET(self) -> None:
+            if self.path == "/health":
+                asked.append(self.path)
+                if len(asked) <= late:
+                    over.wait(30)
+                    return
+            super().do_GET()
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            told = diagnose(DiagnoseOptions(url=f"http://127.0.0.1:{server.server_address[1]}"))
+        finally:
+            over.set()
+            server.shutdown()
+    assert told.diagnosis.state is state
+    assert len(asked) == 2
