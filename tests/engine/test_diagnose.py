@@ -106,13 +106,17 @@ def test_a_stopped_process_is_said_to_be_stopped(vllm: Server, tmp_path: Path, r
 
 
 def test_overload_is_no_hang(vllm: Server, tmp_path: Path):
+    """On a busy machine a look may be too late to tell, and says so; none may call it a hang."""
+    told: list[Told] = []
+
+    def overloaded() -> bool:
+        told.append(diagnose(vllm.url, "--deadline", "3", cwd=tmp_path, timeout=120))
+        return told[-1].state == "overloaded"
+
     with Load(vllm.url, 48, max_tokens=512, timeout=15):
-        told = wait_for(
-            lambda: (t := diagnose(vllm.url, "--deadline", "3", cwd=tmp_path)).exit_code and t,
-            60,
-            "an overload",
-        )
-    assert (told.exit_code, told.state, told.found) == (1, "overloaded", [])
+        wait_for(overloaded, 180, "an overload")
+    assert {t.state for t in told} <= {"healthy", "slow", "unknown", "overloaded"}
+    assert (told[-1].exit_code, [t.found for t in told]) == (1, [[]] * len(told))
 
 
 def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(vllm: Server, tmp_path: Path):
