@@ -326,7 +326,7 @@ async def _images_beside(
         if not image.done():
             await asyncio.wait({image}, timeout=drive.deadline_s)
         answered = image.done() and image.result().answered
-        still = [s for s in streams if any(s.begun is event for event in generating)]
+        still = any(stream.begun in generating for stream in streams)
         if not answered or still or any(task.done() for task in tasks):
             return
 

@@ -61,7 +61,6 @@ class Scripted:
         if self.images <= self.missed:
             self.release.set()
             self.release = asyncio.Event()
-        await asyncio.sleep(0)
         await asyncio.sleep(0.01)
         record.status = 200 if self.images <= self.missed else self.image_status
 
