@@ -166,7 +166,8 @@ class Collector:
         end = front_at + self.plan.deadline_s
         self._until(front_at + SECOND_LOOK * self.plan.deadline_s, unless=request)
         discover.refresh(self.target)
-        self._all(*self._processes_round(label="2-"))
+        room = end - LAST_S - time.monotonic()
+        self._all(*self._processes_round(label="2-", seconds=max(room, EVIDENCE_S)))
         # The last readings shortly before the deadline: after it there is only judging to do.
         self._until(end - LAST_S, unless=request)
         last = [self._start(self._metrics(), label="metrics-3")]
@@ -234,8 +235,12 @@ class Collector:
         self.inferences += 1
         return self._start(probe, seconds=self.plan.deadline_s + 0.5)
 
-    def _processes_round(self, label: str = "") -> list[Future[None]]:
-        """Stacks of the processes that matter, system calls of the core, CPU of all."""
+    def _processes_round(self, label: str = "", seconds: float = EVIDENCE_S) -> list[Future[None]]:
+        """Stacks of the processes that matter, system calls of the core, CPU of all.
+
+        Args:
+            seconds: for the stacks; a sample takes 0.05 s, on a busy machine 0.5 s.
+        """
         facts = self.target.facts
         if facts.root_pid is None:
             return []
@@ -251,9 +256,7 @@ class Collector:
             native=self.plan.native,
         )
         return [
-            self._start(
-                stacks, seconds=EVIDENCE_S + self.plan.native * 5.0, label=f"{label}stacks"
-            ),
+            self._start(stacks, seconds=seconds + self.plan.native * 5.0, label=f"{label}stacks"),
             self._start(
                 ProcessesProbe(facts.root_pid, WINDOW_S, self.target.role_of),
                 seconds=WINDOW_S + 2,

@@ -136,15 +136,17 @@ def _idle(
     loops = main.turning in idle_loops(view) or any(
         bare(f) in idle_loops(view) for s in main.stacks for f in s.frames[:1]
     )
-    if view.core_hot and not loops and not main.waits:
+    busiest = view.hot_thread(view.core_pid)
+    hot = next((c for c in courses if busiest and c.tid == busiest and not c.waits), main)
+    if hot is not main or (view.core_hot and not loops and not main.waits):
         return Assessment(
             state=State.SLOW,
-            sentence=f"{role} computes (its stack moves: now {main.place}), but nothing was "
+            sentence=f"{role} computes (its stack moves: now {hot.place}), but nothing was "
             "finished while it was watched.",
             why=why,
             process=role,
             advice=["diagnose again with a longer --deadline: if nothing ever ends, it loops"],
-            **_stack(main),
+            **_stack(hot),
         )
     if not asked:
         return Assessment(
@@ -218,8 +220,9 @@ def _cpu(view: View, role: str) -> list[str]:
 
 
 def _said(course: Course) -> str:
+    torn = f" ({course.torn} more came out torn)" if course.torn else ""
     return (
-        f"in all {course.samples} samples thread {course.name!r} is in {course.place}, "
+        f"in all {course.samples} samples{torn} thread {course.name!r} is in {course.place}, "
         f"{course.active} times active, {course.with_gil} times with the GIL"
     )
 
@@ -231,5 +234,5 @@ def _stack(course: Course | None) -> dict[str, Any]:
         "thread": course.name,
         "frames": course.frames,
         "seen": course.samples,
-        "samples": course.samples,
+        "samples": course.samples + course.torn,
     }

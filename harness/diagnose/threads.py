@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,10 @@ from mmrepro.probes.data import Frame, StackSample, ThreadStack
 MIN_SAMPLES = 3
 NEAR = 3
 """Frames by which the samples of one small loop may differ at their inner end."""
+NEAR_IN_PYTHON = 6
+"""The same for a thread that has the GIL in every sample: its loop is all Python, and calls Python
+functions. A model's forward pass, which moves by as much, gives the GIL up in each of its kernels.
+vLLM 0.23.0's LRUCache.popitem differs by 4 (line 81 or 82 of cachetools' __setitem__)."""
 
 # Where a thread with nothing to do stands. The last part of the innermost function's name.
 WAITING = frozenset(
@@ -52,7 +57,8 @@ class Course:
     """One thread over all samples in which it appears.
 
     Attributes:
-        stacks: its samples, oldest first.
+        stacks: its samples, oldest first, without the torn ones.
+        torn: how many were torn, and left out.
         steady: frames, innermost first, that are the same in every sample, lines included.
         loose: how many frames at most stand inside of them.
         turning: the function that differs first, coming from outside; "" when none does.
@@ -65,6 +71,7 @@ class Course:
     steady: tuple[Frame, ...]
     loose: int
     turning: str
+    torn: int = 0
 
     @property
     def samples(self) -> int:
@@ -81,7 +88,8 @@ class Course:
     @property
     def stays(self) -> bool:
         """In one place in every sample, or inside one small loop."""
-        return self.samples >= MIN_SAMPLES and bool(self.steady) and self.loose <= NEAR
+        near = NEAR_IN_PYTHON if self.with_gil == self.samples else NEAR
+        return self.samples >= MIN_SAMPLES and bool(self.steady) and self.loose <= near
 
     @property
     def rigid(self) -> bool:
@@ -145,17 +153,29 @@ def courses(samples: Iterable[StackSample], pid: int) -> list[Course]:
         for thread in sample.threads:
             by_thread.setdefault(thread.tid or thread.name, []).append(thread)
     whole = [stacks for stacks in by_thread.values() if len(stacks) == len(mine)]
-    return [_course(pid, _untorn(stacks)) for stacks in whole]
+    return [_course(pid, stacks) for stacks in whole]
 
 
 def _untorn(stacks: list[ThreadStack]) -> list[ThreadStack]:
-    """Without the few samples in which py-spy, which pauses nothing, read no frame of a thread
-    that has frames otherwise: its stack changed under the reader's hands."""
-    read = [stack for stack in stacks if stack.frames]
+    """Without the few samples that py-spy, which pauses nothing, took while the stack changed.
+
+    Such a sample has no frame, or ends short of the frame in which the thread was started: that one
+    never changes. Where more than a third is like that, nothing is left out.
+    """
+    roots = Counter(root for stack in stacks if (root := _root(stack)))
+    common = roots.most_common(1)
+    read = [stack for stack in stacks if common and _root(stack) == common[0][0]]
     return read if len(read) * 3 >= len(stacks) * 2 else stacks
 
 
-def _course(pid: int, stacks: list[ThreadStack]) -> Course:
+def _root(stack: ThreadStack) -> tuple[str, str] | None:
+    """Function and file of the outermost frame."""
+    frames = _python(stack.frames)
+    return (frames[-1].function, frames[-1].file) if frames else None
+
+
+def _course(pid: int, taken: list[ThreadStack]) -> Course:
+    stacks = _untorn(taken)
     outward = [list(reversed(_python(stack.frames))) for stack in stacks]
     depth = 0
     for frames in zip(*outward, strict=False):
@@ -171,6 +191,7 @@ def _course(pid: int, stacks: list[ThreadStack]) -> Course:
         steady=tuple(reversed(outward[0][:depth])),
         loose=max(len(frames) for frames in outward) - depth,
         turning=turning.pop() if len(turning) == 1 else "",
+        torn=len(taken) - len(stacks),
     )
 
 

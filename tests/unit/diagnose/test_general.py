@@ -16,6 +16,7 @@ from seen import (
     CORE,
     FRONT,
     GREEN,
+    IDLE,
     SILENCE,
     answer,
     evidence,
@@ -156,6 +157,27 @@ def test_a_thread_that_moves_is_not_frozen() -> None:
     frozen = assess(evidence(GREEN, *still(running=1), SILENCE, SPIN, HOT), target())
     works = assess(evidence(GREEN, *still(running=1), SILENCE, MOVES, HOT), target())
     assert (frozen.state, works.state) == (State.FROZEN_PYTHON, State.SLOW)
+
+
+def test_an_engine_one_of_whose_threads_computes_does_not_wait_for_work() -> None:
+    """Its main thread may: seen on a vLLM whose input thread was in an endless loop."""
+    both = [
+        [thread(IDLE, tid=1, active=False), thread(one.threads[0].frames, name="input")]
+        for one in MOVES.samples
+    ]
+    said = assess(evidence(GREEN, *still(), SILENCE, sampled(*both), HOT), target())
+    assert (said.state, said.thread) == (State.SLOW, "input")
+    quiet = assess(evidence(GREEN, *still(), SILENCE, sampled(*both), COLD), target())
+    assert quiet.state is State.NOT_RECEIVING
+
+
+def test_torn_samples_are_counted_as_such() -> None:
+    torn = [thread(frames("<genexpr> cache.py:5"), gil=True)]
+    loop = [thread(LOOP, gil=True)]
+    spin = sampled(loop, loop, torn, loop)
+    said = assess(evidence(GREEN, *still(), SILENCE, spin, HOT), target())
+    assert (said.state, said.seen, said.samples) == (State.FROZEN_PYTHON, 3, 4)
+    assert "(1 more came out torn)" in " ".join(said.why)
 
 
 def test_exit_codes_signals_tracers_and_the_oom_killer_are_said() -> None:
