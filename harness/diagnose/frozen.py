@@ -191,8 +191,18 @@ def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool)
     if queued and spinning is None:
         return _starved(view, why, role)
     if spinning is not None:
-        sentence = f"{role} is frozen: it spins in user space and finishes nothing."
         why = [*why, spinning.why]
+    if view.progress is None and view.front_answers is not False:
+        return Assessment(
+            state=State.UNKNOWN,
+            sentence="A small request got no answer; whether it works on others meanwhile could "
+            "not be seen: neither its counters nor its stacks could be read.",
+            why=why,
+            process=role if view.facts.root_pid else "",
+            advice=["diagnose again with a longer --deadline, as root, on the server's machine"],
+        )
+    if spinning is not None:
+        sentence = f"{role} is frozen: it spins in user space and finishes nothing."
     elif asked:
         sentence = "The server is frozen: it takes requests, answers none and finishes nothing."
     else:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from live import COMMAND, listening, wait_for
+from live import COMMAND, listening, processes_in, wait_for
 
 pytestmark = pytest.mark.engine
 INTERVAL_S = 5.0
@@ -38,27 +38,28 @@ def port_in(folder: Path) -> int | None:
 def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(start_run, tmp_path):
     run = start_run("ghost-key-eviction", "--keep-server")
     port = wait_for(lambda: port_in(run.folder), 120, "the server's port in the incident")
+    run.process.send_signal(signal.SIGSTOP)  # no hang before the watch has seen it healthy
     command = [*COMMAND, "watch", f"http://127.0.0.1:{port}", "--interval", str(INTERVAL_S)]
     command += ["--http", "127.0.0.1:0", "--json", "--out", str(tmp_path / "kept")]
     watch = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    server_pid = 0
     try:
         first = json.loads(watch.stdout.readline())
         address = "http://" + first["text"].rpartition(" ")[2]
         seen: list[tuple[float, int]] = []
-        ready = False
 
         def dead() -> bool:
-            nonlocal ready
             seen.append((time.time(), status(address + "/live")))
-            ready = ready or status(address + "/ready") == 200
             return seen[-1][1] == 503
 
+        def ready() -> bool:
+            assert not dead(), "a server that starts is alive"
+            return status(address + "/ready") == 200
+
+        wait_for(ready, 180, "/ready turns to 200")
+        run.process.send_signal(signal.SIGCONT)
         wait_for(dead, 180, "/live turns to 503")
         out, _ = run.process.communicate(timeout=120)
         document = json.loads(out)
-        server_pid = document["server"]["pid"]
-        assert ready, "it was watched while the server was healthy"
         assert status(address + "/ready") == 503
         hung = next(r for r in document["evidence"]["requests"] if r["timed_out"])
         began = datetime.fromisoformat(hung["sent"]["wall"]).timestamp()
@@ -76,8 +77,10 @@ def test_live_turns_to_503_within_two_intervals_of_the_hang_and_not_before(start
         with urllib.request.urlopen(address + "/metrics", timeout=5) as answer:
             assert "mmrepro_watch_live 0.0" in answer.read().decode()
     finally:
+        run.process.send_signal(signal.SIGCONT)
         watch.send_signal(signal.SIGTERM)
         assert watch.wait(30) == 130
-        if server_pid:
-            os.kill(server_pid, signal.SIGTERM)
+        if run.process.poll() is not None:  # else the run ends its server when it is ended
+            for pid in processes_in(run.folder):
+                os.kill(pid, signal.SIGTERM)
             wait_for(lambda: not listening(port), 30, "the server ends")

@@ -84,6 +84,13 @@ CASES: dict[str, tuple[State, list[AnyProbeData], dict[str, Any]]] = {
     "starved, no stacks": (State.STARVED, [GREEN, *still(waiting=3), SILENCE, COLD], {}),
     "deaf": (State.NOT_RECEIVING, [GREEN, *still(), SILENCE, idle(), COLD], {}),
     "no stacks": (State.FROZEN, [GREEN, *still(), SILENCE, HOT], {}),
+    "no stacks, no metrics": (State.UNKNOWN, [GREEN, SILENCE, HOT], {}),
+    "silence alone": (State.UNKNOWN, [SILENCE], {}),
+    "spins, no stacks, no metrics": (
+        State.UNKNOWN,
+        [GREEN, SILENCE, HOT, waiting("", "spinning-in-user-space")],
+        {},
+    ),
     "no metrics": (State.FROZEN_PYTHON, [GREEN, SILENCE, SPIN, HOT], {}),
     "front silent": (State.FRONT_FROZEN, [http(None, None), *still(), idle()], {}),
     "all of it silent": (
