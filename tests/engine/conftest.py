@@ -12,6 +12,12 @@ import pytest
 from live import COMMAND, Finished, Running, RunOnce
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_engine_at_a_time() -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER"):
+        pytest.fail("engines are run one at a time: give -n with tests/unit only", pytrace=False)
+
+
 @pytest.fixture(scope="session")
 def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
     """``run_once("ghost-key-eviction", "--release", "0.24.0")``; equal arguments share one run."""
