@@ -67,11 +67,19 @@ def pad_of(hash_value: int) -> int:
     return int(item.pad_value)
 
 
+def radix_cache(module: Any) -> Any:
+    """The engine's own, without memory pools; 0.5.3 has no create_simulated yet."""
+    cls = module.RadixCache
+    if hasattr(cls, "create_simulated"):
+        return cls.create_simulated()
+    return cls(req_to_token_pool=None, token_to_kv_pool_allocator=None, page_size=1)
+
+
 def matched(stored: list[int], asked: list[int], extra_key: str | None) -> int:
     """Tokens of ``asked`` that a radix cache holds after ``stored`` was put in without a key."""
     module = import_module("sglang.srt.mem_cache.radix_cache")
     torch = import_module("torch")
-    cache = module.RadixCache.create_simulated()
+    cache = radix_cache(module)
     modern = "params" in inspect.signature(cache.match_prefix).parameters
     ids = (lambda values: array.array("q", values)) if modern else list
     key = module.RadixKey(ids(stored), None)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from made_up import probed
@@ -16,6 +17,7 @@ from mmrepro.environments import Environment, sglang_spec
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.probes.data import LogsData
+from mmrepro.reproducers.pad_value_collision import radix_cache
 from mmrepro.scenario import reproducer_path
 from packaging.requirements import Requirement
 from simple_incident import incident
@@ -101,6 +103,28 @@ def test_a_cpu_environment_leaves_cuda_only_packages_out() -> None:
     for release, there in (("0.5.5", False), ("0.5.6", True), ("0.5.10", True), ("0.5.11", False)):
         lines = sglang_spec(release, "cuda").overrides
         assert any(line.startswith("nvidia-cudnn-cu12==") for line in lines) is there, release
+
+
+def test_what_compressed_tensors_imports_unasked_is_there() -> None:
+    """0.5.3 ended at its start for want of it: seen with compressed-tensors 0.12.1."""
+    for device in ("cpu", "cuda"):
+        assert "accelerate" in sglang_spec("0.5.3", device).requirements
+        assert "accelerate" not in sglang_spec("0.5.4", device).requirements
+
+
+def test_the_reproducer_makes_the_radix_cache_of_each_release() -> None:
+    class Since056:
+        @staticmethod
+        def create_simulated() -> str:
+            return "simulated"
+
+    class Of053:
+        def __init__(self, **given: object) -> None:
+            self.given = given
+
+    assert radix_cache(SimpleNamespace(RadixCache=Since056)) == "simulated"
+    made = radix_cache(SimpleNamespace(RadixCache=Of053)).given
+    assert made == {"req_to_token_pool": None, "token_to_kv_pool_allocator": None, "page_size": 1}
 
 
 def test_roles() -> None:
