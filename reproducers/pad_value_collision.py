@@ -80,17 +80,21 @@ def matched(stored: list[int], asked: list[int], extra_key: str | None) -> int:
     module = import_module("sglang.srt.mem_cache.radix_cache")
     torch = import_module("torch")
     cache = radix_cache(module)
-    modern = "params" in inspect.signature(cache.match_prefix).parameters
-    ids = (lambda values: array.array("q", values)) if modern else list
+    # Both calls came to take one object of parameters: in 0.5.8 match_prefix does, insert not yet.
+    insert_params, match_params = (
+        "params" in inspect.signature(f).parameters for f in (cache.insert, cache.match_prefix)
+    )
+    base: Any = import_module("sglang.srt.mem_cache.base_prefix_cache")
+    ids = (lambda values: array.array("q", values)) if insert_params else list
     key = module.RadixKey(ids(stored), None)
     wanted = module.RadixKey(ids(asked), extra_key)
     value = torch.arange(len(stored))
-    if not modern:
+    if insert_params:
+        cache.insert(base.InsertParams(key=key, value=value))
+    else:
         cache.insert(key, value)
-        return matched_length(cache.match_prefix(wanted))
-    base = import_module("sglang.srt.mem_cache.base_prefix_cache")
-    cache.insert(base.InsertParams(key=key, value=value))
-    return matched_length(cache.match_prefix(base.MatchPrefixParams(key=wanted)))
+    asks = base.MatchPrefixParams(key=wanted) if match_params else wanted
+    return matched_length(cache.match_prefix(asks))
 
 
 def matched_length(result: Any) -> int:
