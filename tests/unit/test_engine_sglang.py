@@ -113,7 +113,7 @@ def test_what_compressed_tensors_imports_unasked_is_there() -> None:
 
 
 def test_the_reproducer_makes_the_radix_cache_of_each_release() -> None:
-    class Since056:
+    class Newer:
         @staticmethod
         def create_simulated() -> str:
             return "simulated"
@@ -122,7 +122,7 @@ def test_the_reproducer_makes_the_radix_cache_of_each_release() -> None:
         def __init__(self, **given: object) -> None:
             self.given = given
 
-    assert radix_cache(SimpleNamespace(RadixCache=Since056)) == "simulated"
+    assert radix_cache(SimpleNamespace(RadixCache=Newer)) == "simulated"
     made = radix_cache(SimpleNamespace(RadixCache=Of053)).given
     assert made == {"req_to_token_pool": None, "token_to_kv_pool_allocator": None, "page_size": 1}
 
