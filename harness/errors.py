@@ -13,6 +13,7 @@
     - EngineStartError
     - NoSpace
     - SupervisorError
+      + WarmParentDied
   x RunTimeout             (exit 3: the run did not end in time: inconclusive)
   x NoPair                 (exit 3: the search ended without a pair: inconclusive)
 
@@ -84,7 +85,13 @@ class UnloadableWheel(InfrastructureError):
 
 
 class EngineStartError(InfrastructureError):
-    """The engine never came up."""
+    """The engine never came up. ``usage``: it said that its command line is wrong."""
+
+    def __init__(
+        self, message: str, *, hint: str = "", detail: list[str] | None = None, usage: bool = False
+    ) -> None:
+        super().__init__(message, hint=hint, detail=detail)
+        self.usage = usage
 
 
 class NoSpace(InfrastructureError):
@@ -93,6 +100,10 @@ class NoSpace(InfrastructureError):
 
 class SupervisorError(InfrastructureError):
     """The process that owns the engine could not be started or died."""
+
+
+class WarmParentDied(SupervisorError):
+    """A warm parent could not be started, died as it imported, or no longer answers."""
 
 
 class RunTimeout(MmreproError):

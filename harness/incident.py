@@ -67,6 +67,19 @@ class Setting(Record):
     why: str
 
 
+class WarmParentFacts(Record):
+    """The process that had imported the engine, and that the server was forked from."""
+
+    pid: int
+    kept: Annotated[bool, Field(description="it outlives the command")] = False
+    imports_s: Annotated[float, Field(description="seconds that its imports took")]
+    memory_bytes: Annotated[int, Field(description="its share of memory (PSS) after them")]
+    threads: Annotated[dict[str, int], Field(description="its threads besides the first")] = {}
+    files: Annotated[list[str], Field(description="open besides the standard streams")] = []
+    missing: Annotated[list[str], Field(description="modules that the release lacks")] = []
+    served: Annotated[int, Field(description="servers forked from it before this one")] = 0
+
+
 class EngineFacts(Record):
     name: str
     release: str
@@ -75,7 +88,13 @@ class EngineFacts(Record):
     resolved_until: Annotated[str, Field(description="the cutoff date of the resolution")] = ""
     packages: Annotated[list[str], Field(description="name==version of everything resolved")] = []
     packages_file: Annotated[str, Field(description="list with hashes, below evidence/")] = ""
-    command: list[str] = []
+    command: Annotated[
+        list[str], Field(description="as a cold start runs it; see start_mode")
+    ] = []
+    start_mode: Annotated[
+        str, Field(description="cold, fork or warm; what it replaces is among the settings")
+    ] = ""
+    warm_parent: WarmParentFacts | None = None
     environment: Annotated[dict[str, str], Field(description="variables set for it")] = {}
     settings: Annotated[list[Setting], Field(description="what differs from the defaults")] = []
     start_seconds: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
-from mmrepro.environments import Environment
+from mmrepro.environments import Environment, EnvironmentSpec, detect_device
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.options import RunOptions
 from mmrepro.scenario import Control, Scenario
@@ -34,6 +34,12 @@ def chosen_release(scenario: Scenario, options: RunOptions) -> str:
             hint=f"mmrepro show {scenario.name}",
         ) from error
     return release
+
+
+def target(scenario: Scenario, options: RunOptions) -> EnvironmentSpec:
+    """The environment that is run: release and device as asked for. Raises as chosen_release."""
+    device = detect_device() if options.device == "auto" else options.device
+    return get_engine(scenario.engine).environment_spec(chosen_release(scenario, options), device)
 
 
 def launch_plan(

@@ -29,6 +29,8 @@ class RunOptions:
     """Hold each step of the engine against the multimodal prefill contract."""
     scenario: str = ""
     variant: str = ""
+    start_mode: str = "auto"
+    """``auto``, ``cold``, ``fork`` or ``warm``; see ``mmrepro.starter``."""
     options: tuple[str, ...] = ()
     """The scenario's own options: NAME or NAME=VALUE."""
 
@@ -47,6 +49,8 @@ class RunOptions:
             parts += ["--device", self.device]
         if self.model:
             parts += ["--model", str(self.model)]
+        if self.start_mode != "auto":
+            parts += ["--start-mode", self.start_mode]
         if self.contract_probe:
             parts.append("--contract-probe")
         parts += [f"--server-arg={arg}" for arg in self.server_args]

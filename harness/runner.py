@@ -12,7 +12,6 @@ from pathlib import Path
 from mmrepro import deadline
 from mmrepro.assemble import assemble
 from mmrepro.begin import blank, model_of
-from mmrepro.childenv import child_environment
 from mmrepro.drive import Drive
 from mmrepro.engines import LaunchPlan, get_engine, root_cause_lines, worth_another
 from mmrepro.engines.base import SERVED_MODEL
@@ -35,10 +34,24 @@ from mmrepro.rundir import make_run_dir, write_incident
 from mmrepro.sampler import Sampler
 from mmrepro.scenario import Control, RunFacts, Scenario, reproducer_path
 from mmrepro.signature import Finding, Outcome, Verdict, decide, evaluate
-from mmrepro.supervise import EngineProcess, free_port, start_engine
+from mmrepro.start_stages import StartStages
+from mmrepro.starter import (
+    SAFER,
+    Refused,
+    Started,
+    Starter,
+    StartMode,
+    WarmParentDied,
+    mode_settings,
+)
+from mmrepro.supervise import EngineProcess, free_port
 from mmrepro.traffic import Traffic
 
-READY_POLL_S = 0.1
+READY_POLL_S = 0.05
+REPLACED_START_LIMIT_S = 120.0
+"""For a start in a mode that replaces something; a cold one may take the run's whole time."""
+USAGE_CODE = 2
+"""argparse's exit code: the mode of the start has nothing to do with it."""
 GRACE_HUNG_S = 1.0
 GRACE_S = 6.0
 START_ATTEMPTS = 5
@@ -50,10 +63,15 @@ class Run:
     """A run in progress. ``incident`` is valid, if partial, at every moment."""
 
     def __init__(
-        self, scenario: Scenario, options: RunOptions, listener: Listener | None = None
+        self,
+        scenario: Scenario,
+        options: RunOptions,
+        listener: Listener | None,
+        starter: Starter,
     ) -> None:
         self.scenario = scenario
         self.options = options
+        self._starter = starter
         self.engine = get_engine(scenario.engine)
         self.flipped = tuple(scenario.factor(name) for name in options.flips)
         self.scenario_options = scenario.read_options(options.options)
@@ -70,6 +88,7 @@ class Run:
         self._sampler: Sampler | None = None
         self._gate_passed = False
         self._restarts: list[Setting] = []
+        self._start_settings: list[Setting] = []
 
     # ------------------------------------------------------------------ the whole
 
@@ -102,20 +121,20 @@ class Run:
             )
             self._note_environment(self.environment)
         with self.environment.in_use():  # `mmrepro env prune` beside us leaves it alone
-            self._run_engine(self.environment)
+            self._run_engine(self.environment, self._starter)
         with self._stage("verdict"):
             self._judge()
 
-    def _run_engine(self, environment: Environment) -> None:
+    def _run_engine(self, environment: Environment, starter: Starter) -> None:
         with self._stage("model"):
             model, self.incident.model = model_of(self.scenario.model, self.options.model)
         self.save()
         if self.scenario.control_server is not None:
             with self._stage("control"):
-                self._control(environment, model, self.scenario.control_server)
+                self._control(environment, model, starter, self.scenario.control_server)
             self.save()
         with self._stage("start-up"):
-            url = self._start(environment, model)
+            url = self._start(environment, model, starter)
         self.save()
         try:
             asyncio.run(self._bounded(self._observe(url)))
@@ -135,42 +154,87 @@ class Run:
 
     # ------------------------------------------------------------------ stages
 
-    def _control(self, environment: Environment, model: Path, control: Control) -> None:
+    def _control(
+        self, environment: Environment, model: Path, starter: Starter, control: Control
+    ) -> None:
         """The other server: start, traffic, log, stop."""
         self.recorder.phase = "control"
         self.recorder.event(f"control server: {control.description}")
-        url = self._start(environment, model, control)
+        url = self._start(environment, model, starter, control)
         asyncio.run(self._bounded(self._observe_control(url)))
         self._stop(GRACE_S)
         self.recorder.phase = "start"
 
-    def _start(self, environment: Environment, model: Path, control: Control | None = None) -> str:
+    def _start(
+        self,
+        environment: Environment,
+        model: Path,
+        starter: Starter,
+        control: Control | None = None,
+    ) -> str:
         """Start a server and wait until it is ready. A port that was taken, and a start that an
-        engine is known to fail at random, are tried anew."""
+        engine is known to fail at random, are tried anew; one that failed in a mode that replaces
+        something is tried cold."""
         log = self.recorder.dir / (CONTROL_LOG if control else ENGINE_LOG)
+        plan = launch_plan(self.scenario, self.options, environment, model, free_port(), control)
+        mode, reasons = starter.choose(plan, environment)
+        failed: dict[StartMode, str] = {}
         for attempt in range(1, START_ATTEMPTS + 1):
             port = free_port()
-            self.plan = launch_plan(self.scenario, self.options, environment, model, port, control)
-            self._note_plan(self.plan)
+            plan = launch_plan(self.scenario, self.options, environment, model, port, control)
+            self._start_settings = mode_settings(mode, reasons)
+            self._note_plan(plan)
+            self.incident.engine.start_mode = mode
             url = f"http://127.0.0.1:{port}"
             try:
-                self._launch(self.plan, url, log, sampled=control is None)
-                return url
+                if mode is StartMode.WARM and not starter.is_warm(plan, environment):
+                    with self._stage("warm parent"):
+                        starter.warm(plan, environment)
+                launched = self._launch(plan, environment, starter, mode, url, log, control)
+            except (Refused, WarmParentDied) as refusal:
+                reasons.append(f"not {mode}: {refusal}")
+                self.recorder.event(reasons[-1], level="warning")
+                starter.note_unusable(mode, plan, environment, str(refusal))
+                mode = SAFER[mode]
             except EngineStartError as error:
-                why = worth_another(self.engine, error.detail)
-                if not why or attempt == START_ATTEMPTS:
-                    raise
                 log.rename(log.with_name(f"{log.stem}-start-{attempt}{log.suffix}"))
-                self.recorder.event(f"{why}; starting it again", level="warning")
-                self._restarts.append(Setting(name="start-up", value="repeated", why=why))
+                if why := worth_another(self.engine, error.detail):
+                    self.recorder.event(f"{why}; starting it again", level="warning")
+                    self._restarts.append(Setting(name="start-up", value="repeated", why=why))
+                elif mode in SAFER and not error.usage:
+                    failed[mode] = error.message
+                    reasons.append(f"a start in mode {mode} failed: {error.message}")
+                    self.recorder.event(reasons[-1], level="warning")
+                    mode = StartMode.COLD
+                else:
+                    raise
+                if attempt == START_ATTEMPTS:
+                    raise
+            else:
+                starter.note(launched, plan, environment, self.incident.engine.start_seconds or 0)
+                for unusable, why in failed.items():  # the cold start worked: it was the mode
+                    starter.note_unusable(unusable, plan, environment, why)
+                return url
         raise AssertionError("unreachable")
 
-    def _launch(self, plan: LaunchPlan, url: str, log: Path, *, sampled: bool) -> None:
-        started = time.monotonic()
-        self.process = start_engine(
-            plan.argv, child_environment(plan.env), cwd=self.dir, log=log, grace_s=GRACE_S
+    def _launch(
+        self,
+        plan: LaunchPlan,
+        environment: Environment,
+        starter: Starter,
+        mode: StartMode,
+        url: str,
+        log: Path,
+        control: Control | None,
+    ) -> Started:
+        began = time.monotonic()
+        launched = starter.start(
+            plan, environment, mode, cwd=self.dir, log=log, grace_s=GRACE_S
         )
-        if sampled:
+        self.plan, self.process = plan, launched.process
+        engine = self.incident.engine
+        engine.warm_parent = launched.parent
+        if control is None:
             self._sampler = Sampler(
                 self.recorder,
                 self.process.engine_pid,
@@ -179,20 +243,30 @@ class Run:
                 self.engine.role_of,
             )
             self._sampler.start()
-        self.recorder.event(f"engine started as process {self.process.engine_pid}")
+        self.recorder.event(
+            f"engine started as process {self.process.engine_pid}, start mode {mode}"
+        )
+        stages = StartStages(self.engine.start_marks, log, began)
+        limit = self.options.timeout_s
+        if mode in SAFER:
+            limit = min(limit, REPLACED_START_LIMIT_S)
         while not answers(url + self.engine.ready_path):
+            stages.look()
             if self.process.exit_code is not None:
                 code = self.process.exit_code
-                raise self._start_error(log, f"ended with {code} while it started")
-            if time.monotonic() - started > self.options.timeout_s:
-                raise self._start_error(log, f"was not ready after {self.options.timeout_s:g} s")
+                raise self._start_error(log, f"ended with {code} while it started", code)
+            if time.monotonic() - began > limit:
+                raise self._start_error(log, f"was not ready after {limit:g} s")
             time.sleep(READY_POLL_S)
+        ready = time.monotonic()
         if self._sampler is not None:
             self._sampler.read_metrics()
-        self.incident.engine.start_seconds = round(time.monotonic() - started, 2)
-        self.recorder.event(f"engine ready after {self.incident.engine.start_seconds:.1f} s")
+        engine.start_seconds = round(ready - began, 2)
+        engine.start_stages = stages.ended(ready)
+        self.recorder.event(f"engine ready after {engine.start_seconds:.1f} s")
+        return launched
 
-    def _start_error(self, log: Path, what: str) -> EngineStartError:
+    def _start_error(self, log: Path, what: str, code: int | None = None) -> EngineStartError:
         lines = root_cause_lines(log)
         if self._sampler is not None:
             self._sampler.stop()
@@ -203,6 +277,7 @@ class Run:
             f"{self.engine.name} {self.release} {what}.{why}",
             hint=f"less {log}",
             detail=lines,
+            usage=code == USAGE_CODE,
         )
 
     async def _observe(self, url: str) -> None:
@@ -382,7 +457,13 @@ class Run:
         if control := self.scenario.control_server:
             said = shlex.join(control.server_args)
             flips.append(Setting(name="control server", value=said, why=control.description))
-        engine.settings = [*self.environment.notes, *plan.settings, *flips, *self._restarts]
+        engine.settings = [
+            *self.environment.notes,
+            *self._start_settings,
+            *plan.settings,
+            *flips,
+            *self._restarts,
+        ]
         self.incident.stand_ins = plan.stand_ins
         self.incident.fidelity = plan.fidelity
 

@@ -341,7 +341,7 @@ def _environment(incident: Incident) -> str:
         gfm.table(["", ""], [[gfm.cell(k), gfm.code(v)] for k, v in view.environment(incident)])
     ]
     if engine.command:
-        parts.append("The engine was started with:")
+        parts.append(view.started_with(incident))
         variables = [f"{k}={v}" for k, v in list(engine.environment.items())[:60]]
         parts.append(gfm.fence("\n".join([*variables, " ".join(engine.command)]), "sh", 70, 2000))
     return "\n\n".join(parts)
@@ -388,15 +388,13 @@ def _run(incident: Incident) -> str:
         body = gfm.table(["probe", "phase", "status", "took", "reason"], rows)
         bad = sum(not p.ok for p in incident.evidence.probes)
         parts.append(gfm.details(f"{len(rows)} probe results, {bad} of them not usable", body))
-    if incident.stages:
-        parts.append(
-            "Time spent: "
-            + ", ".join(
-                f"{gfm.text(name, 60)} {view.duration(s)}"
-                for name, s in list(incident.stages.items())[:30]
-            )
-            + "."
-        )
+    for what, stages in (
+        ("Time spent", incident.stages),
+        ("Within the engine's start", incident.engine.start_stages),
+    ):
+        if stages:
+            spent = [f"{gfm.text(n, 60)} {view.duration(s)}" for n, s in list(stages.items())[:30]]
+            parts.append(f"{what}: {', '.join(spent)}.")
     parts.append("Left behind: " + view.left_behind(incident))
     parts += [f"- {gfm.code(item, 200)}" for item in incident.left_behind[:20]]
     return "\n\n".join(parts)

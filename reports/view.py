@@ -370,7 +370,8 @@ def collision_share(images: int, bits: int) -> str:
 def latencies(incident: Incident) -> str:
     """Start-up, and the latencies of all answered completions; empty without either."""
     start = incident.engine.start_seconds
-    parts = [f"The server was ready {duration(start)} after its start."] if start else []
+    mode = f" (start mode {incident.engine.start_mode})" if incident.engine.start_mode else ""
+    parts = [f"The server was ready {duration(start)} after its start{mode}."] if start else []
     known = sorted(r.latency_s for r in incident.evidence.requests if r.answered and r.max_tokens)
     if known:
         middle, late = known[len(known) // 2], known[min(len(known) - 1, len(known) * 95 // 100)]
@@ -379,6 +380,13 @@ def latencies(incident: Incident) -> str:
             f"95 % within {duration(late)}."
         )
     return " ".join(parts)
+
+
+def started_with(incident: Incident) -> str:
+    """What the engine's command line in the report is."""
+    if incident.engine.start_mode in ("fork", "warm"):
+        return f"The engine's command, which start mode {incident.engine.start_mode} ran as a fork:"
+    return "The engine was started with:"
 
 
 def engine_exit(incident: Incident) -> str:

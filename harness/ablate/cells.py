@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.ablate.key import cell_key, decisive_parts
+from mmrepro.ablate.key import START_MODE, cell_key, decisive_parts
 from mmrepro.ablate.model import CellRun
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.store import CellStore
@@ -29,6 +29,7 @@ from mmrepro.reports import write_reports
 from mmrepro.rundir import discard, unused
 from mmrepro.runner import Run
 from mmrepro.scenario import Scenario
+from mmrepro.starter import Starter
 from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
 
 CELLS_DIR = "cells"
@@ -47,6 +48,7 @@ class Cells:
     store: CellStore
     folder: Path
     """Of the ablation."""
+    starter: Starter
     listener: Listener | None = None
     make_run: Callable[..., Run] = Run
     last_error: MmreproError | None = None
@@ -65,7 +67,7 @@ class Cells:
             KeyboardInterrupt: the run's partial incident is on disk.
         """
         parts = decisive_parts(
-            self.scenario, self.options.of_cell(flips), self.environment, self.model
+            self.scenario, self.options.of_cell(flips), self.environment, self.model, self.starter
         )
         key = cell_key(parts, index)
         # A file that is edited while this goes on is not what runs: the old one was imported.
@@ -78,13 +80,18 @@ class Cells:
             again = self._once(flips, index, key)
             run = again.model_copy(update={"retried": run.error})
         if run.outcome is not None and whole:
+            # It may have found that the mode cannot be used; the next one will know beforehand.
+            parts[START_MODE] = run.start_mode or parts[START_MODE]
+            run = run.model_copy(update={"key": cell_key(parts, index)})
             self.store.write(run, parts)
         return run, False
 
     def _once(self, flips: tuple[str, ...], index: int, key: str) -> CellRun:
         began, created = time.monotonic(), Moment.now()
         out = unused(self.folder / CELLS_DIR / slug(flips) / f"run-{index}")
-        running = self.make_run(self.scenario, self.options.of_cell(flips, out), self.listener)
+        running = self.make_run(
+            self.scenario, self.options.of_cell(flips, out), self.listener, self.starter
+        )
         error = ""
         try:
             running.execute()
@@ -123,6 +130,7 @@ def _cell_run(
         cause_observed=cause.observed,
         explanation=incident.verdict.explanation if incident.verdict else "",
         fidelity=incident.fidelity,
+        start_mode=incident.engine.start_mode,
         stand_ins=incident.stand_ins,
         error=error or ("" if incident.verdict else "no verdict was reached"),
         incident_dir=str(running.dir),

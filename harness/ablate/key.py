@@ -7,13 +7,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
 import mmrepro
 import mmrepro.probes
 from mmrepro.childenv import child_environment
+from mmrepro.digest import State, digest, state
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments import Environment, cache_root
@@ -21,6 +22,7 @@ from mmrepro.host import host_facts
 from mmrepro.launching import launch_plan
 from mmrepro.options import RunOptions
 from mmrepro.scenario import Scenario, reproducer_path
+from mmrepro.starter import Starter
 from mmrepro.supervise import free_port
 
 ENGINE_VARIABLES = (
@@ -28,6 +30,9 @@ ENGINE_VARIABLES = (
     "HF_", "TRANSFORMERS_", "TOKENIZERS_", "MINIVLLM_",
 )  # fmt: skip
 """Of the variables that the engine inherits, those that engines and their libraries read."""
+
+START_MODE = "start mode"
+"""The part that the run itself may change, when it finds that a mode cannot be used."""
 
 APART = (
     "cli",
@@ -43,7 +48,11 @@ APART = (
 
 
 def decisive_parts(
-    scenario: Scenario, options: RunOptions, environment: Environment, model: Path
+    scenario: Scenario,
+    options: RunOptions,
+    environment: Environment,
+    model: Path,
+    starter: Starter,
 ) -> dict[str, str]:
     """All that decides a run's outcome, named, so that two keys can be compared.
 
@@ -70,9 +79,9 @@ def decisive_parts(
         "scenario": scenario.full_name,
         "code": code_digest(scenario, plan),
         "engine": f"{scenario.engine} {environment.spec.release}",
-        "environment": _digest([environment.lock_file]),
+        "environment": digest([environment.lock_file]),
         "python": environment.python_version,
-        "model": _digest(p for p in sorted(model.rglob("*")) if p.is_file()),
+        "model": digest(p for p in sorted(model.rglob("*")) if p.is_file()),
         "max_model_len": str(scenario.max_model_len),
         "device": " ".join([environment.spec.device, *gpu_models()]),
         "host": f"{host.cpu}, {host.cores} cores",
@@ -80,6 +89,7 @@ def decisive_parts(
         "variables": placed(json.dumps(plan.env, sort_keys=True)),
         "inherited": json.dumps(_inherited(plan), sort_keys=True),
         "flips": json.dumps(sorted(options.flips)),
+        START_MODE: starter.choose(plan, environment)[0].value,
     }
 
 
@@ -100,7 +110,7 @@ def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:
     for folder in {standins / BOOT, *folders}:
         files += folder.rglob("*.py")
     files += [reproducer_path(name) for name in scenario.reproducers]
-    return _digest(sorted(set(files)))
+    return digest(sorted(set(files)))
 
 
 def _harness_files(engine: str) -> Iterator[Path]:
@@ -126,7 +136,7 @@ def scenario_files(scenario: Scenario) -> list[Path]:
         if path is None or path in found or path.parent not in homes:
             continue
         found[path] = None
-        waiting += _imported(path, *_state(path))
+        waiting += _imported(path, state(path))
     return sorted(found)
 
 
@@ -136,7 +146,7 @@ def _file_of(module: str) -> Path | None:
 
 
 @lru_cache(maxsize=256)
-def _imported(path: Path, *state: int) -> tuple[str, ...]:
+def _imported(path: Path, state: State) -> tuple[str, ...]:
     """Names of modules that a file imports; ``state`` tells a changed file from the old one."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_bytes())):
@@ -167,27 +177,3 @@ def gpu_models() -> list[str]:
             continue
         models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
     return models
-
-
-def _digest(files: Iterable[Path]) -> str:
-    """Of names and contents; a file that cannot be read counts as that."""
-    total = hashlib.sha256()
-    for path in files:
-        total.update(path.name.encode() + b"\0")
-        try:
-            total.update(_file_digest(path, *_state(path)))
-        except OSError:
-            total.update(b"unreadable")
-    return total.hexdigest()[:16]
-
-
-@lru_cache(maxsize=4096)
-def _file_digest(path: Path, *state: int) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def _state(path: Path) -> tuple[int, int, int]:
-    """What changes when a file does. Raises OSError."""
-    facts = path.stat()
-    return facts.st_mtime_ns, facts.st_size, facts.st_ino

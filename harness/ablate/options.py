@@ -58,6 +58,8 @@ class AblateOptions:
             parts += ["--release", self.run.release]
         if self.run.device != "auto":
             parts += ["--device", self.run.device]
+        if self.run.start_mode != "auto":
+            parts += ["--start-mode", self.run.start_mode]
         parts += [f"--server-arg={arg}" for arg in self.run.server_args]
         if self.factors:
             parts += ["--factors", ",".join(self.factors)]

@@ -16,6 +16,7 @@ from mmrepro.environments import Environment, cache_root, detect_device, existin
 from mmrepro.launching import chosen_release
 from mmrepro.probes.base import Record
 from mmrepro.scenario import Scenario
+from mmrepro.starter import Starter
 from pydantic import Field
 
 
@@ -112,7 +113,8 @@ def _known(
     if environment is None or options.fresh:
         return []
     model = scenario.model.write(cache_root() / "models")
-    parts = decisive_parts(scenario, options.of_cell(flips), environment, model)
+    starter = Starter(options.run.start_mode, several=True)
+    parts = decisive_parts(scenario, options.of_cell(flips), environment, model, starter)
     runs: list[CellRun] = []
     for index in range(1, options.repeat + 1):
         run = store.read(cell_key(parts, index))

@@ -36,6 +36,7 @@ from mmrepro.reports.ablation import write_ablation
 from mmrepro.rundir import is_there, new_folder, prepared
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
+from mmrepro.starter import Starter
 from pydantic import ValidationError
 
 DEFAULT_ROOT = "ablations"
@@ -97,8 +98,9 @@ class Ablating:
         """
         try:
             environment = ensure(self._spec(), progress=self._tell)
-            with environment.in_use():
-                self._cells = self._prepared(environment)
+            several = Starter(self.options.run.start_mode, several=True)
+            with environment.in_use(), several as starter:
+                self._cells = self._prepared(environment, starter)
                 found = search(self.names, self._cell)
             self._conclude(found)
         except KeyboardInterrupt:
@@ -199,7 +201,7 @@ class Ablating:
     def _spec(self) -> EnvironmentSpec:
         return get_engine(self.scenario.engine).environment_spec(self.release, self.device)
 
-    def _prepared(self, environment: Environment) -> Cells:
+    def _prepared(self, environment: Environment, starter: Starter) -> Cells:
         return self.make_cells(
             scenario=self.scenario,
             options=self.options,
@@ -207,6 +209,7 @@ class Ablating:
             model=self.scenario.model.write(cache_root() / "models"),
             store=self.store,
             folder=self.dir,
+            starter=starter,
             listener=self.watcher.event if self.watcher is not None else None,
         )
 

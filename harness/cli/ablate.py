@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.run import DeviceChoice, StartModeChoice
 from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -39,6 +39,13 @@ def ablate(
     server_arg: Annotated[
         list[str] | None, typer.Option(help="One more option for the server, in every cell.")
     ] = None,
+    start_mode: Annotated[
+        StartModeChoice,
+        typer.Option(
+            envvar="MMREPRO_START_MODE",
+            help="How servers are started; see mmrepro run --help. auto means warm here.",
+        ),
+    ] = StartModeChoice.AUTO,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for one run.")] = 600.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every cell anew.")] = False,
     dry_run: Annotated[
@@ -71,6 +78,7 @@ def ablate(
             timeout_s=timeout,
             scenario=scenario,
             variant=variant,
+            start_mode=start_mode.value,
         ),
         factors=tuple(dict.fromkeys(name.strip() for name in factors.split(",") if name.strip())),
         repeat=repeat,

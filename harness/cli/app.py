@@ -18,6 +18,7 @@ from mmrepro.cli.probe import probe
 from mmrepro.cli.report import report_command, schema
 from mmrepro.cli.run import run
 from mmrepro.cli.scenarios import list_scenarios, show
+from mmrepro.cli.warm import app as warm_app
 from mmrepro.cli.watch import watch
 
 app = typer.Typer(
@@ -64,3 +65,4 @@ app.command("check", short_help="Tell what this machine can do.")(check)
 app.command("probe", short_help="Collect one kind of evidence.")(probe)
 app.command("kv-budget", short_help="Compute an engine's KV cache from its setting.")(kv_budget)
 app.add_typer(env_app, name="env", short_help="The cached environments of engines.")
+app.add_typer(warm_app, name="warm", short_help="Keep engines imported between commands.")

@@ -42,7 +42,7 @@ def list_(
         console.print("No environments yet. Build one with: mmrepro env create vllm 0.23.0")
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("engine", "device", "python", "as of", "used"):
+    for heading in ("engine", "device", "python", "as of", "used", "starts"):
         table.add_column(heading, no_wrap=True)
     for heading in ("size", "own"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -54,6 +54,7 @@ def list_(
             facts.python,
             facts.resolved_until[:10],
             _ago(one.last_used),
+            _starts(one),
             human_bytes(one.size.apparent),
             human_bytes(one.size.own),
         )
@@ -156,6 +157,8 @@ def _clean_uv_cache(packages: list[str]) -> None:
 
 
 def _facts(one: Stored) -> dict[str, object]:
+    from mmrepro.environments.starts import starts_seen
+
     return {
         "name": one.path.name,
         "path": str(one.path),
@@ -163,7 +166,19 @@ def _facts(one: Stored) -> dict[str, object]:
         "last_used": one.last_used,
         "size_bytes": one.size.apparent,
         "own_bytes": one.size.own,
+        "starts": starts_seen(one.path / "state").model_dump()["modes"],
     }
+
+
+def _starts(one: Stored) -> str:
+    """The fastest start mode that was seen to work there, and what was refused."""
+    from mmrepro.environments.starts import starts_seen
+
+    modes = starts_seen(one.path / "state").modes
+    works = {name.partition(" ")[0] for name, seen in modes.items() if seen.works}
+    fastest = next((mode for mode in ("warm", "fork", "cold") if mode in works), "")
+    refused = sorted({name for name, seen in modes.items() if not seen.works})
+    return ", ".join([*([fastest] if fastest else []), *(f"not {name}" for name in refused)])
 
 
 def human_bytes(size: float) -> str:

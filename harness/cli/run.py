@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from mmrepro.options import RunOptions
     from mmrepro.runner import Run
     from mmrepro.scenario import Scenario
+    from mmrepro.starter import Starter
     from rich.console import Console
+
+
+class StartModeChoice(StrEnum):
+    AUTO = "auto"
+    COLD = "cold"
+    FORK = "fork"
+    WARM = "warm"
 
 
 class DeviceChoice(StrEnum):
@@ -59,6 +67,14 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="The incident's folder.  [default: incidents/…]")
     ] = None,
+    start_mode: Annotated[
+        StartModeChoice,
+        typer.Option(
+            envvar="MMREPRO_START_MODE",
+            help="cold: the engine's own start; fork: one import of the engine; warm: forked from "
+            "a process that has imported it. auto: warm for several starts, else fork.",
+        ),
+    ] = StartModeChoice.AUTO,
     keep_server: Annotated[
         bool, typer.Option("--keep-server", help="Leave the server running; its pid is printed.")
     ] = False,
@@ -78,6 +94,7 @@ def run(
     from mmrepro.errors import UsageError
     from mmrepro.options import RunOptions
     from mmrepro.registry import load_scenario
+    from mmrepro.starter import Starter
     from rich.console import Console
 
     found = load_scenario(scenario).with_variant(variant)
@@ -97,12 +114,21 @@ def run(
         scenario=scenario,
         variant=variant,
         options=tuple(option or ()),
+        start_mode=start_mode.value,
     )
     console = Console(stderr=json)
-    incidents = [
-        _one(found, options.numbered(number) if repeat > 1 else options, console, quiet=json)
-        for number in range(1, repeat + 1)
-    ]
+    several = repeat > 1 or found.control_server is not None
+    with Starter(options.start_mode, several=several) as starter:
+        incidents = [
+            _one(
+                found,
+                options.numbered(number) if repeat > 1 else options,
+                starter,
+                console,
+                quiet=json,
+            )
+            for number in range(1, repeat + 1)
+        ]
     if json:
         typer.echo(_document(incidents))
     elif repeat > 1:
@@ -110,7 +136,9 @@ def run(
     raise typer.Exit(max((_exit_code(incident) for incident in incidents), key=_severity))
 
 
-def _one(scenario: Scenario, options: RunOptions, console: Console, *, quiet: bool) -> Incident:
+def _one(
+    scenario: Scenario, options: RunOptions, starter: Starter, console: Console, *, quiet: bool
+) -> Incident:
     from mmrepro.cli.progress import Progress
     from mmrepro.errors import UsageError
     from mmrepro.reports import print_summary, write_reports
@@ -118,7 +146,7 @@ def _one(scenario: Scenario, options: RunOptions, console: Console, *, quiet: bo
     from mmrepro.runner import Run
 
     display = Progress(console, "")
-    running = Run(scenario, options, display)
+    running = Run(scenario, options, display, starter)
     display.title = (
         f"{scenario.full_name} on {scenario.engine} {running.release} ({running.device})"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from abc import ABC, abstractmethod
@@ -16,6 +17,7 @@ from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, Setting, StandIn
 from mmrepro.probes.processes import role_from_title
 from mmrepro.scenario import Mitigation, Patch, reproducer_path
+from mmrepro.supervise.protocol import Entry
 
 SERVED_MODEL = "tiny"
 
@@ -73,7 +75,8 @@ def lowered(fidelity: Fidelity, patches: tuple[Patch, ...]) -> Fidelity:
 class LaunchPlan:
     """A server's command, its variables, and what differs from a plain start.
 
-    ``env`` holds only what is set besides the cleaned environment of the harness.
+    ``argv`` is the engine's own way to be started, nothing replaced; ``env`` holds only what is set
+    besides the cleaned environment of the harness.
     """
 
     argv: list[str]
@@ -81,6 +84,10 @@ class LaunchPlan:
     settings: list[Setting]
     stand_ins: list[StandIn]
     fidelity: Fidelity
+    entry: Entry
+    """What the command runs, for a start that is forked."""
+    preload: tuple[str, ...] = ()
+    """What a warm parent imports besides, as far as the release has it."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +107,20 @@ class Engine(ABC):
     """One inference engine: provision, launch, talk to it, find its processes and logs."""
 
     name: ClassVar[str]
+    module: ClassVar[str]
+    """Its server, as in ``python -m MODULE``."""
+    preload: ClassVar[tuple[str, ...]] = ()
+    """What its processes import besides, in any release that mmrepro knows."""
+    model_package: ClassVar[str] = ""
+    """Where it keeps a module for each ``model_type`` of a model's config.json."""
     owned_options: ClassVar[tuple[str, ...]] = ()
     """Options of its server that only mmrepro may give."""
     ready_path: ClassVar[str] = "/health"
     endpoints: ClassVar[tuple[str, ...]] = ("/health", "/v1/models")
     metrics_path: ClassVar[str] = "/metrics"
+    start_marks: ClassVar[Mapping[str, str]] = {}
+    """Stage of the start-up, in order: expression of the log line with which it ends. What follows
+    the last one, until the server is ready, is the stage "HTTP up"."""
     core_role: ClassVar[str]
     """Role of the process that schedules and runs the model."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]]
@@ -167,23 +183,44 @@ class Engine(ABC):
         settings = list(self.settings(request))
         patches = (*self.own_patches(request), *request.all_patches)
         env = {s.name: s.value for s in settings if not s.name.startswith("-")}
-        argv = [str(request.environment.python), *self.command(request)]
+        arguments = self.command(request)
         for setting in settings:
             if setting.name.startswith("--"):
-                argv += [setting.name, *([setting.value] if setting.value else [])]
+                arguments += [setting.name, *([setting.value] if setting.value else [])]
+        arguments += request.all_server_args
         plain = Fidelity.CPU if request.environment.spec.device == "cpu" else Fidelity.GPU
         return LaunchPlan(
-            argv=[*argv, *request.all_server_args],
+            argv=[str(request.environment.python), *self.interpreter_args(), *arguments],
             env=env | request.variables(patches),
             settings=settings,
             # Copies: what each run counts of them is written into them.
             stand_ins=[p.stand_in.model_copy() for p in patches],
             fidelity=lowered(plain, patches),
+            entry=Entry(self.module, arguments, self.module_path()),
+            preload=(*self.preload, *self._model_modules(request.model)),
         )
+
+    def interpreter_args(self) -> list[str]:
+        """What makes the interpreter run the server."""
+        return ["-m", self.module]
+
+    def module_path(self) -> list[str]:
+        """Folders in which ``module`` is, if it is not installed."""
+        return []
+
+    def _model_modules(self, model: Path) -> Iterator[str]:
+        try:
+            kind = json.loads((model / "config.json").read_bytes())["model_type"]
+        except (OSError, ValueError, LookupError):
+            return
+        if self.model_package:
+            yield f"{self.model_package}.{kind}"
+        yield f"transformers.models.{kind}"
+        yield f"transformers.models.{kind}.processing_{kind}"
 
     @abstractmethod
     def command(self, request: LaunchRequest) -> list[str]:
-        """What follows the interpreter, up to the options that have a reason of their own."""
+        """The server's arguments, up to the options that have a reason of their own."""
 
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         """Options (``--name``) and variables that a user need not give, each with its reason."""

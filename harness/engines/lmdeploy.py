@@ -58,6 +58,15 @@ CPU = Patch(
 
 class LmdeployEngine(Engine):
     name: ClassVar[str] = "lmdeploy"
+    module: ClassVar[str] = "lmdeploy"
+    preload: ClassVar[tuple[str, ...]] = (
+        "lmdeploy.cli.entrypoint",
+        "lmdeploy.cli.serve",
+        "lmdeploy.serve.openai.api_server",
+        "lmdeploy.serve.vl_async_engine",
+        "lmdeploy.pytorch.engine",
+    )
+    model_package: ClassVar[str] = "lmdeploy.pytorch.models"
     owned_options: ClassVar[tuple[str, ...]] = (
         "--server-name",
         "--server-port",
@@ -91,7 +100,7 @@ class LmdeployEngine(Engine):
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
-            *("-m", "lmdeploy", "serve", "api_server", str(request.model)),
+            *("serve", "api_server", str(request.model)),
             *("--backend", "pytorch", "--model-name", SERVED_MODEL),
             *("--server-name", "127.0.0.1", "--server-port", str(request.port)),
         ]

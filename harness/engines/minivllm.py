@@ -18,6 +18,8 @@ from mmrepro.scenario import Mitigation, reproducer_path
 
 class MinivllmEngine(Engine):
     name: ClassVar[str] = "minivllm"
+    module: ClassVar[str] = "minivllm.server"
+    preload: ClassVar[tuple[str, ...]] = ("minivllm.service", "minivllm.loading", "minivllm.paper")
     owned_options: ClassVar[tuple[str, ...]] = (
         "--host",
         "--port",
@@ -53,10 +55,15 @@ class MinivllmEngine(Engine):
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return minivllm_spec(release, "cuda" if device == "cuda" else "cpu")
 
-    def command(self, request: LaunchRequest) -> list[str]:
+    def interpreter_args(self) -> list[str]:
         # The package is named by its folder: PYTHONPATH is the stand-ins' and other variables'.
+        return ["-c", _LAUNCHER, *self.module_path()]
+
+    def module_path(self) -> list[str]:
+        return [str(reproducer_path("minivllm").parent)]
+
+    def command(self, request: LaunchRequest) -> list[str]:
         return [
-            *("-c", _LAUNCHER, str(reproducer_path("minivllm").parent)),
             *("--model", str(request.model), "--served-model-name", SERVED_MODEL),
             *("--host", "127.0.0.1", "--port", str(request.port)),
             *("--device", request.environment.spec.device),

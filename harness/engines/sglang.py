@@ -67,6 +67,14 @@ OPTIONS = (
 
 class SglangEngine(Engine):
     name: ClassVar[str] = "sglang"
+    module: ClassVar[str] = SERVER_MODULE
+    preload: ClassVar[tuple[str, ...]] = (
+        "sglang.srt.entrypoints.http_server",
+        "sglang.srt.managers.scheduler",
+        "sglang.srt.managers.detokenizer_manager",
+        "sglang.srt.model_executor.model_runner",
+    )
+    model_package: ClassVar[str] = "sglang.srt.models"
     owned_options: ClassVar[tuple[str, ...]] = (
         "--host",
         "--port",
@@ -125,7 +133,6 @@ class SglangEngine(Engine):
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
-            *("-m", SERVER_MODULE),
             *("--model-path", str(request.model), "--served-model-name", SERVED_MODEL),
             *("--host", "127.0.0.1", "--port", str(request.port)),
             *("--context-length", str(request.max_model_len)),

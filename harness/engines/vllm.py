@@ -31,6 +31,14 @@ CONTRACT_PROBE = Patch(
 
 class VllmEngine(Engine):
     name: ClassVar[str] = "vllm"
+    module: ClassVar[str] = SERVER_MODULE
+    preload: ClassVar[tuple[str, ...]] = (
+        "vllm.v1.engine.async_llm",
+        "vllm.v1.engine.core",
+        "vllm.v1.executor.multiproc_executor",
+        "vllm.v1.worker.cpu_worker",
+    )
+    model_package: ClassVar[str] = "vllm.model_executor.models"
     owned_options: ClassVar[tuple[str, ...]] = (
         "--host",
         "--port",
@@ -39,6 +47,13 @@ class VllmEngine(Engine):
         "--uds",
     )
     core_role: ClassVar[str] = "EngineCore"
+    start_marks: ClassVar[Mapping[str, str]] = {
+        "imports": r"non-default args|API server version",
+        "spawn EngineCore": r"Initializing a V\d LLM engine",
+        "spawn worker": r"Starting to load model",
+        "model load": r"Model loading took|Loading weights took",
+        "cache and warm-up": r"init engine \(profile",
+    }
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),
@@ -67,14 +82,13 @@ class VllmEngine(Engine):
 
     def role_of(self, name: str, cmdline: str) -> str:
         """The first process does not rename itself: it is known by what it was started with."""
-        return "APIServer" if _LAUNCHER in cmdline else super().role_of(name, cmdline)
+        return "APIServer" if SERVER_MODULE in cmdline else super().role_of(name, cmdline)
 
     def environment_spec(self, release: str, device: str) -> EnvironmentSpec:
         return vllm_spec(release, "cuda" if device == "cuda" else "cpu")
 
     def command(self, request: LaunchRequest) -> list[str]:
         return [
-            *("-c", _LAUNCHER),
             *("--model", str(request.model), "--served-model-name", SERVED_MODEL),
             *("--host", "127.0.0.1", "--port", str(request.port)),
             *("--max-model-len", str(request.max_model_len)),
@@ -98,12 +112,6 @@ class VllmEngine(Engine):
             why="a dependency of vLLM makes this folder in /dev/shm at every start and leaves it",
         )
         yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")
-        yield Setting(
-            name="-c",
-            value="runpy",
-            why="started through runpy, so that the engine's child processes do not import the "
-            "API server a second time: a faster start",
-        )
         if request.environment.spec.device != "cpu":
             return
         yield Setting(
@@ -118,9 +126,3 @@ class VllmEngine(Engine):
             why="older CPU builds crash without binding" if old else "threads may move",
         )
 
-
-# Under `-c` the start method "spawn" has no main module to import again in each child.
-_LAUNCHER = (
-    "import runpy, sys; sys.argv[0] = 'vllm-api-server'; "
-    f"runpy.run_module('{SERVER_MODULE}', run_name='__main__')"
-)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import queue
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -12,15 +15,17 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from mmrepro.errors import SupervisorError
 from mmrepro.supervise import procfs, supervisor
-from mmrepro.supervise.protocol import MARKER_VARIABLE, LaunchOrder, StopReport
+from mmrepro.supervise.protocol import MARKER_VARIABLE, Entry, LaunchOrder, StopReport
 
 TMP_PLACEHOLDER = "{run-tmp}"
 """In the value of a variable: the run's temporary folder."""
+Child = subprocess.Popen[bytes]
 START_TIMEOUT_S = 30.0
 STOP_MARGIN_S = 15.0
 
@@ -33,22 +38,37 @@ def free_port() -> int:
 
 
 class EngineProcess:
-    """An engine under its supervisor. ``pid`` is the supervisor's: ending it ends the engine."""
+    """An engine under its supervisor.
 
-    def __init__(self, child: subprocess.Popen[bytes], order: LaunchOrder) -> None:
-        self._child = child
+    Attributes:
+        pid: the supervisor's: ending it ends the engine.
+        engine_pid: of the engine's first process.
+    """
+
+    def __init__(
+        self, order: LaunchOrder, orders: BinaryIO, events: BinaryIO, child: Child | None = None
+    ) -> None:
+        """``orders`` and ``events`` lead to the supervisor, ``child`` if it is one of ours."""
         self._order = order
+        self._orders = orders
+        self._messages = events
+        self._child = child
         self._events: queue.Queue[dict[str, Any]] = queue.Queue()
         self._report: StopReport | None = None
         self._exit_code: int | None = None
         self._gone = False
+        self._guardian = 0
+        self.pid = child.pid if child is not None else 0
         self.engine_pid = 0
         self.log = Path(order.log)
         threading.Thread(target=self._read, name="supervisor", daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
+    def begin(self) -> None:
+        """Send the order, and return once the engine's process exists. Raises SupervisorError."""
+        self._write(self._order.to_line().encode())
+        if self._wait_for("started", START_TIMEOUT_S) is None:
+            self._kill()
+            raise SupervisorError("The supervisor did not start the engine in time.")
 
     @property
     def exit_code(self) -> int | None:
@@ -60,21 +80,11 @@ class EngineProcess:
 
     def process_ids(self) -> list[int]:
         """All living processes of the engine."""
-        guardian = self._guardian()
         return [
             pid
             for pid in procfs.descendants(self.pid)
-            if pid != guardian and procfs.read(pid, "comm")
+            if pid != self._guardian and procfs.read(pid, "comm")
         ]
-
-    def _guardian(self) -> int | None:
-        """The guardian: a child of the supervisor with the supervisor's own command line."""
-        ours = procfs.read(self.pid, "cmdline")
-        for pid in procfs.descendants(self.pid):
-            found = procfs.stat(pid)
-            if found and found[1] == self.pid and procfs.read(pid, "cmdline") == ours:
-                return pid
-        return None
 
     def detach(self) -> None:
         """Let the engine outlive the harness (``--keep-server``)."""
@@ -98,8 +108,7 @@ class EngineProcess:
 
     def _end_by_force(self) -> StopReport:
         """The supervisor did not answer: kill it, and its guardian cleans up."""
-        self._child.kill()
-        self._child.wait(5)
+        self._kill()
         deadline = time.monotonic() + 10
         while (left := procfs.marked(self._order.marker)) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -108,26 +117,29 @@ class EngineProcess:
             left=[procfs.command(pid) for pid in left],
         )
 
+    def _kill(self) -> None:
+        if self.pid:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+        if self._child is not None:
+            self._child.wait(5)
+
     def _write(self, data: bytes) -> None:
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(data)
-            self._child.stdin.flush()
-        except OSError:
-            pass  # it ended; `_wait_for` will tell
+        with contextlib.suppress(OSError):  # it ended; `_wait_for` will tell
+            self._orders.write(data)
+            self._orders.flush()
 
     def _read(self) -> None:
-        assert self._child.stdout is not None
-        for line in self._child.stdout:
-            try:
-                self._events.put(json.loads(line))
-            except ValueError:
-                continue
+        with contextlib.suppress(OSError):
+            for line in self._messages:
+                with contextlib.suppress(ValueError):
+                    self._events.put(json.loads(line))
         self._events.put({"event": "gone"})
 
     def _take(self, message: dict[str, Any]) -> None:
         if message["event"] == "started":
             self.engine_pid = int(message["pid"])
+            self.pid, self._guardian = int(message["supervisor"]), int(message["guardian"])
         elif message["event"] == "exited":
             self._exit_code = int(message["code"])
         elif message["event"] == "stopped":
@@ -166,29 +178,10 @@ def start_engine(
 ) -> EngineProcess:
     """Start ``argv`` under a supervisor of its own and return once the process exists.
 
-    The engine gets a short temporary folder as ``TMPDIR`` (its sockets live there, and a path of
-    a Unix socket holds 107 bytes), the run's marker, and ``SPT_NOENV``, so that a process that
-    renames itself keeps its environment readable in /proc.
-
     Raises:
         SupervisorError: the supervisor or the engine's command could not be started.
     """
-    marker = f"mmrepro-{uuid.uuid4().hex}"
-    tmp = tempfile.mkdtemp(prefix="mmr-")
-    order = LaunchOrder(
-        argv=argv,
-        env={
-            **{name: value.replace(TMP_PLACEHOLDER, tmp) for name, value in env.items()},
-            MARKER_VARIABLE: marker,
-            "TMPDIR": tmp,
-            "SPT_NOENV": "1",
-        },
-        cwd=str(cwd),
-        log=str(log),
-        tmp=tmp,
-        marker=marker,
-        grace_s=grace_s,
-    )
+    order = launch_order(argv, env, cwd=cwd, log=log, grace_s=grace_s)
     try:
         child = subprocess.Popen(
             [sys.executable, "-I", supervisor.__file__],
@@ -198,11 +191,53 @@ def start_engine(
             start_new_session=True,
         )
     except OSError as error:
-        shutil.rmtree(tmp, ignore_errors=True)
+        shutil.rmtree(order.tmp, ignore_errors=True)
         raise SupervisorError(f"The supervisor process could not be started: {error}.") from error
-    process = EngineProcess(child, order)
-    process._write(order.to_line().encode())
-    if process._wait_for("started", START_TIMEOUT_S) is None:
-        child.kill()
-        raise SupervisorError("The supervisor did not start the engine in time.")
+    assert child.stdin is not None
+    assert child.stdout is not None
+    process = EngineProcess(
+        order, cast(BinaryIO, child.stdin), cast(BinaryIO, child.stdout), child
+    )
+    process.begin()
     return process
+
+
+def launch_order(
+    argv: list[str],
+    env: dict[str, str],
+    *,
+    cwd: Path,
+    log: Path,
+    grace_s: float,
+    entry: Entry | None = None,
+    preface: str = "",
+) -> LaunchOrder:
+    """An order with a marker and a temporary folder of its own.
+
+    The engine gets a short temporary folder as ``TMPDIR`` (its sockets live there, and a path of
+    a Unix socket holds 107 bytes), the run's marker, and ``SPT_NOENV``, so that a process that
+    renames itself keeps its environment readable in /proc.
+    """
+    marker = f"mmrepro-{uuid.uuid4().hex}"
+    tmp = tempfile.mkdtemp(prefix="mmr-")
+    return LaunchOrder(
+        argv=argv,
+        env=run_variables(env, tmp, marker),
+        cwd=str(cwd),
+        log=str(log),
+        tmp=tmp,
+        marker=marker,
+        grace_s=grace_s,
+        entry=entry,
+        preface=preface,
+    )
+
+
+def run_variables(env: Mapping[str, str], tmp: str, marker: str) -> dict[str, str]:
+    """``env`` with the variables that every run has for itself."""
+    return {
+        **{name: value.replace(TMP_PLACEHOLDER, tmp) for name, value in env.items()},
+        MARKER_VARIABLE: marker,
+        "TMPDIR": tmp,
+        "SPT_NOENV": "1",
+    }

@@ -14,11 +14,26 @@ MARKER_VARIABLE = "MMREPRO_RUN"
 
 
 @dataclass(frozen=True)
+class Entry:
+    """What an engine's process runs, as ``python -m MODULE ARGUMENTS`` would.
+
+    ``path`` holds folders that come first on the module path.
+    """
+
+    module: str
+    arguments: list[str]
+    path: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class LaunchOrder:
     """The first line that the supervisor reads.
 
-    ``log`` receives stdout and stderr of the engine; ``tmp`` is the run's own temporary folder,
-    removed at the end; ``grace_s`` is the time between SIGTERM and SIGKILL.
+    ``argv`` is the engine's command line; with ``entry`` nothing is executed, the supervisor's own
+    process is forked and runs that, and ``argv`` is what the process is shown as in /proc.
+    ``preface``: a file whose contents come first in the log, "" for none. ``log`` receives stdout
+    and stderr of the engine; ``tmp`` is the run's own temporary folder, removed at the end;
+    ``grace_s`` is the time between SIGTERM and SIGKILL.
     """
 
     argv: list[str]
@@ -28,13 +43,17 @@ class LaunchOrder:
     tmp: str
     marker: str
     grace_s: float = 10.0
+    entry: Entry | None = None
+    preface: str = ""
 
     def to_line(self) -> str:
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
     def from_line(cls, line: str) -> LaunchOrder:
-        return cls(**json.loads(line))
+        fields = json.loads(line)
+        entry = fields.pop("entry", None)
+        return cls(**fields, entry=Entry(**entry) if entry else None)
 
 
 @dataclass

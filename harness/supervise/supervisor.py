@@ -1,6 +1,7 @@
 """The process that owns an engine: it ends everything of a run, whatever happens to the harness.
 
-Started by :mod:`mmrepro.supervise.client` as a script. It is a child subreaper, so that whatever
+Started by :mod:`mmrepro.supervise.client` as a script, or forked by a warm parent
+(:mod:`mmrepro.supervise.parent`), so that the engine can be forked in turn. It is a child subreaper, so that whatever
 the engine leaves behind becomes its child; the end of its standard input means that the harness
 is gone (SIGKILL included). A guardian, forked at the start, does the same for the supervisor: it
 holds the other end of a pipe, and when the supervisor vanishes it kills all that carries the
@@ -21,7 +22,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 if __package__:
     from mmrepro.supervise import procfs
@@ -38,15 +41,29 @@ SCAN_INTERVAL_S = 0.5
 KILL_TIMEOUT_S = 5.0
 
 
+class Launched(Protocol):
+    """The engine's first process, a child of this one."""
+
+    @property
+    def pid(self) -> int: ...
+
+
+Launch = Callable[[LaunchOrder, int], Launched]
+"""Starts the engine; its second argument is the file descriptor for its stdout and stderr."""
+
+
 class Supervisor:
-    def __init__(self, order: LaunchOrder, shm_before: set[str], guard_pipe: int) -> None:
+    def __init__(
+        self, order: LaunchOrder, shm_before: set[str], guardian: tuple[int, int], launch: Launch
+    ) -> None:
         self.order = order
         self.shm_before = shm_before
-        self.guard_pipe = guard_pipe
+        self.guardian, self.guard_pipe = guardian
+        self.launch = launch
         self.seen: dict[int, int] = {}
         self.shm: set[str] = set()
         self.detached = False
-        self.engine: subprocess.Popen[bytes] | None = None
+        self.engine: Launched | None = None
         self.exit_code: int | None = None
         self.stop_asked = False
         self.grace_s = order.grace_s
@@ -72,18 +89,14 @@ class Supervisor:
 
     def _launch(self) -> None:
         os.makedirs(self.order.tmp, mode=0o700, exist_ok=True)  # noqa: PTH103
-        with open(self.order.log, "ab", buffering=0) as log:  # noqa: PTH123
-            self.engine = subprocess.Popen(
-                self.order.argv,
-                env=self.order.env,
-                cwd=self.order.cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-        self.say({"event": "started", "pid": self.engine.pid})
+        if self.order.preface:
+            shutil.copyfile(self.order.preface, self.order.log)
+        # A plain number: a forked engine leaves these frames with its files closed behind them.
+        log = os.open(self.order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self.engine = self.launch(self.order, log)
+        os.close(log)
+        pids = {"pid": self.engine.pid, "supervisor": os.getpid(), "guardian": self.guardian}
+        self.say({"event": "started", **pids})
 
     def _listen(self, seconds: float) -> None:
         """Read one command, or notice that the harness is gone."""
@@ -107,7 +120,6 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Collect ended children, adopted ones included."""
-        engine = self.engine
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -115,14 +127,14 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            if engine is not None and pid == engine.pid:
-                self.exit_code = engine.returncode = os.waitstatus_to_exitcode(status)
+            if self.engine is not None and pid == self.engine.pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
                 self.say({"event": "exited", "code": self.exit_code})
 
     def scan(self) -> None:
         """Remember every process of the run and the shared memory that it uses."""
         self.seen.update(procfs.descendants(os.getpid()))
-        self.seen.pop(GUARDIAN, None)
+        self.seen.pop(self.guardian, None)
         for pid, start in self.seen.items():
             if procfs.alive(pid, start):
                 self._note_shm(pid)
@@ -144,7 +156,7 @@ class Supervisor:
     def running(self) -> dict[int, int]:
         found = procfs.descendants(os.getpid()) | procfs.marked(self.order.marker)
         found |= {p: s for p, s in self.seen.items() if procfs.alive(p, s)}
-        found.pop(GUARDIAN, None)
+        found.pop(self.guardian, None)
         return found
 
     def stop(self) -> StopReport:
@@ -174,7 +186,10 @@ class Supervisor:
                 _signal(pid, signal.SIGKILL)
             time.sleep(0.02)
             self._reap()
-        self._reap()
+        # Its first thread may be gone from sight while others still end: then there is no code yet.
+        while self.engine is not None and self.exit_code is None and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.005)
         report.exit_code = self.exit_code
         report.forced = list(forced.values())
         report.left = [procfs.command(pid) for pid in self.running()]
@@ -193,15 +208,13 @@ class Supervisor:
             os.write(1, (json.dumps(message) + "\n").encode())
 
 
-GUARDIAN = 0
-
-
 def _signal(pid: int, number: int) -> None:
     with contextlib.suppress(OSError):
         os.kill(pid, number)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """The kernel kills this process when the one that forked it ends."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -241,7 +254,7 @@ def guard(order: LaunchOrder, shm_before: set[str]) -> tuple[int, int]:
     os._exit(0)
 
 
-def _first_line() -> str:
+def first_line() -> str:
     """The first line of standard input, and not a byte more: what follows is for ``select``."""
     line = b""
     while not line.endswith(b"\n"):
@@ -252,12 +265,25 @@ def _first_line() -> str:
     return line.decode()
 
 
-def main() -> None:
-    global GUARDIAN
-    order = LaunchOrder.from_line(_first_line())
+def execute(order: LaunchOrder, log: int) -> Launched:
+    """Start the engine's own command."""
+    return subprocess.Popen(
+        order.argv,
+        env=order.env,
+        cwd=order.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+
+
+def main(launch: Launch = execute) -> None:
+    """Take an order from standard input, and see to the engine until its end."""
+    order = LaunchOrder.from_line(first_line())
     shm_before = procfs.shm_names()
-    GUARDIAN, guard_pipe = guard(order, shm_before)
-    supervisor = Supervisor(order, shm_before, guard_pipe)
+    supervisor = Supervisor(order, shm_before, guard(order, shm_before), launch)
     try:
         supervisor.run()
     except Exception as error:

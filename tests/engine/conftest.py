@@ -10,12 +10,30 @@ from pathlib import Path
 
 import pytest
 from live import COMMAND, Finished, Running, RunOnce
+from mmrepro.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
+from mmrepro.supervise.warm import kept_parents
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_engine_at_a_time() -> None:
     if os.environ.get("PYTEST_XDIST_WORKER"):
         pytest.fail("engines are run one at a time: give -n with tests/unit only", pytrace=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_parents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """All commands of the session share warm parents; after a killed one they end by themselves.
+
+    MMREPRO_START_MODE=cold in the environment runs the same tests cold.
+    """
+    root = tmp_path_factory.mktemp("warm")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ROOT_VARIABLE, str(root))
+        patch.setenv(IDLE_VARIABLE, "300")
+        patch.setenv(MODE_VARIABLE, os.environ.get(MODE_VARIABLE, "warm"))
+        yield
+    for parent in kept_parents(root):
+        parent.end()
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 import time
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from live import COMMAND, wait_for
-from mmrepro.childenv import child_environment
 from mmrepro.engines import LaunchRequest, get_engine
 from mmrepro.environments import cache_root, detect_device, ensure
 from mmrepro.models import TinyModel
-from mmrepro.supervise import free_port, start_engine
+from mmrepro.starter import MODE_VARIABLE, Starter
+from mmrepro.supervise import free_port
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,10 @@ def serving(
     )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "engine.log"
-    process = start_engine(plan.argv, child_environment(plan.env), cwd=folder, log=log, grace_s=2.0)
+    with Starter(os.environ[MODE_VARIABLE]) as starter:
+        process = starter.start(
+            plan, environment, starter.mode, cwd=folder, log=log, grace_s=2.0
+        ).process
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(

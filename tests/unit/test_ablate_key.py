@@ -11,6 +11,7 @@ from mmrepro.ablate.key import cell_key, code_digest, decisive_parts, scenario_f
 from mmrepro.environments import Environment
 from mmrepro.options import RunOptions
 from mmrepro.registry import load_scenario
+from mmrepro.starter import Starter
 from worlds import environment
 
 GHOST = load_scenario("ghost-key-eviction")
@@ -27,7 +28,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     (model / "config.json").write_text("{}")
 
     def made(options: RunOptions = RUN, place: Environment = place) -> dict[str, str]:
-        return decisive_parts(GHOST, options, place, model)
+        return decisive_parts(GHOST, options, place, model, Starter(options.start_mode))
 
     return made
 

@@ -281,8 +281,7 @@ def test_kill_9_of_the_supervisor_of_an_engine_that_maps_memory(
         signal.pause()
     """
     process = start(victim(program, go, shm))
-    guardian = process._guardian()
-    assert guardian is not None
+    guardian = process._guardian
     until(lambda: listens(guardian), "the guardian listens")
     before = wakeups(guardian)
     go.write_text("go")

@@ -44,7 +44,9 @@ class World:
     happens: Happens = as_in_0_23
     calls: list[tuple[str, ...]] = field(default_factory=list)
 
-    def run(self, scenario: Scenario, options: RunOptions, listener: object = None) -> FakeRun:
+    def run(
+        self, scenario: Scenario, options: RunOptions, listener: object, starter: object
+    ) -> FakeRun:
         return FakeRun(self, scenario, options)
 
 

@@ -1,0 +1,157 @@
+"""``mmrepro warm``: parents that have imported an engine and are kept between commands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from mmrepro.cli.run import DeviceChoice
+
+if TYPE_CHECKING:
+    from mmrepro.supervise.warm import WarmParent
+
+app = typer.Typer(
+    name="warm",
+    help="Keep processes that have imported an engine: `mmrepro run` forks its server from one "
+    "instead of importing the engine again.",
+    no_args_is_help=True,
+)
+
+
+@app.command()
+def start(
+    scenario: Annotated[str, typer.Argument(help="Name of a scenario, or a FILE.py with one.")],
+    variant: Annotated[str, typer.Option(help="Variant of the scenario.")] = "",
+    release: Annotated[
+        str, typer.Option(help="Release of the engine.  [default: the scenario's]")
+    ] = "",
+    mitigation: Annotated[
+        list[str] | None, typer.Option(help="As for mmrepro run: one with a patch needs its own.")
+    ] = None,
+    flip: Annotated[list[str] | None, typer.Option(help="As for mmrepro run.")] = None,
+    device: Annotated[
+        DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
+    ] = DeviceChoice.AUTO,
+    idle: Annotated[
+        float, typer.Option(min=1, help="Seconds without a start after which it ends by itself.")
+    ] = 900.0,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Import the engine of a scenario once, for the `mmrepro run`s that follow.
+
+    Example:  mmrepro warm start ghost-key-eviction
+    """
+    from mmrepro.environments import cache_root, ensure
+    from mmrepro.errors import InfrastructureError
+    from mmrepro.launching import launch_plan, target
+    from mmrepro.options import RunOptions
+    from mmrepro.registry import load_scenario
+    from mmrepro.starter import Refused, parent_spec, warm_root
+    from mmrepro.supervise import free_port
+    from mmrepro.supervise.warm import Parents
+    from rich.console import Console
+
+    found = load_scenario(scenario).with_variant(variant)
+    options = RunOptions(
+        release=release,
+        device=device.value,
+        mitigations=tuple(mitigation or ()),
+        flips=tuple(flip or ()),
+    )
+    console = Console(stderr=True)
+    with console.status(f"{found.full_name}: the engine is imported"):
+        environment = ensure(target(found, options), progress=lambda text: None)
+        model = found.model.write(cache_root() / "models")
+        plan = launch_plan(found, options, environment, model, free_port())
+        spec = parent_spec(plan, environment)
+        parents = Parents(warm_root(), idle_s=idle)
+        there = parents.find(spec)
+        try:
+            parent = there or parents.get(spec)
+        except Refused as refusal:
+            raise InfrastructureError(
+                f"{spec.label} cannot be kept warm: {refusal}.",
+                hint=f"mmrepro run {scenario} --start-mode fork",
+            ) from refusal
+    if json:
+        _print_json(_facts(parent))
+        return
+    words = "was warm already" if there else "is warm"
+    print(f"{parent.label} {words}: {_described(parent)}")
+
+
+@app.command()
+def status(
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Show what is kept warm, what it takes, and when it ends.
+
+    Example:  mmrepro warm status
+    """
+    from mmrepro.starter import warm_root
+    from mmrepro.supervise.warm import kept_parents
+
+    living = kept_parents(warm_root())
+    if json:
+        _print_json([_facts(parent) for parent in living])
+        return
+    if not living:
+        print("Nothing is kept warm. Try: mmrepro warm start ghost-key-eviction")
+    for parent in living:
+        print(f"{parent.key}  {parent.label}: {_described(parent)}")
+
+
+@app.command()
+def stop(
+    key: Annotated[str, typer.Argument(help="As `mmrepro warm status` shows it; default: all.")] = "",
+) -> None:
+    """End what is kept warm. Servers that were forked from it go on.
+
+    Example:  mmrepro warm stop
+    """
+    from mmrepro.errors import UsageError
+    from mmrepro.starter import warm_root
+    from mmrepro.supervise.warm import kept_parents
+
+    living = kept_parents(warm_root())
+    chosen = [parent for parent in living if not key or parent.key.startswith(key)]
+    if key and not chosen:
+        raise UsageError(f"Nothing with key {key!r} is kept warm.", hint="mmrepro warm status")
+    for parent in chosen:
+        parent.end()
+        print(f"ended {parent.label}")
+    if not chosen:
+        print("Nothing is kept warm.")
+
+
+def _facts(parent: WarmParent) -> dict[str, Any]:
+    import dataclasses
+
+    facts = dataclasses.asdict(parent.facts)
+    return {
+        "key": parent.key,
+        "label": parent.label,
+        "idle_s": parent.kept_s,
+        "last_used": parent.last_used,
+        **facts,
+    }
+
+
+def _described(parent: WarmParent) -> str:
+    import time
+
+    from mmrepro.cli.env import human_bytes
+
+    facts = parent.facts
+    left = max(0.0, parent.last_used + parent.kept_s - time.time())
+    return (
+        f"process {facts.pid}, {facts.imports_s:.1f} s of imports, "
+        f"{human_bytes(facts.memory_bytes)}, {facts.served} servers; "
+        f"ends in {left / 60:.0f} min unless it is used"
+    )
+
+
+def _print_json(document: object) -> None:
+    import json
+
+    print(json.dumps(document, indent=1))

@@ -1,0 +1,47 @@
+"""What start modes an environment was seen to bear, kept beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from mmrepro.probes.base import Record
+from pydantic import ValidationError
+
+FILE = "starts.json"
+
+
+class ModeSeen(Record):
+    """How a start of one mode went. ``seconds``: start to ready."""
+
+    works: bool
+    why: str = ""
+    seconds: float | None = None
+    imports_s: float | None = None
+    memory_bytes: int | None = None
+
+
+class StartsSeen(Record):
+    """By mode, or by mode and stand-ins: ``warm``, ``warm with lmdeploy_cpu``."""
+
+    modes: dict[str, ModeSeen] = {}
+
+
+def starts_seen(folder: Path) -> StartsSeen:
+    """Of the environment whose state folder that is; empty where nothing was seen or kept."""
+    try:
+        return StartsSeen.model_validate_json((folder / FILE).read_bytes())
+    except (OSError, ValidationError):
+        return StartsSeen()
+
+
+def note_start(folder: Path, mode: str, seen: ModeSeen) -> None:
+    """Keep it; a folder that cannot be written costs only the memory of it."""
+    known = starts_seen(folder)
+    known.modes[mode] = seen
+    temporary = folder / f".{FILE}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(known.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        temporary.replace(folder / FILE)

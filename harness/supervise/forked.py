@@ -1,0 +1,184 @@
+"""An engine's process and its children by ``fork``: one import of the engine instead of three.
+
+Runs under the engine's interpreter, as a script of start mode ``fork`` and as a part of a warm
+parent. Standard library only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing import (
+    context,
+    popen_fork,
+    popen_spawn_posix,
+    reduction,
+    resource_tracker,
+    util,
+)
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+if __package__:
+    from mmrepro.supervise.protocol import Entry
+else:  # run under the engine's interpreter, its neighbours beside it
+    from protocol import Entry  # type: ignore[import-not-found,no-redef]
+
+COMMAND = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import forked; "
+    "del sys.path[0]; forked.main()"
+)
+"""For ``python -c COMMAND FOLDER-OF-THIS-FILE PATH MODULE ARGUMENTS``. Without a main module of its
+own there is none that a child started with ``spawn`` would import again."""
+
+NEIGHBOURS = ("forked", "parent", "procfs", "protocol", "supervisor")
+
+FORKED = "mmrepro start: forked in place of a spawn: "
+
+
+def fork_instead_of_spawn() -> None:
+    """From now on a process that multiprocessing is asked to spawn is forked, and otherwise as a
+    spawned one: it has the files that it was given, no others, and signals have their defaults.
+
+    Locks, queues and ``get_start_method()`` stay those of "spawn". A process that has initialised
+    CUDA does spawn: CUDA cannot be used in its forks.
+    """
+    spawn = SpawnProcess._Popen
+
+    def popen(process: Any) -> Any:
+        if cuda_initialised():
+            say(f"mmrepro start: spawned, CUDA is initialised: {process.name}")
+            return spawn(process)
+        say(FORKED + process.name)
+        return ForkedPopen(process)
+
+    SpawnProcess._Popen = staticmethod(popen)  # type: ignore[assignment,method-assign]
+
+
+class HandedOver(popen_spawn_posix.Popen):
+    """Pickles a process as "spawn" does, to learn which files it is given; starts nothing."""
+
+    def __init__(self, process: Any) -> None:
+        self._fds: list[int] = []
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(process, io.BytesIO())
+        finally:
+            context.set_spawning_popen(None)
+
+    @property
+    def files(self) -> set[int]:
+        return {*self._fds, resource_tracker.getfd()}
+
+
+class ForkedPopen(popen_fork.Popen):
+    """A child by fork that has of its parent's files what a spawned one would have."""
+
+    def _launch(self, process_obj: Any) -> None:
+        given = HandedOver(process_obj).files
+        parent_r, child_w = os.pipe()
+        child_r, parent_w = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                let_go({*given, child_r, child_w})
+                default_signals()
+                code = process_obj._bootstrap(parent_sentinel=child_r)
+            finally:
+                os._exit(code)
+        os.close(child_w)
+        os.close(child_r)
+        self.finalizer = util.Finalize(self, util.close_fds, (parent_r, parent_w))
+        self.sentinel = parent_r
+
+
+def let_go(kept: set[int]) -> None:
+    """Put /dev/null in the place of every socket, pipe and poll that is not in ``kept``.
+
+    The numbers stay taken: the parent's objects, which are here as well, may close them yet.
+    """
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for number, what in open_files().items():
+        if number not in kept and what.startswith(("socket:", "pipe:", "anon_inode:")):
+            os.dup2(null, number, inheritable=False)
+    os.close(null)
+
+
+def open_files() -> dict[int, str]:
+    """{file descriptor: what it is}, the standard streams apart."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+        except OSError:
+            continue  # the listing's own
+    return {number: what for number, what in found.items() if number > 2}
+
+
+def default_signals() -> None:
+    """What ``exec`` and a new interpreter make of signals: handlers go, what is ignored stays."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def cuda_initialised() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def say(text: str) -> None:
+    """One whole line in one write: several processes share the log."""
+    os.write(2, f"{text}\n".encode())
+
+
+def run_as_main(entry: Entry) -> None:
+    """Run ``entry`` and end the process as the interpreter would after ``python -m``."""
+    code = 1
+    for name in NEIGHBOURS:  # the engine may have modules of these names
+        sys.modules.pop(name, None)
+    try:
+        sys.path[:0] = entry.path
+        sys.argv = [entry.module, *entry.arguments]
+        runpy.run_module(entry.module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = _exit_code(end)
+    except BaseException:
+        traceback.print_exc()
+    finish(code)
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def finish(code: int) -> None:
+    """Wait for threads, run what was registered with atexit, and end."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    """The script of start mode ``fork``: ``PATH MODULE ARGUMENTS``, PATH as in ``$PATH``."""
+    path, module, *arguments = sys.argv[1:]
+    fork_instead_of_spawn()
+    run_as_main(Entry(module, arguments, [p for p in path.split(os.pathsep) if p]))

@@ -1,0 +1,320 @@
+"""Warm parents, from the harness's side: start one, fork servers from it, keep it or end it.
+
+A parent serves only starts that would have imported the same (``ParentSpec.key``). Those of one
+command are its own and end with it; a kept one lives in ``kept_root()`` between commands until it
+was idle for too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self, cast
+
+from mmrepro.errors import WarmParentDied
+from mmrepro.supervise import parent as script
+from mmrepro.supervise import procfs
+from mmrepro.supervise.client import TMP_PLACEHOLDER, EngineProcess, launch_order, run_variables
+from mmrepro.supervise.parent import FACTS, LOG, ROOM, SOCKET, ParentFacts, ParentOrder
+from mmrepro.supervise.protocol import Entry
+
+SCRIPTS = Path(script.__file__).parent
+IMPORT_TIMEOUT_S = 300.0
+CONNECT_TIMEOUT_S = 10.0
+POLL_S = 0.02
+DEFAULT_LIMIT = 4
+MEMORY_SHARE = 0.25
+"""Of this machine's memory, for the parents of one command together."""
+SPEC = "spec.json"
+
+SHELL_VARIABLES = frozenset(
+    {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", "WINDOWID", "STY", "TMUX",
+     "TMUX_PANE", "SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "SSH_AUTH_SOCK", "XDG_SESSION_ID",
+     "MMREPRO_CACHE_DIR", "MMREPRO_START_MODE",
+     "MMREPRO_WARM_IDLE", "MMREPRO_WARM_DIR"}
+)  # fmt: skip
+"""Of the variables that are inherited, those that no engine reads as it is imported."""
+
+
+@dataclass(frozen=True)
+class ParentSpec:
+    """What a parent is started with; two starts with equal keys can share one.
+
+    Attributes:
+        label: for people, e.g. ``vllm 0.23.0``.
+        env: all variables; the temporary folder's place is ``{run-tmp}``.
+        digest: of code that is not in the environment: stand-ins, an engine of our own.
+    """
+
+    label: str
+    python: Path
+    module: str
+    preload: tuple[str, ...]
+    env: Mapping[str, str]
+    path: tuple[str, ...] = ()
+    digest: str = ""
+
+    @property
+    def key(self) -> str:
+        env = {name: value for name, value in self.env.items() if name not in SHELL_VARIABLES}
+        content = [
+            str(self.python), self.module, self.preload, sorted(env.items()), self.path, self.digest,
+            [(path.name, path.read_bytes().hex()) for path in sorted(SCRIPTS.glob("*.py"))],
+        ]  # fmt: skip
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+@dataclass
+class WarmParent:
+    """A living parent. ``born``: its start time in clock ticks, so that no later process with the
+    same id is taken for it."""
+
+    label: str
+    key: str
+    folder: Path
+    pid: int
+    born: int
+    kept_s: float = 0.0
+    child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def facts(self) -> ParentFacts:
+        return ParentFacts(**json.loads((self.folder / FACTS).read_bytes()))
+
+    @property
+    def alive(self) -> bool:
+        return procfs.alive(self.pid, self.born)
+
+    @property
+    def last_used(self) -> float:
+        """Seconds since the epoch."""
+        return (self.folder / SPEC).stat().st_mtime
+
+    def start(
+        self, argv: list[str], entry: Entry, env: dict[str, str], *, cwd: Path, log: Path,
+        grace_s: float = 10.0,
+    ) -> EngineProcess:  # fmt: skip
+        """Fork a server from it, under a supervisor of its own.
+
+        Raises:
+            WarmParentDied: it does not answer.
+            SupervisorError: the server's process could not be started.
+        """
+        os.utime(self.folder / SPEC)
+        link = self._connected()
+        order = launch_order(
+            argv, env, cwd=cwd, log=log, grace_s=grace_s, entry=entry,
+            preface=str(self.folder / LOG),
+        )  # fmt: skip
+        stream = cast(BinaryIO, link.makefile("rwb", buffering=0))
+        link.close()  # the stream holds it open
+        process = EngineProcess(order, stream, stream)
+        process.begin()
+        return process
+
+    def _connected(self) -> socket.socket:
+        link = socket.socket(socket.AF_UNIX)
+        link.settimeout(CONNECT_TIMEOUT_S)
+        handle = os.open(self.folder, os.O_PATH)  # a socket's path holds 107 bytes
+        try:
+            link.connect(f"/proc/self/fd/{handle}/{SOCKET}")
+        except OSError as error:
+            link.close()
+            raise WarmParentDied(f"The warm parent of {self.label} does not answer.") from error
+        finally:
+            os.close(handle)
+        link.settimeout(None)
+        return link
+
+    def end(self) -> None:
+        """End it; servers that it forked go on."""
+        if self.alive:
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+        if self.child is not None:
+            self.child.wait()
+            assert self.child.stdin is not None
+            self.child.stdin.close()
+        deadline = time.monotonic() + 5
+        while self.alive and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Refused(Exception):
+    """Nothing can be forked from what the imports made; the text says why."""
+
+
+def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmParent:
+    """Start a parent in ``folder``, which is made, and wait until it has imported everything.
+
+    With ``idle_s`` it outlives the caller; else it ends when the caller does, however that ends.
+
+    Raises:
+        Refused: it cannot be forked.
+        WarmParentDied: it could not be started, or died.
+    """
+    folder.mkdir(mode=0o700, parents=True)
+    order = ParentOrder(spec.module, list(spec.preload), list(spec.path), idle_s)
+    marker = f"mmrepro-{uuid.uuid4().hex}"
+    title = f"mmrepro warm parent of {spec.label}"
+    try:
+        with (folder / LOG).open("wb") as log:
+            child = subprocess.Popen(
+                [spec.python, "-c", script.COMMAND, str(SCRIPTS), title.ljust(ROOM)],
+                env=run_variables(dict(spec.env), str(folder), marker),
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+    except OSError as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise WarmParentDied(f"The {title} could not be started: {error}.") from error
+    born = procfs.stat(child.pid)
+    made = WarmParent(spec.label, spec.key, folder, child.pid, born[2] if born else 0, idle_s, child)
+    try:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):
+            child.stdin.write(order.to_line().encode())
+            child.stdin.flush()
+        _wait_for_facts(made, child)
+        facts = made.facts
+        if facts.refused:
+            raise Refused(facts.refused)
+        saved = {"label": made.label, "pid": made.pid, "born": made.born, "kept_s": idle_s}
+        (folder / SPEC).write_text(json.dumps(saved))
+    except BaseException:
+        made.end()
+        raise
+    return made
+
+
+def _wait_for_facts(made: WarmParent, child: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + IMPORT_TIMEOUT_S
+    while not (made.folder / FACTS).exists():
+        if child.poll() is not None and not (made.folder / FACTS).exists():
+            lines = (made.folder / LOG).read_text(errors="replace").strip().splitlines()
+            raise WarmParentDied(
+                f"The warm parent of {made.label} ended with {child.returncode} as it imported.",
+                detail=lines[-6:],
+            )
+        if time.monotonic() > deadline:
+            raise WarmParentDied(
+                f"The warm parent of {made.label} did not import in {IMPORT_TIMEOUT_S:.0f} s."
+            )
+        time.sleep(POLL_S)
+
+
+class Parents:
+    """The parents of one command, at most ``limit`` and within ``memory_bytes``: the least
+    recently used one goes when another is needed. Ends them all at its own end.
+
+    With ``idle_s`` they are made in ``kept`` and outlive the command.
+    """
+
+    def __init__(
+        self, kept: Path, *, limit: int = DEFAULT_LIMIT, memory_bytes: int = 0, idle_s: float = 0.0
+    ) -> None:
+        self.kept = kept
+        self.limit = limit
+        self.memory_bytes = memory_bytes or int(_memory() * MEMORY_SHARE)
+        self.idle_s = idle_s
+        self._own: dict[str, WarmParent] = {}
+        self._folder: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for made in self._own.values():
+            made.end()
+        self._own.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def find(self, spec: ParentSpec) -> WarmParent | None:
+        """A living parent for ``spec``, this command's or a kept one."""
+        key = spec.key
+        mine = self._own.get(key)
+        if mine is not None and mine.alive:
+            return mine
+        return next((one for one in kept_parents(self.kept) if one.key == key), None)
+
+    def get(self, spec: ParentSpec) -> WarmParent:
+        """A living parent for ``spec``, started if there is none. Raises as ``begin_parent``."""
+        found = self.find(spec)
+        if found is not None:
+            return found
+        self._make_room()
+        if self.idle_s:
+            return begin_parent(spec, self.kept / f"{spec.key}-{os.getpid()}", self.idle_s)
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="mmr-warm-"))
+        made = begin_parent(spec, self._folder / spec.key)
+        self._own[spec.key] = made
+        return made
+
+    def _make_room(self) -> None:
+        """End the least recently used ones; another is taken to be as large as the largest."""
+        living = kept_parents(self.kept) if self.idle_s else list(self._own.values())
+        living = sorted((one for one in living if one.alive), key=lambda one: one.last_used)
+        sizes = [one.facts.memory_bytes for one in living]
+        while living and (
+            len(living) >= self.limit or sum(sizes) + max(sizes) > self.memory_bytes
+        ):
+            living.pop(0).end()
+            sizes.pop(0)
+        self._own = {key: one for key, one in self._own.items() if one.alive}
+
+
+def kept_parents(root: Path) -> list[WarmParent]:
+    """Those that live in ``root``, most recently used first; what dead ones left is removed."""
+    found = []
+    for folder in _folders(root):
+        try:
+            saved = json.loads((folder / SPEC).read_bytes())
+        except (OSError, ValueError):
+            continue  # one that still imports
+        one = WarmParent(key=folder.name.partition("-")[0], folder=folder, **saved)
+        if one.alive:
+            found.append(one)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    return sorted(found, key=lambda one: -one.last_used)
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    try:
+        yield from sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+__all__ = [
+    "TMP_PLACEHOLDER", "ParentFacts", "ParentSpec", "Parents", "Refused", "WarmParent",
+    "begin_parent", "kept_parents",
+]  # fmt: skip
