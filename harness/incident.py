@@ -88,9 +88,7 @@ class EngineFacts(Record):
     resolved_until: Annotated[str, Field(description="the cutoff date of the resolution")] = ""
     packages: Annotated[list[str], Field(description="name==version of everything resolved")] = []
     packages_file: Annotated[str, Field(description="list with hashes, below evidence/")] = ""
-    command: Annotated[
-        list[str], Field(description="as a cold start runs it; see start_mode")
-    ] = []
+    command: Annotated[list[str], Field(description="as a cold start runs it; see start_mode")] = []
     start_mode: Annotated[
         str, Field(description="cold, fork or warm; what it replaces is among the settings")
     ] = ""

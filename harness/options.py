@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
+
+
+class StartMode(StrEnum):
+    """How a server is started; see ``mmrepro.starter``."""
+
+    AUTO = "auto"
+    COLD = "cold"
+    FORK = "fork"
+    WARM = "warm"
 
 
 @dataclass(frozen=True)
@@ -29,8 +39,7 @@ class RunOptions:
     """Hold each step of the engine against the multimodal prefill contract."""
     scenario: str = ""
     variant: str = ""
-    start_mode: str = "auto"
-    """``auto``, ``cold``, ``fork`` or ``warm``; see ``mmrepro.starter``."""
+    start_mode: StartMode = StartMode.AUTO
     options: tuple[str, ...] = ()
     """The scenario's own options: NAME or NAME=VALUE."""
 
@@ -49,7 +58,7 @@ class RunOptions:
             parts += ["--device", self.device]
         if self.model:
             parts += ["--model", str(self.model)]
-        if self.start_mode != "auto":
+        if self.start_mode is not StartMode.AUTO:
             parts += ["--start-mode", self.start_mode]
         if self.contract_probe:
             parts.append("--contract-probe")

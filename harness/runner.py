@@ -16,7 +16,7 @@ from mmrepro.drive import Drive
 from mmrepro.engines import LaunchPlan, get_engine, root_cause_lines, worth_another
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.environments import Environment, detect_device, ensure
-from mmrepro.errors import EngineStartError, MmreproError, RunTimeout
+from mmrepro.errors import EngineStartError, MmreproError, RunTimeout, WarmParentDied
 from mmrepro.incident import (
     GateFacts,
     Incident,
@@ -24,7 +24,7 @@ from mmrepro.incident import (
     Setting,
 )
 from mmrepro.launching import chosen_release, launch_plan
-from mmrepro.options import RunOptions
+from mmrepro.options import RunOptions, StartMode
 from mmrepro.probes.base import Moment
 from mmrepro.probing import Probing, Target
 from mmrepro.ready import answers
@@ -35,16 +35,9 @@ from mmrepro.sampler import Sampler
 from mmrepro.scenario import Control, RunFacts, Scenario, reproducer_path
 from mmrepro.signature import Finding, Outcome, Verdict, decide, evaluate
 from mmrepro.start_stages import StartStages
-from mmrepro.starter import (
-    SAFER,
-    Refused,
-    Started,
-    Starter,
-    StartMode,
-    WarmParentDied,
-    mode_settings,
-)
+from mmrepro.starter import SAFER, Started, Starter, mode_settings
 from mmrepro.supervise import EngineProcess, free_port
+from mmrepro.supervise.warm import Refused
 from mmrepro.traffic import Traffic
 
 READY_POLL_S = 0.05
@@ -192,9 +185,10 @@ class Run:
                         starter.warm(plan, environment)
                 launched = self._launch(plan, environment, starter, mode, url, log, control)
             except (Refused, WarmParentDied) as refusal:
+                if isinstance(refusal, Refused):  # and one that died may live the next time
+                    starter.note_unusable(mode, plan, environment, str(refusal))
                 reasons.append(f"not {mode}: {refusal}")
                 self.recorder.event(reasons[-1], level="warning")
-                starter.note_unusable(mode, plan, environment, str(refusal))
                 mode = SAFER[mode]
             except EngineStartError as error:
                 log.rename(log.with_name(f"{log.stem}-start-{attempt}{log.suffix}"))
@@ -228,9 +222,7 @@ class Run:
         control: Control | None,
     ) -> Started:
         began = time.monotonic()
-        launched = starter.start(
-            plan, environment, mode, cwd=self.dir, log=log, grace_s=GRACE_S
-        )
+        launched = starter.start(plan, environment, mode, cwd=self.dir, log=log, grace_s=GRACE_S)
         self.plan, self.process = plan, launched.process
         engine = self.incident.engine
         engine.warm_parent = launched.parent

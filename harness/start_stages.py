@@ -15,12 +15,12 @@ class StartStages:
     """Notes when each mark appears in the log; the log's own times have whole seconds only.
 
     Look at it often: a stage is as exact as the looks are frequent. A stage whose mark is missing
-    (another release, another log level) is counted in the next one that is found.
+    (another release, another log level) is counted, and named, together with the next one.
     """
 
     def __init__(self, marks: Mapping[str, str], log: Path, began: float) -> None:
         """``marks``: see ``Engine.start_marks``; ``began``: of the start, monotonic seconds."""
-        self._waiting = {stage: re.compile(mark.encode()) for stage, mark in marks.items()}
+        self._marks = {stage: re.compile(mark.encode()) for stage, mark in marks.items()}
         self._log = log
         self._read = 0
         self._rest = b""
@@ -39,18 +39,20 @@ class StartStages:
         self._read += len(new)
         *lines, self._rest = (self._rest + new).split(b"\n")
         for line in lines:
-            for stage, mark in list(self._waiting.items()):
-                if mark.search(line):
+            for stage, mark in self._marks.items():
+                if stage not in self._found and mark.search(line):
                     self._found[stage] = now
-                    del self._waiting[stage]
 
     def ended(self, ready: float) -> dict[str, float]:
         """{stage: seconds}, in order; ``ready``: when the server was, monotonic seconds."""
         self.look()
-        stages, before = {}, self._began
-        for stage, at in sorted(self._found.items(), key=lambda item: item[1]):
-            at = min(at, ready)
-            stages[stage] = round(at - before, 2)
-            before = at
-        stages[LAST] = round(ready - before, 2)
+        stages: dict[str, float] = {}
+        before, unseen = self._began, []
+        for stage in self._marks:
+            unseen.append(stage)
+            if stage in self._found:
+                at = min(max(self._found[stage], before), ready)
+                stages[" + ".join(unseen)] = round(at - before, 2)
+                before, unseen = at, []
+        stages[" + ".join([*unseen, LAST])] = round(ready - before, 2)
         return stages

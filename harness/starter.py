@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,31 +15,26 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments import Environment, cache_root
 from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
-from mmrepro.errors import UsageError, WarmParentDied
+from mmrepro.errors import UsageError
 from mmrepro.incident import Setting, WarmParentFacts
+from mmrepro.options import StartMode
 from mmrepro.scenario import reproducer_path
 from mmrepro.supervise import EngineProcess, start_engine
 from mmrepro.supervise.forked import COMMAND
-from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, Refused, WarmParent
+from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, WarmParent
 
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
 
 
-class StartMode(StrEnum):
-    AUTO = "auto"
-    COLD = "cold"
-    FORK = "fork"
-    WARM = "warm"
-
-
 REPLACES = {
     StartMode.COLD: "the engine's own start method, nothing replaced",
     StartMode.FORK: "the engine is imported once: a process that it asks multiprocessing to spawn "
-    "is forked (not one that has initialised CUDA)",
-    StartMode.WARM: "forked from a process that had imported the engine before; a process that the "
-    "engine asks multiprocessing to spawn is forked (not one that has initialised CUDA); the hash "
-    "seed of str, and what a library read of its variables at import, are the parent's",
+    "is forked, with the files and signals that a spawned one has (not one that has initialised "
+    "CUDA)",
+    StartMode.WARM: "forked from a process that had imported the engine before, and otherwise as "
+    "with fork; the hash seed of str, and what libraries read of their variables as they were "
+    "imported, are the parent's",
 }
 SAFER = {StartMode.WARM: StartMode.FORK, StartMode.FORK: StartMode.COLD}
 
@@ -62,8 +56,8 @@ class Starter:
             starts ``several`` servers, else ``fork``.
     """
 
-    def __init__(self, mode: StartMode | str = StartMode.AUTO, *, several: bool = False) -> None:
-        self.mode = StartMode(mode)
+    def __init__(self, mode: StartMode = StartMode.AUTO, *, several: bool = False) -> None:
+        self.mode = mode
         self.several = several
         self.parents = Parents(warm_root(), idle_s=idle_seconds())
 
@@ -206,15 +200,3 @@ def idle_seconds() -> float:
     if not 0 <= seconds < float("inf"):
         raise UsageError(f"{IDLE_VARIABLE}={text!r} is no number of seconds.", hint="e.g. 300")
     return seconds
-
-
-__all__ = [
-    "SAFER",
-    "Refused",
-    "StartMode",
-    "Started",
-    "Starter",
-    "WarmParentDied",
-    "mode_settings",
-    "parent_spec",
-]

@@ -29,8 +29,8 @@ from mmrepro.reports import write_reports
 from mmrepro.rundir import discard, unused
 from mmrepro.runner import Run
 from mmrepro.scenario import Scenario
-from mmrepro.starter import Starter
 from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
+from mmrepro.starter import Starter
 
 CELLS_DIR = "cells"
 HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError)

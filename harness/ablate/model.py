@@ -68,7 +68,7 @@ class CellRun(Record):
     cause_observed: str = ""
     explanation: str = ""
     fidelity: Fidelity | None = None
-    start_mode: Annotated[str, Field(description="cold, fork or warm; \"\": none was used")] = ""
+    start_mode: Annotated[str, Field(description='cold, fork or warm; "": none was used')] = ""
     stand_ins: list[StandIn] = []
     error: Annotated[str, Field(description="why there is no verdict")] = ""
     retried: Annotated[str, Field(description="why a first attempt was lost")] = ""

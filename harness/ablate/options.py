@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmrepro.errors import UsageError
-from mmrepro.options import RunOptions
+from mmrepro.options import RunOptions, StartMode
 from mmrepro.scenario import Factor, Scenario
 
 
@@ -58,7 +58,7 @@ class AblateOptions:
             parts += ["--release", self.run.release]
         if self.run.device != "auto":
             parts += ["--device", self.run.device]
-        if self.run.start_mode != "auto":
+        if self.run.start_mode is not StartMode.AUTO:
             parts += ["--start-mode", self.run.start_mode]
         parts += [f"--server-arg={arg}" for arg in self.run.server_args]
         if self.factors:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from mmrepro.cli.run import DeviceChoice, StartModeChoice
+from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode
+from mmrepro.options import StartMode
 
 if TYPE_CHECKING:
     from mmrepro.ablate.model import Ablation
@@ -40,12 +41,12 @@ def ablate(
         list[str] | None, typer.Option(help="One more option for the server, in every cell.")
     ] = None,
     start_mode: Annotated[
-        StartModeChoice,
+        StartMode,
         typer.Option(
             envvar="MMREPRO_START_MODE",
             help="How servers are started; see mmrepro run --help. auto means warm here.",
         ),
-    ] = StartModeChoice.AUTO,
+    ] = StartMode.AUTO,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for one run.")] = 600.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every cell anew.")] = False,
     dry_run: Annotated[
@@ -78,7 +79,7 @@ def ablate(
             timeout_s=timeout,
             scenario=scenario,
             variant=variant,
-            start_mode=start_mode.value,
+            start_mode=start_mode,
         ),
         factors=tuple(dict.fromkeys(name.strip() for name in factors.split(",") if name.strip())),
         repeat=repeat,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mmrepro.errors import ExitCode
+from mmrepro.options import StartMode
 
 if TYPE_CHECKING:
     from mmrepro.incident import Incident
@@ -16,13 +17,6 @@ if TYPE_CHECKING:
     from mmrepro.scenario import Scenario
     from mmrepro.starter import Starter
     from rich.console import Console
-
-
-class StartModeChoice(StrEnum):
-    AUTO = "auto"
-    COLD = "cold"
-    FORK = "fork"
-    WARM = "warm"
 
 
 class DeviceChoice(StrEnum):
@@ -68,13 +62,13 @@ def run(
         Path | None, typer.Option(help="The incident's folder.  [default: incidents/…]")
     ] = None,
     start_mode: Annotated[
-        StartModeChoice,
+        StartMode,
         typer.Option(
             envvar="MMREPRO_START_MODE",
             help="cold: the engine's own start; fork: one import of the engine; warm: forked from "
             "a process that has imported it. auto: warm for several starts, else fork.",
         ),
-    ] = StartModeChoice.AUTO,
+    ] = StartMode.AUTO,
     keep_server: Annotated[
         bool, typer.Option("--keep-server", help="Leave the server running; its pid is printed.")
     ] = False,
@@ -114,7 +108,7 @@ def run(
         scenario=scenario,
         variant=variant,
         options=tuple(option or ()),
-        start_mode=start_mode.value,
+        start_mode=start_mode,
     )
     console = Console(stderr=json)
     several = repeat > 1 or found.control_server is not None

@@ -46,9 +46,9 @@ def start(
     from mmrepro.launching import launch_plan, target
     from mmrepro.options import RunOptions
     from mmrepro.registry import load_scenario
-    from mmrepro.starter import Refused, parent_spec, warm_root
+    from mmrepro.starter import parent_spec, warm_root
     from mmrepro.supervise import free_port
-    from mmrepro.supervise.warm import Parents
+    from mmrepro.supervise.warm import Parents, Refused
     from rich.console import Console
 
     found = load_scenario(scenario).with_variant(variant)
@@ -103,7 +103,9 @@ def status(
 
 @app.command()
 def stop(
-    key: Annotated[str, typer.Argument(help="As `mmrepro warm status` shows it; default: all.")] = "",
+    key: Annotated[
+        str, typer.Argument(help="As `mmrepro warm status` shows it; default: all.")
+    ] = "",
 ) -> None:
     """End what is kept warm. Servers that were forked from it go on.
 

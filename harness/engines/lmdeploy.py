@@ -73,6 +73,12 @@ class LmdeployEngine(Engine):
         "--model-name",
         "--backend",
     )
+    start_marks: ClassVar[Mapping[str, str]] = {
+        "imports": r"Loading weights from",
+        "model load": r"Warming up decoding",
+        "cache and warm-up": r"HINT:.{0,20}Please open",
+    }
+    """Below 0.18 it says nothing before the last one."""
     core_role: ClassVar[str] = "api_server"
     """One process does it all: HTTP, scheduling, the model (0.6.4 to 0.18.0 with one device)."""
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {}

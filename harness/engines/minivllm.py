@@ -27,6 +27,9 @@ class MinivllmEngine(Engine):
         "--served-model-name",
         "--device",
     )
+    start_marks: ClassVar[Mapping[str, str]] = {
+        "imports and model load": r"EngineCore waiting for work",
+    }
     core_role: ClassVar[str] = "EngineCore"
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("minivllm:num_requests_running",),

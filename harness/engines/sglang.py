@@ -88,6 +88,12 @@ class SglangEngine(Engine):
     # returns (0.5.6); this one generates a token, so that all three processes have worked.
     ready_path: ClassVar[str] = "/health_generate"
     endpoints: ClassVar[tuple[str, ...]] = ("/health", "/health_generate", "/v1/models")
+    start_marks: ClassVar[Mapping[str, str]] = {
+        "imports": r"server_args=ServerArgs\(",
+        "spawn scheduler": r"Init torch distributed begin",
+        "model load": r"Load weight end",
+        "cache and warm-up": r"max_total_num_tokens=",
+    }
     core_role: ClassVar[str] = "scheduler"
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("sglang:num_running_reqs",),

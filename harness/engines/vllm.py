@@ -125,4 +125,3 @@ class VllmEngine(Engine):
             value="all" if old else "nobind",
             why="older CPU builds crash without binding" if old else "threads may move",
         )
-

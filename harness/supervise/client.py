@@ -195,9 +195,7 @@ def start_engine(
         raise SupervisorError(f"The supervisor process could not be started: {error}.") from error
     assert child.stdin is not None
     assert child.stdout is not None
-    process = EngineProcess(
-        order, cast(BinaryIO, child.stdin), cast(BinaryIO, child.stdout), child
-    )
+    process = EngineProcess(order, cast(BinaryIO, child.stdin), cast(BinaryIO, child.stdout), child)
     process.begin()
     return process
 

@@ -31,8 +31,7 @@ else:  # run under the engine's interpreter, its neighbours beside it
     from protocol import Entry  # type: ignore[import-not-found,no-redef]
 
 COMMAND = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); import forked; "
-    "del sys.path[0]; forked.main()"
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import forked; del sys.path[0]; forked.main()"
 )
 """For ``python -c COMMAND FOLDER-OF-THIS-FILE PATH MODULE ARGUMENTS``. Without a main module of its
 own there is none that a child started with ``spawn`` would import again."""
@@ -74,7 +73,8 @@ class HandedOver(popen_spawn_posix.Popen):
 
     @property
     def files(self) -> set[int]:
-        return {*self._fds, resource_tracker.getfd()}
+        tracker = resource_tracker.getfd()
+        return {*self._fds, *([] if tracker is None else [tracker])}
 
 
 class ForkedPopen(popen_fork.Popen):
@@ -95,7 +95,11 @@ class ForkedPopen(popen_fork.Popen):
                 os._exit(code)
         os.close(child_w)
         os.close(child_r)
-        self.finalizer = util.Finalize(self, util.close_fds, (parent_r, parent_w))
+        self.finalizer = util.Finalize(
+            self,
+            util.close_fds,  # type: ignore[attr-defined]
+            (parent_r, parent_w),
+        )
         self.sentinel = parent_r
 
 

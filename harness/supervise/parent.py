@@ -1,7 +1,7 @@
 """A warm parent: it has imported an engine once and forks a server for each start.
 
 Runs under the engine's interpreter (``python -c COMMAND FOLDER ROOM``), in a folder of its own, and
-reads a :class:`ParentOrder` from standard input. It imports, looks whether what it has become can be
+reads a :class:`ParentOrder` from standard input. It imports, looks whether what it became can be
 forked, writes ``facts.json``, and listens on the Unix socket ``socket``. Each connection becomes a
 supervisor (supervisor.py) that forks the engine in turn, so that a server of a warm parent is owned
 and ended as any other is. A guardian, forked before the imports, ends the parent and removes its
@@ -42,8 +42,7 @@ else:  # run under the engine's interpreter, its neighbours beside it
     from protocol import MARKER_VARIABLE, LaunchOrder  # type: ignore[import-not-found,no-redef]
 
 COMMAND = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import parent; "
-    "del sys.path[0]; parent.main()"
+    "import sys; sys.path.insert(0, sys.argv[1]); import parent; del sys.path[0]; parent.main()"
 )
 ROOM = 16384
 """Bytes kept free on the command line: a server's own is shown there instead (``show_as``)."""
@@ -156,7 +155,7 @@ def guard(*, owned: bool) -> tuple[int, int]:
     Returns the guardian's pid and our end, which no child may have; -1 if it is the owner's.
     """
     reader, writer = (os.dup(0), -1) if owned else os.pipe()
-    parent, folder = os.getpid(), os.getcwd()
+    parent, folder = os.getpid(), Path.cwd()
     pid = os.fork()
     null = os.open(os.devnull, os.O_RDWR)
     if pid:
@@ -203,9 +202,7 @@ def settle() -> None:
     gc.freeze()  # the collector's marks would copy every page of the parent into each child
 
 
-def serve(
-    listener: socket.socket, facts: ParentFacts, inherited: set[int], idle_s: float
-) -> None:
+def serve(listener: socket.socket, facts: ParentFacts, inherited: set[int], idle_s: float) -> None:
     """Fork a supervisor for each connection, until nothing was asked for ``idle_s`` seconds."""
     used = time.monotonic()
     while not idle_s or time.monotonic() - used < idle_s:
@@ -258,14 +255,13 @@ def supervise(connection: int, inherited: set[int]) -> NoReturn:
             raise Engine(order)
         return Forked(pid)
 
-    code = 1
     try:
         supervisor.main(launch)
-        code = 0
-    finally:
-        if not isinstance(sys.exc_info()[1], Engine):
-            os._exit(code)
-    raise AssertionError("unreachable")
+    except Engine:
+        raise
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
 
 
 def become(order: LaunchOrder, log: int, inherited: set[int]) -> None:
@@ -340,7 +336,9 @@ def inspect(facts: ParentFacts, opened: dict[int, str], guardian: int) -> None:
         for owner, count in facts.threads.items()
         if not any(name in owner for name in FORK_SAFE)
     ]
-    reasons += [f"its imports opened {what}" for n, what in opened.items() if not _harmless(n, what)]
+    reasons += [
+        f"its imports opened {what}" for n, what in opened.items() if not _harmless(n, what)
+    ]
     children = procfs.descendants(os.getpid()).keys() - {guardian}
     reasons += [f"its imports started process {procfs.command(pid)}" for pid in children]
     if forked.cuda_initialised():
@@ -382,9 +380,7 @@ def threads() -> dict[str, int]:
     return found
 
 
-def _owner(
-    pointer: int, stacks: list[tuple[int, int]], code: list[tuple[int, int, str]]
-) -> str:
+def _owner(pointer: int, stacks: list[tuple[int, int]], code: list[tuple[int, int, str]]) -> str:
     """The library named most often on the stack that ``pointer`` points to; "" if none is."""
     limit = next((high for low, high in stacks if low <= pointer < high), pointer)
     with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123

@@ -1,11 +1,11 @@
 """The process that owns an engine: it ends everything of a run, whatever happens to the harness.
 
 Started by :mod:`mmrepro.supervise.client` as a script, or forked by a warm parent
-(:mod:`mmrepro.supervise.parent`), so that the engine can be forked in turn. It is a child subreaper, so that whatever
-the engine leaves behind becomes its child; the end of its standard input means that the harness
-is gone (SIGKILL included). A guardian, forked at the start, does the same for the supervisor: it
-holds the other end of a pipe, and when the supervisor vanishes it kills all that carries the
-run's marker.
+(:mod:`mmrepro.supervise.parent`), which it then forks for the engine in turn. It is a child
+subreaper, so that whatever the engine leaves behind becomes its child; the end of its standard
+input means that the harness is gone (SIGKILL included). A guardian, forked at the start, does the
+same for the supervisor: it holds the other end of a pipe, and when the supervisor vanishes it kills
+all that carries the run's marker.
 
 Standard library only; no threads; all state in one object.
 """

@@ -70,10 +70,11 @@ class ParentSpec:
     @property
     def key(self) -> str:
         env = {name: value for name, value in self.env.items() if name not in SHELL_VARIABLES}
+        scripts = [(path.name, path.read_text()) for path in sorted(SCRIPTS.glob("*.py"))]
         content = [
-            str(self.python), self.module, self.preload, sorted(env.items()), self.path, self.digest,
-            [(path.name, path.read_bytes().hex()) for path in sorted(SCRIPTS.glob("*.py"))],
-        ]  # fmt: skip
+            *(str(self.python), self.module, self.preload, sorted(env.items())),
+            *(self.path, self.digest, scripts),
+        ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 
 
@@ -113,8 +114,9 @@ class WarmParent:
             WarmParentDied: it does not answer.
             SupervisorError: the server's process could not be started.
         """
-        os.utime(self.folder / SPEC)
         link = self._connected()
+        with contextlib.suppress(OSError):
+            os.utime(self.folder / SPEC)
         order = launch_order(
             argv, env, cwd=cwd, log=log, grace_s=grace_s, entry=entry,
             preface=str(self.folder / LOG),
@@ -128,14 +130,16 @@ class WarmParent:
     def _connected(self) -> socket.socket:
         link = socket.socket(socket.AF_UNIX)
         link.settimeout(CONNECT_TIMEOUT_S)
-        handle = os.open(self.folder, os.O_PATH)  # a socket's path holds 107 bytes
+        handle = -1
         try:
+            handle = os.open(self.folder, os.O_PATH)  # a socket's path holds 107 bytes
             link.connect(f"/proc/self/fd/{handle}/{SOCKET}")
         except OSError as error:
             link.close()
             raise WarmParentDied(f"The warm parent of {self.label} does not answer.") from error
         finally:
-            os.close(handle)
+            if handle >= 0:
+                os.close(handle)
         link.settimeout(None)
         return link
 
@@ -159,7 +163,7 @@ class Refused(Exception):
 
 
 def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmParent:
-    """Start a parent in ``folder``, which is made, and wait until it has imported everything.
+    """Start a parent in ``folder``, an empty one, and wait until it has imported everything.
 
     With ``idle_s`` it outlives the caller; else it ends when the caller does, however that ends.
 
@@ -167,7 +171,6 @@ def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmPar
         Refused: it cannot be forked.
         WarmParentDied: it could not be started, or died.
     """
-    folder.mkdir(mode=0o700, parents=True)
     order = ParentOrder(spec.module, list(spec.preload), list(spec.path), idle_s)
     marker = f"mmrepro-{uuid.uuid4().hex}"
     title = f"mmrepro warm parent of {spec.label}"
@@ -186,7 +189,9 @@ def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmPar
         shutil.rmtree(folder, ignore_errors=True)
         raise WarmParentDied(f"The {title} could not be started: {error}.") from error
     born = procfs.stat(child.pid)
-    made = WarmParent(spec.label, spec.key, folder, child.pid, born[2] if born else 0, idle_s, child)
+    made = WarmParent(
+        spec.label, spec.key, folder, child.pid, born[2] if born else 0, idle_s, child
+    )
     try:
         assert child.stdin is not None
         with contextlib.suppress(OSError):
@@ -235,7 +240,6 @@ class Parents:
         self.memory_bytes = memory_bytes or int(_memory() * MEMORY_SHARE)
         self.idle_s = idle_s
         self._own: dict[str, WarmParent] = {}
-        self._folder: Path | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -249,8 +253,6 @@ class Parents:
         for made in self._own.values():
             made.end()
         self._own.clear()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
 
     def find(self, spec: ParentSpec) -> WarmParent | None:
         """A living parent for ``spec``, this command's or a kept one."""
@@ -267,10 +269,11 @@ class Parents:
             return found
         self._make_room()
         if self.idle_s:
-            return begin_parent(spec, self.kept / f"{spec.key}-{os.getpid()}", self.idle_s)
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="mmr-warm-"))
-        made = begin_parent(spec, self._folder / spec.key)
+            self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # A name that no other has had: an ended one's guardian may still remove its folder.
+            folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
+            return begin_parent(spec, Path(folder), self.idle_s)
+        made = begin_parent(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))
         self._own[spec.key] = made
         return made
 
@@ -279,9 +282,7 @@ class Parents:
         living = kept_parents(self.kept) if self.idle_s else list(self._own.values())
         living = sorted((one for one in living if one.alive), key=lambda one: one.last_used)
         sizes = [one.facts.memory_bytes for one in living]
-        while living and (
-            len(living) >= self.limit or sum(sizes) + max(sizes) > self.memory_bytes
-        ):
+        while living and (len(living) >= self.limit or sum(sizes) + max(sizes) > self.memory_bytes):
             living.pop(0).end()
             sizes.pop(0)
         self._own = {key: one for key, one in self._own.items() if one.alive}

