@@ -191,19 +191,19 @@ class Run:
                 self.recorder.event(reasons[-1], level="warning")
                 mode = SAFER[mode]
             except EngineStartError as error:
+                why = worth_another(self.engine, error.detail)
+                mode_in_doubt = mode in SAFER and not error.usage
+                if attempt == START_ATTEMPTS or not (why or mode_in_doubt):
+                    raise
                 log.rename(log.with_name(f"{log.stem}-start-{attempt}{log.suffix}"))
-                if why := worth_another(self.engine, error.detail):
+                if why:
                     self.recorder.event(f"{why}; starting it again", level="warning")
                     self._restarts.append(Setting(name="start-up", value="repeated", why=why))
-                elif mode in SAFER and not error.usage:
+                else:
                     failed[mode] = error.message
                     reasons.append(f"a start in mode {mode} failed: {error.message}")
                     self.recorder.event(reasons[-1], level="warning")
                     mode = StartMode.COLD
-                else:
-                    raise
-                if attempt == START_ATTEMPTS:
-                    raise
             else:
                 starter.note(launched, plan, environment, self.incident.engine.start_seconds or 0)
                 for unusable, why in failed.items():  # the cold start worked: it was the mode

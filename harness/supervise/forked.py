@@ -38,6 +38,9 @@ own there is none that a child started with ``spawn`` would import again."""
 
 NEIGHBOURS = ("forked", "parent", "procfs", "protocol", "supervisor")
 
+STREAMS = [(stream, dict(vars(stream))) for stream in (sys.stdout, sys.stderr)]
+"""As the interpreter made them."""
+
 FORKED = "mmrepro start: forked in place of a spawn: "
 
 
@@ -90,6 +93,7 @@ class ForkedPopen(popen_fork.Popen):
             try:
                 let_go({*given, child_r, child_w})
                 default_signals()
+                new_streams()
                 code = process_obj._bootstrap(parent_sentinel=child_r)
             finally:
                 os._exit(code)
@@ -134,6 +138,15 @@ def default_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def new_streams() -> None:
+    """Take away what was hung onto stdout and stderr: vLLM puts the process's name before each
+    line, and up to 0.12 it would put the child's behind its parent's."""
+    for stream, attributes in STREAMS:
+        vars(stream).clear()
+        vars(stream).update(attributes)
+    sys.stdout, sys.stderr = (stream for stream, _ in STREAMS)
 
 
 def cuda_initialised() -> bool:

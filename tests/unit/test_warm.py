@@ -134,7 +134,13 @@ def test_it_ends_as_python_would(
 CHILD = """
     import json, multiprocessing, os, signal, socket, sys, time
 
+    def name_lines(name):
+        write = sys.stdout.write
+        sys.stdout.write = lambda text: write(f"{name}: {text}" if text.strip() else text)
+
     def child(connection, expected):
+        name_lines("child")
+        print("hello", flush=True)
         kept = connection.fileno()
         kinds = {n: os.readlink(f"/proc/self/fd/{n}") for n in expected if n != kept}
         connection.send({
@@ -145,6 +151,7 @@ CHILD = """
     if __name__ == "__main__":
         multiprocessing.set_start_method("spawn")
         signal.signal(signal.SIGTERM, lambda *_: None)
+        name_lines("server")
         listener = socket.create_server(("127.0.0.1", 0))
         ours, theirs = multiprocessing.Pipe()
         held = [listener.fileno(), ours.fileno()]
@@ -168,7 +175,9 @@ def test_a_spawned_child_is_forked_and_has_what_a_spawned_one_has(
     assert set(facts["kinds"].values()) == {os.devnull}
     assert facts["term"] is True
     assert (facts["method"], facts["exit"]) == ("spawn", 0)
-    assert "forked in place of a spawn: Process-1" in (tmp_path / "run/engine.log").read_text()
+    log = (tmp_path / "run/engine.log").read_text().splitlines()
+    assert "mmrepro start: forked in place of a spawn: Process-1" in log
+    assert "child: hello" in log, "not behind the server's name"
 
 
 def test_what_cannot_be_pickled_fails_as_with_spawn(
