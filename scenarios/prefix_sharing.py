@@ -156,7 +156,7 @@ def stub_untouched(evidence: Evidence) -> Finding:
             "engine's own",
             *files,
         )
-    return Finding.of(True, f"loaded in {loaded} processes, 0 calls", *files)
+    return Finding.of(True, f"it reported itself {loaded} times, 0 calls", *files)
 
 
 def behind_stub(facts: RunFacts) -> bool:

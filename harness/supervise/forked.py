@@ -38,6 +38,9 @@ own there is none that a child started with ``spawn`` would import again."""
 
 NEIGHBOURS = ("forked", "parent", "procfs", "protocol", "supervisor")
 
+STAND_IN = "mmrepro_stand_in_"
+"""What ``standins/boot`` calls the modules of stand-ins, before their folder's name."""
+
 STREAMS = [(stream, dict(vars(stream))) for stream in (sys.stdout, sys.stderr)]
 """As the interpreter made them."""
 
@@ -94,6 +97,7 @@ class ForkedPopen(popen_fork.Popen):
                 let_go({*given, child_r, child_w})
                 default_signals()
                 new_streams()
+                tell_stand_ins()
                 code = process_obj._bootstrap(parent_sentinel=child_r)
             finally:
                 os._exit(code)
@@ -147,6 +151,14 @@ def new_streams() -> None:
         vars(stream).clear()
         vars(stream).update(attributes)
     sys.stdout, sys.stderr = (stream for stream, _ in STREAMS)
+
+
+def tell_stand_ins() -> None:
+    """A stand-in that reports itself does so in a forked process too (its ``forked``): the report
+    counts the processes of the engine that have it."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(STAND_IN) and hasattr(module, "forked"):
+            module.forked()
 
 
 def cuda_initialised() -> bool:

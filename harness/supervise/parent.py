@@ -281,6 +281,7 @@ def become(order: LaunchOrder, log: int, inherited: set[int]) -> None:
     tempfile.tempdir = None
     show_as(order.argv, order.marker)
     reseed()
+    forked.tell_stand_ins()
 
 
 def show_as(argv: list[str], marker: str) -> None:

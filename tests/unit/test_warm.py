@@ -180,6 +180,29 @@ def test_a_spawned_child_is_forked_and_has_what_a_spawned_one_has(
     assert "child: hello" in log, "not behind the server's name"
 
 
+def test_stand_ins_report_themselves_in_each_process(
+    tmp_path: Path, parents: Parents, started: list[EngineProcess]
+) -> None:
+    program = """
+        import multiprocessing, os, sys, types
+        def forked():
+            os.write(2, f"stand-in here {os.getpid()}\\n".encode())
+        sys.modules["mmrepro_stand_in_toy"] = types.SimpleNamespace(forked=forked)
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("spawn").Process(target=print, args=("x",))
+            process.start()
+            process.join()
+    """
+    spec = toy(tmp_path / "code", program)
+    process = serve(parents.get(spec), spec, tmp_path / "run")
+    started.append(process)
+    until(lambda: process.exit_code is not None, "its end")
+    said = (tmp_path / "run/engine.log").read_text().splitlines()
+    pids = {line.split()[-1] for line in said if line.startswith("stand-in here")}
+    assert len(pids) == 2
+    assert str(process.engine_pid) in pids
+
+
 def test_what_cannot_be_pickled_fails_as_with_spawn(
     tmp_path: Path, parents: Parents, started: list[EngineProcess]
 ) -> None:

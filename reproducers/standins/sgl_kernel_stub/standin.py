@@ -25,6 +25,12 @@ def say(what: str) -> None:
     os.write(2, f"\nmmrepro stand-in {NAME}: {what} (process {os.getpid()})\n".encode())
 
 
+def forked() -> None:
+    """Called in each forked process of the engine: what is loaded there was loaded before."""
+    if PACKAGE in sys.modules:
+        say("loaded")
+
+
 class Missing:
     """A name that can be imported, has attributes, and raises when it is called."""
 

@@ -31,6 +31,12 @@ def say(what: str) -> None:
     os.write(2, f"\nmmrepro stand-in {NAME}: {what} (process {os.getpid()})\n".encode())
 
 
+def forked() -> None:
+    """Called in each forked process of the engine: what is loaded there was loaded before."""
+    for name in OWN_CLASSES.keys() & sys.modules.keys():
+        say(f"loaded {name}")
+
+
 def rotary_embedding(*args: Any, **kwargs: Any) -> NoReturn:
     say("called vllm._custom_ops.rotary_embedding")
     raise RuntimeError("vLLM's rotary_embedding was called, but this is mmrepro's stand-in")
