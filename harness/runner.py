@@ -186,7 +186,7 @@ class Run:
                 launched = self._launch(plan, environment, starter, mode, url, log, control)
             except (Refused, WarmParentDied) as refusal:
                 if isinstance(refusal, Refused):  # and one that died may live the next time
-                    starter.note_unusable(mode, plan, environment, str(refusal))
+                    starter.note_unusable(mode, plan, environment, str(refusal), certain=True)
                 reasons.append(f"not {mode}: {refusal}")
                 self.recorder.event(reasons[-1], level="warning")
                 mode = SAFER[mode]
@@ -207,7 +207,7 @@ class Run:
             else:
                 starter.note(launched, plan, environment, self.incident.engine.start_seconds or 0)
                 for unusable, why in failed.items():  # the cold start worked: it was the mode
-                    starter.note_unusable(unusable, plan, environment, why)
+                    starter.note_unusable(unusable, plan, environment, why, certain=False)
                 return url
         raise AssertionError("unreachable")
 

@@ -79,7 +79,9 @@ class Starter:
         kept = self.parents.find(parent_spec(plan, environment)) is not None
         mode = StartMode.WARM if self.several or kept else StartMode.FORK
         known, reasons = starts_seen(environment.state_dir).modes, []
-        while mode in SAFER and (seen := known.get(_name(mode, plan))) and not seen.works:
+        while mode in SAFER and (seen := known.get(_name(mode, plan))):
+            if seen.works or not seen.certain:
+                break
             reasons.append(f"not {mode}: {seen.why}")
             mode = SAFER[mode]
         return mode, reasons
@@ -135,11 +137,23 @@ class Starter:
         note_start(environment.state_dir, _name(started.mode, plan), seen)
 
     def note_unusable(
-        self, mode: StartMode, plan: LaunchPlan, environment: Environment, why: str
+        self,
+        mode: StartMode,
+        plan: LaunchPlan,
+        environment: Environment,
+        why: str,
+        *,
+        certain: bool,
     ) -> None:
-        """Remember that the environment does not bear that mode."""
+        """Remember that the environment does not bear that mode.
+
+        Not ``certain``: it may have been chance; the second time in a row it is believed.
+        """
         name = _name(mode, plan)
-        note_start(environment.state_dir, name, ModeSeen(works=False, why=why))
+        before = starts_seen(environment.state_dir).modes.get(name)
+        again = before is not None and not before.works
+        seen = ModeSeen(works=False, certain=certain or again, why=why)
+        note_start(environment.state_dir, name, seen)
 
 
 def parent_spec(plan: LaunchPlan, environment: Environment) -> ParentSpec:

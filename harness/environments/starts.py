@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from typing import Annotated
 
 from mmrepro.probes.base import Record
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 FILE = "starts.json"
 
@@ -16,6 +17,9 @@ class ModeSeen(Record):
     """How a start of one mode went. ``seconds``: start to ready."""
 
     works: bool
+    certain: Annotated[
+        bool, Field(description="else it failed once where a cold start worked: perhaps by chance")
+    ] = True
     why: str = ""
     seconds: float | None = None
     imports_s: float | None = None

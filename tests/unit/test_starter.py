@@ -50,10 +50,12 @@ def test_one_start_forks_and_several_are_warm(place: Environment) -> None:
 
 def test_a_mode_that_was_seen_not_to_work_is_left_out_and_said(place: Environment) -> None:
     starter = Starter(several=True)
-    starter.note_unusable(StartMode.WARM, plan(place), place, "its imports start threads")
+    starter.note_unusable(
+        StartMode.WARM, plan(place), place, "its imports start threads", certain=True
+    )
     mode, why = starter.choose(plan(place), place)
     assert (mode, why) == (StartMode.FORK, ["not warm: its imports start threads"])
-    starter.note_unusable(StartMode.FORK, plan(place), place, "it hung")
+    starter.note_unusable(StartMode.FORK, plan(place), place, "it hung", certain=True)
     mode, why = starter.choose(plan(place), place)
     assert (mode, why) == (
         StartMode.COLD,
@@ -64,12 +66,27 @@ def test_a_mode_that_was_seen_not_to_work_is_left_out_and_said(place: Environmen
     assert "not fork: it hung" in settings[0].why
 
 
+def test_one_failed_start_may_be_chance_and_two_in_a_row_are_not(place: Environment) -> None:
+    starter, made = Starter(), plan(place)
+
+    def fails() -> StartMode:
+        starter.note_unusable(StartMode.FORK, made, place, "it did not start", certain=False)
+        return starter.choose(made, place)[0]
+
+    assert fails() is StartMode.FORK
+    note_start(place.state_dir, StartMode.FORK, ModeSeen(works=True))
+    assert fails() is StartMode.FORK
+    assert fails() is StartMode.COLD
+
+
 def test_stand_ins_are_another_case(place: Environment) -> None:
     """A stand-in that cannot be warmed says nothing of the environment without it."""
     starter = Starter(several=True)
     patched = plan(place, mitigations=("patch",))
     assert patched.stand_ins
-    starter.note_unusable(StartMode.WARM, patched, place, "the stand-in opened a file")
+    starter.note_unusable(
+        StartMode.WARM, patched, place, "the stand-in opened a file", certain=True
+    )
     assert starter.choose(patched, place)[0] is StartMode.FORK
     assert starter.choose(plan(place), place)[0] is StartMode.WARM
 
