@@ -35,7 +35,7 @@ SCRIPTS = Path(script.__file__).parent
 IMPORT_TIMEOUT_S = 300.0
 CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.02
-DEFAULT_LIMIT = 4
+DEFAULT_LIMIT = 6
 MEMORY_SHARE = 0.25
 """Of this machine's memory, for the parents of one command together."""
 SPEC = "spec.json"

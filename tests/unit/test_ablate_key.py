@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from mmrepro.ablate import key
-from mmrepro.ablate.key import cell_key, code_digest, decisive_parts, scenario_files
+from mmrepro.ablate.key import START_MODE, cell_key, code_digest, decisive_parts, scenario_files
 from mmrepro.environments import Environment
-from mmrepro.options import RunOptions
+from mmrepro.options import RunOptions, StartMode
 from mmrepro.registry import load_scenario
 from mmrepro.starter import Starter
 from worlds import environment
@@ -61,6 +61,8 @@ def test_each_thing_that_decides(
     }
     # A factor of the traffic alone changes nothing of the server.
     assert changed(before, parts(RunOptions(device="cpu", flips=("refusal",)))) == {"flips"}
+    cold = parts(RunOptions(device="cpu", start_mode=StartMode.COLD))
+    assert changed(before, cold) == {START_MODE}
     half = parts(RunOptions(device="cpu", flips=("touch-fix",)))
     assert changed(before, half) == {"variables", "flips"}
 

@@ -17,7 +17,7 @@ from mmrepro.ablate.session import Ablating
 from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
-from mmrepro.options import RunOptions
+from mmrepro.options import RunOptions, StartMode
 from mmrepro.registry import load_scenario
 from mmrepro.reports.ablation import load_ablation
 from worlds import World, as_in_0_23, environment
@@ -114,6 +114,29 @@ def test_what_decides_a_cell_is_in_its_key(
     world = World()
     ablate(world, factors=("mm-cache",), out=tmp_path / "other", **change)
     assert world.calls == [(), ("mm-cache",)]
+
+
+def test_a_run_of_one_start_mode_is_none_of_another(ablate: Ablate, tmp_path: Path) -> None:
+    """Also where it was asked for in another mode, which could not be used."""
+    one = {"factors": ("mm-cache",)}
+    both = [(), ("mm-cache",)]
+    fell_back = World(start_mode="fork")
+    ablate(fell_back, **one)
+    assert fell_back.calls == both
+    forked, warm = World(), World()
+    fork = RunOptions(device="cpu", start_mode=StartMode.FORK)
+    ablate(forked, **one, run=fork, out=tmp_path / "forked")
+    assert forked.calls == [], "they were forks"
+    ablate(warm, **one, out=tmp_path / "warm")
+    assert warm.calls == both, "and no warm starts"
+    cold = World()
+    ablate(
+        cold,
+        **one,
+        run=RunOptions(device="cpu", start_mode=StartMode.COLD),
+        out=tmp_path / "cold",
+    )
+    assert cold.calls == both
 
 
 def test_ctrl_c_keeps_what_is_whole_and_says_how_to_go_on(ablate: Ablate, tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ class World:
 
     happens: Happens = as_in_0_23
     calls: list[tuple[str, ...]] = field(default_factory=list)
+    start_mode: str = ""
+    """That the runs were made in."""
 
     def run(
         self, scenario: Scenario, options: RunOptions, listener: object, starter: object
@@ -59,6 +61,7 @@ class FakeRun:
         self.dir = options.out
         self.dir.mkdir(parents=True)
         self.incident: Incident = incident(command=options.command(scenario.name))
+        self.incident.engine.start_mode = world.start_mode
         self.recorder = SimpleNamespace(evidence=Evidence())
 
     def facts(self) -> object:
