@@ -23,7 +23,7 @@ CASES = """
 ghost-key-eviction
 ghost-key-eviction --release 0.24.0
 mm-cache-desync
-mm-cache-desync --release 0.12.0
+mm-cache-desync --mitigation disable-mm-cache
 chunked-mm-prefill --variant generated-placeholder
 chunked-mm-prefill --variant generated-placeholder --release 0.12.0
 chunked-mm-prefill --variant literal-placeholder

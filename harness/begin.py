@@ -1,20 +1,24 @@
-"""What an incident holds before anything has been observed."""
+"""What an incident holds of the set-up, before anything has been observed."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import shlex
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmrepro import __version__
-from mmrepro.environments import cache_root
+from mmrepro.engines import LaunchPlan
+from mmrepro.environments import Environment, cache_root
 from mmrepro.errors import UsageError
 from mmrepro.host import host_facts
-from mmrepro.incident import EngineFacts, Fidelity, Incident, ModelFacts
+from mmrepro.incident import EngineFacts, Fidelity, Incident, ModelFacts, Setting
 from mmrepro.models import TinyModel
 from mmrepro.options import RunOptions
 from mmrepro.probes.base import Moment
-from mmrepro.scenario import Scenario
+from mmrepro.scenario import Control, Factor, Scenario, reproducer_path
 
 
 def blank(
@@ -62,3 +66,40 @@ def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
         image_tokens=tiny.image_tokens,
         sha256=digest,
     )
+
+
+def note_environment(incident: Incident, environment: Environment, folder: Path) -> None:
+    """What the engine was installed as; the list with hashes is copied into ``folder``."""
+    engine = incident.engine
+    engine.wheel = environment.wheel
+    engine.python = environment.python_version
+    engine.resolved_until = environment.resolved_until
+    engine.packages = environment.packages
+    engine.settings = list(environment.notes)
+    copy = folder / environment.lock_file.name
+    with contextlib.suppress(OSError):
+        copy.write_bytes(environment.lock_file.read_bytes())
+        engine.packages_file = copy.name
+
+
+def changes(flipped: Sequence[Factor], control: Control | None) -> list[Setting]:
+    """What a run sets on purpose: flipped factors, the options of its control server."""
+    found = [
+        Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
+        for f in flipped
+    ]
+    if control is not None:
+        options = shlex.join(control.server_args)
+        found.append(Setting(name="control server", value=options, why=control.description))
+    return found
+
+
+def note_plan(incident: Incident, plan: LaunchPlan, settings: list[Setting]) -> None:
+    """How the server is about to be started."""
+    # Where mmrepro itself lies is no fact of the run: reports are the same from any checkout.
+    here = str(reproducer_path("").absolute())
+    incident.engine.command = plan.argv
+    incident.engine.environment = {k: v.replace(here, "{reproducers}") for k, v in plan.env.items()}
+    incident.engine.settings = settings
+    incident.stand_ins = plan.stand_ins
+    incident.fidelity = plan.fidelity

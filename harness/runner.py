@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shlex
 import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 
 from mmrepro import deadline
 from mmrepro.assemble import assemble
-from mmrepro.begin import blank, model_of
+from mmrepro.begin import blank, changes, model_of, note_environment, note_plan
 from mmrepro.drive import Drive
 from mmrepro.engines import LaunchPlan, get_engine, root_cause_lines, worth_another
 from mmrepro.engines.base import SERVED_MODEL
@@ -32,7 +31,7 @@ from mmrepro.recorder import Listener, Recorder
 from mmrepro.redact import Redactor
 from mmrepro.rundir import make_run_dir, write_incident
 from mmrepro.sampler import Sampler
-from mmrepro.scenario import Control, RunFacts, Scenario, reproducer_path
+from mmrepro.scenario import Control, RunFacts, Scenario
 from mmrepro.signature import Finding, Outcome, Verdict, decide, evaluate
 from mmrepro.start_stages import StartStages
 from mmrepro.starter import SAFER, Started, Starter, mode_settings
@@ -81,7 +80,6 @@ class Run:
         self._sampler: Sampler | None = None
         self._gate_passed = False
         self._restarts: list[Setting] = []
-        self._start_settings: list[Setting] = []
 
     # ------------------------------------------------------------------ the whole
 
@@ -112,7 +110,7 @@ class Run:
                 self.engine.environment_spec(self.release, self.device),
                 progress=lambda text: self.recorder.event(text, source="environment"),
             )
-            self._note_environment(self.environment)
+            note_environment(self.incident, self.environment, self.recorder.dir)
         with self.environment.in_use():  # `mmrepro env prune` beside us leaves it alone
             self._run_engine(self.environment, self._starter)
         with self._stage("verdict"):
@@ -175,8 +173,7 @@ class Run:
         for attempt in range(1, START_ATTEMPTS + 1):
             port = free_port()
             plan = launch_plan(self.scenario, self.options, environment, model, port, control)
-            self._start_settings = mode_settings(mode, reasons)
-            self._note_plan(plan)
+            self._note_plan(plan, environment, mode_settings(mode, reasons))
             self.incident.engine.start_mode = mode
             url = f"http://127.0.0.1:{port}"
             try:
@@ -423,41 +420,10 @@ class Run:
             flips=frozenset(self.options.flips),
         )
 
-    def _note_environment(self, environment: Environment) -> None:
-        engine = self.incident.engine
-        engine.wheel = environment.wheel
-        engine.python = environment.python_version
-        engine.resolved_until = environment.resolved_until
-        engine.packages = environment.packages
-        engine.settings = list(environment.notes)
-        copy = self.recorder.dir / environment.lock_file.name
-        with contextlib.suppress(OSError):
-            copy.write_bytes(environment.lock_file.read_bytes())
-            engine.packages_file = copy.name
-
-    def _note_plan(self, plan: LaunchPlan) -> None:
-        assert self.environment is not None
-        engine = self.incident.engine
-        engine.command = plan.argv
-        # Where mmrepro itself lies is no fact of the run: reports are the same from any checkout.
-        here = str(reproducer_path("").absolute())
-        engine.environment = {k: v.replace(here, "{reproducers}") for k, v in plan.env.items()}
-        flips = [
-            Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
-            for f in self.flipped
-        ]
-        if control := self.scenario.control_server:
-            said = shlex.join(control.server_args)
-            flips.append(Setting(name="control server", value=said, why=control.description))
-        engine.settings = [
-            *self.environment.notes,
-            *self._start_settings,
-            *plan.settings,
-            *flips,
-            *self._restarts,
-        ]
-        self.incident.stand_ins = plan.stand_ins
-        self.incident.fidelity = plan.fidelity
+    def _note_plan(self, plan: LaunchPlan, environment: Environment, start: list[Setting]) -> None:
+        settings = [*environment.notes, *start, *plan.settings]
+        settings += changes(self.flipped, self.scenario.control_server)
+        note_plan(self.incident, plan, [*settings, *self._restarts])
 
     def server(self) -> ServerFacts | None:
         """Where a kept server is."""

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from mmrepro.childenv import child_environment
@@ -64,13 +63,8 @@ class Starter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.parents.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self.parents.end()
 
     def choose(self, plan: LaunchPlan, environment: Environment) -> tuple[StartMode, list[str]]:
         """The mode for that start, and why it is not a faster one."""

@@ -292,6 +292,8 @@ def show_as(argv: list[str], marker: str) -> None:
     """
     fields = procfs.read(os.getpid(), "stat").rpartition(b")")[2].split()
     arguments, arguments_end, variables, variables_end = map(int, fields[45:49])
+    if not 0 < arguments < arguments_end <= variables < variables_end:
+        raise RuntimeError("the kernel does not tell where the command line is")
     room = arguments_end - arguments
     shown = b"".join(os.fsencode(word) + b"\0" for word in argv)[: room - 1]
     ctypes.memset(arguments, 0, room)

@@ -21,7 +21,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self, cast
 
 from mmrepro.errors import WarmParentDied
@@ -244,12 +243,11 @@ class Parents:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """End those that this command made for itself."""
         for made in self._own.values():
             made.end()
         self._own.clear()
