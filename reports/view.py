@@ -370,8 +370,9 @@ def collision_share(images: int, bits: int) -> str:
 def latencies(incident: Incident) -> str:
     """Start-up, and the latencies of all answered completions; empty without either."""
     start = incident.engine.start_seconds
-    mode = f" (start mode {incident.engine.start_mode})" if incident.engine.start_mode else ""
-    parts = [f"The server was ready {duration(start)} after its start{mode}."] if start else []
+    mode = incident.engine.start_mode
+    how = f" (start mode {mode})" if mode in ("cold", "fork", "warm") else ""
+    parts = [f"The server was ready {duration(start)} after its start{how}."] if start else []
     known = sorted(r.latency_s for r in incident.evidence.requests if r.answered and r.max_tokens)
     if known:
         middle, late = known[len(known) // 2], known[min(len(known) - 1, len(known) * 95 // 100)]
