@@ -89,8 +89,8 @@ class SglangEngine(Engine):
     ready_path: ClassVar[str] = "/health_generate"
     endpoints: ClassVar[tuple[str, ...]] = ("/health", "/health_generate", "/v1/models")
     start_marks: ClassVar[Mapping[str, str]] = {
-        "imports": r"server_args=ServerArgs\(",
-        "spawn scheduler": r"Init torch distributed begin",
+        "imports": r"server_args=",
+        "spawn scheduler": r"Init (?:torch distributed|parallel) begin",
         "model load": r"Load weight end",
         "cache and warm-up": r"max_total_num_tokens=",
     }
@@ -111,7 +111,7 @@ class SglangEngine(Engine):
         "prefill": r"Prefill batch",
         "cache-flushed": r"Cache flushed successfully",
     }
-    log_mark: ClassVar[str] = r"server_args=ServerArgs\("
+    log_mark: ClassVar[str] = r"server_args=(?:ServerArgs\(|\{'model_path')"
     idle_loops: ClassVar[tuple[str, ...]] = ("event_loop_normal", "event_loop_overlap")
     version_paths: ClassVar[tuple[str, ...]] = ("/get_server_info", "/server_info")
     progress_pattern: ClassVar[str] = r"(?:Prefill|Decode) batch"

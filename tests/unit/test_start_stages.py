@@ -73,6 +73,8 @@ LINES = [
     ("vllm", "cache and warm-up", "init engine (profile, create kv cache, warmup model) took 1"),
     ("sglang", "imports", "[2026-11-21 23:05:10] server_args=ServerArgs(model_path='x'"),
     ("sglang", "spawn scheduler", "[2026-11-21 23:05:10] Init torch distributed begin."),
+    ("sglang", "imports", "[2026-11-21 23:03:47] server_args={'model_path': '/models/tiny'"),
+    ("sglang", "spawn scheduler", "[2026-11-21 23:03:47] Init parallel begin."),
     ("lmdeploy", "cache and warm-up", "HINT:    Please open \x1b[93m\x1b[1mhttp://127.0.0.1:1"),
     ("minivllm", "imports and model load", "[service.py:147] EngineCore waiting for work."),
 ]
