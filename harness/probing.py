@@ -28,7 +28,7 @@ from mmrepro.supervise import EngineProcess, procfs
 
 BASELINE_S = 5.0
 CHECK_S = 20.0
-MAX_STACK_SAMPLES = 40
+MIN_STACK_SAMPLES, MAX_STACK_SAMPLES = 10, 40
 PAUSING_SAMPLES = 20
 REPRODUCER_TIMEOUT_S = 60.0
 
@@ -71,8 +71,14 @@ class Probing:
             probes += [StacksProbe([core], samples=1), SyscallsProbe(core, window_s=0.5)]
         await asyncio.gather(*(self._run(probe, BASELINE_S) for probe in probes))
 
-    async def check(self, deadline_s: float, python: Path | None, env: Mapping[str, str]) -> None:
-        """Every probe, once the trigger has ended; the metrics twice, the stacks many times."""
+    async def check(
+        self, deadline_s: float, python: Path | None, env: Mapping[str, str], *, waiting: bool
+    ) -> None:
+        """Every probe, once the trigger has ended; the metrics twice, the stacks many times.
+
+        ``waiting``: a request of the trigger is unanswered. If none is, and nothing is looked for
+        in the stacks, a few of them show all that there is.
+        """
         started = time.monotonic()
         core = self.target.core_pid
         await self._run(self._metrics(), BASELINE_S, label="metrics-1")
@@ -81,7 +87,7 @@ class Probing:
             self._run(HttpProbe(self.target.url, self.target.engine.endpoints), CHECK_S),
             self._run(self._processes(1.0), CHECK_S),
             self._run(GpuProbe(), CHECK_S),
-            self._core_probes(core),
+            self._core_probes(core, waiting=waiting),
             self._reproducers(python, env),
         ]
         await asyncio.gather(*waits)
@@ -103,20 +109,21 @@ class Probing:
     def _metrics(self) -> MetricsProbe:
         return MetricsProbe(self.target.url + self.target.engine.metrics_path)
 
-    async def _core_probes(self, core: int | None) -> None:
+    async def _core_probes(self, core: int | None, *, waiting: bool) -> None:
         """Stacks first, then system calls: strace stops what py-spy reads."""
         if core is None:
             self.recorder.event(
                 f"no process {self.target.engine.core_role} is left to look at", level="error"
             )
             return
+        locals_too = self.scenario.looks_for_locals
         stacks = StacksProbe(
             [core],
-            samples=MAX_STACK_SAMPLES,
+            samples=MAX_STACK_SAMPLES if waiting or locals_too else MIN_STACK_SAMPLES,
             interval_s=0.03,
             until=self.scenario.enough_stacks,
-            min_samples=10,
-            pausing=PAUSING_SAMPLES if self.scenario.looks_for_locals else 0,
+            min_samples=MIN_STACK_SAMPLES,
+            pausing=PAUSING_SAMPLES if locals_too else 0,
         )
         await self._run(stacks, CHECK_S)
         await self._run(SyscallsProbe(core, window_s=1.5), CHECK_S)

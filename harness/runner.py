@@ -285,7 +285,8 @@ class Run:
             self.recorder.phase = "check"
             with self._stage("probes"):
                 env = {**self.plan.env, **drive.reproducer_env}
-                await probing.check(drive.deadline_s, self.environment.python, env)
+                waiting = bool(drive.pending)
+                await probing.check(drive.deadline_s, self.environment.python, env, waiting=waiting)
                 await drive.collect()
         finally:
             for task in drive.pending:

@@ -1,8 +1,8 @@
 """Warm parents, from the harness's side: start one, fork servers from it, keep it or end it.
 
 A parent serves only starts that would have imported the same (``ParentSpec.key``). Those of one
-command are its own and end with it; a kept one lives in ``kept_root()`` between commands until it
-was idle for too long.
+command are its own and end with it; kept ones live in a folder that commands share, until they were
+idle for too long.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import BinaryIO, Self, cast
 from mmrepro.errors import WarmParentDied
 from mmrepro.supervise import parent as script
 from mmrepro.supervise import procfs
-from mmrepro.supervise.client import TMP_PLACEHOLDER, EngineProcess, launch_order, run_variables
+from mmrepro.supervise.client import EngineProcess, launch_order, run_variables
 from mmrepro.supervise.parent import FACTS, LOG, ROOM, SOCKET, ParentFacts, ParentOrder
 from mmrepro.supervise.protocol import Entry
 
@@ -42,8 +42,7 @@ SPEC = "spec.json"
 SHELL_VARIABLES = frozenset(
     {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", "WINDOWID", "STY", "TMUX",
      "TMUX_PANE", "SSH_TTY", "SSH_CLIENT", "SSH_CONNECTION", "SSH_AUTH_SOCK", "XDG_SESSION_ID",
-     "MMREPRO_CACHE_DIR", "MMREPRO_START_MODE",
-     "MMREPRO_WARM_IDLE", "MMREPRO_WARM_DIR"}
+     "MMREPRO_CACHE_DIR", "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE", "MMREPRO_WARM_DIR"}
 )  # fmt: skip
 """Of the variables that are inherited, those that no engine reads as it is imported."""
 
@@ -92,7 +91,19 @@ class WarmParent:
 
     @property
     def facts(self) -> ParentFacts:
-        return ParentFacts(**json.loads((self.folder / FACTS).read_bytes()))
+        """As it last wrote them. Raises WarmParentDied."""
+        try:
+            return ParentFacts(**json.loads((self.folder / FACTS).read_bytes()))
+        except OSError as error:  # it ended meanwhile, and its folder is gone
+            raise WarmParentDied(f"The warm parent of {self.label} has ended.") from error
+
+    @property
+    def memory_bytes(self) -> int:
+        """After its imports; 0: it is gone."""
+        try:
+            return self.facts.memory_bytes
+        except WarmParentDied:
+            return 0
 
     @property
     def alive(self) -> bool:
@@ -100,8 +111,11 @@ class WarmParent:
 
     @property
     def last_used(self) -> float:
-        """Seconds since the epoch."""
-        return (self.folder / SPEC).stat().st_mtime
+        """Seconds since the epoch; 0: it is gone."""
+        try:
+            return (self.folder / SPEC).stat().st_mtime
+        except OSError:
+            return 0.0
 
     def start(
         self, argv: list[str], entry: Entry, env: dict[str, str], *, cwd: Path, log: Path,
@@ -279,7 +293,7 @@ class Parents:
         """End the least recently used ones; another is taken to be as large as the largest."""
         living = kept_parents(self.kept) if self.idle_s else list(self._own.values())
         living = sorted((one for one in living if one.alive), key=lambda one: one.last_used)
-        sizes = [one.facts.memory_bytes for one in living]
+        sizes = [one.memory_bytes for one in living]
         while living and (len(living) >= self.limit or sum(sizes) + max(sizes) > self.memory_bytes):
             living.pop(0).end()
             sizes.pop(0)
@@ -311,9 +325,3 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-__all__ = [
-    "TMP_PLACEHOLDER", "ParentFacts", "ParentSpec", "Parents", "Refused", "WarmParent",
-    "begin_parent", "kept_parents",
-]  # fmt: skip

@@ -360,6 +360,10 @@ def test_a_dead_kept_one_is_none(tmp_path: Path) -> None:
         os.kill(made.pid, signal.SIGKILL)
         until(lambda: not made.alive, "its end")
         assert parents.find(spec) is None
+        until(lambda: not made.folder.exists(), "its guardian removed its folder")
+        assert (made.last_used, made.memory_bytes) == (0.0, 0)
+        with pytest.raises(WarmParentDied, match="has ended"):
+            _ = made.facts
         with pytest.raises(WarmParentDied, match="does not answer"):
             serve(made, spec, tmp_path / "run")
         again = parents.get(spec)
