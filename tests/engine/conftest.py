@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,20 +22,27 @@ def one_engine_at_a_time() -> None:
         pytest.fail("engines are run one at a time: give -n with tests/unit only", pytrace=False)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def warm_parents(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """All commands of the session share warm parents; after a killed one they end by themselves.
+WARM_ROOT = Path(tempfile.gettempdir()) / f"mmrepro-tests-{os.getpid()}"
 
-    MMREPRO_START_MODE=cold in the environment runs the same tests cold.
-    """
-    root = tmp_path_factory.mktemp("warm")
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """Around each test of this folder and its fixtures, and no other: all commands share warm
+    parents. MMREPRO_START_MODE=cold in the environment runs the same tests cold."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ROOT_VARIABLE, str(root))
+        patch.setenv(ROOT_VARIABLE, str(WARM_ROOT))
         patch.setenv(IDLE_VARIABLE, "300")
         patch.setenv(MODE_VARIABLE, os.environ.get(MODE_VARIABLE, "warm"))
-        yield
-    for parent in kept_parents(root):
+        return (yield)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_parents() -> Iterator[None]:
+    """End those of this session; after a killed one they end by themselves."""
+    yield
+    for parent in kept_parents(WARM_ROOT):
         parent.end()
+    shutil.rmtree(WARM_ROOT, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
