@@ -112,20 +112,20 @@ class Run:
             )
             note_environment(self.incident, self.environment, self.recorder.dir)
         with self.environment.in_use():  # `mmrepro env prune` beside us leaves it alone
-            self._run_engine(self.environment, self._starter)
+            self._run_engine(self.environment)
         with self._stage("verdict"):
             self._judge()
 
-    def _run_engine(self, environment: Environment, starter: Starter) -> None:
+    def _run_engine(self, environment: Environment) -> None:
         with self._stage("model"):
             model, self.incident.model = model_of(self.scenario.model, self.options.model)
         self.save()
         if self.scenario.control_server is not None:
             with self._stage("control"):
-                self._control(environment, model, starter, self.scenario.control_server)
+                self._control(environment, model, self.scenario.control_server)
             self.save()
         with self._stage("start-up"):
-            url = self._start(environment, model, starter)
+            url = self._start(environment, model)
         self.save()
         try:
             asyncio.run(self._bounded(self._observe(url)))
@@ -145,27 +145,20 @@ class Run:
 
     # ------------------------------------------------------------------ stages
 
-    def _control(
-        self, environment: Environment, model: Path, starter: Starter, control: Control
-    ) -> None:
+    def _control(self, environment: Environment, model: Path, control: Control) -> None:
         """The other server: start, traffic, log, stop."""
         self.recorder.phase = "control"
         self.recorder.event(f"control server: {control.description}")
-        url = self._start(environment, model, starter, control)
+        url = self._start(environment, model, control)
         asyncio.run(self._bounded(self._observe_control(url)))
         self._stop(GRACE_S)
         self.recorder.phase = "start"
 
-    def _start(
-        self,
-        environment: Environment,
-        model: Path,
-        starter: Starter,
-        control: Control | None = None,
-    ) -> str:
+    def _start(self, environment: Environment, model: Path, control: Control | None = None) -> str:
         """Start a server and wait until it is ready. A port that was taken, and a start that an
         engine is known to fail at random, are tried anew; one that failed in a mode that replaces
         something is tried cold."""
+        starter = self._starter
         log = self.recorder.dir / (CONTROL_LOG if control else ENGINE_LOG)
         plan = launch_plan(self.scenario, self.options, environment, model, free_port(), control)
         mode, reasons = starter.choose(plan, environment)
@@ -180,7 +173,7 @@ class Run:
                 if mode is StartMode.WARM and not starter.is_warm(plan, environment):
                     with self._stage("warm parent"):
                         starter.warm(plan, environment)
-                launched = self._launch(plan, environment, starter, mode, url, log, control)
+                launched = self._launch(plan, environment, mode, url, log, sampled=control is None)
             except (Refused, WarmParentDied) as refusal:
                 if isinstance(refusal, Refused):  # and one that died may live the next time
                     starter.note_unusable(mode, plan, environment, str(refusal), certain=True)
@@ -212,18 +205,20 @@ class Run:
         self,
         plan: LaunchPlan,
         environment: Environment,
-        starter: Starter,
         mode: StartMode,
         url: str,
         log: Path,
-        control: Control | None,
+        *,
+        sampled: bool,
     ) -> Started:
         began = time.monotonic()
-        launched = starter.start(plan, environment, mode, cwd=self.dir, log=log, grace_s=GRACE_S)
+        launched = self._starter.start(
+            plan, environment, mode, cwd=self.dir, log=log, grace_s=GRACE_S
+        )
         self.plan, self.process = plan, launched.process
         engine = self.incident.engine
         engine.warm_parent = launched.parent
-        if control is None:
+        if sampled:
             self._sampler = Sampler(
                 self.recorder,
                 self.process.engine_pid,
