@@ -26,9 +26,12 @@ WARM_ROOT = Path(tempfile.gettempdir()) / f"mmrepro-tests-{os.getpid()}"
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol() -> Iterator[None]:
-    """Around each test of this folder and its fixtures, and no other: all commands share warm
-    parents. MMREPRO_START_MODE=cold in the environment runs the same tests cold."""
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Around each test of this folder and its fixtures: all commands share warm parents.
+    MMREPRO_START_MODE=cold in the environment runs the same tests cold. pytest asks every
+    conftest it has loaded, whatever folder the test is of."""
+    if not item.path.is_relative_to(Path(__file__).parent):
+        return (yield)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(ROOT_VARIABLE, str(WARM_ROOT))
         patch.setenv(IDLE_VARIABLE, "300")
