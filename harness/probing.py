@@ -30,6 +30,9 @@ BASELINE_S = 5.0
 CHECK_S = 20.0
 MIN_STACK_SAMPLES, MAX_STACK_SAMPLES = 10, 40
 PAUSING_SAMPLES = 20
+SPACING_S, QUIET_SPACING_S = 2.0, 1.0
+"""Between the two readings of the progress counters: where a request waits, and where none does."""
+SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
 REPRODUCER_TIMEOUT_S = 60.0
 
 
@@ -76,8 +79,8 @@ class Probing:
     ) -> None:
         """Every probe, once the trigger has ended; the metrics twice, the stacks many times.
 
-        ``waiting``: a request of the trigger is unanswered. If none is, and nothing is looked for
-        in the stacks, a few of them show all that there is.
+        ``waiting``: a request of the trigger is unanswered. If none is, what is looked at is an
+        idle server or one that has ended: shorter windows show all that there is.
         """
         started = time.monotonic()
         core = self.target.core_pid
@@ -91,8 +94,8 @@ class Probing:
             self._reproducers(python, env),
         ]
         await asyncio.gather(*waits)
-        # At least two seconds between the two readings of the progress counters.
-        await asyncio.sleep(max(0.0, 2.0 - (time.monotonic() - started)))
+        spacing = SPACING_S if waiting else QUIET_SPACING_S
+        await asyncio.sleep(max(0.0, spacing - (time.monotonic() - started)))
         await self._run(self._metrics(), BASELINE_S, label="metrics-2")
         await self.logs()
 
@@ -126,7 +129,8 @@ class Probing:
             pausing=PAUSING_SAMPLES if locals_too else 0,
         )
         await self._run(stacks, CHECK_S)
-        await self._run(SyscallsProbe(core, window_s=1.5), CHECK_S)
+        window_s = SYSCALLS_S if waiting or locals_too else QUIET_SYSCALLS_S
+        await self._run(SyscallsProbe(core, window_s=window_s), CHECK_S)
 
     async def _run(self, probe: Probe[ProbeData], seconds: float, label: str = "") -> None:
         result = await asyncio.to_thread(

@@ -47,9 +47,11 @@ COMMAND = (
 ROOM = 16384
 """Bytes kept free on the command line: a server's own is shown there instead (``show_as``)."""
 SOCKET, FACTS, LOG = "socket", "facts.json", "parent.log"
-FORK_SAFE = ("openblas",)
-"""Libraries whose threads may run while the process forks. OpenBLAS ends its pool before a fork and
-makes it anew after it (pthread_atfork, driver/others/blas_server.c)."""
+FORK_SAFE = ("openblas", "jemalloc_bg_thd")
+"""Libraries, or a thread's own name, whose threads may run while the process forks: both have
+pthread_atfork handlers. OpenBLAS ends its pool before a fork and makes it anew after it
+(driver/others/blas_server.c); jemalloc's purging thread, which Arrow starts, is stopped before and
+marked as ended in the child (src/background_thread.c, background_thread_postfork_child)."""
 POLL_S = 0.5
 
 
@@ -362,7 +364,7 @@ def _harmless(number: int, what: str) -> bool:
 def threads() -> dict[str, int]:
     """{library: number of its threads}, the main thread apart.
 
-    A thread belongs to the libraries whose code its stack returns to, libc aside: the words of the
+    A thread with a name of ``FORK_SAFE`` is told by it. Any other belongs to the libraries whose code its stack returns to, libc aside: the words of the
     stack that point into code, from its stack pointer on (/proc/PID/task/TID/syscall).
     """
     code, stacks = [], []
@@ -378,7 +380,9 @@ def threads() -> dict[str, int]:
         if int(task) == os.getpid():
             continue
         words = procfs.read(os.getpid(), f"task/{task}/syscall").split()
-        owner = _owner(int(words[-2], 16), stacks, code) if len(words) > 2 else ""
+        owner = procfs.read(os.getpid(), f"task/{task}/comm").decode(errors="replace").strip()
+        if owner not in FORK_SAFE:
+            owner = _owner(int(words[-2], 16), stacks, code) if len(words) > 2 else ""
         found[owner or "an unknown library"] = found.get(owner or "an unknown library", 0) + 1
     return found
 

@@ -255,6 +255,29 @@ def test_what_is_only_read_is_no_obstacle(tmp_path: Path, parents: Parents, impo
     assert len(parent.facts.files) == 1
 
 
+NAMED_THREAD = """
+    import ctypes, threading, time
+
+    def sleeps(name):
+        ctypes.CDLL(None).prctl(15, name, 0, 0, 0)  # PR_SET_NAME
+        named.set()
+        time.sleep(99)
+
+    named = threading.Event()
+    threading.Thread(target=sleeps, args=({name!r},), daemon=True).start()
+    named.wait()
+"""
+
+
+def test_jemallocs_thread_is_no_obstacle_and_told_by_its_name(
+    tmp_path: Path, parents: Parents
+) -> None:
+    parent = parents.get(toy(tmp_path / "code", NAMED_THREAD.format(name=b"jemalloc_bg_thd")))
+    assert parent.facts.threads == {"jemalloc_bg_thd": 1}
+    with pytest.raises(Refused, match="started 1 threads of "):
+        parents.get(toy(tmp_path / "other", NAMED_THREAD.format(name=b"my_alloc_bg_thd")))
+
+
 def test_one_that_dies_as_it_imports_is_said_with_its_last_words(
     tmp_path: Path, parents: Parents
 ) -> None:
