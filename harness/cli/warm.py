@@ -29,6 +29,7 @@ def start(
         list[str] | None, typer.Option(help="As for mmrepro run: one with a patch needs its own.")
     ] = None,
     flip: Annotated[list[str] | None, typer.Option(help="As for mmrepro run.")] = None,
+    contract_probe: Annotated[bool, typer.Option(help="As for mmrepro run.")] = False,
     device: Annotated[
         DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
     ] = DeviceChoice.AUTO,
@@ -57,6 +58,7 @@ def start(
         device=device.value,
         mitigations=tuple(mitigation or ()),
         flips=tuple(flip or ()),
+        contract_probe=contract_probe,
     )
     console = Console(stderr=True)
     with console.status(f"{found.full_name}: the engine is imported"):

@@ -364,8 +364,9 @@ def _harmless(number: int, what: str) -> bool:
 def threads() -> dict[str, int]:
     """{library: number of its threads}, the main thread apart.
 
-    A thread with a name of ``FORK_SAFE`` is told by it. Any other belongs to the libraries whose code its stack returns to, libc aside: the words of the
-    stack that point into code, from its stack pointer on (/proc/PID/task/TID/syscall).
+    A thread with a name of ``FORK_SAFE`` is told by it. Any other belongs to the libraries whose
+    code its stack returns to, libc aside: the words of the stack that point into code, from its
+    stack pointer on (/proc/PID/task/TID/syscall).
     """
     code, stacks = [], []
     for line in procfs.read(os.getpid(), "maps", 64 << 20).decode().splitlines():

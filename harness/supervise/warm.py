@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
+from filelock import FileLock
 from mmrepro.errors import WarmParentDied
 from mmrepro.supervise import parent as script
 from mmrepro.supervise import procfs
@@ -279,15 +280,24 @@ class Parents:
         found = self.find(spec)
         if found is not None:
             return found
-        self._make_room()
         if self.idle_s:
-            self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # A name that no other has had: an ended one's guardian may still remove its folder.
-            folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
-            return begin_parent(spec, Path(folder), self.idle_s)
+            return self._get_kept(spec)
+        self._make_room()
         made = begin_parent(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))
         self._own[spec.key] = made
         return made
+
+    def _get_kept(self, spec: ParentSpec) -> WarmParent:
+        """One that commands share. What another command is just importing is waited for."""
+        self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with FileLock(self.kept / f"{spec.key}.lock"):
+            found = self.find(spec)
+            if found is not None:
+                return found
+            self._make_room()
+            # A name that no other has had: an ended one's guardian may still remove its folder.
+            folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
+            return begin_parent(spec, Path(folder), self.idle_s)
 
     def _make_room(self) -> None:
         """End the least recently used ones; another is taken to be as large as the largest."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,29 +25,89 @@ def one_engine_at_a_time() -> None:
 
 
 WARM_ROOT = Path(tempfile.gettempdir()) / f"mmrepro-tests-{os.getpid()}"
+IDLE_S = "600"
+MODE = os.environ.get(MODE_VARIABLE, "warm")
+"""MMREPRO_START_MODE=cold in the environment runs the same tests cold."""
+
+
+def variables() -> dict[str, str]:
+    """What every command of these tests gets: all share warm parents."""
+    return {ROOT_VARIABLE: str(WARM_ROOT), IDLE_VARIABLE: IDLE_S, MODE_VARIABLE: MODE}
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Around each test of this folder and its fixtures: all commands share warm parents.
-    MMREPRO_START_MODE=cold in the environment runs the same tests cold. pytest asks every
-    conftest it has loaded, whatever folder the test is of."""
+    """Around each test of this folder and its fixtures. pytest asks every conftest that it has
+    loaded, whatever folder the test is of."""
     if not item.path.is_relative_to(Path(__file__).parent):
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(ROOT_VARIABLE, str(WARM_ROOT))
-        patch.setenv(IDLE_VARIABLE, "300")
-        patch.setenv(MODE_VARIABLE, os.environ.get(MODE_VARIABLE, "warm"))
+        for name, value in variables().items():
+            patch.setenv(name, value)
         return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_parents() -> Iterator[None]:
+def warm_parents(request: pytest.FixtureRequest) -> Iterator[Ahead]:
     """End those of this session; after a killed one they end by themselves."""
-    yield
+    ahead = Ahead(request.session.items)
+    if MODE == "warm":
+        ahead.start()
+    yield ahead
+    ahead.end()
     for parent in kept_parents(WARM_ROOT):
         parent.end()
     shutil.rmtree(WARM_ROOT, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def reached(request: pytest.FixtureRequest, warm_parents: Ahead) -> None:
+    warm_parents.reached(request.session.items.index(request.node))
+
+
+class Ahead(threading.Thread):
+    """Imports engines while tests wait for others, one at a time, at most two before their tests.
+
+    A test names what it is the first to start: ``@pytest.mark.engine("SCENARIO --release …")``.
+    One that comes too early waits for the import, or makes it itself.
+    """
+
+    AHEAD = 2
+
+    def __init__(self, items: list[pytest.Item]) -> None:
+        super().__init__(name="imports ahead", daemon=True)
+        self._starts = [
+            (number, shlex.split(engine))
+            for number, item in enumerate(items)
+            for mark in item.iter_markers("engine")
+            for engine in mark.args
+        ]
+        self._moved = threading.Condition()
+        self._running = 0
+        self._over = False
+
+    def run(self) -> None:
+        environment = {**os.environ, **variables()}
+        for number, (_, engine) in enumerate(self._starts):
+            before = self._starts[number - self.AHEAD][0] if number >= self.AHEAD else 0
+            with self._moved:
+                self._moved.wait_for(lambda: self._over or self._running >= before)  # noqa: B023
+                if self._over:
+                    return
+            command = [*COMMAND, "warm", "start", *engine, "--idle", IDLE_S]
+            subprocess.run(command, env=environment, capture_output=True, check=False)
+
+    def reached(self, number: int) -> None:
+        with self._moved:
+            self._running = number
+            self._moved.notify()
+
+    def end(self) -> None:
+        with self._moved:
+            self._over = True
+            self._moved.notify()
+        if self.is_alive():
+            self.join()
 
 
 @pytest.fixture(scope="session")

@@ -117,3 +117,22 @@ def left_of(folder: Path, shm_before: set[str]) -> list[str]:
     """What of a run is still there: its processes and new entries of /dev/shm."""
     processes = [f"process {pid}" for pid in processes_in(folder)]
     return processes + sorted(shared_memory() - shm_before)
+
+
+def assert_nothing_left(
+    folder: Path, shm_before: set[str], seconds: float, port: int | None = None
+) -> None:
+    """Within ``seconds``: no process, no shared memory, and nobody listens on ``port``.
+
+    The port is waited for too: the threads of a killed process close its sockets after its first
+    thread is gone from sight.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = left_of(folder, shm_before)
+        if port is not None and listening(port):
+            left.append(f"port {port}")
+        if not left:
+            return
+        time.sleep(0.1)
+    raise AssertionError(left)

@@ -11,12 +11,14 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from live import COMMAND, processes_in, wait_for
+from live import COMMAND, assert_nothing_left, processes_in, shared_memory, wait_for
 from live_server import Load, Server, Told, ask, diagnose, serving
 from mmrepro.models import TinyQwen2VL, TinyQwen3
 
@@ -53,6 +55,7 @@ HEALTHY_RUNS = int(os.environ.get("MMREPRO_HEALTHY_RUNS", "3"))
 """The false alarm test proper takes 10 of each; three fit CI's time."""
 
 
+@pytest.mark.engine(GHOST)
 @pytest.mark.parametrize("clients", [0, 4])
 def test_a_healthy_server_is_healthy_in_all_runs(vllm: Server, tmp_path: Path, clients: int):
     with Load(vllm.url, clients) as load:
@@ -141,26 +144,39 @@ def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(vllm: Server, t
 # ---------------------------------------------------------------- the hang
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A hung server that its run left behind."""
+
+    url: str
+    pid: int
+    folder: Path
+    shm_before: set[str]
+
+
 @pytest.fixture(scope="module")
-def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict]:
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
     """The server that ``mmrepro run ghost-key-eviction`` left hanging."""
-    folder = tmp_path_factory.mktemp("hang") / "it"
+    folder, shm_before = tmp_path_factory.mktemp("hang") / "it", shared_memory()
     run = [*COMMAND, "run", GHOST, "--keep-server", "--json", "--out", str(folder)]
     done = subprocess.run(run, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    server = json.loads(done.stdout)["server"]
+    document = json.loads(done.stdout)
+    assert document["verdict"]["outcome"] == "reproduced"
+    server = Kept(document["server"]["url"], document["server"]["pid"], folder, shm_before)
     yield server
-    os.kill(server["pid"], signal.SIGTERM)
-    wait_for(lambda: not processes_in(folder), 30, "the end of the kept server")
+    if processes_in(folder):
+        os.kill(server.pid, signal.SIGTERM)
+        wait_for(lambda: not processes_in(folder), 30, "the end of the kept server")
 
 
 def conditions(told: Told) -> dict[str, str]:
     return {c["id"]: c["truth"] for c in told.document["matches"][0]["conditions"]}
 
 
-def test_the_hang_is_named_with_every_condition_met(hung: dict, tmp_path: Path):
+def test_the_hang_is_named_with_every_condition_met(hung: Kept, tmp_path: Path):
     load_before = os.getloadavg()[0]
-    told = diagnose(hung["url"], "--out", "it", cwd=tmp_path)
+    told = diagnose(hung.url, "--out", "it", cwd=tmp_path)
     assert (told.exit_code, told.state) == (1, "frozen-in-python")
     assert (told.document["matches"][0]["scenario"], told.fit(GHOST)) == (GHOST, "match")
     assert set(conditions(told).values()) == {"met"}
@@ -179,11 +195,11 @@ def test_the_hang_is_named_with_every_condition_met(hung: dict, tmp_path: Path):
     assert "process_input_sockets" in again.stdout
 
 
-def test_less_is_seen_less_is_claimed(hung: dict, tmp_path: Path):
-    silent = diagnose(hung["url"], "--no-request", cwd=tmp_path)
+def test_less_is_seen_less_is_claimed(hung: Kept, tmp_path: Path):
+    silent = diagnose(hung.url, "--no-request", cwd=tmp_path)
     assert (silent.exit_code, silent.fit(GHOST)) == (1, "likely")
     assert conditions(silent).pop("no-answer-later") == "unknown"
-    withheld = diagnose(hung["url"], "--log", "/dev/null", "--deadline", "8", cwd=tmp_path)
+    withheld = diagnose(hung.url, "--log", "/dev/null", "--deadline", "8", cwd=tmp_path)
     assert (withheld.exit_code, withheld.fit(GHOST)) == (1, "likely")
     unknown = {name for name, truth in conditions(withheld).items() if truth == "unknown"}
     assert unknown == {"cached-item-assertion", "ghost-is-the-key"}
@@ -191,14 +207,22 @@ def test_less_is_seen_less_is_claimed(hung: dict, tmp_path: Path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_another_user_still_finds_the_hang_and_is_told_what_he_cannot_see(
-    hung: dict, tmp_path: Path
+    hung: Kept, tmp_path: Path
 ):
-    told = diagnose(hung["url"], "--deadline", "8", cwd=tmp_path, prefix=DROP)
+    told = diagnose(hung.url, "--deadline", "8", cwd=tmp_path, prefix=DROP)
     assert (told.exit_code, told.state) == (1, "frozen")
     assert told.fit(GHOST) == "symptom-only"
     unseen = " ".join(told.document["unseen"])
     for hint in ("CAP_SYS_PTRACE", "--log FILE", "root"):
         assert hint in unseen
+
+
+def test_the_kept_server_hangs_on_and_ends_with_its_pid(hung: Kept):
+    with urllib.request.urlopen(hung.url + "/health", timeout=5) as answer:
+        assert answer.status == 200
+    assert processes_in(hung.folder)
+    os.kill(hung.pid, signal.SIGTERM)
+    assert_nothing_left(hung.folder, hung.shm_before, 20, int(hung.url.rpartition(":")[2]))
 
 
 # ---------------------------------------------------------------- small ones

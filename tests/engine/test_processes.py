@@ -5,34 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
-from live import left_of, listening, processes_in, shared_memory, wait_for
+from live import assert_nothing_left, processes_in, shared_memory, wait_for
 
 pytestmark = pytest.mark.engine
 GHOST = "ghost-key-eviction"
-
-
-def assert_nothing_left(
-    folder: Path, shm_before: set[str], seconds: float, port: int | None = None
-) -> None:
-    """Within ``seconds``: no process, no shared memory, and nobody listens on ``port``.
-
-    The port is waited for too: the threads of a killed process close its sockets after its first
-    thread is gone from sight.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        left = left_of(folder, shm_before)
-        if port is not None and listening(port):
-            left.append(f"port {port}")
-        if not left:
-            return
-        time.sleep(0.1)
-    raise AssertionError(left)
 
 
 def port_of(folder: Path) -> int:
@@ -71,19 +50,3 @@ def test_ctrl_c_leaves_a_readable_partial_incident(start_run):
     assert incident["verdict"] is None
     assert "nterrupted" in (run.folder / "report.md").read_text()
     assert_nothing_left(run.folder, shm_before, 1)
-
-
-def test_a_kept_server_hangs_on_and_ends_with_its_pid(start_run):
-    shm_before = shared_memory()
-    run = start_run(GHOST, "--keep-server")
-    stdout, stderr = run.process.communicate(timeout=300)
-    assert run.process.returncode == 0, stderr
-    document = json.loads(stdout)
-    server = document["server"]
-    assert document["verdict"]["outcome"] == "reproduced"
-    with urllib.request.urlopen(server["url"] + "/health", timeout=5) as answer:
-        assert answer.status == 200
-    assert processes_in(run.folder)
-    os.kill(server["pid"], signal.SIGTERM)
-    port = int(server["url"].rpartition(":")[2])
-    assert_nothing_left(run.folder, shm_before, 20, port)

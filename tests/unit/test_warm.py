@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -370,6 +371,20 @@ def test_a_kept_one_is_found_by_the_next_command_and_ends_when_idle(tmp_path: Pa
     with Parents(kept, idle_s=0.2) as parents:
         short = parents.get(spec)
     until(lambda: not short.alive and not short.folder.exists(), "it ended by itself")
+
+
+def test_what_another_command_is_importing_is_waited_for(tmp_path: Path) -> None:
+    kept, code = tmp_path / "kept", tmp_path / "code"
+    slow = f"import time; open({str(tmp_path / 'imports')!r}, 'a').write('x'); time.sleep(0.5)"
+    spec = toy(code, slow)
+    with ThreadPoolExecutor() as commands:
+        asked = [commands.submit(Parents(kept, idle_s=600).get, spec) for _ in range(3)]
+        made = [one.result() for one in asked]
+    try:
+        assert len({one.pid for one in made}) == 1
+        assert (tmp_path / "imports").read_text() == "x"
+    finally:
+        made[0].end()
 
 
 def test_a_dead_kept_one_is_none(tmp_path: Path) -> None:
