@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from mmrepro.childenv import child_environment
 from mmrepro.engines.base import SERVED_MODEL, Engine
-from mmrepro.evidence import ReproducerResult
 from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
@@ -23,7 +17,8 @@ from mmrepro.probes.processes import ProcessesProbe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.probes.syscalls import SyscallsProbe
 from mmrepro.recorder import Recorder
-from mmrepro.scenario import Scenario, reproducer_path
+from mmrepro.reproduce import Interpreter
+from mmrepro.scenario import Scenario
 from mmrepro.supervise import EngineProcess, procfs
 
 BASELINE_S = 5.0
@@ -33,7 +28,6 @@ PAUSING_SAMPLES = 20
 SPACING_S, QUIET_SPACING_S = 2.0, 1.0
 """Between the two readings of the progress counters: where a request waits, and where none does."""
 SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
-REPRODUCER_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -74,9 +68,7 @@ class Probing:
             probes += [StacksProbe([core], samples=1), SyscallsProbe(core, window_s=0.5)]
         await asyncio.gather(*(self._run(probe, BASELINE_S) for probe in probes))
 
-    async def check(
-        self, deadline_s: float, python: Path | None, env: Mapping[str, str], *, waiting: bool
-    ) -> None:
+    async def check(self, deadline_s: float, interpreter: Interpreter, *, waiting: bool) -> None:
         """Every probe, once the trigger has ended; the metrics twice, the stacks many times.
 
         ``waiting``: a request of the trigger is unanswered. If none is, what is looked at is an
@@ -91,7 +83,7 @@ class Probing:
             self._run(self._processes(1.0), CHECK_S),
             self._run(GpuProbe(), CHECK_S),
             self._core_probes(core, waiting=waiting),
-            self._reproducers(python, env),
+            self._reproducers(interpreter),
         ]
         await asyncio.gather(*waits)
         spacing = SPACING_S if waiting else QUIET_SPACING_S
@@ -138,44 +130,12 @@ class Probing:
         )
         self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
 
-    async def _reproducers(self, python: Path | None, env: Mapping[str, str]) -> None:
-        for name in self.scenario.reproducers if python else ():
-            assert python is not None
-            result = await asyncio.to_thread(run_reproducer, name, python, env)
-            RawSink(self.recorder.dir).write(f"{name}.json", result.model_dump_json(indent=1))
+    async def _reproducers(self, interpreter: Interpreter) -> None:
+        sink = RawSink(self.recorder.dir)
+        for name in self.scenario.reproducers:
+            result = await asyncio.to_thread(interpreter.run, name, self.recorder.dir)
+            sink.write(f"{name}.json", result.model_dump_json(indent=1))
             self.recorder.evidence.reproducers.append(result)
             said = result.error or f"ended with {result.exit_code}"
-            self.recorder.event(f"reproducer {name}: {said} in {result.seconds:.2f} s")
-
-
-def run_reproducer(name: str, python: Path, env: Mapping[str, str]) -> ReproducerResult:
-    """Run one reproducer with the engine's interpreter; its last line is a JSON object of facts.
-
-    ``env`` is what the engine itself got besides the cleaned environment, so that a patch that
-    the engine has, the reproducer has too. Never raises.
-    """
-    started = time.monotonic()
-    result = ReproducerResult(name=name, exit_code=None, seconds=0.0)
-    try:
-        done = subprocess.run(
-            [str(python), str(reproducer_path(name))],
-            env=child_environment() | dict(env),
-            capture_output=True,
-            timeout=REPRODUCER_TIMEOUT_S,
-            check=False,
-        )
-        result.exit_code = done.returncode
-        if done.returncode == 0:
-            lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
-            result = ReproducerResult.model_validate(
-                {**result.model_dump(), "facts": json.loads(lines[-1])}
-            )
-        else:
-            result.error = done.stderr.decode("utf-8", "replace").strip()[-500:]
-    except subprocess.TimeoutExpired:
-        result.error = f"no result in {REPRODUCER_TIMEOUT_S:.0f} s"
-    except (OSError, ValueError, IndexError) as problem:  # pydantic's error is a ValueError
-        result.exit_code = None
-        result.error = f"{type(problem).__name__}: {problem}"[:500]
-    result.seconds = round(time.monotonic() - started, 3)
-    return result
+            forked = ", forked from the warm parent" if interpreter.parent else ""
+            self.recorder.event(f"reproducer {name}: {said} in {result.seconds:.2f} s{forked}")

@@ -29,6 +29,7 @@ from mmrepro.probing import Probing, Target
 from mmrepro.ready import answers
 from mmrepro.recorder import Listener, Recorder
 from mmrepro.redact import Redactor
+from mmrepro.reproduce import Interpreter
 from mmrepro.rundir import make_run_dir, write_incident
 from mmrepro.sampler import Sampler
 from mmrepro.scenario import Control, RunFacts, Scenario
@@ -170,7 +171,7 @@ class Run:
             self.incident.engine.start_mode = mode
             url = f"http://127.0.0.1:{port}"
             try:
-                if mode is StartMode.WARM and not starter.is_warm(plan, environment):
+                if mode is StartMode.WARM and not starter.parent_of(plan, environment):
                     with self._stage("warm parent"):
                         starter.warm(plan, environment)
                 launched = self._launch(plan, environment, mode, url, log, sampled=control is None)
@@ -279,9 +280,9 @@ class Run:
                     await self.scenario.trigger(drive)
             self.recorder.phase = "check"
             with self._stage("probes"):
-                env = {**self.plan.env, **drive.reproducer_env}
+                interpreter = self._interpreter(self.plan, self.environment, drive)
                 waiting = bool(drive.pending)
-                await probing.check(drive.deadline_s, self.environment.python, env, waiting=waiting)
+                await probing.check(drive.deadline_s, interpreter, waiting=waiting)
                 await drive.collect()
         finally:
             for task in drive.pending:
@@ -313,6 +314,12 @@ class Run:
             python=self.environment.python if self.environment else None,
             model=Path(self.incident.model.path) if self.incident.model else None,
         )
+
+    def _interpreter(self, plan: LaunchPlan, environment: Environment, drive: Drive) -> Interpreter:
+        """For reproducers: started as the server was."""
+        warm = self.incident.engine.start_mode is StartMode.WARM
+        parent = self._starter.parent_of(plan, environment) if warm else None
+        return Interpreter(environment.python, {**plan.env, **drive.reproducer_env}, parent)
 
     async def _gate(self, drive: Drive, probing: Probing) -> None:
         self.recorder.phase = "gate"

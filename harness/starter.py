@@ -33,7 +33,7 @@ REPLACES = {
     "CUDA)",
     StartMode.WARM: "forked from a process that had imported the engine before, and otherwise as "
     "with fork; the hash seed of str, and what libraries read of their variables as they were "
-    "imported, are the parent's",
+    "imported, are the parent's; single-file reproducers are forked from it too",
 }
 SAFER = {StartMode.WARM: StartMode.FORK, StartMode.FORK: StartMode.COLD}
 
@@ -70,7 +70,7 @@ class Starter:
         """The mode for that start, and why it is not a faster one."""
         if self.mode is not StartMode.AUTO:
             return self.mode, []
-        kept = self.parents.find(parent_spec(plan, environment)) is not None
+        kept = self.parent_of(plan, environment) is not None
         mode = StartMode.WARM if self.several or kept else StartMode.FORK
         known, reasons = starts_seen(environment.state_dir).modes, []
         while mode in SAFER and (seen := known.get(_name(mode, plan))):
@@ -80,8 +80,9 @@ class Starter:
             mode = SAFER[mode]
         return mode, reasons
 
-    def is_warm(self, plan: LaunchPlan, environment: Environment) -> bool:
-        return self.parents.find(parent_spec(plan, environment)) is not None
+    def parent_of(self, plan: LaunchPlan, environment: Environment) -> WarmParent | None:
+        """The living parent for ``plan``, if there is one."""
+        return self.parents.find(parent_spec(plan, environment))
 
     def warm(self, plan: LaunchPlan, environment: Environment) -> None:
         """Have a warm parent for ``plan``. Raises Refused or WarmParentDied."""

@@ -66,13 +66,14 @@ def reached(request: pytest.FixtureRequest, warm_parents: Ahead) -> None:
 
 
 class Ahead(threading.Thread):
-    """Imports engines while tests wait for others, one at a time, at most two before their tests.
+    """Imports engines while tests wait for others, one at a time, shortly before their tests.
 
     A test names what it is the first to start: ``@pytest.mark.engine("SCENARIO --release …")``.
     One that comes too early waits for the import, or makes it itself.
     """
 
-    AHEAD = 2
+    STARTS, TESTS = 2, 12
+    """How far ahead at most: what is imported too early has to go again before it is used."""
 
     def __init__(self, items: list[pytest.Item]) -> None:
         super().__init__(name="imports ahead", daemon=True)
@@ -88,8 +89,9 @@ class Ahead(threading.Thread):
 
     def run(self) -> None:
         environment = {**os.environ, **variables()}
-        for number, (_, engine) in enumerate(self._starts):
-            before = self._starts[number - self.AHEAD][0] if number >= self.AHEAD else 0
+        for number, (test, engine) in enumerate(self._starts):
+            previous = self._starts[number - self.STARTS][0] if number >= self.STARTS else 0
+            before = max(previous, test - self.TESTS)
             with self._moved:
                 self._moved.wait_for(lambda: self._over or self._running >= before)  # noqa: B023
                 if self._over:

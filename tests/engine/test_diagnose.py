@@ -196,7 +196,7 @@ def test_the_hang_is_named_with_every_condition_met(hung: Kept, tmp_path: Path):
 
 
 def test_less_is_seen_less_is_claimed(hung: Kept, tmp_path: Path):
-    silent = diagnose(hung.url, "--no-request", cwd=tmp_path)
+    silent = diagnose(hung.url, "--no-request", "--deadline", "8", cwd=tmp_path)
     assert (silent.exit_code, silent.fit(GHOST)) == (1, "likely")
     assert conditions(silent).pop("no-answer-later") == "unknown"
     withheld = diagnose(hung.url, "--log", "/dev/null", "--deadline", "8", cwd=tmp_path)
