@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import queue
 import shlex
 import shutil
 import signal
@@ -48,9 +50,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def warm_parents(request: pytest.FixtureRequest) -> Iterator[Ahead]:
+def warm_parents() -> Iterator[Ahead]:
     """End those of this session; after a killed one they end by themselves."""
-    ahead = Ahead(request.session.items)
+    ahead = Ahead()
     if MODE == "warm":
         ahead.start()
     yield ahead
@@ -62,52 +64,38 @@ def warm_parents(request: pytest.FixtureRequest) -> Iterator[Ahead]:
 
 @pytest.fixture(autouse=True)
 def reached(request: pytest.FixtureRequest, warm_parents: Ahead) -> None:
-    warm_parents.reached(request.session.items.index(request.node))
+    warm_parents.reached(request.node)
 
 
 class Ahead(threading.Thread):
-    """Imports engines while tests wait for others, one at a time, shortly before their tests.
-
-    A test names what it is the first to start: ``@pytest.mark.engine("SCENARIO --release …")``.
-    One that comes too early waits for the import, or makes it itself.
+    """Imports engines that later tests start, one at a time, beside tests that leave a core idle:
+    ``@pytest.mark.meanwhile("SCENARIO --release …")``. Not beside others: where the gate's answers
+    are slow, a hang must last longer. A test that needs one that is being imported waits for it.
     """
 
-    STARTS, TESTS = 2, 12
-    """How far ahead at most: what is imported too early has to go again before it is used."""
-
-    def __init__(self, items: list[pytest.Item]) -> None:
+    def __init__(self) -> None:
         super().__init__(name="imports ahead", daemon=True)
-        self._starts = [
-            (number, shlex.split(engine))
-            for number, item in enumerate(items)
-            for mark in item.iter_markers("engine")
-            for engine in mark.args
-        ]
-        self._moved = threading.Condition()
-        self._running = 0
-        self._over = False
+        self._asked: list[str] = []
+        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def run(self) -> None:
         environment = {**os.environ, **variables()}
-        for number, (test, engine) in enumerate(self._starts):
-            previous = self._starts[number - self.STARTS][0] if number >= self.STARTS else 0
-            before = max(previous, test - self.TESTS)
-            with self._moved:
-                self._moved.wait_for(lambda: self._over or self._running >= before)  # noqa: B023
-                if self._over:
-                    return
-            command = [*COMMAND, "warm", "start", *engine, "--idle", IDLE_S]
+        while engine := self._queue.get():
+            command = [*COMMAND, "warm", "start", *shlex.split(engine), "--idle", IDLE_S]
             subprocess.run(command, env=environment, capture_output=True, check=False)
 
-    def reached(self, number: int) -> None:
-        with self._moved:
-            self._running = number
-            self._moved.notify()
+    def reached(self, item: pytest.Item) -> None:
+        for mark in item.iter_markers("meanwhile"):
+            for engine in mark.args:
+                if engine not in self._asked:
+                    self._asked.append(engine)
+                    self._queue.put(engine)
 
     def end(self) -> None:
-        with self._moved:
-            self._over = True
-            self._moved.notify()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._queue.get_nowait()
+        self._queue.put("")
         if self.is_alive():
             self.join()
 

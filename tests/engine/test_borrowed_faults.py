@@ -15,7 +15,18 @@ from mmrepro.registry import load_scenario
 from mmrepro.scenario import Scenario
 from mmrepro.traffic import Traffic
 
-pytestmark = pytest.mark.engine
+PREFILL = "chunked-mm-prefill --variant"
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.meanwhile(
+        f"{PREFILL} generated-placeholder --release 0.11.0",
+        f"{PREFILL} generated-placeholder --release 0.12.0",
+        f"{PREFILL} async-race",
+        f"{PREFILL} async-race --mitigation barrier",
+        f"{PREFILL} async-race --release 0.14.0",
+        f"{PREFILL} async-race --contract-probe",
+    ),
+]
 
 NAME = "borrowed-faults"
 BORROWED = load_scenario(NAME).variants

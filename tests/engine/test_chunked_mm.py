@@ -30,7 +30,6 @@ def texts(run: Finished) -> list[str]:
     return [run.requests(label)[0]["text"] for label in IMAGES]
 
 
-@pytest.mark.engine("chunked-mm-prefill --variant generated-placeholder --release 0.11.0")
 def test_a_stray_placeholder_takes_0_11_0_down(run_once: RunOnce):
     died = placeholder(run_once, "generated-placeholder", "0.11.0")
     assert (died.outcome, died.exit_code) == ("reproduced", 0), died.why
@@ -49,14 +48,12 @@ def test_an_image_above_the_encoder_cache_hangs(run_once: RunOnce):
     assert hung.document["left_behind"] == []
 
 
-@pytest.mark.engine("chunked-mm-prefill --variant generated-placeholder --release 0.12.0")
 def test_0_12_0_answers_the_stray_placeholder(run_once: RunOnce):
     lives = placeholder(run_once, "generated-placeholder", "0.12.0")
     assert (lives.outcome, lives.exit_code) == ("not-reproduced", 0), lives.why
     assert lives.condition("stray-placeholder")["truth"] == "met"
 
 
-@pytest.mark.engine("chunked-mm-prefill --variant async-race --release 0.12.0")
 def test_the_race_kills_0_12_0(run_once: RunOnce):
     died = race(run_once)
     assert (died.outcome, died.exit_code) == ("reproduced", 0), died.why
@@ -67,19 +64,13 @@ def test_the_race_kills_0_12_0(run_once: RunOnce):
     assert died.claim("reporters-build")["status"] == "not-tested"
 
 
-BARRIER = pytest.mark.engine(
-    "chunked-mm-prefill --variant async-race --release 0.12.0 --mitigation barrier"
-)
-
-
-@pytest.mark.parametrize("mitigation", ["sync-scheduling", pytest.param("barrier", marks=BARRIER)])
+@pytest.mark.parametrize("mitigation", ["sync-scheduling", "barrier"])
 def test_a_mitigation_orders_the_buffer(run_once: RunOnce, mitigation):
     cured = race(run_once, "--mitigation", mitigation)
     assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.why
     assert cured.condition("unordered-buffer")["truth"] == "not-met"
 
 
-@pytest.mark.engine("chunked-mm-prefill --variant async-race --release 0.14.0")
 def test_0_14_0_orders_the_buffer(run_once: RunOnce):
     fixed = race(run_once, release="0.14.0")
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why

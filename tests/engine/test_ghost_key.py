@@ -28,7 +28,6 @@ def hung(run_once: RunOnce):
     return run_once(GHOST)
 
 
-@pytest.mark.engine("ghost-key-eviction")
 def test_0_23_0_is_reproduced(hung):
     assert hung.outcome == "reproduced", hung.why
     assert hung.exit_code == 0
@@ -82,7 +81,6 @@ def test_the_claims_are_judged(hung):
     assert hung.claim("gpu-idle")["status"] in ("not-tested", "confirmed")
 
 
-@pytest.mark.engine("ghost-key-eviction --release 0.24.0")
 def test_0_24_0_is_fixed_but_for_the_cause(run_once: RunOnce):
     fixed = run_once(GHOST, "--release", "0.24.0")
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
@@ -91,10 +89,7 @@ def test_0_24_0_is_fixed_but_for_the_cause(run_once: RunOnce):
     assert fixed.condition("engine-code-loops")["truth"] == "not-met"
 
 
-PATCHED = pytest.mark.engine("ghost-key-eviction --mitigation patch")
-
-
-@pytest.mark.parametrize("mitigation", [pytest.param("patch", marks=PATCHED), "disable-mm-cache"])
+@pytest.mark.parametrize("mitigation", ["patch", "disable-mm-cache"])
 def test_a_mitigation_prevents_the_hang(run_once: RunOnce, mitigation):
     cured = run_once(GHOST, "--release", "0.23.0", "--mitigation", mitigation)
     assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.why
@@ -113,10 +108,7 @@ def test_greedy_answers_repeat_across_starts(hung, run_once: RunOnce):
     assert len(set(texts[0])) > 1, "two images must not get one answer"
 
 
-NEWEST = pytest.mark.engine("mm-cache-desync --release 0.32.0")
-
-
-@pytest.mark.parametrize("release", ["0.24.0", pytest.param("0.32.0", marks=NEWEST)])
+@pytest.mark.parametrize("release", ["0.24.0", "0.32.0"])
 def test_the_desynchronised_cache_outlives_the_fix(run_once: RunOnce, release):
     desync = run_once(DESYNC, "--release", release)
     assert (desync.outcome, desync.exit_code) == ("reproduced", 0), desync.why

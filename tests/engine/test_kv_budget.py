@@ -24,7 +24,10 @@ from mmrepro.kv_budget import vllm as vllm_budget
 from mmrepro.kv_budget.config import read_model
 from mmrepro.registry import load_scenario
 
-pytestmark = pytest.mark.engine
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.meanwhile("undersized-kv-budget", "undersized-kv-budget --release 0.18.0"),
+]
 ORACLES = Path(__file__).parent / "kv_oracle"
 CASES = 400
 GHOST = "ghost-key-eviction"

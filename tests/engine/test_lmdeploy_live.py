@@ -19,7 +19,6 @@ BUDGET = "undersized-kv-budget"
 GROWTH = "kv-growth-crash"
 
 
-@pytest.mark.engine("undersized-kv-budget")
 def test_the_opaque_error_with_the_reports_numbers(run_once: RunOnce) -> None:
     run = run_once(BUDGET)
     assert (run.outcome, run.exit_code) == ("reproduced", 0), run.why
@@ -42,7 +41,6 @@ def test_the_setting_that_the_arithmetic_foretells_works(run_once: RunOnce) -> N
     assert run.claim("prediction")["status"] == "confirmed"
 
 
-@pytest.mark.engine("undersized-kv-budget --release 0.18.0")
 def test_the_newest_release_explains(run_once: RunOnce) -> None:
     run = run_once(BUDGET, "--release", "0.18.0")
     assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.why

@@ -14,7 +14,6 @@ def collided(run_once: RunOnce) -> Finished:
     return run_once(COLLISION)
 
 
-@pytest.mark.engine("pad-value-collision")
 def test_0_5_6_is_reproduced(collided: Finished) -> None:
     assert (collided.outcome, collided.exit_code) == ("reproduced", 0), collided.why
     document = collided.document
@@ -79,7 +78,6 @@ def test_a_salt_is_dropped_by_0_5_6(run_once: RunOnce) -> None:
     assert applied["effective"] is False
 
 
-@pytest.mark.engine("pad-value-collision --release 0.5.17")
 def test_a_salt_isolates_on_0_5_17(run_once: RunOnce) -> None:
     salted = run_once(COLLISION, "--release", "0.5.17", "--mitigation", "cache-salt")
     assert (salted.outcome, salted.exit_code) == ("not-reproduced", 0), salted.why
@@ -87,7 +85,6 @@ def test_a_salt_isolates_on_0_5_17(run_once: RunOnce) -> None:
     assert salted.claim("pad-range")["status"] == "refuted"  # shifted by a million
 
 
-@pytest.mark.engine("shape-alias --release 0.5.23")
 def test_the_shape_is_not_hashed_by_0_5_23(run_once: RunOnce) -> None:
     alias = run_once(ALIAS, "--release", "0.5.23")
     assert (alias.outcome, alias.exit_code) == ("reproduced", 0), alias.why
