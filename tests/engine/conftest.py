@@ -70,7 +70,8 @@ def reached(request: pytest.FixtureRequest, warm_parents: Ahead) -> None:
 class Ahead(threading.Thread):
     """Imports engines that later tests start, one at a time, beside tests that leave a core idle:
     ``@pytest.mark.meanwhile("SCENARIO --release …")``. Not beside others: where the gate's answers
-    are slow, a hang must last longer. A test that needs one that is being imported waits for it.
+    are slow, a hang must last longer. And not too many: six are kept, the least recently used goes.
+    A test that needs one that is being imported waits for it.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,6 @@ pytestmark = [
         f"{PREFILL} async-race",
         f"{PREFILL} async-race --mitigation barrier",
         f"{PREFILL} async-race --release 0.14.0",
-        f"{PREFILL} async-race --contract-probe",
     ),
 ]
 

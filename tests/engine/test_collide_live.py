@@ -10,7 +10,12 @@ import pytest
 from live import COMMAND
 from mmrepro.scenarios.data import pad_value_pair
 
-pytestmark = [pytest.mark.engine, pytest.mark.meanwhile("ghost-key-eviction")]
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.meanwhile(
+        "chunked-mm-prefill --variant async-race --contract-probe", "ghost-key-eviction"
+    ),
+]
 
 
 def collide(*arguments: str) -> tuple[int, dict]:  # type: ignore[type-arg]
