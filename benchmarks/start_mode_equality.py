@@ -4,8 +4,9 @@ Usage:  python benchmarks/start_mode_equality.py --out DIR [--only NAME] [--tabl
 
 Each case is run once cold and once warm: at the scenario's default release, and in a case where it
 is not reproduced (another release, or a mitigation where every release that runs here has it).
-Compared: the verdict, the truth of every condition, and the greedy answers in the gate. What ran
-already is taken from DIR, so that it can be broken off and gone on with. Exit 1: something differs.
+Compared: the verdict, the truth of every condition, the greedy answers in the gate, and the facts
+that single-file reproducers print. What ran already is taken from DIR, so that it can be broken off
+and gone on with. Exit 1: something differs.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Seen:
     outcome: str
     truths: dict[str, str]
     answers: list[tuple[str, str]]
+    reproduced: dict[str, dict[str, Any]]
     ready_s: float
     release: str
 
@@ -77,6 +79,7 @@ class Seen:
             outcome=verdict["outcome"],
             truths={c["id"]: c["truth"] for c in verdict["conditions"]},
             answers=[(r["label"], r["text"]) for r in gate],
+            reproduced={r["name"]: r["facts"] for r in document["evidence"]["reproducers"]},
             ready_s=document["engine"]["start_seconds"],
             release=f"{document['engine']['name']} {document['engine']['release']}",
         )
@@ -107,6 +110,8 @@ def differences(cold: Seen, warm: Seen) -> list[str]:
             found.append(f"{name}: {one} / {other}")
     if cold.answers != warm.answers:
         found.append("the gate's answers")
+    if cold.reproduced != warm.reproduced:
+        found.append("the reproducers' facts")
     if (cold.mode, warm.mode) != MODES:
         found.append(f"start modes used: {cold.mode} / {warm.mode}")
     return found

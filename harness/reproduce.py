@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import time
@@ -44,10 +45,7 @@ class Interpreter:
         started = time.monotonic()
         result = ReproducerResult(name=name, exit_code=None, seconds=0.0)
         try:
-            if self.parent is None:
-                result.exit_code, said, error = self._new_process(name)
-            else:
-                result.exit_code, said, error = self._forked(name, folder, self.parent)
+            result.exit_code, said, error = self._outcome(name, folder)
             if result.exit_code == 0:
                 facts = json.loads(said.strip().splitlines()[-1])
                 result = ReproducerResult.model_validate({**result.model_dump(), "facts": facts})
@@ -55,11 +53,17 @@ class Interpreter:
                 result.error = error.strip()[-500:]
         except TimeoutError:
             result.error = f"no result in {TIMEOUT_S:.0f} s"
-        except (OSError, ValueError, IndexError, MmreproError) as problem:
+        except (OSError, ValueError, IndexError) as problem:
             result.exit_code = None  # pydantic's error is a ValueError
             result.error = f"{type(problem).__name__}: {problem}"[:500]
         result.seconds = round(time.monotonic() - started, 3)
         return result
+
+    def _outcome(self, name: str, folder: Path) -> tuple[int, str, str]:
+        if self.parent is not None:
+            with contextlib.suppress(MmreproError):  # the parent ended meanwhile
+                return self._forked(name, folder, self.parent)
+        return self._new_process(name)
 
     def _new_process(self, name: str) -> tuple[int, str, str]:
         try:

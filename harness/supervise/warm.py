@@ -289,15 +289,18 @@ class Parents:
 
     def _get_kept(self, spec: ParentSpec) -> WarmParent:
         """One that commands share. What another command is just importing is waited for."""
-        self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with FileLock(self.kept / f"{spec.key}.lock"):
-            found = self.find(spec)
-            if found is not None:
-                return found
-            self._make_room()
-            # A name that no other has had: an ended one's guardian may still remove its folder.
-            folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
-            return begin_parent(spec, Path(folder), self.idle_s)
+        try:
+            self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with FileLock(self.kept / f"{spec.key}.lock"):
+                found = self.find(spec)
+                if found is not None:
+                    return found
+                self._make_room()
+                # A name that no other has had: an ended one's guardian may still remove its folder.
+                folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
+                return begin_parent(spec, Path(folder), self.idle_s)
+        except OSError as error:
+            raise WarmParentDied(f"Nothing can be kept warm in {self.kept}: {error}.") from error
 
     def _make_room(self) -> None:
         """End the least recently used ones; another is taken to be as large as the largest."""

@@ -82,6 +82,19 @@ def test_what_goes_wrong_is_told(run: Run, program: str, code: int | None, error
     assert result.facts == {}
 
 
+def test_without_its_parent_it_is_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "reproducer_path", lambda name: tmp_path / name)
+    (tmp_path / "it.py").write_text("""print('{"done": true}')""")
+    with Parents(tmp_path / "kept") as parents:
+        dead = parents.get(toy(tmp_path / "code", "import bdb"))
+    assert not dead.alive
+    assert Interpreter(Path(sys.executable), {}, dead).run("it.py", tmp_path).facts == {
+        "done": True
+    }
+
+
 def test_one_that_never_ends_is_ended(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

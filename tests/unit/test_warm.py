@@ -387,6 +387,12 @@ def test_what_another_command_is_importing_is_waited_for(tmp_path: Path) -> None
         made[0].end()
 
 
+def test_a_place_that_is_none_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WarmParentDied, match="Nothing can be kept warm in "):
+        Parents(tmp_path / "file" / "kept", idle_s=600).get(toy(tmp_path / "code"))
+
+
 def test_a_dead_kept_one_is_none(tmp_path: Path) -> None:
     kept, spec = tmp_path / "kept", toy(tmp_path / "code")
     with Parents(kept, idle_s=600) as parents:
