@@ -25,6 +25,9 @@ BASELINE_S = 5.0
 CHECK_S = 20.0
 MIN_STACK_SAMPLES, MAX_STACK_SAMPLES = 10, 40
 PAUSING_SAMPLES = 20
+RARE_STACK_SAMPLES, RARE_S = 80, 45.0
+"""Where a hang shows what is looked for only now and then: on a machine that it keeps busy, a sample
+takes half a second, and few of them catch it."""
 SPACING_S, QUIET_SPACING_S = 2.0, 1.0
 """Between the two readings of the progress counters: where a request waits, and where none does."""
 SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
@@ -112,15 +115,17 @@ class Probing:
             )
             return
         locals_too = self.scenario.looks_for_locals
+        rare = waiting and locals_too
+        most = MAX_STACK_SAMPLES if waiting or locals_too else MIN_STACK_SAMPLES
         stacks = StacksProbe(
             [core],
-            samples=MAX_STACK_SAMPLES if waiting or locals_too else MIN_STACK_SAMPLES,
+            samples=RARE_STACK_SAMPLES if rare else most,
             interval_s=0.03,
             until=self.scenario.enough_stacks,
             min_samples=MIN_STACK_SAMPLES,
             pausing=PAUSING_SAMPLES if locals_too else 0,
         )
-        await self._run(stacks, CHECK_S)
+        await self._run(stacks, RARE_S if rare else CHECK_S)
         window_s = SYSCALLS_S if waiting or locals_too else QUIET_SYSCALLS_S
         await self._run(SyscallsProbe(core, window_s=window_s), CHECK_S)
 
