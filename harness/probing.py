@@ -26,8 +26,8 @@ CHECK_S = 20.0
 MIN_STACK_SAMPLES, MAX_STACK_SAMPLES = 10, 40
 PAUSING_SAMPLES = 20
 RARE_STACK_SAMPLES, RARE_S = 80, 45.0
-"""Where a hang shows what is looked for only now and then: on a machine that it keeps busy, a sample
-takes half a second, and few of them catch it."""
+"""Where a hang shows what is looked for only now and then: on a machine that it keeps busy, a
+sample takes half a second, and few of them catch it."""
 SPACING_S, QUIET_SPACING_S = 2.0, 1.0
 """Between the two readings of the progress counters: where a request waits, and where none does."""
 SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
