@@ -87,6 +87,8 @@ class ReproducerResult(Record):
     seconds: float
     facts: dict[str, str | int | float | bool | None] = {}
     error: str = ""
+    forked: bool = False
+    """From the server's warm parent; else it was a process of its own."""
 
 
 class Evidence(Record):

@@ -142,5 +142,5 @@ class Probing:
             sink.write(f"{name}.json", result.model_dump_json(indent=1))
             self.recorder.evidence.reproducers.append(result)
             said = result.error or f"ended with {result.exit_code}"
-            forked = ", forked from the warm parent" if interpreter.parent else ""
+            forked = ", forked from the warm parent" if result.forked else ""
             self.recorder.event(f"reproducer {name}: {said} in {result.seconds:.2f} s{forked}")

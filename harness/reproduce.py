@@ -45,7 +45,7 @@ class Interpreter:
         started = time.monotonic()
         result = ReproducerResult(name=name, exit_code=None, seconds=0.0)
         try:
-            result.exit_code, said, error = self._outcome(name, folder)
+            result.forked, (result.exit_code, said, error) = self._outcome(name, folder)
             if result.exit_code == 0:
                 facts = json.loads(said.strip().splitlines()[-1])
                 result = ReproducerResult.model_validate({**result.model_dump(), "facts": facts})
@@ -59,11 +59,11 @@ class Interpreter:
         result.seconds = round(time.monotonic() - started, 3)
         return result
 
-    def _outcome(self, name: str, folder: Path) -> tuple[int, str, str]:
+    def _outcome(self, name: str, folder: Path) -> tuple[bool, tuple[int, str, str]]:
         if self.parent is not None:
             with contextlib.suppress(MmreproError):  # the parent ended meanwhile
-                return self._forked(name, folder, self.parent)
-        return self._new_process(name)
+                return True, self._forked(name, folder, self.parent)
+        return False, self._new_process(name)
 
     def _new_process(self, name: str) -> tuple[int, str, str]:
         try:

@@ -60,7 +60,9 @@ def test_what_the_parent_imported_is_there_but_not_its_server(
         "import json, sys; print(json.dumps({n: n in sys.modules for n in ('bdb', 'toy_server')}))"
     )
     forked = "forked" in request.node.callspec.id
-    assert run(asks).facts == {"bdb": forked, "toy_server": False}
+    result = run(asks)
+    assert result.facts == {"bdb": forked, "toy_server": False}
+    assert result.forked is forked
 
 
 @pytest.mark.parametrize(
@@ -90,9 +92,8 @@ def test_without_its_parent_it_is_a_process_of_its_own(
     with Parents(tmp_path / "kept") as parents:
         dead = parents.get(toy(tmp_path / "code", "import bdb"))
     assert not dead.alive
-    assert Interpreter(Path(sys.executable), {}, dead).run("it.py", tmp_path).facts == {
-        "done": True
-    }
+    result = Interpreter(Path(sys.executable), {}, dead).run("it.py", tmp_path)
+    assert (result.facts, result.forked) == ({"done": True}, False)
 
 
 def test_one_that_never_ends_is_ended(
