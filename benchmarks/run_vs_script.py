@@ -21,10 +21,10 @@ from pathlib import Path
 
 from mmrepro.environments import cache_root, ensure, vllm_spec
 from mmrepro.models import TinyQwen2VL
-from mmrepro.pictures import noise
-from mmrepro.probes._pyspy import find_py_spy
+from mmrepro.probes.py_spy import find_py_spy
 from mmrepro.supervise import free_port
 from mmrepro.supervise.procfs import shm_names
+from mmrepro.traffic.pictures import noise
 
 SCRIPT = Path(__file__).with_name("ghost_key_plain.sh")
 

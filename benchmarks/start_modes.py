@@ -19,14 +19,14 @@ from pathlib import Path
 
 from mmrepro.engines import get_engine
 from mmrepro.environments import Environment, cache_root, ensure
-from mmrepro.launching import launch_plan, target
-from mmrepro.options import RunOptions, StartMode
-from mmrepro.ready import answers
-from mmrepro.registry import load_scenario
+from mmrepro.run.launch import launch_plan, target
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.start_stages import StartStages
+from mmrepro.run.starter import Starter, parent_spec
 from mmrepro.scenario import Scenario
-from mmrepro.start_stages import StartStages
-from mmrepro.starter import Starter, parent_spec
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import free_port
+from mmrepro.supervise.readiness import answers
 
 SCENARIOS = {
     "vllm": "ghost-key-eviction",

@@ -19,10 +19,10 @@ import time
 from pathlib import Path
 
 from mmrepro.environments import ensure
-from mmrepro.launching import launch_plan, target
-from mmrepro.options import RunOptions, StartMode
-from mmrepro.registry import load_scenario
-from mmrepro.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, parent_spec
+from mmrepro.run.launch import launch_plan, target
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, parent_spec
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import procfs
 from mmrepro.supervise.warm import WarmParent
 from start_modes import Bench

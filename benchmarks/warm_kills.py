@@ -21,9 +21,9 @@ from pathlib import Path
 
 from mmrepro.environments import ensure
 from mmrepro.environments.store import used_by
-from mmrepro.launching import target
-from mmrepro.options import RunOptions
-from mmrepro.registry import load_scenario
+from mmrepro.run.launch import target
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import procfs
 
 LIMIT_S = 10.0

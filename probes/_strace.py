@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from mmrepro.probes import _proc
+from mmrepro.probes import proc
 
 ATTACH_S = 3.0
 DETACH_S = 3.0
@@ -36,7 +36,7 @@ def count_calls(
     strace = shutil.which("strace")
     if strace is None:
         raise StraceRefused("strace is not installed")
-    before = _proc.read_stat(pid)
+    before = proc.read_stat(pid)
     if before is None:
         raise StraceRefused(f"process {pid} is gone")
     with tempfile.TemporaryDirectory(prefix="mmrepro-strace-") as folder:
@@ -50,7 +50,7 @@ def count_calls(
         try:
             counted_s, said = _trace(command, pid, window_s)
         finally:
-            _proc.resume_after_trace(pid, before.state)
+            proc.resume_after_trace(pid, before.state)
         text = table.read_text("utf-8", "replace") if table.exists() else ""
         if counted_s <= 0:
             raise StraceRefused(_why_refused(said))
@@ -70,11 +70,11 @@ def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
         )
         counted_s = 0.0
         try:
-            _proc.wait_until(
+            proc.wait_until(
                 lambda: process.poll() is not None or b"attached" in _so_far(errors), ATTACH_S
             )
             # Attached now, or given up: strace ends at once when it is refused.
-            if process.poll() is None and _proc.tracer_of(pid) != 0:
+            if process.poll() is None and proc.tracer_of(pid) != 0:
                 attached = time.monotonic()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(window_s)

@@ -11,35 +11,18 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from mmrepro.records import Moment, Record
+from pydantic import Field
 
 
 class ProbeStatus(StrEnum):
     OK = "ok"
     UNAVAILABLE = "unavailable"
     TIMED_OUT = "timed-out"
-
-
-class Record(BaseModel):
-    """Base of all that is written to disk: unknown fields are refused, bytes never appear."""
-
-    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
-
-
-class Moment(Record):
-    """One instant on both clocks."""
-
-    wall: Annotated[datetime, Field(description="UTC wall-clock time")]
-    mono: Annotated[float, Field(description="time.monotonic() of this host, seconds")]
-
-    @classmethod
-    def now(cls) -> Moment:
-        return cls(wall=datetime.now(UTC), mono=time.monotonic())
 
 
 class ProbeData(Record):

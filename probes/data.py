@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from mmrepro.probes.base import Moment, ProbeData, ProbeResult, Record
+from mmrepro.probes.base import ProbeData, ProbeResult
+from mmrepro.records import Moment, Record
 from pydantic import Field
 
 # ------------------------------------------------------------------ HTTP endpoints

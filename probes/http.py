@@ -12,9 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from mmrepro.probes._fetch import api_root, fetch
 from mmrepro.probes.base import Probe, RawSink, TimedOut
 from mmrepro.probes.data import EndpointAnswer, HttpData
+from mmrepro.probes.fetch import api_root, fetch
 
 MAX_BODY_BYTES = 256 << 10
 BODY_CHARS = 2000

@@ -17,9 +17,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mmrepro.probes._fetch import api_root, fetch
 from mmrepro.probes.base import Probe, RawSink, TimedOut
 from mmrepro.probes.data import InferenceData
+from mmrepro.probes.fetch import api_root, fetch
 
 MARK_HEADER = "X-Mmrepro-Probe"
 MARK_USER = "mmrepro-probe"

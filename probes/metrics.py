@@ -15,9 +15,9 @@ import time
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from mmrepro.probes._fetch import fetch
 from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
 from mmrepro.probes.data import MetricSample, MetricsData
+from mmrepro.probes.fetch import fetch
 from prometheus_client.parser import text_string_to_metric_families
 
 MAX_BODY_BYTES = 32 << 20

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
-from mmrepro.probes import _proc
+from mmrepro.probes import proc
 from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
 from mmrepro.probes.data import ProcessesData, ProcessUse, ThreadUse
 
@@ -44,8 +44,8 @@ def role_from_title(name: str, cmdline: str) -> str:
 @dataclass(frozen=True)
 class _Reading:
     mono: float
-    stat: _proc.Stat
-    threads: dict[int, _proc.ThreadTimes]
+    stat: proc.Stat
+    threads: dict[int, proc.ThreadTimes]
 
 
 class ProcessesProbe(Probe[ProcessesData]):
@@ -96,10 +96,10 @@ class ProcessesProbe(Probe[ProcessesData]):
 
     def _read_all(self) -> dict[int, _Reading]:
         found: dict[int, _Reading] = {}
-        for pid in _proc.tree(self.root_pid, self.also):
-            threads = _proc.read_threads(pid)
+        for pid in proc.tree(self.root_pid, self.also):
+            threads = proc.read_threads(pid)
             now = time.monotonic()
-            stat = _proc.read_stat(pid)
+            stat = proc.read_stat(pid)
             if stat is not None:
                 found[pid] = _Reading(now, stat, threads)
         return found
@@ -111,7 +111,7 @@ class ProcessesProbe(Probe[ProcessesData]):
             before = after
         seconds = max(after.mono - before.mono, 1e-6)
         voluntary, involuntary = _switches(after.threads, before.threads)
-        line = _proc.cmdline(stat.pid)
+        line = proc.cmdline(stat.pid)
         return ProcessUse(
             pid=stat.pid,
             ppid=stat.ppid,
@@ -126,17 +126,17 @@ class ProcessesProbe(Probe[ProcessesData]):
             voluntary_switches=voluntary,
             involuntary_switches=involuntary,
             queued_pct=_queued_pct(after.threads, before.threads, seconds),
-            created_wall=psutil.boot_time() + stat.start_ticks / _proc.TICKS_PER_S,
+            created_wall=psutil.boot_time() + stat.start_ticks / proc.TICKS_PER_S,
             busiest=_busiest(after.threads, before.threads, seconds),
         )
 
 
 def _pct(ticks: int, seconds: float) -> float:
-    return round(max(ticks, 0) / _proc.TICKS_PER_S / seconds * 100, 1)
+    return round(max(ticks, 0) / proc.TICKS_PER_S / seconds * 100, 1)
 
 
 def _switches(
-    after: dict[int, _proc.ThreadTimes], before: dict[int, _proc.ThreadTimes]
+    after: dict[int, proc.ThreadTimes], before: dict[int, proc.ThreadTimes]
 ) -> tuple[int, int]:
     pairs = [(thread, before[tid]) for tid, thread in after.items() if tid in before]
     return (
@@ -146,7 +146,7 @@ def _switches(
 
 
 def _queued_pct(
-    after: dict[int, _proc.ThreadTimes], before: dict[int, _proc.ThreadTimes], seconds: float
+    after: dict[int, proc.ThreadTimes], before: dict[int, proc.ThreadTimes], seconds: float
 ) -> float:
     """How long threads could have run and were not given a core; over 100 for several at once."""
     waits = [t.queued_s - before[tid].queued_s for tid, t in after.items() if tid in before]
@@ -154,7 +154,7 @@ def _queued_pct(
 
 
 def _busiest(
-    after: dict[int, _proc.ThreadTimes], before: dict[int, _proc.ThreadTimes], seconds: float
+    after: dict[int, proc.ThreadTimes], before: dict[int, proc.ThreadTimes], seconds: float
 ) -> list[ThreadUse]:
     uses = []
     for tid, thread in after.items():
@@ -207,7 +207,7 @@ class CpuMeter:
         use: dict[str, float] = {}
         seen: dict[int, tuple[int, int, float]] = {}
         for pid, role in self._roles.items():
-            stat = _proc.read_stat(pid)
+            stat = proc.read_stat(pid)
             if stat is None or stat.state in ("Z", "X"):
                 continue
             mono = time.monotonic()
@@ -222,8 +222,8 @@ class CpuMeter:
     def _walk(self, now: float) -> None:
         self._walked = now
         roles: dict[int, str] = {}
-        for pid in _proc.tree(self.root_pid, self.also):
-            if (stat := _proc.read_stat(pid)) is not None:
+        for pid in proc.tree(self.root_pid, self.also):
+            if (stat := proc.read_stat(pid)) is not None:
                 # Asked anew each time: a process takes its title some time after its start.
-                roles[pid] = self.role_of(stat.name, _proc.cmdline(pid))
+                roles[pid] = self.role_of(stat.name, proc.cmdline(pid))
         self._roles = roles

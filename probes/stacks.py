@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mmrepro.probes import _proc, _pyspy
-from mmrepro.probes._pyspy import Dump, Outcome
-from mmrepro.probes.base import Moment, Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes import proc, py_spy
+from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
 from mmrepro.probes.data import StackSample, StacksData
+from mmrepro.probes.py_spy import Dump, Outcome
+from mmrepro.records import Moment
 
 RETRIES = 3
 DUMP_TIMEOUT_S = 10.0
@@ -69,8 +70,8 @@ class StacksProbe(Probe[StacksData]):
 
     def collect(self, sink: RawSink, deadline: float) -> StacksData:
         """Raises Unavailable when no process could be sampled, TimedOut without any sample."""
-        py_spy = _pyspy.find_py_spy()
-        if py_spy is None:
+        program = py_spy.find_py_spy()
+        if program is None:
             raise Unavailable("py-spy is not installed beside this Python (pip install py-spy)")
         self._data = data = StacksData(samples=[])
         live = list(self.pids)
@@ -81,7 +82,7 @@ class StacksProbe(Probe[StacksData]):
             for pid in list(live):
                 if time.monotonic() >= deadline:
                     return self._finish(out_of_time=True)
-                sample, outcome = self._sample(py_spy, pid, number, sink, deadline)
+                sample, outcome = self._sample(program, pid, number, sink, deadline)
                 if outcome is Outcome.DENIED:
                     data.denied[pid] = sample.error
                     live.remove(pid)
@@ -107,23 +108,23 @@ class StacksProbe(Probe[StacksData]):
         raise Unavailable("; ".join(reasons)[:2000] or "no process was given")
 
     def _sample(
-        self, py_spy: Path, pid: int, number: int, sink: RawSink, deadline: float
+        self, program: Path, pid: int, number: int, sink: RawSink, deadline: float
     ) -> tuple[StackSample, Outcome]:
         pause = self.native or number >= self.samples
         taken, blocking = Moment.now(), pause and self._may_pause(pid, deadline)
-        dumped = self._dump(py_spy, pid, deadline, blocking=blocking)
+        dumped = self._dump(program, pid, deadline, blocking=blocking)
         for _ in range(RETRIES):
             if dumped.outcome is not Outcome.TORN or time.monotonic() >= deadline:
                 break
             taken = Moment.now()
-            dumped = self._dump(py_spy, pid, deadline, blocking=blocking)
+            dumped = self._dump(program, pid, deadline, blocking=blocking)
         if (
             dumped.outcome is Outcome.TORN
             and self.blocking_fallback
             and self._may_pause(pid, deadline)
         ):
             taken, blocking = Moment.now(), True
-            dumped = self._dump(py_spy, pid, deadline, blocking=True)
+            dumped = self._dump(program, pid, deadline, blocking=True)
         if dumped.raw:
             sink.write(f"{pid}-{number:02d}.json", dumped.raw)
         return (
@@ -139,14 +140,14 @@ class StacksProbe(Probe[StacksData]):
         )
 
     def _may_pause(self, pid: int, deadline: float) -> bool:
-        stat = _proc.read_stat(pid)
+        stat = proc.read_stat(pid)
         # A process stopped by a signal never reports to a tracer: py-spy would wait for ever.
         stopped = stat is None or stat.state in ("T", "t")
         return not stopped and time.monotonic() < deadline
 
-    def _dump(self, py_spy: Path, pid: int, deadline: float, *, blocking: bool) -> Dump:
-        return _pyspy.dump(
-            py_spy,
+    def _dump(self, program: Path, pid: int, deadline: float, *, blocking: bool) -> Dump:
+        return py_spy.dump(
+            program,
             pid,
             blocking=blocking,
             with_locals=self.locals,

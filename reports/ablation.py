@@ -7,14 +7,14 @@ import hashlib
 from pathlib import Path
 from typing import Final
 
-from mmrepro.ablate.model import ABLATION_FILE, SCHEMA_VERSION, Ablation
 from mmrepro.errors import BadIncident
+from mmrepro.incident.ablation import ABLATION_FILE, SCHEMA_VERSION, Ablation
 from mmrepro.reports import ablation_view as view
 from mmrepro.reports import gfm
 from mmrepro.reports.html import make_environment, style_sheet
 from mmrepro.reports.view import CLAIM_MARKS, CLAIM_WORDS, duration
 from mmrepro.reports.writing import replace_file
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 from pydantic import ValidationError
 
 MARKDOWN_FILE: Final = "ablation.md"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mmrepro.ablate.model import Ablation
+from mmrepro.incident.ablation import Ablation
 from mmrepro.reports import ablation_view as view
 from mmrepro.reports.view import CLAIM_MARKS, CLAIM_WORDS
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

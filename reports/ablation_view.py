@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from mmrepro.ablate.model import Ablation, Cell, CellRun, Conclusion, Cure, FactorClass, State
 from mmrepro.incident import StandIn
+from mmrepro.incident.ablation import Ablation, Cell, CellRun, Conclusion, Cure, FactorClass, State
 from mmrepro.reports.view import FIDELITY_WORDS, OUTCOME_WORDS
 from mmrepro.signature import Truth
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import Markup, escape
-from mmrepro.collide.birthday import collision_probability, images_for
-from mmrepro.sanitize import one_line
+from mmrepro.incident.birthday import collision_probability, images_for
+from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080
 HEIGHT: Final = 380

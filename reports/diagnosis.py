@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mmrepro.diagnose.data import FIT_WORDS, STATE_WORDS, Diagnosis, Fit, Match, State
+from mmrepro.incident.diagnosis import FIT_WORDS, STATE_WORDS, Diagnosis, Fit, Match, State
 from mmrepro.reports import gfm, view
 from mmrepro.reports.lines import Printer
-from mmrepro.sanitize import one_line
 from mmrepro.signature import Truth
+from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

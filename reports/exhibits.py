@@ -16,7 +16,7 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.incident import Birthday, Exhibit, Incident, Shown
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 
 MAX_SIDE: Final = 128
 """Larger pictures are shown smaller: a pixel may become an element."""

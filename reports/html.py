@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mmrepro.incident import Incident
 from mmrepro.reports import gfm, timeline, view
-from mmrepro.sanitize import clip, one_line, plain
+from mmrepro.text.sanitize import clip, one_line, plain
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrepro.diagnose.data import COULD_NOT_TELL, Diagnosis, Match, State
 from mmrepro.incident import ClaimResult, ClaimStatus, Incident
+from mmrepro.incident.diagnosis import COULD_NOT_TELL, Diagnosis, Match, State
 from mmrepro.reports import view
-from mmrepro.sanitize import clip, plain
 from mmrepro.signature import ConditionResult, Outcome, Truth
+from mmrepro.text.sanitize import clip, plain
 
 
 def render_junit(incident: Incident) -> str:

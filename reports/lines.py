@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

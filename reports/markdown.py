@@ -8,7 +8,7 @@ from typing import Final
 from mmrepro.incident import Incident, KeyStack
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.reports import diagnosis, gfm, timeline, view
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 
 # GitHub refuses comments over 65 536 characters; people add a few lines of their own.
 MAX_BYTES: Final = 60_000

@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import Incident
 from mmrepro.reports import timeline, view
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080
 LEFT: Final = 128

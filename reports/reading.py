@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mmrepro.bundle_file import is_bundle, read_incident
 from mmrepro.errors import BadIncident
 from mmrepro.incident import INCIDENT_FILE, SCHEMA_VERSION, Incident
+from mmrepro.reports.bundle_file import is_bundle, read_incident
 from pydantic import ValidationError
 from pydantic_core import from_json
 

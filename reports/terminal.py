@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 from mmrepro.incident import ClaimStatus, Incident, KeyStack
 from mmrepro.reports import view
 from mmrepro.reports.lines import Printer
-from mmrepro.sanitize import one_line
 from mmrepro.signature import Truth
+from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

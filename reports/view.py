@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mmrepro.collide.birthday import collision_probability
 from mmrepro.evidence import ReproducerResult, RequestRecord
 from mmrepro.incident import ClaimStatus, Fidelity, Incident, StandIn
+from mmrepro.incident.birthday import collision_probability
 from mmrepro.probes.data import ProcessesData
 from mmrepro.signature import Outcome, Truth
 

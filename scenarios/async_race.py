@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
-from mmrepro import checks, deaths
-from mmrepro.drive import Drive
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimResult, Fidelity, Reference, StandIn, SymptomRow
@@ -22,11 +20,13 @@ from mmrepro.scenarios.chunked_mm_report import (
     race_claims,
     symptom_table,
 )
-from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import Condition, Finding, Truth, checks
+from mmrepro.signature import crash as deaths
+from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 
 if TYPE_CHECKING:
-    from mmrepro.ablate.model import Ablation
+    from mmrepro.incident.ablation import Ablation
 
 ROLE = VllmEngine.core_role
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from mmrepro import checks
-from mmrepro.drive import Drive
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, SymptomRow
@@ -14,7 +12,8 @@ from mmrepro.models import TinyModel, TinyQwen3
 from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario
 from mmrepro.scenarios.mm_cache_desync import claim
 from mmrepro.scenarios.mm_prefill_contract import switched_on
-from mmrepro.signature import Finding, Truth, combine, evaluate
+from mmrepro.signature import Finding, Truth, checks, combine, evaluate
+from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 
 BLOCK_SIZE = 16

@@ -13,8 +13,6 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mmrepro import checks, live
-from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Reference
 from mmrepro.probes.data import StackSample, StacksData, ThreadStack
@@ -37,7 +35,9 @@ from mmrepro.scenarios.ghost_key_evidence import (
     matches,
 )
 from mmrepro.scenarios.mm_cache_desync import ISSUE, short_hash
-from mmrepro.signature import Condition, Finding
+from mmrepro.signature import Condition, Finding, checks
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 
 FILLS = 5
 TOO_LONG, AGAIN = "image X, too long", "image X again"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from mmrepro import checks, live
-from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Reference
 from mmrepro.scenario import LiveFacts, RunFacts
@@ -18,7 +16,9 @@ from mmrepro.scenarios.borrowed_base import (
     told,
 )
 from mmrepro.scenarios.mm_prefill_contract import place
-from mmrepro.signature import Condition, Finding
+from mmrepro.signature import Condition, Finding, checks
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 
 NUM_BLOCKS = 81
 ROOM = (NUM_BLOCKS - 1) * BLOCK_SIZE

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import Reference, SymptomRow
-from mmrepro.pictures import Picture
 from mmrepro.scenario import Control, RunFacts
 from mmrepro.scenarios.borrowed_base import IMAGE_TOKENS, BorrowedFault, all_answered
 from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.pictures import Picture
 
 PAD_RANGE = 1 << 16
 """That of reproducers/minivllm/config.py."""

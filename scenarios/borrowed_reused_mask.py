@@ -7,8 +7,6 @@ import re
 from dataclasses import replace
 from typing import ClassVar
 
-from mmrepro import checks, live
-from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Reference
 from mmrepro.scenario import LiveFacts, RunFacts
@@ -20,7 +18,9 @@ from mmrepro.scenarios.borrowed_base import (
     all_answered,
     told,
 )
-from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import Condition, Finding, Truth, checks
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 
 CLIENTS = 4
 TOGETHER = [f"image {i + 1} and a long text" for i in range(CLIENTS)]

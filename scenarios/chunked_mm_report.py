@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from mmrepro import deaths
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimResult, ClaimStatus, Fidelity, Reference, SymptomRow
 from mmrepro.scenario import RunFacts
 from mmrepro.signature import Finding, Truth
+from mmrepro.signature import crash as deaths
 
 if TYPE_CHECKING:
-    from mmrepro.ablate.model import Ablation
+    from mmrepro.incident.ablation import Ablation
 
 SOURCE = "the report of 2025-11-01"
 
@@ -161,7 +161,7 @@ def race_claims(
 
 def hypotheses(ablation: Ablation) -> list[ClaimResult]:
     """The report's three hypotheses, and the one that it did not have, against the table."""
-    from mmrepro.ablate.model import FactorClass
+    from mmrepro.incident.ablation import FactorClass
 
     def judged(name: str, confirms: set[FactorClass], refutes: set[FactorClass]) -> Finding:
         factor = ablation.factor(name)

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from mmrepro import checks, live
-from mmrepro.drive import Drive
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
@@ -17,7 +15,9 @@ from mmrepro.models.qwen_images import FACTOR, smart_resize
 from mmrepro.probes.data import StackSample, StacksData, ThreadStack
 from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario, SourceRef, unmet
 from mmrepro.scenarios.chunked_mm_report import claim
-from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import Condition, Finding, Truth, checks
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 
 ROLE = VllmEngine.core_role

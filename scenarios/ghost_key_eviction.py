@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from mmrepro import checks, live
-from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence
 from mmrepro.incident import (
     ClaimResult,
@@ -43,11 +41,13 @@ from mmrepro.scenarios.mm_cache_desync import (
     desynchronise,
 )
 from mmrepro.scenarios.mm_cache_live import without_cache
-from mmrepro.signature import Condition, Finding
+from mmrepro.signature import Condition, Finding, checks
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 
 if TYPE_CHECKING:
-    from mmrepro.ablate.model import Ablation
+    from mmrepro.incident.ablation import Ablation
 
 
 class GhostKeyEviction(MmCacheScenario):

@@ -6,12 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from mmrepro import checks
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import Frame, GpuData, LogsData, StackSample, StacksData, ThreadStack
 from mmrepro.scenarios.mm_cache_desync import missing_hashes, short_hash
-from mmrepro.signature import Finding, Truth
+from mmrepro.signature import Finding, Truth, checks
 
 FILLS = 30
 """Images sent to fill the cache; it holds about ten, so an eviction is certain."""

@@ -10,7 +10,7 @@ from mmrepro.scenarios.mm_cache_desync import CACHE_GB, MM_CACHE, PREFIX_CACHING
 from mmrepro.signature import Finding, Truth
 
 if TYPE_CHECKING:
-    from mmrepro.ablate.model import Ablation
+    from mmrepro.incident.ablation import Ablation
 
 PATCH = Patch(
     "ghost_key_patch",
@@ -74,7 +74,7 @@ FACTORS = (
 
 def hypotheses(ablation: Ablation) -> list[ClaimResult]:
     """The explanations and cures that were offered, against the table."""
-    from mmrepro.ablate.claims import cures, hypothesis, matters
+    from mmrepro.scenario.hypotheses import cures, hypothesis, matters
 
     return [
         hypothesis(
@@ -107,7 +107,7 @@ def hypotheses(ablation: Ablation) -> list[ClaimResult]:
 
 def both_needed(ablation: Ablation) -> Finding:
     """Met: neither half cures alone, and both do together."""
-    from mmrepro.ablate.claims import cures
+    from mmrepro.scenario.hypotheses import cures
 
     halves = [cures(ablation, name) for name in ("touch-fix", "popitem-fix")]
     said = "; ".join(half.observed for half in halves)

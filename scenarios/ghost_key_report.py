@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mmrepro import checks
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimResult, ClaimStatus, KeyFrame, KeyStack, SymptomRow
 from mmrepro.probes.data import GpuData, StackSample, StacksData, ThreadStack
@@ -23,7 +22,7 @@ from mmrepro.scenarios.ghost_key_evidence import (
     matches,
 )
 from mmrepro.scenarios.mm_cache_desync import cached_item_assertion, claim, refused_for_length
-from mmrepro.signature import Finding, Truth
+from mmrepro.signature import Finding, Truth, checks
 from packaging.version import Version
 
 FIXED = Version("0.24.0")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmrepro import checks
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimResult, ClaimStatus, SymptomRow
 from mmrepro.scenario import RunFacts
 from mmrepro.scenarios import kv_witness as kv
-from mmrepro.signature import Finding, Truth
+from mmrepro.signature import Finding, Truth, checks
 
 if TYPE_CHECKING:
     from mmrepro.scenarios.undersized_kv_budget import UndersizedKvBudget

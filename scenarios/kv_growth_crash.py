@@ -6,8 +6,6 @@ from decimal import Decimal
 from functools import cached_property
 from typing import ClassVar
 
-from mmrepro import checks, live
-from mmrepro.drive import Drive
 from mmrepro.engines.lmdeploy import WITNESS, device_memory
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
@@ -27,7 +25,9 @@ from mmrepro.scenario import (
 from mmrepro.scenarios import kv_witness as kv
 from mmrepro.scenarios.kv_budget_report import claim
 from mmrepro.scenarios.undersized_kv_budget import UndersizedKvBudget
-from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import Condition, Finding, Truth, checks
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 
 SHORT = "hi"

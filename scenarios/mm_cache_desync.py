@@ -10,14 +10,13 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mmrepro import checks
-from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, ClaimStatus, Reference, SymptomRow
-from mmrepro.pictures import Picture
 from mmrepro.scenario import Factor, LiveFacts, Mitigation, RunFacts, Scenario, SourceRef, unmet
 from mmrepro.scenarios.mm_cache_live import live_conditions, without_cache
-from mmrepro.signature import Condition, Finding, Outcome, Truth
+from mmrepro.signature import Condition, Finding, Outcome, Truth, checks
+from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.pictures import Picture
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mmrepro import live
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.scenario import LiveFacts
 from mmrepro.signature import Checker, Condition, Finding
+from mmrepro.signature import live_server as live
 
 
 def live_conditions(missing_item: Checker) -> list[Condition]:

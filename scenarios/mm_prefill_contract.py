@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from mmrepro import checks, live
-from mmrepro.drive import Drive
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
 from mmrepro.models import TinyModel, TinyQwen3
 from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario
 from mmrepro.scenarios.mm_cache_desync import claim
-from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import Condition, Finding, Truth, checks
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 
 BLOCK_SIZE = 16

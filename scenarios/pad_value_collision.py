@@ -12,18 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro import checks
-from mmrepro.collide.birthday import images_for
-from mmrepro.drive import Drive
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Birthday, ClaimResult, Exhibit, Pool, Reference, SymptomRow
-from mmrepro.pictures import Picture
+from mmrepro.incident.birthday import images_for
 from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef
 from mmrepro.scenarios import pad_value_evidence as judge
 from mmrepro.scenarios import prefix_sharing as sharing
 from mmrepro.scenarios.data import pad_value_pair
-from mmrepro.signature import Condition, Finding, Outcome, Truth
+from mmrepro.signature import Condition, Finding, Outcome, Truth, checks
+from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.pictures import Picture
 from packaging.specifiers import SpecifierSet
 
 NAMES = ("A", "B", "control")
@@ -326,7 +325,7 @@ def _absolute(folder: str) -> Path:
 
 def _search(drive: Drive) -> Path:
     """A new pair from this run's own environment; it is kept below evidence/."""
-    from mmrepro.collide.place import place_for
+    from mmrepro.collide.interpreter import place_for
     from mmrepro.collide.search import find_pair
 
     drive.note("searching a pair whose pad values are equal")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mmrepro.collide.birthday import collision_probability, images_for
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, SymptomRow
+from mmrepro.incident.birthday import collision_probability, images_for
 from mmrepro.scenario import RunFacts
 from mmrepro.scenarios import prefix_sharing as sharing
 from mmrepro.scenarios.prefix_sharing import cached, claim, first_difference, one

@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mmrepro import deaths, live
-from mmrepro.drive import Drive
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
@@ -20,6 +18,9 @@ from mmrepro.models.tokenizer import DOTS_OCR
 from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario, SourceRef
 from mmrepro.scenarios.chunked_mm_report import MISMATCH, SAME_CRASH, claim, symptom_table
 from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import crash as deaths
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 
 ROLE = VllmEngine.core_role

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from mmrepro import checks
-from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, ClaimStatus, Fidelity, Shown
-from mmrepro.pictures import Picture
 from mmrepro.scenario import RunFacts
-from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import Condition, Finding, Truth, checks
+from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.pictures import Picture
 
 TOKENS = 12
 TEXT = "describe the image please"

@@ -11,16 +11,15 @@ import io
 from collections.abc import Iterator
 from typing import ClassVar
 
-from mmrepro import checks
-from mmrepro.drive import Drive
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Exhibit, Reference, SymptomRow
 from mmrepro.models import TinyQwen2VL
-from mmrepro.pictures import Picture
 from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef
 from mmrepro.scenarios import prefix_sharing as sharing
 from mmrepro.scenarios.prefix_sharing import cached, claim, first_difference, one
-from mmrepro.signature import Condition, Finding, Truth
+from mmrepro.signature import Condition, Finding, Truth, checks
+from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.pictures import Picture
 from packaging.specifiers import SpecifierSet
 
 REPRODUCER = "shape_alias.py"

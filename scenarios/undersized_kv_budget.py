@@ -7,8 +7,6 @@ from decimal import Decimal
 from functools import cached_property
 from typing import ClassVar
 
-from mmrepro import checks, live
-from mmrepro.drive import Drive
 from mmrepro.engines.lmdeploy import WITNESS, LmdeployEngine, device_memory
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
@@ -25,7 +23,9 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenarios import kv_witness as kv
 from mmrepro.scenarios.kv_budget_report import claims, symptom_rows
-from mmrepro.signature import Condition, Finding, Outcome
+from mmrepro.signature import Condition, Finding, Outcome, checks
+from mmrepro.signature import live_server as live
+from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 

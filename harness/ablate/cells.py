@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.ablate.key import START_MODE, cell_key, decisive_parts
-from mmrepro.ablate.model import CellRun
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.store import CellStore
 from mmrepro.environments import Environment
@@ -22,15 +21,16 @@ from mmrepro.errors import (
     UnloadableWheel,
     UsageError,
 )
+from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import Incident
-from mmrepro.probes.base import Moment
-from mmrepro.recorder import Listener
+from mmrepro.incident.ablation import CellRun
+from mmrepro.incident.folder import discard, unused
+from mmrepro.records import Moment
 from mmrepro.reports import write_reports
-from mmrepro.rundir import discard, unused
-from mmrepro.runner import Run
+from mmrepro.run.runner import Run
+from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
-from mmrepro.starter import Starter
 
 CELLS_DIR = "cells"
 HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError)

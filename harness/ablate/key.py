@@ -13,16 +13,17 @@ from pathlib import Path
 
 import mmrepro
 import mmrepro.probes
-from mmrepro.childenv import child_environment
-from mmrepro.digest import State, digest, state
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments import Environment, cache_root
-from mmrepro.host import host_facts
-from mmrepro.launching import launch_plan
-from mmrepro.options import RunOptions
-from mmrepro.scenario import Scenario, reproducer_path
-from mmrepro.starter import Starter
+from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.digest import State, digest, state
+from mmrepro.machine.facts import host_facts
+from mmrepro.reproducers import reproducer_path
+from mmrepro.run.launch import launch_plan
+from mmrepro.run.options import RunOptions
+from mmrepro.run.starter import Starter
+from mmrepro.scenario import Scenario
 from mmrepro.supervise import free_port
 
 ENGINE_VARIABLES = (
@@ -119,7 +120,7 @@ def _harness_files(engine: str) -> Iterator[Path]:
         inside = path.relative_to(root).parts
         if inside[0] not in APART:
             yield path
-    for name in ("base", engine):
+    for name in ("__init__", "base", "changes", engine):
         yield root / "engines" / f"{name}.py"
     yield from Path(next(iter(mmrepro.probes.__path__))).glob("*.py")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmrepro.errors import UsageError
-from mmrepro.options import RunOptions, StartMode
+from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.scenario import Factor, Scenario
 
 

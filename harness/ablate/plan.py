@@ -6,17 +6,17 @@ from typing import Annotated
 
 from mmrepro.ablate.ddmin import bound
 from mmrepro.ablate.key import cell_key, decisive_parts
-from mmrepro.ablate.model import CellRun, Role, State
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.search import Flips, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
 from mmrepro.environments import Environment, cache_root, detect_device, existing
-from mmrepro.launching import chosen_release
-from mmrepro.probes.base import Record
+from mmrepro.incident.ablation import CellRun, Role, State
+from mmrepro.records import Record
+from mmrepro.run.launch import chosen_release
+from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
-from mmrepro.starter import Starter
 from pydantic import Field
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mmrepro.ablate.ddmin import bound, ddmin
-from mmrepro.ablate.model import Conclusion, FactorClass, Role, State
+from mmrepro.incident.ablation import Conclusion, FactorClass, Role, State
 
 Flips = tuple[str, ...]
 Oracle = Callable[[Flips, Role], State]

@@ -9,7 +9,15 @@ from typing import Protocol
 
 import mmrepro
 from mmrepro.ablate.cells import Cells
-from mmrepro.ablate.model import (
+from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.search import Flips, Search, search
+from mmrepro.ablate.states import decided, state_of_cell, state_of_run
+from mmrepro.ablate.store import CellStore
+from mmrepro.engines import get_engine
+from mmrepro.environments import Environment, EnvironmentSpec, cache_root, detect_device, ensure
+from mmrepro.errors import MmreproError, UnwritableOutput
+from mmrepro.evidence import Event
+from mmrepro.incident.ablation import (
     ABLATION_FILE,
     Ablation,
     Cell,
@@ -20,23 +28,15 @@ from mmrepro.ablate.model import (
     Role,
     State,
 )
-from mmrepro.ablate.options import AblateOptions
-from mmrepro.ablate.search import Flips, Search, search
-from mmrepro.ablate.states import decided, state_of_cell, state_of_run
-from mmrepro.ablate.store import CellStore
-from mmrepro.engines import get_engine
-from mmrepro.environments import Environment, EnvironmentSpec, cache_root, detect_device, ensure
-from mmrepro.errors import MmreproError, UnwritableOutput
-from mmrepro.evidence import Event
-from mmrepro.host import host_facts
-from mmrepro.launching import chosen_release
-from mmrepro.probes.base import Moment
-from mmrepro.redact import Redactor
+from mmrepro.incident.folder import is_there, new_folder, prepared
+from mmrepro.machine.facts import host_facts
+from mmrepro.records import Moment
 from mmrepro.reports.ablation import write_ablation
-from mmrepro.rundir import is_there, new_folder, prepared
+from mmrepro.run.launch import chosen_release
+from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
-from mmrepro.starter import Starter
+from mmrepro.text.redact import Redactor
 from pydantic import ValidationError
 
 DEFAULT_ROOT = "ablations"

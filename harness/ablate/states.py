@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mmrepro.ablate.model import CellRun, State
+from mmrepro.incident.ablation import CellRun, State
 from mmrepro.signature import Outcome, Truth
 
 

@@ -10,9 +10,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.ablate.model import CellRun
 from mmrepro.environments import cache_root
-from mmrepro.probes.base import Record
+from mmrepro.incident.ablation import CellRun
+from mmrepro.records import Record
 from pydantic import ValidationError
 
 ASSUMED_S = 60.0

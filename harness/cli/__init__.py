@@ -51,7 +51,7 @@ def _foreign(error: Exception) -> int:
 
 def _tell(error: MmreproError) -> None:
     """One plain sentence, what lies behind it, and the next command to type, on stderr."""
-    from mmrepro.sanitize import one_line
+    from mmrepro.text.sanitize import one_line
 
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
     if error.hint:

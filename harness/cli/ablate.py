@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode
-from mmrepro.options import StartMode
+from mmrepro.run.options import StartMode
 
 if TYPE_CHECKING:
-    from mmrepro.ablate.model import Ablation
     from mmrepro.ablate.options import AblateOptions
     from mmrepro.ablate.plan import Plan
     from mmrepro.ablate.session import Ablating
+    from mmrepro.incident.ablation import Ablation
     from mmrepro.scenario import Scenario
     from rich.console import Console
 
@@ -66,8 +66,8 @@ def ablate(
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
     from mmrepro.ablate.options import AblateOptions
-    from mmrepro.options import RunOptions
-    from mmrepro.registry import load_scenario
+    from mmrepro.run.options import RunOptions
+    from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
     found = load_scenario(scenario).with_variant(variant)
@@ -182,7 +182,7 @@ def print_plan(expected: Plan, console: Console) -> None:
 
 
 def _exit_code(ablation: Ablation) -> ExitCode:
-    from mmrepro.ablate.model import Conclusion
+    from mmrepro.incident.ablation import Conclusion
 
     return {
         Conclusion.CURE: ExitCode.AS_EXPECTED,

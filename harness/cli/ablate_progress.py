@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from mmrepro.ablate.model import Ablation, Cell, Role
 from mmrepro.ablate.search import Flips
 from mmrepro.cli.progress import LiveView
 from mmrepro.evidence import Event
+from mmrepro.incident.ablation import Ablation, Cell, Role
 from mmrepro.reports.ablation_terminal import factor_table
 from mmrepro.reports.ablation_view import STATE_WORDS, flips_words
 from mmrepro.reports.view import duration
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
 from rich.table import Table

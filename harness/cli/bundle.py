@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from mmrepro.bundle_file import BundleManifest
+    from mmrepro.reports.bundle_file import BundleManifest
 
 
 def bundle(
@@ -33,8 +33,8 @@ def bundle(
 
     Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
-    from mmrepro.bundle import write_bundle
     from mmrepro.reports import load
+    from mmrepro.reports.bundle import write_bundle
 
     loaded = load(incident)
     folder = incident if incident.is_dir() else incident.parent

@@ -8,7 +8,7 @@ import typer
 
 # Heavy modules are imported inside: see env.py.
 if TYPE_CHECKING:
-    from mmrepro.environments.host import HostReport, Part
+    from mmrepro.check import HostReport, Part
 
 
 def check(
@@ -20,7 +20,7 @@ def check(
 
     Example: mmrepro check
     """
-    from mmrepro.environments.host import examine
+    from mmrepro.check import examine
     from mmrepro.errors import ExitCode
 
     report = examine()

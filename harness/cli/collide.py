@@ -55,8 +55,8 @@ def collide(
 
     Example:  mmrepro collide --engine sglang --release 0.5.6 --bits 30
     """
-    from mmrepro.cli.searching import SearchBar
-    from mmrepro.collide.place import place_for
+    from mmrepro.cli.collide_progress import SearchBar
+    from mmrepro.collide.interpreter import place_for
     from mmrepro.collide.search import find_pair, pictures_of, require_pictures, verify_pair
     from mmrepro.errors import UsageError
     from rich.console import Console

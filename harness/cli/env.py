@@ -74,8 +74,8 @@ def create(
 
     Example: mmrepro env create vllm 0.23.0 --device cpu
     """
+    from mmrepro.engines import spec_for
     from mmrepro.environments import ensure
-    from mmrepro.environments.known import spec_for
     from rich.console import Console
 
     spec = spec_for(engine, release, device)

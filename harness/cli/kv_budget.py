@@ -12,10 +12,10 @@ from mmrepro.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from decimal import Decimal
 
-    from mmrepro.kv_budget.answer import Answer, Need
     from mmrepro.kv_budget.config import Model
     from mmrepro.kv_budget.curve import Point
     from mmrepro.kv_budget.geometry import Geometry
+    from mmrepro.kv_budget.result import Answer, Need
 
 
 class Engine(StrEnum):
@@ -112,8 +112,8 @@ def kv_budget(
     Example:  mmrepro kv-budget --free 6784MiB --runtime 5061MiB --block-bytes 8388608
     --cache-max-entry-count 0.1 --need 3446
     """
-    from mmrepro.kv_budget import curve, lmdeploy, quantity, question
-    from mmrepro.kv_budget.answer import answer
+    from mmrepro.kv_budget import curve, inputs, lmdeploy, quantity
+    from mmrepro.kv_budget.result import answer
 
     settings = _settings(
         {
@@ -129,9 +129,9 @@ def kv_budget(
         raise UsageError("--device cpu is for vllm; the others size their cache as on a GPU.")
     read = _read(model)
     steps = quantity.parse_count(decimals, "--decimals", most=4)
-    asked = question.Question(
+    asked = inputs.Question(
         engine=chosen,
-        release=question.check_release(chosen, release),
+        release=inputs.check_release(chosen, release),
         free=_bytes(free, "--free", least=1 << 20) or 0,
         total=_bytes(total, "--total", least=1 << 20) or 0,
         runtime=_bytes(runtime, "--runtime", least=0),
@@ -183,7 +183,7 @@ def _settings(given: dict[str, str]) -> dict[str, Decimal]:
 
 
 def _engine_of(settings: dict[str, Decimal]) -> str:
-    from mmrepro.kv_budget.question import SETTINGS
+    from mmrepro.kv_budget.inputs import SETTINGS
 
     if len(settings) > 1:
         raise UsageError(f"{' and '.join(settings)} are settings of different engines.")
@@ -230,8 +230,8 @@ def _geometry(
 def _need(
     need: str, images: str, image_tokens: str, image_size: str, read: Model | None
 ) -> Need | None:
-    from mmrepro.kv_budget.answer import Need
     from mmrepro.kv_budget.quantity import parse_count, parse_pixels
+    from mmrepro.kv_budget.result import Need
 
     count = _count(images, "--images", most=100_000)
     if not count:
@@ -255,7 +255,7 @@ def _need(
 def _write_svg(path: Path, points: list[Point], found: Answer) -> None:
     from mmrepro.errors import UnwritableOutput
     from mmrepro.kv_budget.curve import svg_curve
-    from mmrepro.kv_budget.question import NAMES
+    from mmrepro.kv_budget.inputs import NAMES
 
     picture = svg_curve(
         points,
@@ -276,7 +276,7 @@ def _print(found: Answer, points: list[Point], *, json: bool) -> None:
         curve = [[str(p.setting), p.tokens] for p in points]
         print(json_module.dumps({**found.document(), "curve": curve}, indent=1))
         return
-    from mmrepro.kv_budget.show import show
+    from mmrepro.kv_budget.rendering import show
     from rich.console import Console
 
     show(found, points, Console())

@@ -96,7 +96,7 @@ def scenario_patterns(engine: Engine | None) -> dict[str, str]:
 
 
 def _tell(data: LogsData, engine: Engine | None) -> None:
-    from mmrepro.sanitize import one_line
+    from mmrepro.text.sanitize import one_line
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

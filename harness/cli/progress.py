@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from mmrepro.evidence import Event
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.spinner import Spinner

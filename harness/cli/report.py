@@ -28,7 +28,7 @@ def report_command(
     Example:  mmrepro report incidents/ghost-key-eviction-0.23.0-20261121-030000 --format html
     """
     from mmrepro import reports
-    from mmrepro.ablate.model import ABLATION_FILE
+    from mmrepro.incident.ablation import ABLATION_FILE
 
     if incident.name == ABLATION_FILE or (incident / ABLATION_FILE).is_file():
         typer.echo(_of_ablation(incident, format).rstrip("\n"))
@@ -75,8 +75,8 @@ def schema(
     """
     import json
 
-    from mmrepro.ablate.model import Ablation
     from mmrepro.incident import Incident
+    from mmrepro.incident.ablation import Ablation
 
     document = (Incident if of is Document.INCIDENT else Ablation).model_json_schema()
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"

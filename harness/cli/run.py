@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mmrepro.errors import ExitCode
-from mmrepro.options import StartMode
+from mmrepro.run.options import StartMode
 
 if TYPE_CHECKING:
     from mmrepro.incident import Incident
-    from mmrepro.options import RunOptions
-    from mmrepro.runner import Run
+    from mmrepro.run.options import RunOptions
+    from mmrepro.run.runner import Run
+    from mmrepro.run.starter import Starter
     from mmrepro.scenario import Scenario
-    from mmrepro.starter import Starter
     from rich.console import Console
 
 
@@ -86,9 +86,9 @@ def run(
     Example:  mmrepro run ghost-key-eviction --release 0.24.0
     """
     from mmrepro.errors import UsageError
-    from mmrepro.options import RunOptions
-    from mmrepro.registry import load_scenario
-    from mmrepro.starter import Starter
+    from mmrepro.run.options import RunOptions
+    from mmrepro.run.starter import Starter
+    from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
     found = load_scenario(scenario).with_variant(variant)
@@ -135,9 +135,9 @@ def _one(
 ) -> Incident:
     from mmrepro.cli.progress import Progress
     from mmrepro.errors import UsageError
+    from mmrepro.incident.folder import discard
     from mmrepro.reports import print_summary, write_reports
-    from mmrepro.rundir import discard
-    from mmrepro.runner import Run
+    from mmrepro.run.runner import Run
 
     display = Progress(console, "")
     running = Run(scenario, options, display, starter)
@@ -181,7 +181,7 @@ def _document(incidents: list[Incident]) -> str:
     """The incident; of several, the first with every run's outcome beside it."""
     import json
 
-    from mmrepro.rundir import incident_json
+    from mmrepro.incident.folder import incident_json
 
     if len(incidents) == 1:
         return incident_json(incidents[0])

@@ -16,7 +16,7 @@ def list_scenarios(
     Example:  mmrepro list
     """
     from mmrepro.errors import BrokenScenario
-    from mmrepro.registry import load_scenario, scenario_names
+    from mmrepro.scenario.registry import load_scenario, scenario_names
 
     rows = []
     for name in scenario_names():
@@ -67,8 +67,8 @@ def show(
     Example:  mmrepro show ghost-key-eviction
     """
     from mmrepro.incident import Fidelity
-    from mmrepro.registry import load_scenario
     from mmrepro.scenario import RunFacts
+    from mmrepro.scenario.registry import load_scenario
 
     found = load_scenario(scenario).with_variant(variant)
     facts = RunFacts(found.default_release, Fidelity.CPU, frozenset(), 0.0)

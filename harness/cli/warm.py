@@ -44,10 +44,10 @@ def start(
     """
     from mmrepro.environments import cache_root, ensure
     from mmrepro.errors import InfrastructureError
-    from mmrepro.launching import launch_plan, target
-    from mmrepro.options import RunOptions
-    from mmrepro.registry import load_scenario
-    from mmrepro.starter import parent_spec, warm_root
+    from mmrepro.run.launch import launch_plan, target
+    from mmrepro.run.options import RunOptions
+    from mmrepro.run.starter import parent_spec, warm_root
+    from mmrepro.scenario.registry import load_scenario
     from mmrepro.supervise import free_port
     from mmrepro.supervise.warm import Parents, Refused
     from rich.console import Console
@@ -90,7 +90,7 @@ def status(
 
     Example:  mmrepro warm status
     """
-    from mmrepro.starter import warm_root
+    from mmrepro.run.starter import warm_root
     from mmrepro.supervise.warm import kept_parents
 
     living = kept_parents(warm_root())
@@ -114,7 +114,7 @@ def stop(
     Example:  mmrepro warm stop
     """
     from mmrepro.errors import UsageError
-    from mmrepro.starter import warm_root
+    from mmrepro.run.starter import warm_root
     from mmrepro.supervise.warm import kept_parents
 
     living = kept_parents(warm_root())

@@ -102,7 +102,7 @@ def watch(
 def _line(kind: str, text: str) -> None:
     from datetime import datetime
 
-    from mmrepro.sanitize import one_line
+    from mmrepro.text.sanitize import one_line
 
     typer.echo(f"{datetime.now():%H:%M:%S}  {kind:9}  {one_line(text, 500)}")
 

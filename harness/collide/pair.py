@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from mmrepro.errors import UsageError
 from mmrepro.incident import Setting, StandIn, WheelFacts
-from mmrepro.probes.base import Record
+from mmrepro.records import Record
 from pydantic import Field, ValidationError
 
 PAIR_FILE = "pair.json"

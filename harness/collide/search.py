@@ -15,7 +15,6 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.collide import families
-from mmrepro.collide.birthday import cross_probability
 from mmrepro.collide.pair import (
     NAMES,
     PAIR_FILE,
@@ -41,6 +40,7 @@ from mmrepro.collide.worker import (
 from mmrepro.environments import Environment
 from mmrepro.errors import InfrastructureError, NoPair, UnwritableOutput, UsageError
 from mmrepro.incident import Setting, StandIn
+from mmrepro.incident.birthday import cross_probability
 from PIL import Image
 
 MIN_BITS, MAX_BITS = 8, 40

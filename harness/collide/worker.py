@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
-from mmrepro.childenv import child_environment, die_with_parent
 from mmrepro.errors import EngineStartError, InfrastructureError
-from mmrepro.probes.base import Record
-from mmrepro.sanitize import one_line
-from mmrepro.scenario import reproducer_path
+from mmrepro.machine.child_env import child_environment, die_with_parent
+from mmrepro.records import Record
+from mmrepro.reproducers import reproducer_path
+from mmrepro.text.sanitize import one_line
 from pydantic import Field, TypeAdapter, ValidationError
 
 WORKER = "pad_value_search.py"

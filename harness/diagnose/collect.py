@@ -11,15 +11,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro import live
 from mmrepro.diagnose import discover
-from mmrepro.diagnose.data import Effect
 from mmrepro.diagnose.discover import Target
-from mmrepro.diagnose.view import View
+from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
-from mmrepro.probes._fetch import fetch
+from mmrepro.evidence.recorder import Recorder
+from mmrepro.incident.diagnosis import Effect
 from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
+from mmrepro.probes.fetch import fetch
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
@@ -29,7 +29,7 @@ from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ProcessesProbe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.probes.syscalls import SyscallsProbe
-from mmrepro.recorder import Recorder
+from mmrepro.signature import live_server as live
 
 FRONT_S = 3.0
 """For a cheap endpoint: a front that takes longer does not answer."""

@@ -13,11 +13,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from mmrepro.diagnose import sockets
-from mmrepro.diagnose.data import TargetFacts, TargetProcess
 from mmrepro.engines import ENGINES, Engine, Signs
 from mmrepro.errors import UsageError
-from mmrepro.probes import _proc
-from mmrepro.probes._fetch import api_root
+from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
+from mmrepro.probes import proc
+from mmrepro.probes.fetch import api_root
 from mmrepro.supervise import procfs
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -176,15 +176,15 @@ def refresh(target: Target) -> None:
         return
     facts.command = command_of(facts.root_pid)
     facts.processes = []
-    for pid in _proc.tree(facts.root_pid)[:MAX_PROCESSES]:
-        found = _proc.read_stat(pid)
+    for pid in proc.tree(facts.root_pid)[:MAX_PROCESSES]:
+        found = proc.read_stat(pid)
         if found is None:
             continue
         facts.processes.append(
             TargetProcess(
                 pid=pid,
                 ppid=found.ppid,
-                role=target.role_of(found.name, _proc.cmdline(pid)),
+                role=target.role_of(found.name, proc.cmdline(pid)),
                 name=found.name,
                 state=found.state,
                 inner_pid=_inner_pid(pid),
@@ -246,7 +246,7 @@ def name_engine_by_log(target: Target) -> None:
     """Of a server that is gone: the engine, and often its release, from the start of its log."""
     facts = target.facts
     for path in facts.logs:
-        head = (_proc.read(path, LOG_HEAD_BYTES) or b"").decode("utf-8", "replace")
+        head = (proc.read(path, LOG_HEAD_BYTES) or b"").decode("utf-8", "replace")
         for engine in ENGINES.values():
             if not engine.log_mark or not (found := re.search(engine.log_mark, head)):
                 continue

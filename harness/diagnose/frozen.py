@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrepro.diagnose.data import Assessment, State
+from mmrepro.diagnose.readings import View
 from mmrepro.diagnose.threads import Course, bare, holder
-from mmrepro.diagnose.view import View
+from mmrepro.incident.diagnosis import Assessment, State
 from mmrepro.probes.data import SyscallsData
 
 MORE_STACKS = "py-spy dump --native --pid {pid} shows the C frames below the last Python one"

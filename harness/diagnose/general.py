@@ -6,12 +6,12 @@ seen; what could not be seen leads to a weaker state, never to a stronger one.
 
 from __future__ import annotations
 
-from mmrepro import checks
 from mmrepro.diagnose import frozen
-from mmrepro.diagnose.data import Assessment, State, TargetFacts
-from mmrepro.diagnose.view import View
+from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import Assessment, State, TargetFacts
 from mmrepro.probes.data import LogsData
+from mmrepro.signature import checks
 
 SLOW_SHARE = 0.5
 """A small request that takes more of its deadline than that is slow."""

@@ -7,10 +7,8 @@ import uuid
 from pathlib import Path
 
 from mmrepro import __version__
-from mmrepro.diagnose.data import STATE_WORDS, Diagnosis, Match
 from mmrepro.diagnose.patterns import as_seen_by
 from mmrepro.evidence import Evidence
-from mmrepro.host import host_facts
 from mmrepro.incident import (
     EngineFacts,
     Fidelity,
@@ -21,8 +19,10 @@ from mmrepro.incident import (
     MitigationFacts,
     ScenarioFacts,
 )
-from mmrepro.probes.base import Moment
+from mmrepro.incident.diagnosis import STATE_WORDS, Diagnosis, Match
+from mmrepro.machine.facts import host_facts
 from mmrepro.probes.data import GpuData, LogsData
+from mmrepro.records import Moment
 from mmrepro.scenario import Scenario
 
 
@@ -103,7 +103,7 @@ def _stack(scenario: Scenario | None, diagnosis: Diagnosis, evidence: Evidence) 
 
 
 def _logs(scenario: Scenario | None, evidence: Evidence) -> list[LogExcerpt]:
-    from mmrepro.assemble import excerpt, log_excerpts
+    from mmrepro.run.tables import excerpt, log_excerpts
 
     if scenario is not None:
         return log_excerpts(evidence, scenario)

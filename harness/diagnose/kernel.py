@@ -8,8 +8,8 @@ import re
 
 from mmrepro.diagnose.discover import Target
 from mmrepro.evidence import Evidence
-from mmrepro.live import CORE_ALIVE
-from mmrepro.probes import _proc
+from mmrepro.probes import proc
+from mmrepro.signature.live_server import CORE_ALIVE
 from mmrepro.supervise import procfs
 
 EXIT_CODE = 49
@@ -26,7 +26,7 @@ def note(target: Target, evidence: Evidence) -> None:
     for process in target.facts.processes:
         if process.state in "ZX" and (code := exit_code(process.pid)) is not None:
             evidence.facts[f"exit:{process.pid}"] = code
-        if process.state == "t" and (tracer := _proc.tracer_of(process.pid)):
+        if process.state == "t" and (tracer := proc.tracer_of(process.pid)):
             evidence.facts[f"tracer:{process.pid}"] = tracer
     lives = core_lives(target)
     if lives is not None:

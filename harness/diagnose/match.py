@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mmrepro.diagnose.data import Fit, Match
 from mmrepro.diagnose.patterns import as_seen_by
 from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.signature import ConditionResult, Finding, Truth, combine, evaluate
 
@@ -16,7 +16,7 @@ ORDER = list(Fit)
 def all_scenarios() -> list[Scenario]:
     """Every registered scenario, each variant for itself; broken plug-ins are left out."""
     from mmrepro.errors import BrokenScenario
-    from mmrepro.registry import load_scenario, scenario_names
+    from mmrepro.scenario.registry import load_scenario, scenario_names
 
     found: list[Scenario] = []
     for name in scenario_names():

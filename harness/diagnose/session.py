@@ -12,19 +12,20 @@ from pathlib import Path
 from mmrepro import __version__
 from mmrepro.diagnose import discover, general, kernel
 from mmrepro.diagnose.collect import Collector, Plan, refused_stacks
-from mmrepro.diagnose.data import Diagnosis, Fit, State
 from mmrepro.diagnose.match import all_scenarios, match_all
 from mmrepro.diagnose.patterns import union
 from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
+from mmrepro.evidence.recorder import Listener, Recorder
 from mmrepro.incident import EVIDENCE_DIR, Incident
-from mmrepro.probes._pyspy import HOW_TO_ALLOW
-from mmrepro.probes.base import Moment, RawSink
+from mmrepro.incident.diagnosis import Diagnosis, Fit, State
+from mmrepro.incident.folder import discard, make_run_dir, write_incident
+from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData, MetricsData
-from mmrepro.recorder import Listener, Recorder
-from mmrepro.redact import Redactor
-from mmrepro.rundir import discard, make_run_dir, write_incident
+from mmrepro.probes.py_spy import HOW_TO_ALLOW
+from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.text.redact import Redactor
 
 WORTH_MORE = frozenset({State.FROZEN_PYTHON, State.FROZEN_NATIVE, State.BLOCKED_ON_LOCK})
 

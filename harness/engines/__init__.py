@@ -14,7 +14,9 @@ from mmrepro.engines.lmdeploy import LmdeployEngine
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.engines.sglang import SglangEngine
 from mmrepro.engines.vllm import VllmEngine
+from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
+from mmrepro.machine.cache import detect_device
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
@@ -29,6 +31,7 @@ __all__ = [
     "Signs",
     "get_engine",
     "root_cause_lines",
+    "spec_for",
     "worth_another",
 ]
 
@@ -36,5 +39,21 @@ __all__ = [
 def get_engine(name: str) -> Engine:
     """The adapter called ``name``. Raises UsageError and lists what there is."""
     if name not in ENGINES:
-        raise UsageError(f"There is no engine {name!r}; there is: {', '.join(ENGINES)}.")
+        raise UsageError(
+            f"There is no engine {name!r}; there is {', '.join(sorted(ENGINES))}.",
+            hint="mmrepro env create vllm 0.23.0",
+        )
     return ENGINES[name]
+
+
+def spec_for(engine: str, release: str, device: str = "auto") -> EnvironmentSpec:
+    """The environment of ``engine`` at ``release``; ``device``: auto, cpu or cuda.
+
+    Raises:
+        UsageError: no such engine or device.
+        UnknownRelease: not a version number.
+    """
+    adapter = get_engine(engine)
+    if device not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"There is no device {device!r}.", hint="use auto, cpu or cuda")
+    return adapter.environment_spec(release, detect_device() if device == "auto" else device)

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro import sanitize
+from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.errors import UsageError
-from mmrepro.incident import Fidelity, Setting, StandIn
 from mmrepro.probes.processes import role_from_title
-from mmrepro.scenario import Mitigation, Patch, reproducer_path
+from mmrepro.records import Fidelity, Setting, StandIn
+from mmrepro.reproducers import reproducer_path
 from mmrepro.supervise.protocol import Entry
+from mmrepro.text import sanitize
 
 SERVED_MODEL = "tiny"
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
+from mmrepro.engines.changes import Patch
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.lmdeploy import lmdeploy_spec
-from mmrepro.incident import Fidelity, Setting, StandIn
-from mmrepro.scenario import Patch
+from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version
 
 UNI_EXECUTOR_SINCE = Version("0.8")

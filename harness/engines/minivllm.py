@@ -10,10 +10,11 @@ from mmrepro.engines.base import (
     Engine,
     LaunchRequest,
 )
+from mmrepro.engines.changes import Mitigation
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.minivllm import minivllm_spec
-from mmrepro.incident import Setting
-from mmrepro.scenario import Mitigation, reproducer_path
+from mmrepro.records import Setting
+from mmrepro.reproducers import reproducer_path
 
 
 class MinivllmEngine(Engine):

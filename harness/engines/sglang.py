@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
+from mmrepro.engines.changes import Patch
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.sglang import sglang_spec
 from mmrepro.errors import UsageError
-from mmrepro.incident import Fidelity, Setting, StandIn
-from mmrepro.scenario import Patch
+from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version
 
 SERVER_MODULE = "sglang.launch_server"

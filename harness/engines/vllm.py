@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
+from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
-from mmrepro.incident import Setting, StandIn
-from mmrepro.scenario import Mitigation, Patch
+from mmrepro.records import Setting, StandIn
 from mmrepro.supervise.client import TMP_PLACEHOLDER
 from packaging.version import Version
 

@@ -6,12 +6,12 @@ changed in an engine's requirements.
 """
 
 from mmrepro.environments.build import ensure, existing
-from mmrepro.environments.place import cache_root, detect_device, environments_root
 from mmrepro.environments.sglang import sglang_spec
-from mmrepro.environments.spec import Device, Environment, EnvironmentSpec, Manifest, Reason
+from mmrepro.environments.spec import Environment, EnvironmentSpec, Manifest, Reason
 from mmrepro.environments.store import Pruned, Size, Stored, list_environments, prune
 from mmrepro.environments.uv import Progress
 from mmrepro.environments.vllm import vllm_spec
+from mmrepro.machine.cache import Device, cache_root, detect_device, environments_root
 
 __all__ = [
     "Device",

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.environments import loading, releases
-from mmrepro.environments.place import detect_device, environments_root
 from mmrepro.environments.requirements import derive, requirements_of
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import (
@@ -38,7 +37,8 @@ from mmrepro.environments.uv import (
     without_credentials,
 )
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnloadableWheel
-from mmrepro.incident import Setting, WheelFacts
+from mmrepro.machine.cache import detect_device, environments_root
+from mmrepro.records import Setting, WheelFacts
 
 
 def existing(spec: EnvironmentSpec) -> Environment | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mmrepro.environments.place import detect_device
-from mmrepro.environments.spec import Device, EnvironmentSpec, Reason
+from mmrepro.environments.spec import EnvironmentSpec, Reason
 from mmrepro.errors import UnknownRelease
+from mmrepro.machine.cache import Device, detect_device
 
 RELEASE = "0.1"
 TORCH = "2.11.0"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mmrepro.environments.spec import Device, EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.table import Entry, tabled_spec
+from mmrepro.machine.cache import Device
 
 ORIGIN = "the SGLang project's own wheel"
 NEVER = "sys_platform == 'never'"

@@ -12,11 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mmrepro.incident import Setting, WheelFacts
-from mmrepro.probes.base import Record
+from mmrepro.machine.cache import Device
+from mmrepro.records import Record, Setting, WheelFacts
 from pydantic import Field
-
-Device = Literal["cpu", "cuda"]
 
 # Raised whenever the way an environment is built changes, so that older ones are built anew.
 RECIPE = 1

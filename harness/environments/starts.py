@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from mmrepro.probes.base import Record
+from mmrepro.records import Record
 from pydantic import Field, ValidationError
 
 FILE = "starts.json"

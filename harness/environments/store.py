@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from mmrepro.environments.place import environments_root
 from mmrepro.environments.spec import MANIFEST_FILE, USE_FILE, Manifest
+from mmrepro.machine.cache import environments_root
 from pydantic import ValidationError
 
 BUILDING, REMOVING, LOCKS = ".building-", ".removing-", ".locks"

@@ -6,10 +6,10 @@ import tomllib
 from collections.abc import Sequence
 from importlib.resources import files
 
-from mmrepro.environments.place import detect_device
-from mmrepro.environments.spec import Device, EnvironmentSpec, Reason
+from mmrepro.environments.spec import EnvironmentSpec, Reason
 from mmrepro.errors import UnknownRelease
-from mmrepro.probes.base import Record
+from mmrepro.machine.cache import Device, detect_device
+from mmrepro.records import Record
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter

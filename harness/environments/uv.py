@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from mmrepro.childenv import child_environment, die_with_parent
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, NoSpace
+from mmrepro.machine.child_env import child_environment, die_with_parent
 
 Progress = Callable[[str], None]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mmrepro.environments.spec import Device, EnvironmentSpec, Reason
+from mmrepro.environments.spec import EnvironmentSpec, Reason
 from mmrepro.environments.table import Entry, tabled_spec
+from mmrepro.machine.cache import Device
 
 CPU_ORIGIN = (
     "third-party repackaging of vLLM's CPU build (author of the package: Mekayel Anik), "

@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 
 from mmrepro.errors import UsageError
-from mmrepro.sanitize import one_line
+from mmrepro.text.sanitize import one_line
 
 _UNITS = {
     "": 1,

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmrepro.engines import ENGINES
-from mmrepro.probes._fetch import api_root, fetch
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import InferenceData, MetricsData
+from mmrepro.probes.fetch import api_root, fetch
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.watch.health import Check, Verdict

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from live import COMMAND, Finished, Running, RunOnce
-from mmrepro.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
+from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
 from mmrepro.supervise.warm import kept_parents
 
 

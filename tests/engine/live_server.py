@@ -18,8 +18,8 @@ from live import COMMAND, wait_for
 from mmrepro.engines import LaunchRequest, get_engine
 from mmrepro.environments import cache_root, detect_device, ensure
 from mmrepro.models import TinyModel
-from mmrepro.options import StartMode
-from mmrepro.starter import MODE_VARIABLE, Starter
+from mmrepro.run.options import StartMode
+from mmrepro.run.starter import MODE_VARIABLE, Starter
 from mmrepro.supervise import free_port
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from live import RunOnce
 from live_server import ask, diagnose, serving
-from mmrepro.drive import Drive
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.recorder import Recorder
-from mmrepro.registry import load_scenario
+from mmrepro.evidence.recorder import Recorder
 from mmrepro.scenario import Scenario
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.traffic import Traffic
+from mmrepro.traffic.drive import Drive
 
 PREFILL = "chunked-mm-prefill --variant"
 pytestmark = [

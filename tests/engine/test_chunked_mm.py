@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from live import Finished, RunOnce
-from mmrepro.childenv import child_environment
 from mmrepro.environments import ensure
 from mmrepro.environments.vllm import vllm_spec
-from mmrepro.scenario import reproducer_path
+from mmrepro.machine.child_env import child_environment
+from mmrepro.reproducers import reproducer_path
 
 pytestmark = pytest.mark.engine
 PREFILL, OVERFLOW = "chunked-mm-prefill", "encoder-cache-overflow"

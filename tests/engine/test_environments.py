@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from mmrepro.childenv import child_environment
 from mmrepro.environments import ensure, vllm_spec
 from mmrepro.errors import UnknownRelease, UnloadableWheel
+from mmrepro.machine.child_env import child_environment
 
 pytestmark = pytest.mark.engine
 

@@ -7,11 +7,11 @@ import subprocess
 
 import pytest
 from live import RunOnce
-from mmrepro.childenv import child_environment
 from mmrepro.engines import LaunchRequest, get_engine
 from mmrepro.environments import cache_root, ensure
+from mmrepro.machine.child_env import child_environment
 from mmrepro.models import TinyText
-from mmrepro.scenario import reproducer_path
+from mmrepro.reproducers import reproducer_path
 
 pytestmark = pytest.mark.engine
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from junitparser import JUnitXml, TestCase
 from live import RunOnce
-from mmrepro.childenv import child_environment
 from mmrepro.environments import ensure
 from mmrepro.environments.minivllm import RELEASE, minivllm_spec
-from mmrepro.registry import load_scenario
+from mmrepro.machine.child_env import child_environment
+from mmrepro.scenario.registry import load_scenario
 
 pytestmark = [
     pytest.mark.engine,

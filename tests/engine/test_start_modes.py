@@ -22,10 +22,10 @@ from live import COMMAND, Finished, left_of, shared_memory, wait_for
 from mmrepro.environments import Environment, ensure
 from mmrepro.environments.starts import FILE, starts_seen
 from mmrepro.environments.store import used_by
-from mmrepro.launching import launch_plan, target
-from mmrepro.options import RunOptions, StartMode
-from mmrepro.registry import load_scenario
-from mmrepro.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE, Starter
+from mmrepro.run.launch import launch_plan, target
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE, Starter
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import procfs
 
 pytestmark = pytest.mark.engine
@@ -136,7 +136,7 @@ def test_a_kept_server_outlives_its_parent(alone):
 MINE = """
     from mmrepro.incident import StandIn
     from mmrepro.scenario import Patch
-    from mmrepro.registry import load_scenario
+    from mmrepro.scenario.registry import load_scenario
 
     BASE = load_scenario("mm-prefill-contract").with_variant("slot-mapping")
 

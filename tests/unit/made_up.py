@@ -7,7 +7,7 @@ from typing import Any
 
 from mmrepro.evidence import Evidence, Phase, ReproducerResult, RequestRecord
 from mmrepro.incident import Fidelity
-from mmrepro.probes.base import Moment, ProbeResult, ProbeStatus
+from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
     AnyProbeResult,
@@ -26,6 +26,7 @@ from mmrepro.probes.data import (
     SyscallsData,
     ThreadStack,
 )
+from mmrepro.records import Moment
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.signature import ConditionResult, Outcome, Truth, decide, evaluate
 

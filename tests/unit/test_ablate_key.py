@@ -9,9 +9,9 @@ import pytest
 from mmrepro.ablate import key
 from mmrepro.ablate.key import START_MODE, cell_key, code_digest, decisive_parts, scenario_files
 from mmrepro.environments import Environment
-from mmrepro.options import RunOptions, StartMode
-from mmrepro.registry import load_scenario
-from mmrepro.starter import Starter
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.starter import Starter
+from mmrepro.scenario.registry import load_scenario
 from worlds import environment
 
 GHOST = load_scenario("ghost-key-eviction")

@@ -8,8 +8,8 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.ablate.model import Conclusion, FactorClass, Role, State
 from mmrepro.ablate.search import NOT_CURED, Flips, Search, most_cells, search
+from mmrepro.incident.ablation import Conclusion, FactorClass, Role, State
 
 FAILS, CURED, HIDDEN = State.FAILS, State.CURED, State.HIDDEN
 NAMES = "abcde"

@@ -11,15 +11,15 @@ import pytest
 from made_up import hang_run, healthy_run
 from mmrepro.ablate import cells, plan, session
 from mmrepro.ablate.cells import Cells, slug
-from mmrepro.ablate.model import Ablation, Conclusion, FactorClass, State
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.session import Ablating
 from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
-from mmrepro.options import RunOptions, StartMode
-from mmrepro.registry import load_scenario
+from mmrepro.incident.ablation import Ablation, Conclusion, FactorClass, State
 from mmrepro.reports.ablation import load_ablation
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.scenario.registry import load_scenario
 from worlds import World, as_in_0_23, environment
 
 GHOST = load_scenario("ghost-key-eviction")

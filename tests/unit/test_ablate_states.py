@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.ablate.model import CellRun, State
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
-from mmrepro.probes.base import Moment
+from mmrepro.incident.ablation import CellRun, State
+from mmrepro.records import Moment
 from mmrepro.signature import Outcome, Truth
 
 NOW = Moment.now()

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmrepro.collide.birthday import collision_probability, cross_probability, images_for
+from mmrepro.incident.birthday import collision_probability, cross_probability, images_for
 
 
 def exactly(images: int, space: int) -> Fraction:

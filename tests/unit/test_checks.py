@@ -17,10 +17,9 @@ from made_up import (
     request,
     swap,
 )
-from mmrepro import checks
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import HttpData, InferenceData, MetricsData, SyscallsData
-from mmrepro.signature import Truth
+from mmrepro.signature import Truth, checks
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 FINISHED = ("vllm:request_success_total",)

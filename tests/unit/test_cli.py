@@ -21,7 +21,7 @@ from made_up import desync_run, hang_run, healthy_run, judge
 from mmrepro import cli
 from mmrepro.errors import ExitCode
 from mmrepro.incident import Incident
-from mmrepro.registry import load_scenario
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Verdict
 from simple_incident import incident
 

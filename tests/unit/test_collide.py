@@ -18,7 +18,7 @@ import pytest
 from fake_sglang import write_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmrepro.cli import searching
+from mmrepro.cli import collide_progress as searching
 from mmrepro.collide import families, search
 from mmrepro.collide.pair import NAMES, PAIR_FILE, Pair, equal_low_bits, load_pair
 from mmrepro.collide.search import Place, Seen, find_pair, verify_pair

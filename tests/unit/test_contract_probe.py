@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from mmrepro.engines import ENGINES, get_engine
 from mmrepro.errors import UsageError
-from mmrepro.launching import launch_plan
-from mmrepro.options import RunOptions
-from mmrepro.registry import load_scenario
-from mmrepro.scenario import reproducer_path
+from mmrepro.reproducers import reproducer_path
+from mmrepro.run.launch import launch_plan
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario.registry import load_scenario
 
 ENVIRONMENT: Any = SimpleNamespace(
     python=Path("/venv/bin/python"),

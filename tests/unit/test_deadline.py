@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.deadline import CEILING_S, FACTOR, FLOOR_S, derive
+from mmrepro.run.deadline import CEILING_S, FACTOR, FLOOR_S, derive
 
 SECONDS = st.floats(0, 1000)
 LATENCIES = st.lists(SECONDS, min_size=1, max_size=8)

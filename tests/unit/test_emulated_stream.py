@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.scenario import reproducer_path
+from mmrepro.reproducers import reproducer_path
 
 sys.path.insert(0, str(reproducer_path("standins") / "emulated_stream"))
 

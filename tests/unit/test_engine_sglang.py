@@ -10,15 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 from made_up import probed
-from mmrepro.assemble import count_stand_ins
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.engines.sglang import KERNELS, VLLM_NAMES, SglangEngine
 from mmrepro.environments import Environment, sglang_spec
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.probes.data import LogsData
+from mmrepro.reproducers import reproducer_path
 from mmrepro.reproducers.pad_value_collision import radix_cache
-from mmrepro.scenario import reproducer_path
+from mmrepro.run.tables import count_stand_ins
 from packaging.requirements import Requirement
 from simple_incident import incident
 

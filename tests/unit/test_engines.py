@@ -48,7 +48,7 @@ def value(argv: list[str], option: str) -> str:
 
 
 def test_an_unknown_engine_is_told_with_what_there_is() -> None:
-    with pytest.raises(UsageError, match="there is: vllm, sglang"):
+    with pytest.raises(UsageError, match="there is lmdeploy, minivllm"):
         get_engine("no-such-engine")
 
 

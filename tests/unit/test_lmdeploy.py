@@ -7,20 +7,20 @@ import math
 from pathlib import Path
 
 import pytest
-from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, worth_another
+from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, spec_for, worth_another
 from mmrepro.engines.lmdeploy import LmdeployEngine, device_memory
 from mmrepro.environments import Environment
-from mmrepro.environments.known import spec_for
 from mmrepro.environments.lmdeploy import lmdeploy_spec
 from mmrepro.environments.table import table
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
-from mmrepro.launching import launch_plan
 from mmrepro.models import TinyText
-from mmrepro.options import RunOptions
-from mmrepro.registry import load_scenario
-from mmrepro.scenario import Mitigation, Patch, reproducer_path
+from mmrepro.reproducers import reproducer_path
+from mmrepro.run.launch import launch_plan
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario import Mitigation, Patch
+from mmrepro.scenario.registry import load_scenario
 
 LMDEPLOY = get_engine("lmdeploy")
 

@@ -6,7 +6,7 @@ import io
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmrepro.pictures import noise
+from mmrepro.traffic.pictures import noise
 from PIL import Image
 
 SEEDS = st.integers(0, 2**31)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from made_up import request
-from mmrepro.drive import Drive
 from mmrepro.evidence import RequestRecord
-from mmrepro.probes.base import Moment
-from mmrepro.recorder import Recorder
+from mmrepro.evidence.recorder import Recorder
+from mmrepro.records import Moment
 from mmrepro.scenarios import placeholder_mask as mask
 from mmrepro.signature import Truth
+from mmrepro.traffic.drive import Drive
 
 SCENARIO = mask.GeneratedPlaceholder()
 

@@ -11,8 +11,8 @@ import time
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mmrepro.probes.base import Record
-from mmrepro.redact import MIN_SECRET, PLACEHOLDER, Redactor
+from mmrepro.records import Record
+from mmrepro.text.redact import MIN_SECRET, PLACEHOLDER, Redactor
 
 ALNUM = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 word = st.text(ALNUM, min_size=20, max_size=40)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mmrepro import reproduce
 from mmrepro.evidence import ReproducerResult
-from mmrepro.reproduce import Interpreter
+from mmrepro.run import reproduce
+from mmrepro.run.reproduce import Interpreter
 from mmrepro.supervise import procfs
 from mmrepro.supervise.warm import Parents
 from toy_engine import toy

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.childenv import child_environment
-from mmrepro.scenario import reproducer_path
+from mmrepro.machine.child_env import child_environment
+from mmrepro.reproducers import reproducer_path
 
 CACHETOOLS = """\
 import collections

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mmrepro import rundir
 from mmrepro.errors import ExitCode, NoSpace, UnwritableOutput
 from mmrepro.incident import Incident
-from mmrepro.redact import Redactor
-from mmrepro.rundir import make_run_dir, write_incident
+from mmrepro.incident import folder as rundir
+from mmrepro.incident.folder import make_run_dir, write_incident
+from mmrepro.text.redact import Redactor
 from simple_incident import incident
 
 ROOT = os.geteuid() == 0
@@ -66,7 +66,7 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 from mmrepro.errors import UnwritableOutput
-from mmrepro.rundir import make_run_dir
+from mmrepro.incident.folder import make_run_dir
 if os.geteuid() == 0:
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)

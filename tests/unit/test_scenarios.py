@@ -12,8 +12,9 @@ from mmrepro.engines import ENGINES, LaunchRequest
 from mmrepro.errors import BrokenScenario, UnknownScenario, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
-from mmrepro.registry import load_scenario, scenario_names
-from mmrepro.scenario import Mitigation, Scenario, reproducer_path, unmet
+from mmrepro.reproducers import reproducer_path
+from mmrepro.scenario import Mitigation, Scenario, unmet
+from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.scenarios.ghost_key_eviction import GhostKeyEviction
 from mmrepro.signature import Finding, Outcome, Truth
 from packaging.specifiers import SpecifierSet

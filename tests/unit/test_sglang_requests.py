@@ -19,7 +19,7 @@ EMBEDDING = KV.with_variant("embedding-cache")
 
 def test_options_are_read_refused_and_repeated() -> None:
     from mmrepro.errors import UsageError
-    from mmrepro.options import RunOptions
+    from mmrepro.run.options import RunOptions
 
     assert COLLISION.read_options(["search"]) == {"search": ""}
     assert COLLISION.read_options(["pair=/a=b"]) == {"pair": "/a=b"}
@@ -57,8 +57,8 @@ class Scripted:
 def driven(scenario: Scenario, path: Path, *mitigations: str, refusals: int = 0) -> Scripted:
     import asyncio
 
-    from mmrepro.drive import Drive
-    from mmrepro.recorder import Recorder
+    from mmrepro.evidence.recorder import Recorder
+    from mmrepro.traffic.drive import Drive
 
     server = Scripted(refusals)
     recorder = Recorder(path)

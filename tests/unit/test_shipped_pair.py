@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from mmrepro.collide.birthday import cross_probability
 from mmrepro.collide.families import draw
 from mmrepro.collide.pair import NAMES, load_pair
+from mmrepro.incident.birthday import cross_probability
 from mmrepro.reproducers import pad_value_search as worker
 from mmrepro.scenarios.data import pad_value_pair
 from PIL import Image

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmrepro.incident import SourceExcerpt
+from mmrepro.run.source import MAX_LINES, read_definition
 from mmrepro.scenario import SourceRef
-from mmrepro.source import MAX_LINES, read_definition
 
 MODULE = '''\
 """A module."""

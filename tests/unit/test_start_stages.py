@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmrepro.engines import ENGINES
-from mmrepro.start_stages import LAST, StartStages
+from mmrepro.run.start_stages import LAST, StartStages
 
 MARKS = {"imports": r"server args", "model load": r"loaded \d+", "warm-up": r"warm"}
 

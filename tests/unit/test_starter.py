@@ -9,10 +9,9 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.environments import Environment
 from mmrepro.environments.starts import FILE, ModeSeen, note_start, starts_seen
 from mmrepro.errors import UsageError
-from mmrepro.launching import launch_plan
-from mmrepro.options import RunOptions, StartMode
-from mmrepro.registry import load_scenario
-from mmrepro.starter import (
+from mmrepro.run.launch import launch_plan
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.starter import (
     IDLE_VARIABLE,
     ROOT_VARIABLE,
     Starter,
@@ -20,6 +19,7 @@ from mmrepro.starter import (
     mode_settings,
     parent_spec,
 )
+from mmrepro.scenario.registry import load_scenario
 from worlds import environment
 
 GHOST = load_scenario("ghost-key-eviction")

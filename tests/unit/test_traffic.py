@@ -26,11 +26,11 @@ from fake_server import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mmrepro import traffic as traffic_module
 from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.pictures import noise
-from mmrepro.recorder import Recorder
+from mmrepro.evidence.recorder import Recorder
 from mmrepro.traffic import Traffic
+from mmrepro.traffic import client as traffic_module
+from mmrepro.traffic.pictures import noise
 
 T = TypeVar("T")
 PLENTY_S = 20.0

@@ -18,8 +18,8 @@ from mmrepro.probes.data import (
     StacksData,
     ThreadStack,
 )
-from mmrepro.registry import load_scenario
 from mmrepro.scenario import LiveFacts
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import borrowed_faults as module
 from mmrepro.scenarios import borrowed_kv_budget as kv
 from mmrepro.scenarios import borrowed_pad_value as pad

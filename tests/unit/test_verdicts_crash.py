@@ -25,8 +25,8 @@ from made_up_crash import (
 )
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.probes.data import StacksData
-from mmrepro.registry import load_scenario
 from mmrepro.scenario import Scenario
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import async_race as race_module
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 from mmrepro.scenarios import placeholder_mask as mask

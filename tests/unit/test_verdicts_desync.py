@@ -20,10 +20,10 @@ from made_up import (
     swap,
 )
 from mmrepro.evidence import Evidence
-from mmrepro.pictures import Picture
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
 from mmrepro.scenarios.mm_cache_desync import desynchronise
 from mmrepro.signature import Outcome, Truth
+from mmrepro.traffic.pictures import Picture
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE

@@ -9,8 +9,8 @@ from made_up import drop, http, judge, out_of_time, probed, request, run_facts, 
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.incident import ClaimStatus
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.registry import load_scenario
 from mmrepro.scenario import Scenario
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import mm_prefill_contract as module
 from mmrepro.signature import Outcome, Truth
 

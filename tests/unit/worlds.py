@@ -12,11 +12,11 @@ from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import GateFacts, Incident, WheelFacts
-from mmrepro.options import RunOptions
-from mmrepro.redact import Redactor
-from mmrepro.rundir import write_incident
+from mmrepro.incident.folder import write_incident
+from mmrepro.run.options import RunOptions
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Verdict
+from mmrepro.text.redact import Redactor
 from simple_incident import incident
 
 Happens = Callable[[frozenset[str]], Evidence]
@@ -53,7 +53,7 @@ class World:
 
 
 class FakeRun:
-    """What ``mmrepro.runner.Run`` offers to cells."""
+    """What ``mmrepro.run.runner.Run`` offers to cells."""
 
     def __init__(self, world: World, scenario: Scenario, options: RunOptions) -> None:
         self.world, self.scenario, self.options = world, scenario, options

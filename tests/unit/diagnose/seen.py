@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from made_up import at, http, metrics, probed, request
-from mmrepro.diagnose.data import TargetFacts, TargetProcess
 from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
 from mmrepro.probes.data import (
     AnyProbeData,
     Frame,

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mmrepro.diagnose import discover, kernel, sockets
-from mmrepro.diagnose.data import TargetFacts
 from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES, Signs
 from mmrepro.errors import UsageError
+from mmrepro.incident.diagnosis import TargetFacts
 from mmrepro.scenario import LiveFacts
 
 TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import http, metrics
-from mmrepro.diagnose.data import COULD_NOT_TELL, State, TargetFacts
 from mmrepro.diagnose.general import assess, at_once, suspicious
 from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import COULD_NOT_TELL, State, TargetFacts
 from mmrepro.probes.data import AnyProbeData
 from seen import (
     CORE,

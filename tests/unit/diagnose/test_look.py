@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from mmrepro import reports
 from mmrepro.diagnose import collect
-from mmrepro.diagnose.data import State
 from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.incident.diagnosis import State
 
 LOG = """\
 (EngineCore pid=9) INFO 11-21 03:37:40 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with x

@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
-from mmrepro import checks
-from mmrepro.diagnose.data import Fit, Match
 from mmrepro.diagnose.match import all_scenarios, judge, match, match_all, ranked
 from mmrepro.diagnose.patterns import as_seen_by, union
 from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.registry import load_scenario
 from mmrepro.scenario import LiveFacts
-from mmrepro.signature import ConditionResult, Finding, Truth
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.signature import ConditionResult, Finding, Truth, checks
 
 GHOST_KEY = load_scenario("ghost-key-eviction")
 DESYNC = load_scenario("mm-cache-desync")

@@ -15,12 +15,12 @@ from mmrepro.environments import build as build_module
 from mmrepro.environments import (
     ensure,
     environments_root,
-    place,
     prune,
     space,
     vllm_spec,
 )
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
+from mmrepro.machine import cache
 
 SPEC = vllm_spec("0.23.0", "cpu")
 
@@ -214,14 +214,14 @@ def test_a_damaged_environment_is_built_anew(fake_uv: Path) -> None:
 
 
 def test_detect_device_needs_driver_and_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place.Path, "exists", lambda self: False)
-    assert place.detect_device() == "cpu"
-    monkeypatch.setattr(place.Path, "exists", lambda self: True)
+    monkeypatch.setattr(cache.Path, "exists", lambda self: False)
+    assert cache.detect_device() == "cpu"
+    monkeypatch.setattr(cache.Path, "exists", lambda self: True)
 
     def absent(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(place.ctypes, "CDLL", absent)
-    assert place.detect_device() == "cpu"
-    monkeypatch.setattr(place.ctypes, "CDLL", lambda name: object())
-    assert place.detect_device() == "cuda"
+    monkeypatch.setattr(cache.ctypes, "CDLL", absent)
+    assert cache.detect_device() == "cpu"
+    monkeypatch.setattr(cache.ctypes, "CDLL", lambda name: object())
+    assert cache.detect_device() == "cuda"

@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.engines import get_engine
+from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.environments import vllm_spec
-from mmrepro.environments.known import spec_for
 from mmrepro.environments.minivllm import RELEASE, TORCH, minivllm_spec
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity
-from mmrepro.launching import launch_plan
 from mmrepro.models import TinyQwen3
-from mmrepro.options import RunOptions
-from mmrepro.registry import load_scenario
 from mmrepro.reproducers.minivllm.chat import grid_of
 from mmrepro.reproducers.minivllm.config import ModelConfig, VisionConfig
 from mmrepro.reproducers.minivllm.server import VERSION, arguments
+from mmrepro.run.launch import launch_plan
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario.registry import load_scenario
 
 MODEL = TinyQwen3()
 

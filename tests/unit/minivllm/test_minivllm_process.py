@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.evidence.recorder import Recorder
 from mmrepro.models import TinyQwen3
-from mmrepro.pictures import noise
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import HttpData, InferenceData, LogsData, MetricsData, StacksData
 from mmrepro.probes.http import HttpProbe
@@ -21,11 +21,11 @@ from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import role_from_title
 from mmrepro.probes.stacks import StacksProbe
-from mmrepro.ready import answers
-from mmrepro.recorder import Recorder
-from mmrepro.scenario import reproducer_path
+from mmrepro.reproducers import reproducer_path
 from mmrepro.supervise import free_port
+from mmrepro.supervise.readiness import answers
 from mmrepro.traffic import Traffic
+from mmrepro.traffic.pictures import noise
 
 ENGINE = get_engine("minivllm")
 MODEL = TinyQwen3()

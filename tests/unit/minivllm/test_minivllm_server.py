@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from mmrepro.engines import get_engine
 from mmrepro.evidence import RequestRecord
+from mmrepro.evidence.recorder import Recorder
 from mmrepro.models.tokenizer import write_tokenizer
-from mmrepro.pictures import noise
 from mmrepro.probes.metrics import parse_metrics
-from mmrepro.recorder import Recorder
 from mmrepro.reproducers.minivllm.chat import BadRequest, Chat, grid_of
 from mmrepro.reproducers.minivllm.config import EngineConfig, VisionConfig
 from mmrepro.reproducers.minivllm.paper import paper_engine
 from mmrepro.reproducers.minivllm.server import Front, Handler, arguments
 from mmrepro.reproducers.minivllm.service import Service
 from mmrepro.traffic import Traffic
+from mmrepro.traffic.pictures import noise
 
 ENGINE = get_engine("minivllm")
 VISION = VisionConfig(max_tokens=16)

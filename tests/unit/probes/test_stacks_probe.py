@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.probes import ProbeStatus, StacksProbe, _proc, _pyspy, run_probe
-from mmrepro.probes._pyspy import Dump, Outcome, parse_dump
+from mmrepro.probes import ProbeStatus, StacksProbe, proc, py_spy, run_probe
 from mmrepro.probes.data import StackSample
+from mmrepro.probes.py_spy import Dump, Outcome, parse_dump
 
 LOCAL_REPR_LIMIT = 200
 
@@ -76,7 +76,7 @@ def test_what_no_sample_shows_is_looked_for_with_pauses(start_victim, evidence):
     samples = run_probe(probe, evidence, 20).data.samples
     assert [s.blocking for s in samples[-2:]] == [True, True]
     assert len(samples) == 5
-    assert _proc.read_stat(victim.pid).state not in ("T", "t")
+    assert proc.read_stat(victim.pid).state not in ("T", "t")
 
 
 @pytest.mark.parametrize("quiet", [{"until": None}, {"blocking_fallback": False}])
@@ -128,7 +128,7 @@ def test_a_stopped_process_is_sampled_and_left_stopped(start_victim, evidence):
     os.waitpid(victim.pid, os.WUNTRACED)
     result = run_probe(StacksProbe([victim.pid], samples=1), evidence, 10)
     assert result.ok, result.reason
-    assert _pyspy._proc.read_stat(victim.pid).state == "T"
+    assert py_spy.proc.read_stat(victim.pid).state == "T"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
@@ -138,7 +138,7 @@ def test_a_denied_process_comes_with_how_to_allow_it(start_victim, evidence, mon
     folder = Path("/tmp") / f"mmrepro-test-{os.getpid()}"
     folder.mkdir(mode=0o755)
     try:
-        real = shutil.copy(_pyspy.find_py_spy(), folder / "real")
+        real = shutil.copy(py_spy.find_py_spy(), folder / "real")
         wrapper = folder / "py-spy"
         wrapper.write_text(
             f"#!{shutil.which('setpriv') and '/bin/sh'}\n"
@@ -146,7 +146,7 @@ def test_a_denied_process_comes_with_how_to_allow_it(start_victim, evidence, mon
         )
         for file in (Path(real), wrapper):
             file.chmod(0o755)
-        monkeypatch.setattr(_pyspy, "find_py_spy", lambda: wrapper)
+        monkeypatch.setattr(py_spy, "find_py_spy", lambda: wrapper)
         probe = StacksProbe([victim.pid])
         result = run_probe(probe, evidence, 10)
     finally:
@@ -167,8 +167,8 @@ def test_torn_reads_are_retried_then_one_sample_pauses(start_victim, evidence, m
             return Dump(Outcome.TORN, [], b"", "Bad address")
         return real(py_spy, pid, blocking=True, with_locals=with_locals, timeout_s=timeout_s)
 
-    real = _pyspy.dump
-    monkeypatch.setattr(_pyspy, "dump", torn_unless_blocking)
+    real = py_spy.dump
+    monkeypatch.setattr(py_spy, "dump", torn_unless_blocking)
     result = run_probe(StacksProbe([victim.pid], samples=1), evidence, 10)
     assert calls == [False, False, False, False, True]
     assert result.data.samples[0].blocking
@@ -199,8 +199,8 @@ def test_a_misbehaving_py_spy_is_bounded(
     start_victim, evidence, tmp_path, monkeypatch, code, reason
 ):
     victim = start_victim("blocked")
-    monkeypatch.setattr(_pyspy, "find_py_spy", lambda: fake_py_spy(tmp_path, code))
-    monkeypatch.setattr(_pyspy, "MAX_JSON_BYTES", 1 << 20)
+    monkeypatch.setattr(py_spy, "find_py_spy", lambda: fake_py_spy(tmp_path, code))
+    monkeypatch.setattr(py_spy, "MAX_JSON_BYTES", 1 << 20)
     result = run_probe(StacksProbe([victim.pid], 1, blocking_fallback=False), evidence, 10)
     assert result.status is ProbeStatus.UNAVAILABLE
     assert reason in result.reason
@@ -211,7 +211,7 @@ def test_a_py_spy_that_hangs_is_ended_at_the_deadline(
 ):
     victim = start_victim("blocked")
     hang = fake_py_spy(tmp_path, "import signal; signal.pause()")
-    monkeypatch.setattr(_pyspy, "find_py_spy", lambda: hang)
+    monkeypatch.setattr(py_spy, "find_py_spy", lambda: hang)
     started = time.monotonic()
     result = run_probe(StacksProbe([victim.pid]), evidence, 1)
     assert result.status is ProbeStatus.TIMED_OUT
@@ -219,7 +219,7 @@ def test_a_py_spy_that_hangs_is_ended_at_the_deadline(
 
 
 def test_without_py_spy_it_is_unavailable(evidence, monkeypatch):
-    monkeypatch.setattr(_pyspy, "find_py_spy", lambda: None)
+    monkeypatch.setattr(py_spy, "find_py_spy", lambda: None)
     assert "not installed" in run_probe(StacksProbe([os.getpid()]), evidence, 1).reason
 
 
@@ -258,6 +258,6 @@ def test_frames_and_locals_are_bounded():
     }
     thread = {"active": True, "owns_gil": False, "frames": [frame] * 300}
     (found,) = parse_dump(json.dumps([thread]).encode())
-    assert len(found.frames) == _pyspy.MAX_FRAMES
-    assert len(found.frames[0].locals) == _pyspy.MAX_LOCALS
+    assert len(found.frames) == py_spy.MAX_FRAMES
+    assert len(found.frames[0].locals) == py_spy.MAX_LOCALS
     assert max(map(len, found.frames[0].locals.values())) == LOCAL_REPR_LIMIT

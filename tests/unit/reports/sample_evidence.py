@@ -14,7 +14,7 @@ from mmrepro.evidence import (
     RequestRecord,
     SeriesPoint,
 )
-from mmrepro.probes.base import Moment, ProbeResult, ProbeStatus
+from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
     EndpointAnswer,
@@ -23,6 +23,7 @@ from mmrepro.probes.data import (
     MetricSample,
     MetricsData,
 )
+from mmrepro.records import Moment
 from mmrepro.signature import ConditionResult, Truth
 
 ZERO = 1000.0

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, get_origin
 
 import pytest
-from mmrepro.bundle import LEFT_OUT, write_bundle
-from mmrepro.bundle_file import is_bundle, read_manifest
 from mmrepro.cli.app import app
 from mmrepro.errors import BadIncident, UnwritableOutput, UsageError
 from mmrepro.incident import Incident
+from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load, render_markdown
-from mmrepro.rundir import incident_json
+from mmrepro.reports.bundle import LEFT_OUT, write_bundle
+from mmrepro.reports.bundle_file import is_bundle, read_manifest
 from pydantic import BaseModel
 from sample import sample_incident
 from typer.testing import CliRunner
@@ -156,8 +156,8 @@ def test_it_is_listed_checksummed_and_read_back(tmp_path: Path) -> None:
 
 
 def test_a_long_log_keeps_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmrepro.bundle.HEAD_BYTES", 100)
-    monkeypatch.setattr("mmrepro.bundle.TAIL_BYTES", 200)
+    monkeypatch.setattr("mmrepro.reports.bundle.HEAD_BYTES", 100)
+    monkeypatch.setattr("mmrepro.reports.bundle.TAIL_BYTES", 200)
     log = "".join(f"line {n}\n" for n in range(1000))
     folder = write_run(tmp_path, sample_incident(), {"engine.log": log + "x" * 30_000})
     target, members = bundle(folder)

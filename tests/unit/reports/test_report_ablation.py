@@ -10,16 +10,6 @@ import jsonschema
 import pytest
 from hostile import HOSTILE, plant
 from markdown_it import MarkdownIt
-from mmrepro.ablate.model import (
-    Ablation,
-    Cell,
-    CellRun,
-    Conclusion,
-    Cure,
-    FactorClass,
-    FactorResult,
-    State,
-)
 from mmrepro.cli.ablate_progress import AblationProgress
 from mmrepro.errors import BadIncident
 from mmrepro.evidence import Event
@@ -31,7 +21,17 @@ from mmrepro.incident import (
     ScenarioFacts,
     StandIn,
 )
-from mmrepro.probes.base import Moment
+from mmrepro.incident.ablation import (
+    Ablation,
+    Cell,
+    CellRun,
+    Conclusion,
+    Cure,
+    FactorClass,
+    FactorResult,
+    State,
+)
+from mmrepro.records import Moment
 from mmrepro.reports import ablation_view as view
 from mmrepro.reports.ablation import (
     cell_href,
@@ -41,8 +41,8 @@ from mmrepro.reports.ablation import (
     write_ablation,
 )
 from mmrepro.reports.ablation_terminal import print_ablation
-from mmrepro.sanitize import plain
 from mmrepro.signature import Outcome, Truth
+from mmrepro.text.sanitize import plain
 from rich.console import Console
 from test_report_hostile import ACTIVE, Tags, shape
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmrepro.collide.birthday import collision_probability
+from mmrepro.incident.birthday import collision_probability
 from mmrepro.reports.birthday import (
     HEIGHT,
     LEFT,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmrepro.incident import Birthday, Exhibit, Incident, Pool, Shown, StandIn
-from mmrepro.redact import Redactor
 from mmrepro.reports import render_html, render_markdown, view
 from mmrepro.reports.exhibits import MAX_SIDE, pixels
+from mmrepro.text.redact import Redactor
 from PIL import Image
 from sample import sample_incident
 

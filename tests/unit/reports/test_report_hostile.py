@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from mmrepro.incident import Incident
 from mmrepro.reports import print_summary, render_html, render_json, render_junit, render_markdown
-from mmrepro.sanitize import plain
+from mmrepro.text.sanitize import plain
 from rich.console import Console
 from sample import sample_incident
 

@@ -1,0 +1,335 @@
+"""What this machine has for a run. Each part is tried and says what its lack costs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
+from mmrepro.environments.store import list_environments
+from mmrepro.environments.uv import torch_index, uv_version, without_credentials
+from mmrepro.errors import MmreproError
+from mmrepro.machine.cache import Device, cache_root, detect_device
+from mmrepro.machine.child_env import child_environment
+from mmrepro.probes.py_spy import find_py_spy
+from mmrepro.records import Record
+from pydantic import Field
+
+GIB = 1024**3
+TRIAL_TIMEOUT_S = 10.0
+CAP_SYS_PTRACE = 19  # its bit in /proc/self/status, linux/capability.h
+MEMORY_WANTED = 6 * GIB  # three processes with torch each, and vLLM's smallest KV cache
+DISK_WANTED = 12 * GIB  # one environment without and one with a cold uv cache, in practice
+SHM = "/dev/shm"  # noqa: S108 (asked for its size, nothing is written)
+SHM_WANTED = 64 * 1024**2
+
+# Says "ready" and then waits for its standard input to be closed: whatever happens to us, it ends.
+_VICTIM = "import sys; print('ready', flush=True); sys.stdin.read()"
+
+
+class Part(Record):
+    """One part of the machine."""
+
+    name: str
+    ok: bool
+    required: Annotated[bool, Field(description="the main job cannot run without it")] = False
+    found: str
+    costs: Annotated[str, Field(description="what a run lacks without it")] = ""
+    hint: str = ""
+
+
+class CachedEnvironment(Record):
+    engine: str
+    release: str
+    device: Device
+    path: str
+
+
+class HostReport(Record):
+    """The whole machine. ``ok``: every required part is there."""
+
+    ok: bool
+    device: Annotated[Device, Field(description="what --device auto means here")]
+    parts: list[Part]
+    environments: list[CachedEnvironment]
+
+
+def examine() -> HostReport:
+    """Try every part. Never raises: a part that cannot be examined is one that is missing."""
+    tries: list[Callable[[], Part]] = [
+        system, uv, disk, memory, py_spy, ptrace, strace, gpu, cpu, shared_memory, working_folder,
+        torch_source, environments,
+    ]  # fmt: skip
+    parts = [_safely(one) for one in tries]
+    return HostReport(
+        ok=all(part.ok for part in parts if part.required),
+        device=detect_device(),
+        parts=parts,
+        environments=_cached(),
+    )
+
+
+def _safely(one: Callable[[], Part]) -> Part:
+    try:
+        return one()
+    except (OSError, ValueError, MmreproError, psutil.Error) as error:
+        return Part(name=one.__name__, ok=False, found=f"could not be examined: {error}")
+
+
+def system() -> Part:
+    return Part(
+        name="system",
+        ok=sys.platform == "linux",
+        required=True,
+        found=f"{platform.system()} {platform.release()} {platform.machine()}, "
+        f"Python {platform.python_version()}",
+        costs="engines are supervised and observed through Linux's /proc",
+        hint="use a Linux machine or container",
+    )
+
+
+def uv() -> Part:
+    part = Part(
+        name="uv",
+        ok=False,
+        required=True,
+        found="not found",
+        costs="environments of engines cannot be built",
+        hint="pip install uv",
+    )
+    try:
+        version = uv_version()
+    except MmreproError as error:
+        return part.model_copy(update={"found": error.message})
+    return part.model_copy(update={"ok": True, "found": version}) if version else part
+
+
+def py_spy() -> Part:
+    found = find_py_spy()
+    return Part(
+        name="py-spy",
+        ok=found is not None,
+        required=True,
+        found=_version([str(found), "--version"]) if found else "not found",
+        costs="no Python stacks: the cause of a hang stays unknown, verdicts are inconclusive",
+        hint="pip install py-spy",
+    )
+
+
+def ptrace() -> Part:
+    """Dump the stack of a child of ours, as the probe does with the engine.
+
+    py-spy and the child are siblings, as py-spy and the engine are: under ptrace_scope 1 a
+    process may trace its descendants only, so that both are refused alike.
+    """
+    scope = _ptrace_scope()
+    held = _effective_capability(CAP_SYS_PTRACE)
+    facts = f"ptrace_scope {scope}, CAP_SYS_PTRACE {'held' if held else 'not held'}"
+    spy = find_py_spy()
+    answer = _dump_of_child(spy) if spy else "py-spy is missing"
+    return Part(
+        name="ptrace",
+        ok=not answer,
+        required=True,
+        found=f"stack of a child read ({facts})" if not answer else f"{answer} ({facts})",
+        costs="stacks of the engine cannot be read: the cause of a hang stays unknown",
+        hint="sysctl kernel.yama.ptrace_scope=0, or run a container with --cap-add=SYS_PTRACE",
+    )
+
+
+def _dump_of_child(spy: Path) -> str:
+    """What kept py-spy from it; empty: nothing."""
+    victim = subprocess.Popen(
+        [sys.executable, "-I", "-c", _VICTIM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=child_environment(),
+    )
+    try:
+        assert victim.stdout is not None
+        victim.stdout.readline()
+        done = subprocess.run(
+            [str(spy), "dump", "--nonblocking", "--pid", str(victim.pid)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TRIAL_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode == 0:
+            return ""
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        return lines[0].strip() if lines else f"py-spy ended with {done.returncode}"
+    except subprocess.TimeoutExpired:
+        return f"py-spy gave no answer in {TRIAL_TIMEOUT_S:.0f} s"
+    finally:
+        victim.kill()
+        victim.communicate()
+
+
+def _ptrace_scope() -> str:
+    try:
+        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:
+        return "unrestricted (no Yama)"
+
+
+def _effective_capability(bit: int) -> bool:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> bit & 1)
+    return False
+
+
+def strace() -> Part:
+    part = Part(
+        name="strace",
+        ok=False,
+        found="not found",
+        costs="system calls are not counted; /proc tells only whether threads are blocked",
+        hint="apt-get install strace",
+    )
+    binary = shutil.which("strace")
+    if binary is None:
+        return part
+    try:
+        done = subprocess.run(
+            [binary, "-o", os.devnull, sys.executable, "-I", "-S", "-c", ""],
+            capture_output=True,
+            timeout=TRIAL_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return part.model_copy(update={"found": "gives no answer", "hint": ""})
+    if done.returncode:
+        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        refused = words[0] if words else f"ended with {done.returncode}"
+        return part.model_copy(update={"found": refused, "hint": "see ptrace"})
+    return part.model_copy(update={"ok": True, "found": _version([binary, "-V"])})
+
+
+def gpu() -> Part:
+    part = Part(
+        name="gpu",
+        ok=False,
+        found="no NVIDIA driver",
+        costs="engines run on their CPU backend or behind stand-ins; GPU facts are unavailable",
+    )
+    if detect_device() == "cpu":
+        return part
+    found = _version(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    return part.model_copy(update={"ok": True, "found": found})
+
+
+def cpu() -> Part:
+    cores = len(os.sched_getaffinity(0))
+    return Part(
+        name="cpu",
+        ok=cores >= 2,
+        found=f"{cores} cores",
+        costs="a spinning engine leaves no core to its server: expect slow, maybe refused answers",
+    )
+
+
+def memory() -> Part:
+    facts = psutil.virtual_memory()
+    return Part(
+        name="memory",
+        ok=facts.available >= MEMORY_WANTED,
+        required=True,
+        found=f"{facts.available / GIB:.1f} of {facts.total / GIB:.1f} GiB available",
+        costs=f"an engine takes up to {MEMORY_WANTED // GIB} GiB and may be killed",
+        hint="end other processes",
+    )
+
+
+def disk() -> Part:
+    """Enough for a build; or there is an environment already."""
+    free, cache = free_bytes(cache_root()), uv_cache_dir()
+    found = f"{free / GIB:.1f} GiB free in {cache_root()}"
+    enough = free >= DISK_WANTED
+    if cache is not None:
+        left = free_bytes(cache)
+        found += f", {left / GIB:.1f} GiB in uv's cache"
+        enough = enough and left >= DISK_WANTED
+    ready = bool(list_environments(sizes=False)) and free >= FLOOR_BYTES
+    return Part(
+        name="disk",
+        ok=enough or ready,
+        required=True,
+        found=found,
+        costs=f"an environment cannot be built: it needs up to {DISK_WANTED // GIB} GiB",
+        hint="mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk",
+    )
+
+
+def working_folder() -> Part:
+    free = free_bytes(Path.cwd())
+    writable = os.access(Path.cwd(), os.W_OK)
+    return Part(
+        name="working folder",
+        ok=writable and free >= GIB // 10,
+        found=f"{free / GIB:.1f} GiB free" + ("" if writable else ", not writable"),
+        costs="incidents (a few MiB each) cannot be written here",
+        hint="mmrepro run SCENARIO --out DIR",
+    )
+
+
+def shared_memory() -> Part:
+    folder = Path(SHM)
+    size = shutil.disk_usage(folder).total if folder.is_dir() else 0
+    return Part(
+        name=SHM,
+        ok=size >= SHM_WANTED,
+        found=f"{size / GIB:.2f} GiB",
+        costs="engines pass tensors through it and may not start",
+        hint="run the container with --shm-size=1g",
+    )
+
+
+def torch_source() -> Part:
+    index = torch_index()
+    found = without_credentials(index) if index else "the package index (built with CUDA)"
+    return Part(name="torch from", ok=True, found=found)
+
+
+def environments() -> Part:
+    cached = [f"{one.engine} {one.release} ({one.device})" for one in _cached()]
+    return Part(
+        name="environments",
+        ok=bool(cached),
+        found=", ".join(cached) or "none cached",
+        costs="the first run of a release downloads about 3 GB",
+        hint="mmrepro env create vllm 0.23.0",
+    )
+
+
+def _cached() -> list[CachedEnvironment]:
+    return [
+        CachedEnvironment(
+            engine=one.manifest.engine,
+            release=one.manifest.release,
+            device=one.manifest.device,
+            path=str(one.path),
+        )
+        for one in list_environments(sizes=False)
+    ]
+
+
+def _version(command: list[str]) -> str:
+    """The first line that it prints."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=TRIAL_TIMEOUT_S, check=False, text=True
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not answer: {error}"
+    lines = (done.stdout or done.stderr).strip().splitlines()
+    return lines[0] if lines else "no version given"

@@ -1,0 +1,177 @@
+"""The few numbers that a general diagnosis turns on, read from the evidence. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrepro.diagnose.threads import Course, courses
+from mmrepro.engines import ENGINES
+from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import TargetFacts
+from mmrepro.probes.data import (
+    HttpData,
+    InferenceData,
+    ProcessesData,
+    ProcessUse,
+    StacksData,
+    SyscallsData,
+)
+from mmrepro.signature import checks
+
+TOKENS = ("prompt_tokens", "generation_tokens")
+COUNTERS = ("finished", *TOKENS)
+HOT_PCT = checks.BUSY_PCT
+
+Answer = Literal["not-asked", "answered", "silent", "refused", "failed", "malformed", "overload"]
+
+
+@dataclass(frozen=True)
+class View:
+    facts: TargetFacts
+    evidence: Evidence
+
+    # ------------------------------------------------------------ the request
+
+    @property
+    def inference(self) -> InferenceData | None:
+        return next((d for _, d in self.evidence.results(InferenceData, "check")), None)
+
+    @property
+    def answer(self) -> Answer:
+        """What became of the one small request."""
+        data = self.inference
+        if data is None:
+            return "not-asked"
+        if data.answered:
+            return "answered"
+        if data.status is None:
+            if data.seconds >= 0.9 * data.deadline_s:
+                return "silent"
+            return "failed"
+        if data.status == 200:
+            return "failed" if "finish_reason" in data.error else "malformed"
+        if data.status == 429:
+            return "overload"
+        return "failed" if data.status >= 500 else "refused"
+
+    # ------------------------------------------------------------ the front
+
+    @property
+    def endpoints(self) -> HttpData | None:
+        """The latest whole reading of the cheap endpoints."""
+        return next((d for _, d in reversed(list(self.evidence.results(HttpData, "check")))), None)
+
+    @property
+    def green(self) -> bool | None:
+        data = self.endpoints
+        return all(a.status == 200 for a in data.answers) if data and data.answers else None
+
+    @property
+    def late(self) -> list[str]:
+        """Endpoints without an answer in time, where no other one says that it is not well."""
+        answers = self.endpoints.answers if self.endpoints else []
+        if any(a.status not in (None, 200) for a in answers):
+            return []
+        return [a.path for a in answers if a.status is None]
+
+    @property
+    def front_answers(self) -> bool | None:
+        """Whether anything at all came back over HTTP, be it a refusal."""
+        data = self.endpoints
+        if data is None or not data.answers:
+            return None
+        return any(a.status is not None for a in data.answers)
+
+    @property
+    def refused_connection(self) -> bool:
+        data = self.endpoints
+        return data is not None and all("ConnectError" in a.error for a in data.answers)
+
+    # ------------------------------------------------------------ the counters
+
+    def readings(self, short: str) -> list[float]:
+        engine = ENGINES.get(self.facts.engine)
+        names = engine.metrics.get(short, ()) if engine else ()
+        return checks.metric_readings(self.evidence, names, "check")
+
+    @property
+    def progress(self) -> bool | None:
+        """Whether a counter of tokens moved; None: none was read twice.
+
+        Requests count only where tokens are not counted: a frozen vLLM counts as finished those
+        that their clients give up.
+        """
+        for counters in (TOKENS, ("finished",)):
+            readings = [values for c in counters if len(values := self.readings(c)) >= 2]
+            if readings:
+                return any(values[-1] != values[0] for values in readings)
+        return None
+
+    def always(self, short: str) -> bool | None:
+        """Whether a gauge was above 0 in every reading; None: not read twice."""
+        values = self.readings(short)
+        return all(v > 0 for v in values) if len(values) >= 2 else None
+
+    def counted(self) -> str:
+        """``running 0 → 0, waiting 3 → 5``: for people."""
+        parts = []
+        for short in ("running", "waiting", *COUNTERS):
+            values = self.readings(short)
+            if values:
+                parts.append(f"{short} " + " → ".join(f"{v:g}" for v in values))
+        return ", ".join(parts)
+
+    # ------------------------------------------------------------ the processes
+
+    @property
+    def core_pid(self) -> int | None:
+        cores = self.facts.cores
+        return cores[0].pid if cores else self.facts.root_pid
+
+    @property
+    def core_is_front(self) -> bool:
+        return self.core_pid == self.facts.root_pid
+
+    def use(self, pid: int | None) -> ProcessUse | None:
+        """The latest CPU reading of a process."""
+        found = None
+        for _, data in self.evidence.results(ProcessesData, "check"):
+            found = next((p for p in data.processes if p.pid == pid), found)
+        return found
+
+    @property
+    def core_hot(self) -> bool | None:
+        """Whether the core took most of one core in user space, or queued for one all the time."""
+        pid = self.core_pid
+        uses = [
+            p.user_pct
+            for _, data in self.evidence.results(ProcessesData, "check")
+            for p in data.processes
+            if p.pid == pid
+        ]
+        if pid is not None and checks.spinning(self.evidence, {pid}):
+            return True
+        return any(u >= HOT_PCT for u in uses) if uses else None
+
+    def hot_thread(self, pid: int | None) -> int | None:
+        """Id of the thread that uses most of a core."""
+        use = self.use(pid)
+        if use is None or not use.busiest:
+            return None
+        thread = use.busiest[0]
+        return thread.tid if thread.user_pct + thread.system_pct >= HOT_PCT else None
+
+    def waits(self, pid: int | None) -> dict[int, str]:
+        """Thread id: the system call that it waits in."""
+        found: dict[int, str] = {}
+        for _, data in self.evidence.results(SyscallsData, "check"):
+            if data.pid == pid:
+                found = data.waits
+        return found
+
+    def courses(self, pid: int | None) -> list[Course]:
+        if pid is None:
+            return []
+        samples = [s for _, d in self.evidence.results(StacksData, "check") for s in d.samples]
+        return courses(samples, pid)

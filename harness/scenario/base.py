@@ -1,0 +1,264 @@
+"""What a scenario is: one known failure mode of one engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from mmrepro.engines.changes import Mitigation, Patch
+from mmrepro.errors import UsageError
+from mmrepro.evidence import Evidence
+from mmrepro.incident import (
+    ClaimResult,
+    Exhibit,
+    Fidelity,
+    KeyStack,
+    Reference,
+    ScenarioFacts,
+    SymptomRow,
+)
+from mmrepro.models import TinyModel, TinyQwen2VL
+from mmrepro.probes.data import StackSample
+from mmrepro.scenario.parts import Control, Factor, LiveFacts, RunFacts, SourceRef
+from mmrepro.signature import Condition, Finding, Outcome, combine, evaluate
+from mmrepro.traffic.drive import Drive
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+if TYPE_CHECKING:
+    from mmrepro.incident.ablation import Ablation
+
+
+class Scenario(ABC):
+    """One known failure mode: its definition, its traffic, its signature.
+
+    Subclass it in one file, set the class attributes, and bind an instance to ``SCENARIO``.
+    """
+
+    name: ClassVar[str]
+    variant: ClassVar[str] = ""
+    """Name of this variant, where a scenario has several."""
+    title: ClassVar[str]
+    summary: ClassVar[str]
+    explanation: ClassVar[str]
+    engine: ClassVar[str] = "vllm"
+    default_release: ClassVar[str]
+    affected: ClassVar[SpecifierSet]
+    references: ClassVar[tuple[Reference, ...]] = ()
+    model: ClassVar[TinyModel] = TinyQwen2VL()
+    max_model_len: ClassVar[int] = 2048
+    server_args: ClassVar[tuple[str, ...]] = ()
+    server_env: ClassVar[Mapping[str, str]] = {}
+    """Variables that the server gets; the engine's own come before them."""
+    patches: ClassVar[tuple[Patch, ...]] = ()
+    """Stand-ins that the scenario itself needs, besides those of the engine."""
+    control_server: ClassVar[Control | None] = None
+    """Given, a second server with other options runs first; its evidence has phase "control"."""
+    mitigations: ClassVar[tuple[Mitigation, ...]] = ()
+    options: ClassVar[Mapping[str, str]] = {}
+    """Options of its own (``--option NAME=VALUE``): name and description."""
+    factors: ClassVar[tuple[Factor, ...]] = ()
+    """What ``mmrepro ablate`` may flip."""
+    sources: ClassVar[tuple[SourceRef, ...]] = ()
+    reproducers: ClassVar[tuple[str, ...]] = ()
+    """Single-file reproducers (names below ``reproducers/``) run in the engine's environment."""
+    log_patterns: ClassVar[Mapping[str, str]] = {}
+    """Name: regular expression; matching lines are kept by the logs probe."""
+    key_log_patterns: ClassVar[tuple[str, ...]] = ()
+    """Names of the patterns whose lines the report quotes."""
+
+    @property
+    def variants(self) -> tuple[Scenario, ...]:
+        """The ways in which the failure mode shows, each a scenario of its own with the same name.
+
+        The one that is bound to ``SCENARIO`` lists all of them, itself (the default) included.
+        """
+        return ()
+
+    def patches_for(self, release: str) -> tuple[Patch, ...]:
+        """The scenario's stand-ins on ``release``."""
+        return self.patches
+
+    async def control(self, drive: Drive) -> None:
+        """Drive the control server. What it must have done is for ``gate_check`` to say."""
+        return
+
+    @abstractmethod
+    async def gate(self, drive: Drive) -> None:
+        """Show that the engine does this kind of work. Every request of it must be answered."""
+
+    @abstractmethod
+    async def trigger(self, drive: Drive) -> None:
+        """Drive the engine into the failure, over its public API."""
+
+    @abstractmethod
+    def conditions(self, facts: RunFacts) -> list[Condition]:
+        """The signature."""
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        """The signature on a live server: no gate was run, and no traffic but one small request.
+
+        As it stands, that of a run: a condition on the trigger's own requests is unknown then, so
+        such a scenario is at best likely. Override it with what an observer can see.
+        """
+        release = facts.release or self.default_release
+        return self.conditions(RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s))
+
+    def exposure(self, facts: LiveFacts) -> Finding:
+        """Whether a server of this release and with these options can fail so."""
+        if facts.engine and facts.engine != self.engine:
+            return Finding.of(False, f"the server is {facts.engine}, not {self.engine}")
+        if not facts.release:
+            return Finding.unknown("the release could not be found out")
+        for cure in self.mitigations:
+            applies = cure.effective_on.contains(Version(facts.release), prereleases=True)
+            if applies and facts.has(cure.server_args):
+                return Finding.of(False, f"the server runs with {' '.join(cure.server_args)}")
+        return Finding.of(
+            self.affected.contains(Version(facts.release), prereleases=True),
+            f"{self.engine} {facts.release}; affected: {self.affected_range}",
+        )
+
+    @abstractmethod
+    def healthy_after(self, evidence: Evidence) -> Finding:
+        """Whether the trigger ran to its end and the engine still does its work after it."""
+
+    def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
+        """Whether the cause is still there in a run that may lack the symptom.
+
+        It tells a cure (not met) from what only hides the failure (met). As everywhere, it is
+        unknown unless evidence tells. Override it where some conditions of the cause can be seen
+        only while the symptom lasts (the stack of a hang, say).
+        """
+        causes = [c for c in self.conditions(facts) if c.required and c.part == "cause"]
+        results = evaluate(causes, evidence)
+        truth = combine([r.truth for r in results])
+        decisive = [r for r in results if r.truth is truth] or results
+        return Finding(truth, "; ".join(f"{r.id}: {r.observed}" for r in decisive))
+
+    def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
+        """The original report's explanations, judged by the table of an ablation."""
+        return []
+
+    def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
+        """What the report shows side by side: pictures and answers, curves."""
+        return []
+
+    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+        return []
+
+    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+        return []
+
+    def key_stack(self, evidence: Evidence) -> KeyStack | None:
+        return None
+
+    def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
+        """Whether the stacks seen so far show all that is looked for; ends sampling early."""
+        return False
+
+    @property
+    def looks_for_locals(self) -> bool:
+        """Whether ``enough_stacks`` waits for something that not every sample shows."""
+        return type(self).enough_stacks is not Scenario.enough_stacks
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        """Whether the steady state was reached: every gate request answered, with tokens."""
+        requests = evidence.requests_in("gate")
+        if not requests:
+            return Finding.of(False, "no request was sent in the gate")
+        for record in requests:
+            if not record.answered:
+                why = record.error or f"HTTP {record.status}"
+                return Finding.of(False, f"{record.label}: {why}")
+            if not record.completion_tokens:
+                return Finding.of(False, f"{record.label}: an answer without tokens")
+        return Finding.of(True, f"{len(requests)} of {len(requests)} requests answered")
+
+    def mitigation(self, name: str) -> Mitigation:
+        for mitigation in self.mitigations:
+            if mitigation.name == name:
+                return mitigation
+        offered = ", ".join(m.name for m in self.mitigations) or "none"
+        raise UsageError(
+            f"Scenario {self.name} has no mitigation {name!r}; it has: {offered}.",
+            hint=f"mmrepro show {self.name}",
+        )
+
+    def factor(self, name: str) -> Factor:
+        for factor in self.factors:
+            if factor.name == name:
+                return factor
+        offered = ", ".join(f.name for f in self.factors) or "none"
+        raise UsageError(
+            f"Scenario {self.full_name} has no factor {name!r}; it has: {offered}.",
+            hint=f"mmrepro show {self.name}",
+        )
+
+    def read_options(self, given: Sequence[str]) -> dict[str, str]:
+        """``NAME`` and ``NAME=VALUE`` as a mapping. Raises UsageError: there is no such option."""
+        found: dict[str, str] = {}
+        for text in given:
+            name, _, value = text.partition("=")
+            if name not in self.options:
+                offered = ", ".join(self.options) or "none"
+                raise UsageError(
+                    f"Scenario {self.full_name} has no option {name!r}; it has: {offered}.",
+                    hint=f"mmrepro show {self.name}",
+                )
+            found[name] = value
+        return found
+
+    @property
+    def full_name(self) -> str:
+        """Name and variant, e.g. ``chunked-mm-prefill-async-race``."""
+        return f"{self.name}-{self.variant}" if self.variant else self.name
+
+    def with_variant(self, name: str) -> Scenario:
+        """The variant called ``name``; "" means the default. Raises UsageError and lists them."""
+        if not name:
+            return self
+        for variant in self.variants:
+            if variant.variant == name:
+                return variant
+        offered = ", ".join(v.variant for v in self.variants) or "none"
+        raise UsageError(
+            f"Scenario {self.name} has no variant {name!r}; it has: {offered}.",
+            hint=f"mmrepro show {self.name}",
+        )
+
+    @property
+    def affected_range(self) -> str:
+        """The affected releases, lower bound first."""
+        parts = sorted(str(self.affected).split(","), key=lambda part: (part[:1] != ">", part))
+        return ", ".join(parts)
+
+    @property
+    def facts(self) -> ScenarioFacts:
+        """What an incident says of the scenario itself."""
+        return ScenarioFacts(
+            name=self.name,
+            variant=self.variant,
+            title=self.title,
+            summary=self.summary,
+            affected=self.affected_range,
+            explanation=self.explanation,
+        )
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        """The outcome that is expected of ``release`` under ``mitigations``, and why."""
+        version = Version(release)
+        if not self.affected.contains(version, prereleases=True):
+            return (
+                Outcome.NOT_REPRODUCED,
+                f"release {release} is outside the affected range ({self.affected_range})",
+            )
+        for name in sorted(mitigations):
+            chosen = self.mitigation(name)
+            if not chosen.release and chosen.effective_on.contains(version, prereleases=True):
+                return (
+                    Outcome.NOT_REPRODUCED,
+                    f"mitigation {name} is said to prevent it on {release}",
+                )
+        return Outcome.REPRODUCED, f"release {release} is affected ({self.affected_range})"

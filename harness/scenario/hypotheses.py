@@ -1,0 +1,60 @@
+"""For scenarios: what an ablation's table says of a hypothesis. Unknown where it does not tell."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mmrepro.incident import ClaimResult, ClaimStatus
+from mmrepro.incident.ablation import Ablation, FactorClass
+from mmrepro.signature import Finding, Truth
+
+STATUS = {
+    Truth.MET: ClaimStatus.CONFIRMED,
+    Truth.NOT_MET: ClaimStatus.REFUTED,
+    Truth.UNKNOWN: ClaimStatus.NOT_TESTED,
+}
+
+
+def classed(ablation: Ablation, factor: str, classes: Collection[FactorClass]) -> Finding:
+    """Whether ``factor`` is in one of ``classes``; unknown unless its class was established."""
+    found = ablation.factor(factor)
+    if found is None:
+        return Finding.unknown(f"{factor} was not among the factors")
+    unclear = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER)
+    if found.factor_class in unclear and found.factor_class not in classes:
+        return Finding.unknown(f"{factor}: {found.why or 'not run'}")
+    return Finding.of(found.factor_class in classes, f"{factor}: {found.why}")
+
+
+def cures(ablation: Ablation, factor: str) -> Finding:
+    """Whether flipping ``factor`` alone cures: symptom and cause gone."""
+    return classed(ablation, factor, (FactorClass.NECESSARY, FactorClass.SUFFICIENT))
+
+
+def matters(ablation: Ablation, factor: str) -> Finding:
+    """Whether ``factor`` changes anything, be it only that the failure is hidden."""
+    return classed(
+        ablation,
+        factor,
+        (
+            FactorClass.NECESSARY,
+            FactorClass.SUFFICIENT,
+            FactorClass.CONTRIBUTES,
+            FactorClass.HIDES,
+        ),
+    )
+
+
+def hypothesis(
+    name: str, text: str, source: str, finding: Finding, *, note: str = ""
+) -> ClaimResult:
+    """A hypothesis with what the table says of it.
+
+    Args:
+        source: where it is made, e.g. ``vllm#43941``.
+        finding: met confirms it, not met refutes it, unknown leaves it not tested.
+    """
+    observed = f"{finding.observed}. {note}" if note else finding.observed
+    return ClaimResult(
+        id=name, text=text, source=source, status=STATUS[finding.truth], observed=observed
+    )

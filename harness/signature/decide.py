@@ -1,0 +1,181 @@
+"""Conditions over evidence, and the verdict that follows from them. Pure functions, no I/O.
+
+The rules (DESIGN.md, "Verdicts are sacred"): a condition that cannot be decided is unknown and
+never true; ``reproduced`` needs every required condition of the symptom and of the cause; a
+checker that crashes yields unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from mmrepro.evidence import Evidence
+from mmrepro.records import Record
+from pydantic import Field
+
+
+class Truth(StrEnum):
+    MET = "met"
+    NOT_MET = "not-met"
+    UNKNOWN = "unknown"
+
+
+class Outcome(StrEnum):
+    REPRODUCED = "reproduced"
+    DIFFERENT_FAILURE = "different-failure"
+    NOT_REPRODUCED = "not-reproduced"
+    INCONCLUSIVE = "inconclusive"
+
+
+Part = Literal["symptom", "cause"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a checker found. ``evidence`` names raw files below ``evidence/``."""
+
+    truth: Truth
+    observed: str
+    evidence: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, holds: bool, observed: str, *evidence: str) -> Finding:
+        return cls(Truth.MET if holds else Truth.NOT_MET, observed, evidence)
+
+    @classmethod
+    def unknown(cls, why: str, *evidence: str) -> Finding:
+        return cls(Truth.UNKNOWN, why, evidence)
+
+
+Checker = Callable[[Evidence], Finding]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One named statement about evidence.
+
+    ``required=False`` marks a supporting condition: shown, never decisive (a bare /proc cannot
+    count system calls, say).
+    """
+
+    id: str
+    part: Part
+    statement: str
+    check: Checker
+    required: bool = True
+
+
+class ConditionResult(Record):
+    id: str
+    part: Part
+    statement: str
+    required: bool
+    truth: Truth
+    observed: str
+    evidence: Annotated[list[str], Field(description="raw files below evidence/")] = []
+
+
+class Verdict(Record):
+    outcome: Outcome
+    expected: Annotated[Outcome | None, Field(description="None: nothing is expected")] = None
+    expected_because: str = ""
+    as_expected: bool = False
+    explanation: str
+    conditions: list[ConditionResult]
+
+
+def evaluate(conditions: Sequence[Condition], evidence: Evidence) -> list[ConditionResult]:
+    """Judge every condition. A checker that raises makes its condition unknown."""
+    return [_judge(condition, evidence) for condition in conditions]
+
+
+def _judge(condition: Condition, evidence: Evidence) -> ConditionResult:
+    def result(finding: Finding) -> ConditionResult:
+        return ConditionResult(
+            id=condition.id,
+            part=condition.part,
+            statement=condition.statement,
+            required=condition.required,
+            truth=finding.truth,
+            observed=finding.observed,
+            evidence=list(finding.evidence),
+        )
+
+    try:
+        return result(condition.check(evidence))  # a checker that returns no finding raises here
+    except Exception as error:
+        return result(Finding.unknown(f"the checker failed: {type(error).__name__}: {error}"))
+
+
+def combine(truths: Sequence[Truth]) -> Truth:
+    """Three-valued AND; of nothing at all: unknown, never true."""
+    if any(t is Truth.NOT_MET for t in truths):
+        return Truth.NOT_MET
+    if not truths or any(t is Truth.UNKNOWN for t in truths):
+        return Truth.UNKNOWN
+    return Truth.MET
+
+
+def decide(
+    results: Sequence[ConditionResult], *, gate_passed: bool, healthy_after: Finding
+) -> tuple[Outcome, str]:
+    """The outcome and one sentence why.
+
+    Args:
+        results: the judged conditions; only required ones decide.
+        gate_passed: the steady state was reached before the trigger.
+        healthy_after: whether the engine still does its work after the trigger; it tells
+            "nothing happened" from "something else broke" when the symptom is absent.
+    """
+    if not gate_passed:
+        return Outcome.INCONCLUSIVE, "the gate failed: the engine was not healthy to begin with"
+    symptom = combine([r.truth for r in results if r.required and r.part == "symptom"])
+    cause = combine([r.truth for r in results if r.required and r.part == "cause"])
+    if symptom is Truth.MET:
+        if cause is Truth.MET:
+            return Outcome.REPRODUCED, "every condition of the symptom and of the cause is met"
+        if cause is Truth.NOT_MET:
+            return (
+                Outcome.DIFFERENT_FAILURE,
+                "the symptom is there but not by this cause: "
+                + _named(results, "cause", Truth.NOT_MET),
+            )
+        return (
+            Outcome.INCONCLUSIVE,
+            "the symptom is there but its cause could not be seen: "
+            + _named(results, "cause", Truth.UNKNOWN),
+        )
+    if symptom is Truth.UNKNOWN:
+        return (
+            Outcome.INCONCLUSIVE,
+            "the symptom could not be decided: " + _named(results, "symptom", Truth.UNKNOWN),
+        )
+    if healthy_after.truth is Truth.MET:
+        return (
+            Outcome.NOT_REPRODUCED,
+            "the symptom is absent and the engine still works: "
+            + _named(results, "symptom", Truth.NOT_MET),
+        )
+    if healthy_after.truth is Truth.NOT_MET:
+        return Outcome.DIFFERENT_FAILURE, f"another failure: {healthy_after.observed}"
+    return (
+        Outcome.INCONCLUSIVE,
+        f"the symptom is absent but whether the engine still works is unknown: "
+        f"{healthy_after.observed}",
+    )
+
+
+def _named(results: Sequence[ConditionResult], part: Part, truth: Truth) -> str:
+    picked = [r for r in results if r.required and r.part == part and r.truth is truth]
+    return "; ".join(f"{r.id} ({r.observed})" for r in picked) or "no condition was declared"
+
+
+def unmet(*findings: Finding) -> Finding:
+    """The first finding that is not met, or the last one: a sequential AND."""
+    for finding in findings:
+        if finding.truth is not Truth.MET:
+            return finding
+    return findings[-1]

@@ -1,0 +1,1 @@
+"""Foreign text made safe to show and private enough to keep."""

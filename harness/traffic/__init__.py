@@ -1,0 +1,9 @@
+"""What is sent to an engine: the HTTP client, a scenario's hands, pictures."""
+
+from mmrepro.traffic.client import (
+    Traffic,
+)
+
+__all__ = [
+    "Traffic",
+]

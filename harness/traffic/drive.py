@@ -1,0 +1,125 @@
+"""What a scenario's gate and trigger may do to a running engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmrepro.evidence import RequestRecord
+from mmrepro.evidence.recorder import Recorder
+from mmrepro.probes.metrics import parse_metrics
+from mmrepro.traffic import Traffic
+from mmrepro.traffic.pictures import Picture, noise
+
+GATE_DEADLINE_S = 60.0
+"""For requests of the gate: nothing is known of latencies yet, and the first one warms up."""
+
+
+@dataclass
+class Drive:
+    """The scenario's hands.
+
+    Attributes:
+        image_size: (width, height) in pixels of an image that fills the model's token budget.
+        max_model_len: tokens that prompt and answer may have.
+        release: of the engine, e.g. ``0.23.0``.
+        mitigations: names of those applied.
+        flips: names of the factors that are not left as in the failing baseline.
+        deadline_s: seconds after which a request counts as unanswered; derived from the gate.
+        options: of the scenario, as given with ``--option``.
+        python: the interpreter of the engine's environment.
+        model: the folder of the served model.
+        reproducer_env: variables for the scenario's reproducers, besides the server's.
+        suspect_s: seconds after which an unanswered request makes the trigger stop and look,
+            while the request itself keeps waiting for its full deadline.
+    """
+
+    traffic: Traffic
+    recorder: Recorder
+    image_size: tuple[int, int]
+    max_model_len: int
+    release: str
+    mitigations: frozenset[str] = frozenset()
+    flips: frozenset[str] = frozenset()
+    deadline_s: float = GATE_DEADLINE_S
+    suspect_s: float = GATE_DEADLINE_S
+    options: Mapping[str, str] = field(default_factory=dict)
+    python: Path | None = None
+    model: Path | None = None
+    reproducer_env: dict[str, str] = field(default_factory=dict)
+    pending: list[asyncio.Task[RequestRecord]] = field(default_factory=list)
+
+    def picture(self, name: str, seed: int, size: tuple[int, int] | None = None) -> Picture:
+        return noise(name, seed, size or self.image_size)
+
+    def note(self, text: str) -> None:
+        self.recorder.event(text, source="scenario")
+
+    def fact(self, name: str, value: str | int | float | bool | None) -> None:
+        """Keep a measured value for the signature."""
+        self.recorder.evidence.facts[name] = value
+
+    def attach(self, name: str, data: bytes) -> Path:
+        """Keep a file below ``evidence/``; returns where."""
+        path = self.recorder.dir / name
+        path.write_bytes(data)
+        return path
+
+    async def chat(
+        self,
+        label: str,
+        *,
+        text: str = "hi",
+        images: Sequence[Picture] = (),
+        max_tokens: int = 4,
+        stream: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> RequestRecord:
+        """One request, waited for until the full deadline."""
+        return await self.traffic.chat(
+            label,
+            text=text,
+            images=images,
+            max_tokens=max_tokens,
+            deadline_s=self.deadline_s,
+            stream=stream,
+            extra=extra,
+        )
+
+    async def unless_stuck(self, request: Awaitable[RequestRecord]) -> RequestRecord | None:
+        """The record of ``request``; None when it is unanswered after ``suspect_s``.
+
+        A suspect keeps waiting in the background, beyond its deadline if need be, so that the
+        check looks at the engine while the request still hangs; ``collect`` ends that.
+        """
+        task = asyncio.ensure_future(request)
+        self.pending.append(task)  # at once: a trigger that is cancelled here leaves no orphan
+        done, _ = await asyncio.wait({task}, timeout=self.suspect_s)
+        if not done:
+            self.traffic.hold(task)
+            return None
+        self.pending.remove(task)
+        return task.result()
+
+    async def collect(self) -> None:
+        """Wait for what still runs, each until its own deadline."""
+        for task in self.pending:
+            self.traffic.release(task)
+        await asyncio.gather(*self.pending)
+
+    async def metric(self, name: str) -> float | None:
+        """Sum of a metric over all label sets, now; None if it cannot be read."""
+        record = await self.traffic.scrape(deadline_s=min(5.0, self.deadline_s))
+        values = [s.value for s in parse_metrics(record)[0] if s.name == name]
+        known = [v for v in values if v is not None]
+        return sum(known) if known else None
+
+    async def text_of_tokens(self, tokens: int) -> str:
+        """A plain text of about ``tokens`` tokens by the server's own tokenizer, not above."""
+        unit, probe = "a ", 256
+        counted = await self.traffic.count_tokens(unit * probe)
+        per_unit = counted / probe if counted else 2.0
+        return unit * int(tokens / per_unit)

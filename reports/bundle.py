@@ -1,0 +1,308 @@
+"""One file to attach to an upstream issue: redacted, listed, checksummed, small.
+
+The incident is redacted again and its reports are made anew from that; raw evidence follows as
+text, most telling first, until the limit. What is left out is listed with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import stat
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+from mmrepro import __version__
+from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
+from mmrepro.incident.folder import incident_json
+from mmrepro.probes.data import LogsData, StacksData
+from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
+from mmrepro.text.redact import PLACEHOLDER, Redactor
+
+DEFAULT_MAX_BYTES: Final = 10 << 20
+"""GitHub takes ZIP files of up to 25 MB."""
+
+HEAD_BYTES: Final = 256 << 10
+TAIL_BYTES: Final = 2 << 20
+"""Of a longer text only so much of its beginning and its end is kept."""
+
+MAX_LINE_CHARS: Final = 16 << 10
+LEFT_OUT: Final = "[left out]"
+
+# Besides what a Redactor knows: in logs, whole messages of users stand in these.
+_MESSAGE: Final = re.compile(
+    r"""\b(text|content|messages?|input|query|image_data|image_url)"""
+    r"""(["']?[ \t]{0,4}[:=][ \t]{0,4})(["'])((?:\\.|(?!\3)[^\\\r\n])+)"""
+)
+_ADDRESS: Final = re.compile(
+    r"(?<![\d.])(?!127\.|0\.0\.0\.0)((?:\d{1,3}\.){3}\d{1,3})(?=:\d{2,5}\b)"
+)
+_HARMLESS: Final = re.compile(
+    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+ object at 0x[0-9a-f]+>|['\"]?[0-9a-f]{16,64}['\"]?"
+)
+_ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
+
+
+@dataclass(frozen=True)
+class _Text:
+    text: str
+    original_bytes: int
+    note: str = ""
+
+
+def write_bundle(
+    directory: Path,
+    incident: Incident,
+    target: Path,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    secrets: Sequence[str] = (),
+    force: bool = False,
+) -> BundleManifest:
+    """Write the bundle of ``incident``, which lies in ``directory``, to ``target`` (a ZIP file).
+
+    Args:
+        max_bytes: of the finished file; evidence that does not fit is left out and listed.
+        secrets: further texts to be replaced wherever they occur.
+
+    Raises:
+        UsageError: ``target`` is there already, or the incident alone is larger than the limit.
+        UnwritableOutput: it cannot be written.
+    """
+    if target.exists() and not force:
+        raise UsageError(f"{target} is there already.", hint="--force, or --out another name")
+    redactor = Redactor()
+    redactor.reserve(incident_json(incident))
+    for secret in secrets:
+        redactor.add(secret)
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        with os.fdopen(handle, "w+b") as file, zipfile.ZipFile(file, "w") as archive:
+            manifest = _fill(archive, directory, incident, redactor, max_bytes)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(target)
+    except OSError as error:
+        raise UnwritableOutput(
+            f"{target} cannot be written: {error.strerror or error}.",
+            hint="free some space or check the permissions, or give --out FILE",
+        ) from error
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+    return manifest
+
+
+def _fill(
+    archive: zipfile.ZipFile,
+    directory: Path,
+    incident: Incident,
+    redactor: Redactor,
+    max_bytes: int,
+) -> BundleManifest:
+    from mmrepro.reports import render_html, render_markdown
+
+    public = redactor.redact_model(_without_words(incident, redactor))
+    manifest = BundleManifest(
+        mmrepro_version=__version__, incident=public.id, scenario=public.scenario.name, files=[]
+    )
+    size = _size_of(directory / INCIDENT_FILE)
+    for name, text in (
+        (INCIDENT_FILE, incident_json(public) + "\n"),
+        ("report.md", render_markdown(public)),
+        ("report.html", render_html(public)),
+    ):
+        # Rendering may join what was apart, so that a pattern fits now that did not before.
+        text = text if name == INCIDENT_FILE else redactor.redact(text)
+        _add(archive, manifest, name, _Text(text, size if name == INCIDENT_FILE else len(text)))
+    if _written(archive) > max_bytes:
+        raise UsageError(
+            f"The incident alone takes {_written(archive) >> 10} KiB, over the limit of "
+            f"{max_bytes >> 10} KiB.",
+            hint="mmrepro bundle … --max-mib 25",
+        )
+    for path in _evidence(directory / EVIDENCE_DIR):
+        name = f"{EVIDENCE_DIR}/" + _safe_name(redactor.redact(path.name))
+        found = _public_text(path, redactor)
+        if isinstance(found, str):
+            manifest.left_out.append(LeftOut(name=name, bytes=_size_of(path), why=found))
+        elif _written(archive) + _packed(found.text) > max_bytes:
+            why = f"beyond the limit of {max_bytes >> 20} MiB for the bundle"
+            manifest.left_out.append(LeftOut(name=name, bytes=found.original_bytes, why=why))
+        else:
+            _add(archive, manifest, name, found)
+    archive.writestr(_entry(MANIFEST_FILE), manifest.model_dump_json(indent=1) + "\n")
+    return manifest
+
+
+def _add(archive: zipfile.ZipFile, manifest: BundleManifest, name: str, found: _Text) -> None:
+    data = found.text.encode("utf-8", "replace")
+    archive.writestr(_entry(name), data)
+    manifest.files.append(
+        BundledFile(
+            name=name,
+            bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            original_bytes=found.original_bytes,
+            redactions=len(PLACEHOLDER.findall(found.text)),
+            note=found.note,
+        )
+    )
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    """Without a date: the same incident gives the same bytes."""
+    entry = zipfile.ZipInfo(name)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = (stat.S_IFREG | 0o644) << 16
+    return entry
+
+
+def _written(archive: zipfile.ZipFile) -> int:
+    return archive.fp.tell() if archive.fp is not None else 0
+
+
+def _packed(text: str) -> int:
+    import zlib
+
+    return len(zlib.compress(text.encode("utf-8", "replace"))) + 512
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _safe_name(name: str) -> str:
+    return re.sub(r"[^\w.\[\]:+-]", "_", name)[:200] or "_"
+
+
+# ---------------------------------------------------------------------- raw evidence
+
+
+def _evidence(folder: Path) -> Iterator[Path]:
+    """The raw files, most telling first; of many stack dumps the first and the last come first."""
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError:
+        return
+    stacks = [path for path in paths if "-stacks-" in path.name]
+    ends = {*stacks[:3], *stacks[-1:]}
+
+    def rank(path: Path) -> tuple[int, str]:
+        if "-stacks-" in path.name:
+            return (len(_ORDER) - (path in ends), path.name)
+        kind = next((i for i, word in enumerate(_ORDER) if word in path.name), len(_ORDER) - 2)
+        return (kind, path.name)
+
+    yield from sorted(paths, key=rank)
+
+
+def _public_text(path: Path, redactor: Redactor) -> _Text | str:
+    """What of the file may go out; a text instead says why nothing does."""
+    try:
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode):
+            return "a link or no plain file"
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            if b"\0" in file.read(4096):
+                return "not text"
+            file.seek(0)
+            raw = file.read(HEAD_BYTES + TAIL_BYTES)
+            note = ""
+            if size > len(raw):
+                head = raw[:HEAD_BYTES].rpartition(b"\n")[0]
+                file.seek(size - TAIL_BYTES)
+                tail = file.read(TAIL_BYTES).partition(b"\n")[2]
+                gap = size - len(head) - len(tail)
+                note = f"{gap} bytes in the middle are left out"
+                raw = head + f"\n[mmrepro: {note}]\n".encode() + tail
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    text = raw.decode("utf-8", "replace")
+    if "-stacks-" in path.name and (dump := _json(text)) is not None:
+        text = json.dumps(_harmless_locals(dump), indent=1)
+        note = "values of local variables are left out, numbers and digests apart"
+    elif path.suffix == ".json" and (document := _json(text)) is not None:
+        text = json.dumps(redactor.redact_value(document), indent=1, ensure_ascii=False)
+    lines = [_cut(line) for line in text.split("\n")]
+    return _Text(redact_log("\n".join(lines), redactor), size, note)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MAX_LINE_CHARS else line[:MAX_LINE_CHARS] + " [cut]"
+
+
+def _json(text: str) -> Any:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text)
+    return None
+
+
+def redact_log(text: str, redactor: Redactor) -> str:
+    """``text`` of a log: besides secrets, what users wrote and where they called from."""
+    text = redactor.redact(text)
+    text = _MESSAGE.sub(
+        lambda m: (
+            m[1] + m[2] + m[3] + redactor.placeholder("prompt", m[4])
+            if not PLACEHOLDER.fullmatch(m[4]) and len(m[4]) >= 6
+            else m[0]
+        ),
+        text,
+    )
+    return _ADDRESS.sub(lambda m: redactor.placeholder("address", m[1]), text)
+
+
+# ---------------------------------------------------------------------- local variables
+
+
+def _without_words(incident: Incident, redactor: Redactor) -> Incident:
+    """A copy without what users wrote: log lines as in ``redact_log``, and only such local
+    variables as cannot hold any of it."""
+    copy = incident.model_copy(deep=True)
+    for result in copy.evidence.probes:
+        if isinstance(result.data, StacksData):
+            for sample in result.data.samples:
+                for thread in sample.threads:
+                    for frame in thread.frames:
+                        frame.locals.update({n: _harmless(v) for n, v in frame.locals.items()})
+        elif isinstance(result.data, LogsData):
+            logs = result.data
+            last = [logs.last_progress] if logs.last_progress else []
+            for line in chain(
+                logs.errors, logs.last_by_process.values(), last, *logs.matches.values()
+            ):
+                line.text = redact_log(line.text, redactor)
+    for excerpt in copy.log_lines:
+        excerpt.text = redact_log(excerpt.text, redactor)
+    for key_frame in copy.key_stack.frames if copy.key_stack else ():
+        key_frame.locals.update({n: _harmless(v) for n, v in key_frame.locals.items()})
+    return copy
+
+
+def _harmless(value: str) -> str:
+    return value if _HARMLESS.fullmatch(value.strip()) else LEFT_OUT
+
+
+def _harmless_locals(dump: Any) -> Any:
+    """py-spy's JSON: ``locals`` of a frame is a list of objects with ``name`` and ``repr``."""
+    if isinstance(dump, list):
+        return [_harmless_locals(item) for item in dump]
+    if isinstance(dump, dict):
+        found = {key: _harmless_locals(item) for key, item in dump.items()}
+        if isinstance(found.get("repr"), str):
+            found["repr"] = _harmless(found["repr"])
+        return found
+    return dump

@@ -1,0 +1,115 @@
+"""The check of the machine, its command, and the variables that children get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+from mmrepro import check as checked
+from mmrepro.cli.check import check
+from mmrepro.cli.env import app as env_app
+from mmrepro.cli.env import human_bytes
+from mmrepro.environments import loading
+from mmrepro.machine.child_env import child_environment
+from typer import Typer
+from typer.testing import CliRunner
+
+app = Typer()
+app.add_typer(env_app, name="env")
+app.command()(check)
+runner = CliRunner()
+
+
+def test_children_do_not_get_what_pollutes() -> None:
+    base = {
+        "PATH": "/bin",
+        "PYTHONPATH": "/x",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PIP_INDEX_URL": "u",
+        "VIRTUAL_ENV": "/v",
+        "UV_EXCLUDE_NEWER": "2020-01-01",
+        "UV_DEFAULT_INDEX": "u",
+        "SSL_CERT_FILE": "/c",
+        "HTTPS_PROXY": "p",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+    }
+    assert child_environment({"A": "b"}, base=base) == {
+        "PATH": "/bin",
+        "UV_DEFAULT_INDEX": "u",
+        "SSL_CERT_FILE": "/c",
+        "HTTPS_PROXY": "p",
+        "VLLM_LOGGING_LEVEL": "DEBUG",
+        "A": "b",
+    }
+
+
+def test_check_as_json(cache: Path) -> None:
+    result = runner.invoke(app, ["check", "--json"])
+    report = json.loads(result.stdout)
+    assert result.exit_code == (0 if report["ok"] else 4)
+    parts = {part["name"]: part for part in report["parts"]}
+    assert {"uv", "py-spy", "ptrace", "strace", "gpu", "disk", "/dev/shm"} <= set(parts)
+    assert all(part["ok"] or part["costs"] for part in parts.values())
+    assert not parts["environments"]["ok"]
+
+
+def test_what_is_missing_says_what_it_costs(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "find_py_spy", lambda: None)
+    monkeypatch.setattr(checked.shutil, "which", lambda name: None)
+    result = runner.invoke(app, ["check"])
+    assert result.exit_code == 4
+    words = " ".join(result.stdout.split())
+    assert "system calls are not counted" in words
+    assert "cannot run here: py-spy, ptrace" in words
+
+
+def test_a_part_that_cannot_be_examined_is_missing() -> None:
+    def broken() -> checked.Part:
+        raise OSError("no /proc")
+
+    part = checked._safely(broken)
+    assert not part.ok
+    assert "no /proc" in part.found
+
+
+def test_env_commands(fake_uv: Path) -> None:
+    assert "No environments yet" in runner.invoke(app, ["env", "list"]).stdout
+    made = runner.invoke(app, ["env", "create", "vllm", "0.23.0", "--device", "cpu"])
+    assert made.exit_code == 0, made.output
+    (one,) = json.loads(runner.invoke(app, ["env", "list", "--json"]).stdout)
+    assert one["path"] in made.stdout
+    assert one["release"] == "0.23.0"
+    assert "0.23.0" in runner.invoke(app, ["env", "list"]).stdout
+    assert "would remove" in runner.invoke(app, ["env", "prune", "--all", "--dry-run"]).stdout
+    assert "removed 1" in runner.invoke(app, ["env", "prune", "vllm", "0.23.0"]).stdout
+    assert "nothing to remove" in runner.invoke(app, ["env", "prune", "--all"]).stdout
+
+
+def test_human_bytes() -> None:
+    assert [human_bytes(n) for n in (0, 2048, 5.8 * 1024**3)] == ["0 B", "2 KiB", "5.8 GiB"]
+
+
+def test_what_the_linker_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (
+        b"\tlibtorch.so => not found\n"
+        b"python: /lib/libstdc++.so.6: version `CXXABI_1.3.15' not found "
+        b"(required by /v/_C.abi3.so)\n"
+    )
+
+    def linker(*_: object, env: dict[str, str], **__: object) -> CompletedProcess[bytes]:
+        assert env["LD_TRACE_LOADED_OBJECTS"] == "1"
+        return CompletedProcess([], 1, b"", words)
+
+    monkeypatch.setattr(loading.subprocess, "run", linker)
+    (missing,) = loading.missing_versions(tmp_path / "python", [tmp_path / "_C.abi3.so"])
+    assert str(missing) == (
+        "_C.abi3.so wants CXXABI_1.3.15, which this host's libstdc++.so.6 does not have"
+    )
+
+
+def test_a_linker_that_cannot_be_asked(tmp_path: Path) -> None:
+    assert loading.missing_versions(tmp_path / "absent", [tmp_path / "m.so"]) == []
+    assert loading.load_failures(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]})
+    assert loading.load_failures(tmp_path / "absent", {"m.so": []}) == ["the wheel holds no m.so"]
