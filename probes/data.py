@@ -121,6 +121,11 @@ class Frame(Record):
     line: int
     locals: Annotated[dict[str, str], Field(description="repr of arguments and locals")] = {}
 
+    @property
+    def name(self) -> str:
+        """The function's bare name: popitem."""
+        return self.function.rsplit(".", 1)[-1]
+
 
 class ThreadStack(Record):
     tid: int | None
@@ -128,6 +133,14 @@ class ThreadStack(Record):
     active: bool
     owns_gil: bool
     frames: Annotated[list[Frame], Field(description="innermost first")]
+
+    def within(self, function: str) -> bool:
+        """Whether a frame is of ``function``, a bare name such as ``schedule``."""
+        return any(frame.name == function for frame in self.frames)
+
+    def frame(self, function: str) -> Frame:
+        """The innermost frame of ``function``. Raises StopIteration: there is none."""
+        return next(frame for frame in self.frames if frame.name == function)
 
 
 class StackSample(Record):
@@ -143,6 +156,22 @@ class StacksData(ProbeData):
     kind: Literal["stacks"] = "stacks"
     samples: list[StackSample]
     denied: Annotated[dict[int, str], Field(description="pid: why py-spy was refused")] = {}
+
+    def threads(self, function: str) -> list[ThreadStack]:
+        """Of each sample the thread that is inside ``function`` (a bare name), if there is one."""
+        found = (next((t for t in s.threads if t.within(function)), None) for s in self.samples)
+        return [thread for thread in found if thread is not None]
+
+    def texts(self, local: str, *, frame: str) -> list[str]:
+        """The local variable of function ``frame``, as py-spy prints it, one of each sample that
+        shows it."""
+        values = (t.frame(frame).locals.get(local, "") for t in self.threads(frame))
+        return [value for value in values if value]
+
+    def numbers(self, local: str, *, frame: str) -> list[int]:
+        """The same, of those that are whole numbers: a frame that is just being built shows other
+        objects in their place."""
+        return [int(value) for value in self.texts(local, frame=frame) if value.isdigit()]
 
 
 # ------------------------------------------------------------------ system calls

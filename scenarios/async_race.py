@@ -6,7 +6,8 @@ The checks behind the variant ``async-race`` of chunked-mm-prefill, and the vari
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+import shlex
+from typing import TYPE_CHECKING
 
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence
@@ -23,7 +24,6 @@ from mmrepro.scenarios.chunked_mm_report import (
 from mmrepro.signature import Condition, Finding, Truth, checks
 from mmrepro.signature import crash as deaths
 from mmrepro.traffic.drive import Drive
-from packaging.specifiers import SpecifierSet
 
 if TYPE_CHECKING:
     from mmrepro.incident.ablation import Ablation
@@ -89,46 +89,47 @@ MASK = re.compile(r"(\d+|None) image rows prepared, (\d+|None) read")
 
 
 class AsyncRace(Scenario):
-    name: ClassVar[str] = "chunked-mm-prefill"
-    variant: ClassVar[str] = "async-race"
-    title: ClassVar[str] = "With --async-scheduling an image in several chunks kills EngineCore"
-    summary: ClassVar[str] = (
-        "With --async-scheduling and an image of more tokens than --max-num-batched-tokens, "
-        "EngineCore dies in masked_scatter: the device reads a mask of image rows that belongs to "
-        "the next step. Images of two steps are answered, but with their embeddings in the wrong "
-        "rows, without an error. A larger budget hides it."
-    )
-    explanation: ClassVar[str] = (
-        "To overlap host and device, asynchronous scheduling prepares a step while the device is "
-        "still busy with the one before. The host writes which rows of the batch belong to images "
-        "into one buffer, is_mm_embed, and queues a copy of it to the device, behind the vision "
-        "tower. An event tells when such buffers may be written again; in 0.12.0 and 0.13.0 it is "
-        "recorded before this copy is queued, so nothing stops the host from writing the next "
-        "step's rows into the buffer before the device has read this step's. An image in one chunk "
-        "comes to no harm, because the steps after it write rows that are no image rows either: a "
-        "large budget leaves the buffer as unprotected as it was. vllm#16229 introduced the "
-        "buffer, vllm#28706 protected it, vllm#28579 undid that, vllm#31373 protected it again, "
-        "vllm#31841 made two of it (0.14.0). On a CPU all this is invisible, because each "
-        "operation is done when it is launched; a stand-in queues device work as a GPU does "
-        "(fidelity emulated-stream)."
-    )
-    default_release: ClassVar[str] = "0.12.0"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.12.0,<0.14.0")
+    """With --async-scheduling an image in several chunks kills EngineCore.
+
+    What: With --async-scheduling and an image of more tokens than --max-num-batched-tokens,
+    EngineCore dies in masked_scatter: the device reads a mask of image rows that belongs to the
+    next step. Images of two steps are answered, but with their embeddings in the wrong rows,
+    without an error. A larger budget hides it.
+
+    Why: To overlap host and device, asynchronous scheduling prepares a step while the device is
+    still busy with the one before. The host writes which rows of the batch belong to images
+    into one buffer, is_mm_embed, and queues a copy of it to the device, behind the vision
+    tower. An event tells when such buffers may be written again; in 0.12.0 and 0.13.0 it is
+    recorded before this copy is queued, so nothing stops the host from writing the next step's
+    rows into the buffer before the device has read this step's. An image in one chunk comes to
+    no harm, because the steps after it write rows that are no image rows either: a large budget
+    leaves the buffer as unprotected as it was. vllm#16229 introduced the buffer, vllm#28706
+    protected it, vllm#28579 undid that, vllm#31373 protected it again, vllm#31841 made two of
+    it (0.14.0). On a CPU all this is invisible, because each operation is done when it is
+    launched; a stand-in queues device work as a GPU does (fidelity emulated-stream).
+    """
+
+    name = "chunked-mm-prefill"
+    variant = "async-race"
+    release = "0.12.0"
+    affected = ">=0.12.0,<0.14.0"
     model = MODEL
-    max_model_len: ClassVar[int] = 4096
-    server_args: ClassVar[tuple[str, ...]] = (
-        "--trust-remote-code",
-        "--async-scheduling",
-        "--enable-prefix-caching",
-        "--max-num-seqs",
-        "8",
-        "--max-num-batched-tokens",
-        str(BUDGET),
-        "--limit-mm-per-prompt",
-        '{"image":1}',
+    max_model_len = 4096
+    server = shlex.join(
+        (
+            "--trust-remote-code",
+            "--async-scheduling",
+            "--enable-prefix-caching",
+            "--max-num-seqs",
+            "8",
+            "--max-num-batched-tokens",
+            str(BUDGET),
+            "--limit-mm-per-prompt",
+            '{"image":1}',
+        )
     )
-    patches: ClassVar[tuple[Patch, ...]] = (STREAM,)
-    mitigations: ClassVar[tuple[Mitigation, ...]] = (
+    patches = (STREAM,)
+    mitigations = (
         Mitigation(
             name="sync-scheduling",
             description="--no-async-scheduling: a step is prepared when the one before has ended",
@@ -150,7 +151,7 @@ class AsyncRace(Scenario):
             release="0.14.0",
         ),
     )
-    factors: ClassVar[tuple[Factor, ...]] = (
+    factors = (
         Factor(
             "async-scheduling",
             "prepare a step while the one before still runs",
@@ -187,7 +188,7 @@ class AsyncRace(Scenario):
             claim="",
         ),
     )
-    sources: ClassVar[tuple[SourceRef, ...]] = (
+    sources = (
         SourceRef(
             file="vllm/v1/worker/gpu_model_runner.py",
             qualname="GPUModelRunner._gather_mm_embeddings",
@@ -202,7 +203,7 @@ class AsyncRace(Scenario):
             highlight=("synchronize()", "record()"),
         ),
     )
-    references: ClassVar[tuple[Reference, ...]] = (
+    references = (
         SAME_CRASH,
         Reference(
             id="vllm#31373",
@@ -218,7 +219,7 @@ class AsyncRace(Scenario):
         ),
     )
     log_patterns = {**deaths.LOG_PATTERNS, **MISMATCH, **LOG_PATTERNS}
-    key_log_patterns: ClassVar[tuple[str, ...]] = (
+    key_log_patterns = (
         "stream-overwrite",
         "stream-silent",
         "stream-error",
@@ -303,7 +304,7 @@ class AsyncRace(Scenario):
             ),
         ]
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         for label in (SILENT, FIRST, SECOND, deaths.AFTER):
             sent = evidence.labelled(label)
             if not sent:
@@ -317,7 +318,7 @@ class AsyncRace(Scenario):
             return Finding.of(False, f"all answered, but wrongly: {silent.observed}")
         return Finding.of(True, f"all images are answered; {silent.observed}")
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         silent = silent_steps(evidence)
         return [
             *symptom_table(evidence, failing(evidence), ROLE),
@@ -329,7 +330,7 @@ class AsyncRace(Scenario):
             ),
         ]
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         crashed = deaths.first_error(evidence, ROLE, "mask-mismatch")
         return race_claims(evidence, facts, crashed, unordered_buffer(evidence), FIRST, SECOND)
 

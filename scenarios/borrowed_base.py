@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from typing import ClassVar
 
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, SymptomRow
-from mmrepro.models import TinyModel, TinyQwen3
+from mmrepro.models import TinyQwen3
 from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario
 from mmrepro.scenarios.mm_cache_desync import claim
 from mmrepro.scenarios.mm_prefill_contract import switched_on
 from mmrepro.signature import Finding, Truth, checks, combine, evaluate
 from mmrepro.traffic.drive import Drive
-from packaging.specifiers import SpecifierSet
 
 BLOCK_SIZE = 16
 IMAGE_TOKENS = 64
@@ -26,12 +26,12 @@ ROLE = MinivllmEngine.core_role
 class BorrowedFault(Scenario):
     """A failure of another engine, as minivllm has it in twenty lines."""
 
-    name: ClassVar[str] = "borrowed-faults"
-    engine: ClassVar[str] = "minivllm"
-    default_release: ClassVar[str] = "0.1"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.1")
-    model: ClassVar[TinyModel] = TinyQwen3(image_tokens=IMAGE_TOKENS)
-    options_of_fault: ClassVar[tuple[str, ...]] = ()
+    name = "borrowed-faults"
+    engine = "minivllm"
+    release = "0.1"
+    affected = ">=0.1"
+    model = TinyQwen3(image_tokens=IMAGE_TOKENS)
+    options_of_fault = ()
     """Of the server, besides the switch."""
     origin: ClassVar[str]
     """Where the failure was seen first; for the report."""
@@ -40,7 +40,7 @@ class BorrowedFault(Scenario):
         """What follows from a variant's name."""
         super().__init_subclass__()
         size = ("--block-size", str(BLOCK_SIZE), "--vision", "fake")
-        cls.server_args = ("--fault", cls.variant, *size, *cls.options_of_fault)
+        cls.server = shlex.join(("--fault", cls.variant, *size, *cls.options_of_fault))
         what = "the code as it should be, in the one place that was wrong"
         cls.mitigations = (Mitigation("fix", what, server_args=("--fix", cls.variant)),)
 
@@ -61,7 +61,7 @@ class BorrowedFault(Scenario):
         said = "; ".join(f"{r.id}: {r.observed}" for r in results)
         return Finding(combine([r.truth for r in results]), said)
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         rows = []
         for label in dict.fromkeys(r.label for r in evidence.requests_in("trigger")):
             record = next(r for r in evidence.requests_in("trigger") if r.label == label)
@@ -89,14 +89,14 @@ class BorrowedFault(Scenario):
         """The status that a request of the trigger gets from an engine without the fault."""
         return "200"
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         sent = bool(evidence.requests_in("trigger"))
         cause = Finding.unknown("this run is of the code without the fault")
         fixed = Finding.unknown(
             f"to test: mmrepro run {self.name} --variant {self.variant} --mitigation fix"
         )
         if "fix" in facts.mitigations:
-            fixed = self.healthy_after(evidence) if sent else fixed
+            fixed = self.healthy_after(evidence, facts) if sent else fixed
         elif sent:
             cause = self.cause(evidence, facts)
         else:

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mmrepro.evidence import Evidence
-from mmrepro.incident import Reference
 from mmrepro.probes.data import StackSample, StacksData, ThreadStack
-from mmrepro.scenario import LiveFacts, RunFacts, Scenario
+from mmrepro.scenario import LiveFacts, RunFacts, with_variants
 from mmrepro.scenarios.borrowed_base import (
     AFTER,
     METRICS,
@@ -94,25 +92,21 @@ def ghost_is_the_key(evidence: Evidence) -> Finding:
 
 
 class GhostKeyLru(BorrowedFault):
-    variant: ClassVar[str] = "ghost-key-lru"
-    title: ClassVar[str] = "The image cache's eviction never ends, while /health stays 200"
-    summary: ClassVar[str] = (
-        "After a request was refused for its length and its image was sent again, the next "
-        "eviction never ends: the engine's thread spins, /health is green, nothing is answered."
-    )
-    explanation: ClassVar[str] = (
-        "`touch()` gives a missing key a place in the LRU order: a ghost. When it is the oldest, "
-        "`pop_oldest()` removes nothing, and `put()` asks for room for ever."
-    )
-    origin: ClassVar[str] = "vllm#43941"
-    options_of_fault: ClassVar[tuple[str, ...]] = ("--mm-cache-tokens", "130")
-    references: ClassVar[tuple[Reference, ...]] = (ISSUE,)
-    log_patterns = {"cached-item-assertion": r"AssertionError: Expected a cached item for mm_hash="}
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("cached-item-assertion",)
+    """The image cache's eviction never ends, while /health stays 200.
 
-    @property
-    def variants(self) -> tuple[Scenario, ...]:
-        return VARIANTS
+    What: After a request was refused for its length and its image was sent again, the next
+    eviction never ends: the engine's thread spins, /health is green, nothing is answered.
+
+    Why: `touch()` gives a missing key a place in the LRU order: a ghost. When it is the oldest,
+    `pop_oldest()` removes nothing, and `put()` asks for room for ever.
+    """
+
+    variant = "ghost-key-lru"
+    origin = "vllm#43941"
+    options_of_fault = ("--mm-cache-tokens", "130")
+    references = (ISSUE,)
+    log_patterns = {"cached-item-assertion": r"AssertionError: Expected a cached item for mm_hash="}
+    key_log_patterns = ("cached-item-assertion",)
 
     async def trigger(self, drive: Drive) -> None:
         image = drive.picture("X", 777)
@@ -199,9 +193,8 @@ class GhostKeyLru(BorrowedFault):
         """The stack needs the hang; the ghost is made before it."""
         return missing_item(evidence)
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         return all_answered(evidence, [AGAIN, *(f"fill {i + 1}" for i in range(FILLS)), AFTER])
 
 
-SCENARIO = GhostKeyLru()
-VARIANTS: tuple[Scenario, ...] = (SCENARIO, PadValueKey(), KvBudget(), ReusedMask())
+SCENARIO = with_variants(GhostKeyLru(), PadValueKey(), KvBudget(), ReusedMask())

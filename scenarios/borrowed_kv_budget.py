@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar
 
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Reference
@@ -27,23 +26,23 @@ ADDED = re.compile(r"Added request \S+: (\d+) tokens")
 
 
 class KvBudget(BorrowedFault):
-    variant: ClassVar[str] = "kv-budget"
-    title: ClassVar[str] = "A KV cache of a tenth of its budget: an opaque 500, then a dead loop"
-    summary: ClassVar[str] = (
-        "A prompt that the settings have room for gets 'internal error happened'; an answer that "
-        "outgrows the cache ends the engine's loop, and every later request fails."
-    )
-    explanation: ClassVar[str] = (
-        "The cache gets a tenth of the blocks that were asked for, and nobody checks what fits. A "
-        "prompt that never will is given up without a reason; where one sequence alone outgrows "
-        "the cache, nothing is left to preempt, and the scheduler's assertion ends its thread."
-    )
-    origin: ClassVar[str] = "LMDeploy 0.6.4 and 0.7.0.post3"
-    options_of_fault: ClassVar[tuple[str, ...]] = (
+    """A KV cache of a tenth of its budget: an opaque 500, then a dead loop.
+
+    What: A prompt that the settings have room for gets 'internal error happened'; an answer
+    that outgrows the cache ends the engine's loop, and every later request fails.
+
+    Why: The cache gets a tenth of the blocks that were asked for, and nobody checks what fits.
+    A prompt that never will is given up without a reason; where one sequence alone outgrows the
+    cache, nothing is left to preempt, and the scheduler's assertion ends its thread.
+    """
+
+    variant = "kv-budget"
+    origin = "LMDeploy 0.6.4 and 0.7.0.post3"
+    options_of_fault = (
         *("--num-blocks", str(NUM_BLOCKS)),
         "--no-prefix-caching",
     )
-    references: ClassVar[tuple[Reference, ...]] = (
+    references = (
         Reference(
             id="lmdeploy#2981",
             title="the error as a finish reason (0.7.0)",
@@ -56,7 +55,7 @@ class KvBudget(BorrowedFault):
         "raised-in-decode": place("scheduler.py", "_decode"),
         "added-with-tokens": r"Added request \S+: \d+ tokens",
     }
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("nothing-to-preempt",)
+    key_log_patterns = ("nothing-to-preempt",)
 
     async def trigger(self, drive: Drive) -> None:
         await drive.unless_stuck(drive.chat(PROMPT, text="x" * 300))
@@ -99,7 +98,7 @@ class KvBudget(BorrowedFault):
             raised_in_decode,
         )
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         return all_answered(evidence, [PROMPT, GROWS, AFTER])
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import Reference, SymptomRow
 from mmrepro.scenario import Control, RunFacts
@@ -37,22 +35,20 @@ def pictures(drive: Drive) -> list[Picture]:
 
 
 class PadValueKey(BorrowedFault):
-    variant: ClassVar[str] = "pad-value-key"
-    title: ClassVar[str] = "A picture is answered with another one's keys and values, silently"
-    summary: ClassVar[str] = (
-        "Two pictures whose digests agree modulo 65536 share KV cache: the second is answered as "
-        "the first, token for token, with HTTP 200 and no word in the log."
-    )
-    explanation: ClassVar[str] = (
-        "A prefix key holds, in the place of a picture, its digest modulo 65536. Two pictures with "
-        "one such value are one prefix, and the second one's embeddings are never used. SGLang "
-        "takes 30 bits, which 38 582 pictures exhaust by the birthday problem; here 300 do."
-    )
-    origin: ClassVar[str] = "sglang#2151"
-    control_server: ClassVar[Control | None] = Control(
-        "the same server without prefix caching", ("--no-prefix-caching",)
-    )
-    references: ClassVar[tuple[Reference, ...]] = (
+    """A picture is answered with another one's keys and values, silently.
+
+    What: Two pictures whose digests agree modulo 65536 share KV cache: the second is answered
+    as the first, token for token, with HTTP 200 and no word in the log.
+
+    Why: A prefix key holds, in the place of a picture, its digest modulo 65536. Two pictures
+    with one such value are one prefix, and the second one's embeddings are never used. SGLang
+    takes 30 bits, which 38 582 pictures exhaust by the birthday problem; here 300 do.
+    """
+
+    variant = "pad-value-key"
+    origin = "sglang#2151"
+    control_server = Control("the same server without prefix caching", ("--no-prefix-caching",))
+    references = (
         Reference(
             id="sglang#2151",
             title="llava use image hash as token, leading to cache bug",
@@ -111,7 +107,7 @@ class PadValueKey(BorrowedFault):
             ),
         ]
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         found = wrong_answer(evidence)
         abnormal = None if found.truth is Truth.UNKNOWN else found.truth is Truth.MET
         row = SymptomRow(
@@ -120,9 +116,9 @@ class PadValueKey(BorrowedFault):
             observed=found.observed,
             abnormal=abnormal,
         )
-        return [*super().symptom_rows(evidence), row]
+        return [*super().symptom_rows(evidence, facts), row]
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         answered = all_answered(evidence, list(LABELS))
         pairs = _pairs(evidence)
         if pairs is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from dataclasses import replace
-from typing import ClassVar
 
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Reference
@@ -29,23 +28,23 @@ ROWS = re.compile(r"mask-rows: (\d+) tokens are marked for (\d+) rows")
 
 
 class ReusedMask(BorrowedFault):
-    variant: ClassVar[str] = "reused-mask"
-    title: ClassVar[str] = "The next step is prepared in the mask that this step still reads"
-    summary: ClassVar[str] = (
-        "Requests with images that are prefilled in chunks beside each other end in masked_scatter "
-        "or get wrong embeddings; alone, in one step, they are answered."
-    )
-    explanation: ClassVar[str] = (
-        "With asynchronous scheduling the next prefill step is prepared before this one has run. "
-        "There is one mask buffer for both: this step scatters its embeddings by the next one's "
-        "mask. Where that marks more tokens, masked_scatter refuses; else nobody notices."
-    )
-    origin: ClassVar[str] = "vllm#30624"
-    options_of_fault: ClassVar[tuple[str, ...]] = (
+    """The next step is prepared in the mask that this step still reads.
+
+    What: Requests with images that are prefilled in chunks beside each other end in
+    masked_scatter or get wrong embeddings; alone, in one step, they are answered.
+
+    Why: With asynchronous scheduling the next prefill step is prepared before this one has run.
+    There is one mask buffer for both: this step scatters its embeddings by the next one's mask.
+    Where that marks more tokens, masked_scatter refuses; else nobody notices.
+    """
+
+    variant = "reused-mask"
+    origin = "vllm#30624"
+    options_of_fault = (
         *("--max-batched-tokens", "96", "--num-blocks", "600"),
         *("--no-prefix-caching", "--check-contract=log"),
     )
-    references: ClassVar[tuple[Reference, ...]] = (
+    references = (
         Reference(
             id="vllm#30624",
             title="`masked_scatter_size_check` failed when running Qwen3VLMoE",
@@ -63,7 +62,7 @@ class ReusedMask(BorrowedFault):
         "scatter-error": r"RuntimeError: .*" + SCATTER,
         "mask-rows": r"contract violated: mask-rows: ",
     }
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("mask-rows", "scatter-error")
+    key_log_patterns = ("mask-rows", "scatter-error")
 
     async def trigger(self, drive: Drive) -> None:
         text = "x" * 1800
@@ -122,7 +121,7 @@ class ReusedMask(BorrowedFault):
             mask_of_another_step,
         )
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         answered = all_answered(evidence, [*TOGETHER, AFTER])
         count = checks.log_count(evidence, "contract-violated")
         if answered.truth is not Truth.MET or count == 0:

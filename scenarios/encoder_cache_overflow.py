@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
@@ -45,35 +45,37 @@ MIN_LOCALS = 2
 
 
 class EncoderCacheOverflow(Scenario):
-    name: ClassVar[str] = "encoder-cache-overflow"
-    title: ClassVar[str] = "An image larger than the encoder cache is never answered"
-    summary: ClassVar[str] = (
-        "A request raises the image processor's limit for itself (mm_processor_kwargs), and its "
-        "image becomes more tokens than the encoder cache was sized for. It is neither refused nor "
-        "answered: EngineCore uses a whole core for nothing, for as long as the client waits, "
-        "and on a small machine starves every other request and /health."
-    )
-    explanation: ClassVar[str] = (
-        "The encoder cache is sized at start-up, for the model's largest image or the chunk "
-        "budget. An image is encoded whole, so one that is larger never fits: in each step the "
-        "scheduler cuts the request down to the tokens before the image, then to none, and tries "
-        "again in the next step, which follows at once. Nothing checks the image's size when the "
-        "request arrives; since vllm#33110 it is refused with 400."
-    )
-    default_release: ClassVar[str] = "0.11.0"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.11.0,<0.16.0")
+    """An image larger than the encoder cache is never answered.
+
+    What: A request raises the image processor's limit for itself (mm_processor_kwargs), and its
+    image becomes more tokens than the encoder cache was sized for. It is neither refused nor
+    answered: EngineCore uses a whole core for nothing, for as long as the client waits, and on
+    a small machine starves every other request and /health.
+
+    Why: The encoder cache is sized at start-up, for the model's largest image or the chunk
+    budget. An image is encoded whole, so one that is larger never fits: in each step the
+    scheduler cuts the request down to the tokens before the image, then to none, and tries
+    again in the next step, which follows at once. Nothing checks the image's size when the
+    request arrives; since vllm#33110 it is refused with 400.
+    """
+
+    name = "encoder-cache-overflow"
+    release = "0.11.0"
+    affected = ">=0.11.0,<0.16.0"
     model = MODEL
-    max_model_len: ClassVar[int] = 4096
-    server_args: ClassVar[tuple[str, ...]] = (
-        "--trust-remote-code",
-        "--max-num-seqs",
-        "8",
-        "--max-num-batched-tokens",
-        str(BUDGET),
-        "--limit-mm-per-prompt",
-        '{"image":1}',
+    max_model_len = 4096
+    server = shlex.join(
+        (
+            "--trust-remote-code",
+            "--max-num-seqs",
+            "8",
+            "--max-num-batched-tokens",
+            str(BUDGET),
+            "--limit-mm-per-prompt",
+            '{"image":1}',
+        )
     )
-    mitigations: ClassVar[tuple[Mitigation, ...]] = (
+    mitigations = (
         Mitigation(
             name="larger-budget",
             description="--max-num-batched-tokens above the image's tokens: the encoder cache is "
@@ -92,7 +94,7 @@ class EncoderCacheOverflow(Scenario):
             release="0.16.0",
         ),
     )
-    sources: ClassVar[tuple[SourceRef, ...]] = (
+    sources = (
         SourceRef(
             file="vllm/v1/core/sched/scheduler.py",
             qualname="Scheduler._try_schedule_encoder_inputs",
@@ -106,7 +108,7 @@ class EncoderCacheOverflow(Scenario):
             highlight=("return False",),
         ),
     )
-    references: ClassVar[tuple[Reference, ...]] = (
+    references = (
         Reference(
             id="vllm#26223",
             title="Requests with multimodal data larger than the encoder cache hang",
@@ -199,7 +201,7 @@ class EncoderCacheOverflow(Scenario):
             kept["schedules-nothing"],
         ]
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         big = evidence.labelled(BIG)
         if not big:
             return Finding.unknown("the large image was not sent")
@@ -215,7 +217,7 @@ class EncoderCacheOverflow(Scenario):
         how = f"refused: {big[0].error[:160]}" if refused else "answered"
         return Finding.of(True, f"{BIG}: {how}; all others answered")
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         fits = evidence.labelled(CONTROL)
         before = checks.core_processes(evidence, ROLE, "gate")
         rows = [
@@ -243,7 +245,7 @@ class EncoderCacheOverflow(Scenario):
             for check, healthy, finding, abnormal_if in rows
         ]
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         hung = big_unanswered(evidence)
 
         def of_hang(finding: Finding) -> Finding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from mmrepro.evidence import Evidence
 from mmrepro.incident import (
@@ -18,7 +18,7 @@ from mmrepro.incident import (
     SymptomRow,
 )
 from mmrepro.probes.data import StackSample
-from mmrepro.scenario import Factor, LiveFacts, Mitigation, RunFacts, SourceRef, unmet
+from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, SourceRef, unmet
 from mmrepro.scenarios.ghost_key_evidence import (
     FILLS,
     METRICS,
@@ -44,33 +44,32 @@ from mmrepro.scenarios.mm_cache_live import without_cache
 from mmrepro.signature import Condition, Finding, checks
 from mmrepro.signature import live_server as live
 from mmrepro.traffic.drive import Drive
-from packaging.specifiers import SpecifierSet
 
 if TYPE_CHECKING:
     from mmrepro.incident.ablation import Ablation
 
 
 class GhostKeyEviction(MmCacheScenario):
-    name: ClassVar[str] = "ghost-key-eviction"
-    title: ClassVar[str] = "EngineCore hangs in multimodal cache eviction while /health stays 200"
-    summary: ClassVar[str] = (
-        "After a multimodal request was refused for its length and its image was sent again, the "
-        "next eviction of EngineCore's multimodal cache never ends. One thread spins in user "
-        "space and holds the GIL; /health and /v1/models answer 200, nothing runs, nothing waits, "
-        "and no request is ever answered again."
-    )
-    explanation: ClassVar[str] = (
-        "`LRUCache.touch()` puts a key that is not in the cache into the LRU order: a ghost. The "
-        "request that failed with 'Expected a cached item' has just touched one. When the cache "
-        "is full, `popitem()` picks the oldest key, which is now the ghost; `pop()` finds nothing "
-        "and returns None, so `currsize` does not shrink, and cachetools' "
-        "`while currsize + size > maxsize: popitem()` never ends. The loop runs in the thread "
-        "that receives requests, so none reaches the scheduler."
-    )
-    default_release: ClassVar[str] = "0.23.0"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.14.0,<0.24.0")
-    reproducers: ClassVar[tuple[str, ...]] = ("ghost_key.py",)
-    sources: ClassVar[tuple[SourceRef, ...]] = (
+    """EngineCore hangs in multimodal cache eviction while /health stays 200.
+
+    What: After a multimodal request was refused for its length and its image was sent again,
+    the next eviction of EngineCore's multimodal cache never ends. One thread spins in user
+    space and holds the GIL; /health and /v1/models answer 200, nothing runs, nothing waits, and
+    no request is ever answered again.
+
+    Why: `LRUCache.touch()` puts a key that is not in the cache into the LRU order: a ghost. The
+    request that failed with 'Expected a cached item' has just touched one. When the cache is
+    full, `popitem()` picks the oldest key, which is now the ghost; `pop()` finds nothing and
+    returns None, so `currsize` does not shrink, and cachetools' `while currsize + size >
+    maxsize: popitem()` never ends. The loop runs in the thread that receives requests, so none
+    reaches the scheduler.
+    """
+
+    name = "ghost-key-eviction"
+    release = "0.23.0"
+    affected = ">=0.14.0,<0.24.0"
+    reproducers = ("ghost_key.py",)
+    sources = (
         SourceRef(
             file="vllm/utils/cache.py",
             qualname="LRUCache.touch",
@@ -91,7 +90,7 @@ class GhostKeyEviction(MmCacheScenario):
         ),
         RECEIVER_SOURCE,
     )
-    mitigations: ClassVar[tuple[Mitigation, ...]] = (
+    mitigations = (
         Mitigation(
             name="release",
             description="upgrade to 0.24.0, the first release with vllm#43595",
@@ -105,8 +104,8 @@ class GhostKeyEviction(MmCacheScenario):
             patch=PATCH,
         ),
     )
-    factors: ClassVar[tuple[Factor, ...]] = FACTORS
-    references: ClassVar[tuple[Reference, ...]] = (
+    factors = FACTORS
+    references = (
         ISSUE,
         Reference(
             id="vllm#43595",
@@ -259,7 +258,7 @@ class GhostKeyEviction(MmCacheScenario):
     def exposure(self, facts: LiveFacts) -> Finding:
         return without_cache(facts) or super().exposure(facts)
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         return healthy_after(evidence)
 
     def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
@@ -268,10 +267,10 @@ class GhostKeyEviction(MmCacheScenario):
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
         return key_stack(evidence)
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         return symptom_rows(evidence)
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         return claims(evidence, facts)
 
 

@@ -149,7 +149,7 @@ def of_that_release(
     found: ClaimResult, scenario: UndersizedKvBudget, facts: RunFacts
 ) -> ClaimResult:
     """The report is of about 0.6.4: another release that does otherwise does not refute it."""
-    elsewhere = not scenario.affected.contains(facts.version, prereleases=True)
+    elsewhere = not scenario.affects(facts.release)
     if not elsewhere or found.status is not ClaimStatus.REFUTED or found.id == "blocks-24":
         return found
     told = f"the report is of about 0.6.4; on {facts.release}: {found.observed}"

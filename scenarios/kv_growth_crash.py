@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from decimal import Decimal
 from functools import cached_property
-from typing import ClassVar
 
 from mmrepro.engines.lmdeploy import WITNESS, device_memory
 from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.incident import ClaimResult, Reference, SymptomRow
+from mmrepro.incident import ClaimResult, SymptomRow
 from mmrepro.kv_budget import LmdeployPlan
-from mmrepro.models import TinyModel, TinyText
+from mmrepro.models import TinyText
 from mmrepro.probes.data import LogLine
 from mmrepro.scenario import (
-    Control,
     LiveFacts,
     Mitigation,
     Patch,
@@ -28,7 +27,6 @@ from mmrepro.scenarios.undersized_kv_budget import UndersizedKvBudget
 from mmrepro.signature import Condition, Finding, Truth, checks
 from mmrepro.signature import live_server as live
 from mmrepro.traffic.drive import Drive
-from packaging.specifiers import SpecifierSet
 
 SHORT = "hi"
 ROOM = 44
@@ -42,27 +40,27 @@ _SMALL = UndersizedKvBudget()
 
 
 class KvGrowthCrash(Scenario):
-    name: ClassVar[str] = "kv-growth-crash"
-    engine: ClassVar[str] = "lmdeploy"
-    title: ClassVar[str] = "An answer that outgrows the KV cache ends the engine loop for good"
-    summary: ClassVar[str] = (
-        "A prompt that fits the KV cache is accepted although the answer it asks for does not fit. "
-        "When it has grown to the last block, the engine loop ends with an assertion. The HTTP "
-        "server lives on, /health stays 200, and every later request fails."
-    )
-    explanation: ClassVar[str] = (
-        "The only sequence needs one more block and there is none, so the scheduler takes it out "
-        "of the running ones to make room for itself. The engine loop is handed a step without a "
-        "sequence, where `assert len(running) > 0` ends it. Nothing restarts the loop: each later "
-        "request finds it dead after a second and fails."
-    )
-    default_release: ClassVar[str] = "0.6.4"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.6.4,<0.7.1")
-    model: ClassVar[TinyModel] = TinyText()
-    max_model_len: ClassVar[int] = 32768
-    server_args: ClassVar[tuple[str, ...]] = _SMALL.server_args
-    control_server: ClassVar[Control | None] = _SMALL.control_server
-    sources: ClassVar[tuple[SourceRef, ...]] = (
+    """An answer that outgrows the KV cache ends the engine loop for good.
+
+    What: A prompt that fits the KV cache is accepted although the answer it asks for does not
+    fit. When it has grown to the last block, the engine loop ends with an assertion. The HTTP
+    server lives on, /health stays 200, and every later request fails.
+
+    Why: The only sequence needs one more block and there is none, so the scheduler takes it out
+    of the running ones to make room for itself. The engine loop is handed a step without a
+    sequence, where `assert len(running) > 0` ends it. Nothing restarts the loop: each later
+    request finds it dead after a second and fails.
+    """
+
+    name = "kv-growth-crash"
+    engine = "lmdeploy"
+    release = "0.6.4"
+    affected = ">=0.6.4,<0.7.1"
+    model = TinyText()
+    max_model_len = 32768
+    server = shlex.join(_SMALL.server_args)
+    control_server = _SMALL.control_server
+    sources = (
         SourceRef(
             file="lmdeploy/pytorch/engine/engine.py",
             qualname="Engine._async_loop_background",
@@ -76,8 +74,8 @@ class KvGrowthCrash(Scenario):
         "loop-ended": r"Engine main loop failed|_raise_exception_on_finish|AssertionError",
         "truncated": r"Update max_new_tokens|Truncate max_new_tokens",
     }
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("assertion", "witness-limit", "truncated")
-    references: ClassVar[tuple[Reference, ...]] = (kv.FIX,)
+    key_log_patterns = ("assertion", "witness-limit", "truncated")
+    references = (kv.FIX,)
 
     def plan_of(self, release: str) -> LmdeployPlan:
         return _SMALL.plan_of(release)
@@ -88,8 +86,8 @@ class KvGrowthCrash(Scenario):
 
     @cached_property
     def mitigations(self) -> tuple[Mitigation, ...]:  # type: ignore[override]
-        needed = self.prompt_tokens(self.default_release) + ANSWER
-        best = kv.smallest_setting(self.plan_of(self.default_release), needed)
+        needed = self.prompt_tokens(self.release) + ANSWER
+        best = kv.smallest_setting(self.plan_of(self.release), needed)
         return (kv.budget_mitigation(best, f"prompt and answer ({needed} tokens)"),)
 
     def patches_for(self, release: str) -> tuple[Patch, ...]:
@@ -225,7 +223,7 @@ class KvGrowthCrash(Scenario):
         kept = {c.id: c for c in super().live_conditions(facts)}
         return [live.every_request_fails(), kept["front-lives"], kept["assertion"]]
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         growing = evidence.labelled("growing")
         later = evidence.labelled("short after")
         if not growing or len(later) < RETRIES:
@@ -246,7 +244,7 @@ class KvGrowthCrash(Scenario):
 
     # ------------------------------------------------------------------ tables
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         rows = []
         control = kv.answered(evidence, f"{kv.CONTROL_LABEL}: growing")
         for check, finding, bad in (
@@ -265,8 +263,8 @@ class KvGrowthCrash(Scenario):
             )
         return rows
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
-        old = self.affected.contains(facts.version)
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+        old = self.affects(facts.release)
         fits = self.prompt_fits(evidence)
         grown = evidence.labelled("growing")
         asserted = unmet(fits, self.assertion(evidence))

@@ -7,8 +7,8 @@ EngineCore's cache (receiver) never sees it. The next request with that image se
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, ClaimStatus, Reference, SymptomRow
@@ -17,7 +17,6 @@ from mmrepro.scenarios.mm_cache_live import live_conditions, without_cache
 from mmrepro.signature import Condition, Finding, Outcome, Truth, checks
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.pictures import Picture
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 CACHE_GB = 0.02
@@ -193,9 +192,9 @@ def short_hash(text: str) -> str:
 class MmCacheScenario(Scenario):
     """What the scenarios of the two multimodal caches share: server, gate, older releases."""
 
-    server_args: ClassVar[tuple[str, ...]] = BASE_ARGS
+    server = shlex.join(BASE_ARGS)
     log_patterns = LOG_PATTERNS
-    key_log_patterns: ClassVar[tuple[str, ...]] = tuple(LOG_PATTERNS)
+    key_log_patterns = tuple(LOG_PATTERNS)
 
     def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
         return before_handler(release, mitigations) or super().expected(release, mitigations)
@@ -209,30 +208,27 @@ class MmCacheScenario(Scenario):
 
 
 class MmCacheDesync(MmCacheScenario):
-    name: ClassVar[str] = "mm-cache-desync"
-    title: ClassVar[str] = (
-        "The image of a refused request fails with HTTP 500 when it is sent again"
-    )
-    summary: ClassVar[str] = (
-        "A multimodal request that is refused with HTTP 400 for its length leaves its image in the "
-        "API server's cache only. The next request with the same image, valid and short, gets "
-        "HTTP 500, while other images are answered and /health stays 200. On older releases every "
-        "later request with it fails; newer ones notice and answer the one after."
-    )
-    explanation: ClassVar[str] = (
-        "vLLM keeps two caches that must stay in step: the API server's (sender) knows which "
-        "images EngineCore's (receiver) holds, so that a repeated image travels as a hash. The "
-        "sender's entry is written while the prompt is processed, before the length check. When "
-        "the check refuses the request, the receiver never gets the image. The next request with "
-        "it carries the hash alone, the receiver has nothing under it, and the request ends in "
-        "500."
-    )
-    default_release: ClassVar[str] = "0.24.0"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.14.0")
-    sources: ClassVar[tuple[SourceRef, ...]] = (SENDER_SOURCE, RECEIVER_SOURCE)
-    mitigations: ClassVar[tuple[Mitigation, ...]] = (DISABLE_CACHE,)
-    factors: ClassVar[tuple[Factor, ...]] = (PREFIX_CACHING, REFUSAL, MM_CACHE)
-    references: ClassVar[tuple[Reference, ...]] = (ISSUE,)
+    """The image of a refused request fails with HTTP 500 when it is sent again.
+
+    What: A multimodal request that is refused with HTTP 400 for its length leaves its image in
+    the API server's cache only. The next request with the same image, valid and short, gets
+    HTTP 500, while other images are answered and /health stays 200. On older releases every
+    later request with it fails; newer ones notice and answer the one after.
+
+    Why: vLLM keeps two caches that must stay in step: the API server's (sender) knows which
+    images EngineCore's (receiver) holds, so that a repeated image travels as a hash. The
+    sender's entry is written while the prompt is processed, before the length check. When the
+    check refuses the request, the receiver never gets the image. The next request with it
+    carries the hash alone, the receiver has nothing under it, and the request ends in 500.
+    """
+
+    name = "mm-cache-desync"
+    release = "0.24.0"
+    affected = ">=0.14.0"
+    sources = (SENDER_SOURCE, RECEIVER_SOURCE)
+    mitigations = (DISABLE_CACHE,)
+    factors = (PREFIX_CACHING, REFUSAL, MM_CACHE)
+    references = (ISSUE,)
 
     async def trigger(self, drive: Drive) -> None:
         x, other = drive.picture("X", 777), drive.picture("Y", 778)
@@ -302,7 +298,7 @@ class MmCacheDesync(MmCacheScenario):
     def exposure(self, facts: LiveFacts) -> Finding:
         return without_cache(facts) or super().exposure(facts)
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         again = evidence.labelled("image X again, short")
         bad = [r for r in again if not r.answered]
         if bad:
@@ -311,7 +307,7 @@ class MmCacheDesync(MmCacheScenario):
             return Finding.unknown(f"image X was sent {len(again)} times of {RETRIES}")
         return self._controls_answered(evidence)
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         again = evidence.labelled("image X again, short")
         gate = evidence.labelled("gate: image 1 again")
         refused = refused_for_length(evidence)
@@ -345,7 +341,7 @@ class MmCacheDesync(MmCacheScenario):
             ),
         ]
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         failed = self._same_image_fails(evidence)
         for_ever = self._fails_for_ever(evidence)
         if failed.truth is not Truth.MET:

@@ -8,18 +8,18 @@ HTTP, and for its reason, in the engine's log.
 from __future__ import annotations
 
 import re
+import shlex
 from typing import ClassVar
 
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
-from mmrepro.models import TinyModel, TinyQwen3
-from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario
+from mmrepro.models import TinyQwen3
+from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario, with_variants
 from mmrepro.scenarios.mm_cache_desync import claim
 from mmrepro.signature import Condition, Finding, Truth, checks
 from mmrepro.signature import live_server as live
 from mmrepro.traffic.drive import Drive
-from packaging.specifiers import SpecifierSet
 
 BLOCK_SIZE = 16
 MODEL = TinyQwen3()
@@ -67,12 +67,12 @@ def switched_on(fault: str, facts: LiveFacts, otherwise: Finding) -> Finding:
 class PrefillContract(Scenario):
     """What the variants share: server, traffic, verdict. A variant names its error and frames."""
 
-    name: ClassVar[str] = "mm-prefill-contract"
-    engine: ClassVar[str] = "minivllm"
-    default_release: ClassVar[str] = "0.1"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.1")
-    model: ClassVar[TinyModel] = MODEL
-    references: ClassVar[tuple[Reference, ...]] = (NOTE, BASE)
+    name = "mm-prefill-contract"
+    engine = "minivllm"
+    release = "0.1"
+    affected = ">=0.1"
+    model = MODEL
+    references = (NOTE, BASE)
     error: ClassVar[str]
     """What the engine says, as a regular expression."""
     frames: ClassVar[tuple[str, ...]]
@@ -81,20 +81,18 @@ class PrefillContract(Scenario):
     """What the frames show, in words."""
     bug: ClassVar[int]
     """Its number in the note."""
-    failing: ClassVar[tuple[str, ...]] = (WHOLE, ODD, WHOLE + ", streamed")
+    failing = (WHOLE, ODD, WHOLE + ", streamed")
     """Requests that fail; other images are answered."""
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("note-error", "contract-violated")
-
-    @property
-    def variants(self) -> tuple[Scenario, ...]:
-        return VARIANTS if type(self) is SlotMapping else ()
+    key_log_patterns = ("note-error", "contract-violated")
 
     def __init_subclass__(cls) -> None:
         """What follows from a variant's name, error and frames."""
         super().__init_subclass__()
-        cls.server_args = (
-            *("--fault", cls.variant, "--vision", "fake", "--check-contract=log"),
-            *("--block-size", str(BLOCK_SIZE), "--no-prefix-caching"),
+        cls.server = shlex.join(
+            (
+                *("--fault", cls.variant, "--vision", "fake", "--check-contract=log"),
+                *("--block-size", str(BLOCK_SIZE), "--no-prefix-caching"),
+            )
         )
         what = "the code as it should be, in the one place that was wrong"
         cls.mitigations = (Mitigation("fix", what, server_args=("--fix", cls.variant)),)
@@ -168,7 +166,7 @@ class PrefillContract(Scenario):
         said = f"{counts[0]} × the error, its frames {counts[1:]} times"
         return Finding.of(all(counts), said, *checks.log_files(evidence))
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         sent = images_sent(evidence)
         bad = [r for r in sent if not r.answered]
         if bad:
@@ -180,7 +178,7 @@ class PrefillContract(Scenario):
             return Finding.of(False, f"image X was answered in {len(texts)} ways: {sorted(texts)}")
         return self._text_alike(evidence)
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         rows = []
         for label in dict.fromkeys(r.label for r in images_sent(evidence)):
             record = next(r for r in images_sent(evidence) if r.label == label)
@@ -197,14 +195,14 @@ class PrefillContract(Scenario):
             )
         return rows
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         source = f"milestone note, bug {self.bug}"
         raised = self._raised_there(evidence)
         if not images_sent(evidence) or "fix" in facts.mitigations:
             raised = Finding.unknown("this run is of the code without the bug")
         fixed = Finding.unknown(f"to test: {self.command} --mitigation fix")
         if "fix" in facts.mitigations and images_sent(evidence):
-            fixed = self.healthy_after(evidence)
+            fixed = self.healthy_after(evidence, facts)
         text = self._text_alike(evidence)
         return [
             claim("root-cause", f"the error comes {self.reason}", raised, source),
@@ -277,23 +275,23 @@ def place(file: str, function: str) -> str:
 
 
 class SlotMapping(PrefillContract):
-    variant: ClassVar[str] = "slot-mapping"
-    bug: ClassVar[int] = 6
-    title: ClassVar[str] = "The slot mapping comes out short when an image stands before the text"
-    summary: ClassVar[str] = (
-        "Images whose embeddings do not fill whole blocks end in 'Slot mapping size must match "
-        "number of tokens'; images that do, and text, are answered."
-    )
-    explanation: ClassVar[str] = (
-        "The sequence counts T_vis + T_text tokens, its blocks follow that, but the number of "
-        "tokens in the last block is still derived from the text ids alone. slot_mapping lacks the "
-        "difference, and storing keys and values refuses. When T_vis is a multiple of the block "
-        "size both numbers agree, which is why 64 embeddings in blocks of 16 go through."
-    )
-    error: ClassVar[str] = r"AssertionError: Slot mapping size must match number of tokens"
-    frames: ClassVar[tuple[str, ...]] = (place("model.py", "store"),)
-    reason: ClassVar[str] = "raised where keys and values are stored"
-    failing: ClassVar[tuple[str, ...]] = (ODD,)
+    """The slot mapping comes out short when an image stands before the text.
+
+    What: Images whose embeddings do not fill whole blocks end in 'Slot mapping size must match
+    number of tokens'; images that do, and text, are answered.
+
+    Why: The sequence counts T_vis + T_text tokens, its blocks follow that, but the number of
+    tokens in the last block is still derived from the text ids alone. slot_mapping lacks the
+    difference, and storing keys and values refuses. When T_vis is a multiple of the block size
+    both numbers agree, which is why 64 embeddings in blocks of 16 go through.
+    """
+
+    variant = "slot-mapping"
+    bug = 6
+    error = r"AssertionError: Slot mapping size must match number of tokens"
+    frames = (place("model.py", "store"),)
+    reason = "raised where keys and values are stored"
+    failing = (ODD,)
 
     async def gate(self, drive: Drive) -> None:
         await super().gate(drive)
@@ -338,92 +336,96 @@ def last_block(tokens: int) -> int:
 
 
 class WarmUpSequence(PrefillContract):
-    variant: ClassVar[str] = "warmup-sequence"
-    bug: ClassVar[int] = 1
-    title: ClassVar[str] = "Warm-up builds plain Sequences where ImageSequences are expected"
-    summary: ClassVar[str] = (
-        "The image runner cannot be made: its warm-up prefill gets a Sequence. Text is served."
-    )
-    explanation: ClassVar[str] = (
-        "The image runner inherits the warm-up, which builds the base class's Sequence; its own "
-        "prefill needs what only an ImageSequence has. Overriding the prefill alone is not enough."
-    )
-    error: ClassVar[str] = r"TypeError: ImageRunner expects ImageSequence, got Sequence"
-    frames: ClassVar[tuple[str, ...]] = (place("images.py", "warm_up"),)
-    reason: ClassVar[str] = "raised from the image runner's warm-up"
+    """Warm-up builds plain Sequences where ImageSequences are expected.
+
+    What: The image runner cannot be made: its warm-up prefill gets a Sequence. Text is served.
+
+    Why: The image runner inherits the warm-up, which builds the base class's Sequence; its own
+    prefill needs what only an ImageSequence has. Overriding the prefill alone is not enough.
+    """
+
+    variant = "warmup-sequence"
+    bug = 1
+    error = r"TypeError: ImageRunner expects ImageSequence, got Sequence"
+    frames = (place("images.py", "warm_up"),)
+    reason = "raised from the image runner's warm-up"
 
 
 class WarmUpOrder(PrefillContract):
-    variant: ClassVar[str] = "warmup-order"
-    bug: ClassVar[int] = 2
-    title: ClassVar[str] = "The base initialiser warms up before the model takes inputs_embeds"
-    summary: ClassVar[str] = (
-        "forward() got an unexpected keyword argument 'inputs_embeds', while the image runner is "
-        "made. Text is served."
-    )
-    explanation: ClassVar[str] = (
-        "A base class whose initialiser already runs the model runs it before the derived class "
-        "had its turn: the model is still the text-only one."
-    )
-    error: ClassVar[str] = r"TypeError: \S*forward\(\) got an unexpected keyword argument 'inputs_"
-    frames: ClassVar[tuple[str, ...]] = (
+    """The base initialiser warms up before the model takes inputs_embeds.
+
+    What: forward() got an unexpected keyword argument 'inputs_embeds', while the image runner
+    is made. Text is served.
+
+    Why: A base class whose initialiser already runs the model runs it before the derived class
+    had its turn: the model is still the text-only one.
+    """
+
+    variant = "warmup-order"
+    bug = 2
+    error = r"TypeError: \S*forward\(\) got an unexpected keyword argument 'inputs_"
+    frames = (
         place("runner.py", "__init__"),
         place("images.py", "warm_up"),
     )
-    reason: ClassVar[str] = "raised from the warm-up that the base initialiser starts"
+    reason = "raised from the warm-up that the base initialiser starts"
 
 
 class BrokenModule(PrefillContract):
-    variant: ClassVar[str] = "broken-module"
-    bug: ClassVar[int] = 3
-    title: ClassVar[str] = "A broken edit of the fake vision module: a syntax error at import"
-    summary: ClassVar[str] = "The fake vision module cannot be imported. Text is served."
-    explanation: ClassVar[str] = (
-        "An edit left the module invalid. Nothing imports it before the first image comes, so the "
-        "engine starts and looks healthy."
-    )
-    error: ClassVar[str] = r"SyntaxError: "
-    frames: ClassVar[tuple[str, ...]] = (
+    """A broken edit of the fake vision module: a syntax error at import.
+
+    What: The fake vision module cannot be imported. Text is served.
+
+    Why: An edit left the module invalid. Nothing imports it before the first image comes, so
+    the engine starts and looks healthy.
+    """
+
+    variant = "broken-module"
+    bug = 3
+    error = r"SyntaxError: "
+    frames = (
         r'fake_vision\.py", line \d+$',  # the file that does not parse, named without a function
         place("images.py", "load_vision"),
     )
-    reason: ClassVar[str] = "raised while the vision module is imported"
+    reason = "raised while the vision module is imported"
 
 
 class ImagePath(PrefillContract):
-    variant: ClassVar[str] = "image-path"
-    bug: ClassVar[int] = 4
-    title: ClassVar[str] = "The configured image path does not exist"
-    summary: ClassVar[str] = (
-        "The warm-up image is read from a relative path that was never installed. Text is served."
-    )
-    explanation: ClassVar[str] = (
-        "A path from a demo's configuration is relative to wherever the engine was started. The "
-        "request's own image has nothing to do with it."
-    )
-    error: ClassVar[str] = r"FileNotFoundError: \[Errno 2\] No such file or directory: 'assets/"
-    frames: ClassVar[tuple[str, ...]] = (place("images.py", "_warm_up_picture"),)
-    reason: ClassVar[str] = "raised where the warm-up image is read"
+    """The configured image path does not exist.
+
+    What: The warm-up image is read from a relative path that was never installed. Text is
+    served.
+
+    Why: A path from a demo's configuration is relative to wherever the engine was started. The
+    request's own image has nothing to do with it.
+    """
+
+    variant = "image-path"
+    bug = 4
+    error = r"FileNotFoundError: \[Errno 2\] No such file or directory: 'assets/"
+    frames = (place("images.py", "_warm_up_picture"),)
+    reason = "raised where the warm-up image is read"
 
 
 class PinnedPlaceholder(PrefillContract):
-    variant: ClassVar[str] = "pinned-placeholder"
-    bug: ClassVar[int] = 5
-    title: ClassVar[str] = "The placeholder of the token ids is pinned, though it is no CPU tensor"
-    summary: ClassVar[str] = "'only dense CPU tensors can be pinned'. Text is served."
-    explanation: ClassVar[str] = (
-        "Beside inputs_embeds the model is given ids that nobody reads; only their number counts. "
-        "They are made on the device and then pinned, which is for tensors in host memory. Without "
-        "a GPU the device is torch's 'meta', and torch words the refusal for that."
-    )
-    error: ClassVar[str] = r"RuntimeError: .*(?i:only dense CPU tensors can be pinned)"
-    frames: ClassVar[tuple[str, ...]] = (place("images.py", "_placeholder"),)
-    reason: ClassVar[str] = "raised where the placeholder is made"
+    """The placeholder of the token ids is pinned, though it is no CPU tensor.
+
+    What: 'only dense CPU tensors can be pinned'. Text is served.
+
+    Why: Beside inputs_embeds the model is given ids that nobody reads; only their number
+    counts. They are made on the device and then pinned, which is for tensors in host memory.
+    Without a GPU the device is torch's 'meta', and torch words the refusal for that.
+    """
+
+    variant = "pinned-placeholder"
+    bug = 5
+    error = r"RuntimeError: .*(?i:only dense CPU tensors can be pinned)"
+    frames = (place("images.py", "_placeholder"),)
+    reason = "raised where the placeholder is made"
 
 
-SCENARIO = SlotMapping()
-VARIANTS: tuple[Scenario, ...] = (
-    SCENARIO,
+SCENARIO = with_variants(
+    SlotMapping(),
     WarmUpSequence(),
     WarmUpOrder(),
     BrokenModule(),

@@ -10,7 +10,6 @@ import asyncio
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
@@ -26,7 +25,7 @@ from mmrepro.traffic.pictures import Picture
 from packaging.specifiers import SpecifierSet
 
 NAMES = ("A", "B", "control")
-AFFECTED = SpecifierSet(">=0.5.3,<0.5.23")
+AFFECTED = ">=0.5.3,<0.5.23"
 """0.5.22 still takes 30 bits (managers/schedule_batch.py:260); 0.5.23 four values of 62 bits."""
 
 SALT = "cache-salt"
@@ -54,31 +53,31 @@ def read_pair(folder: Path) -> dict[str, Picture]:
 
 
 class PadValueCollision(Scenario):
-    name: ClassVar[str] = "pad-value-collision"
-    title: ClassVar[str] = "SGLang answers one picture with another's cached features"
-    summary: ClassVar[str] = (
-        "Two different pictures whose hashes agree in their low 30 bits share KV cache: the second "
-        "is answered with the first one's answer, token for token, with HTTP 200 and no word in "
-        "the log. A picture that differs from it in one bit is answered correctly."
-    )
-    explanation: ClassVar[str] = (
-        "SGLang puts a number in the place of a picture's tokens, `pad_value = hash % (1 << 30)`, "
-        "and RadixAttention matches prefixes on token ids alone. Two pictures with one pad value "
-        "and the same text before them are one prefix. The tokens of the second picture are then "
-        "taken from the cache, so that its own features are never used. By the birthday problem "
-        "38 582 pictures hold such a pair with a chance of one half."
-    )
-    engine: ClassVar[str] = "sglang"
-    default_release: ClassVar[str] = "0.5.6"
-    affected: ClassVar[SpecifierSet] = AFFECTED
-    max_model_len: ClassVar[int] = 4096
-    reproducers: ClassVar[tuple[str, ...]] = (judge.REPRODUCER,)
-    key_log_patterns: ClassVar[tuple[str, ...]] = ("prefill",)
+    """SGLang answers one picture with another's cached features.
+
+    What: Two different pictures whose hashes agree in their low 30 bits share KV cache: the
+    second is answered with the first one's answer, token for token, with HTTP 200 and no word
+    in the log. A picture that differs from it in one bit is answered correctly.
+
+    Why: SGLang puts a number in the place of a picture's tokens, `pad_value = hash % (1 <<
+    30)`, and RadixAttention matches prefixes on token ids alone. Two pictures with one pad
+    value and the same text before them are one prefix. The tokens of the second picture are
+    then taken from the cache, so that its own features are never used. By the birthday problem
+    38 582 pictures hold such a pair with a chance of one half.
+    """
+
+    name = "pad-value-collision"
+    engine = "sglang"
+    release = "0.5.6"
+    affected = AFFECTED
+    max_model_len = 4096
+    reproducers = (judge.REPRODUCER,)
+    key_log_patterns = ("prefill",)
     options = {
         "search": "search a new pair in this run's environment first (half a minute or so)",
         "pair": "PAIR=FOLDER: use the pair that mmrepro collide wrote there",
     }
-    sources: ClassVar[tuple[SourceRef, ...]] = (
+    sources = (
         SourceRef(
             file="sglang/srt/managers/schedule_batch.py",
             qualname="MultimodalDataItem.set_pad_value",
@@ -98,7 +97,7 @@ class PadValueCollision(Scenario):
             highlight=("[:8]",),
         ),
     )
-    mitigations: ClassVar[tuple[Mitigation, ...]] = (
+    mitigations = (
         Mitigation(
             name=SALT,
             description="send `cache_salt` with each request, another one for each picture",
@@ -120,7 +119,7 @@ class PadValueCollision(Scenario):
             release="0.5.23",
         ),
     )
-    references: ClassVar[tuple[Reference, ...]] = (
+    references = (
         Reference(
             id="sglang#2151",
             title="llava use image hash as token, leading to cache bug",
@@ -270,15 +269,15 @@ class PadValueCollision(Scenario):
         ]
         return [*found, *sharing.stub_conditions(facts)]
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         return judge.healthy_after(evidence)
 
     # ------------------------------------------------------------------ tables
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         return list(judge.symptom_rows(evidence))
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         return judge.claims(evidence, facts)
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:

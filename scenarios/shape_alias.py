@@ -8,19 +8,18 @@ and the cache of vision embeddings.
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Iterator
-from typing import ClassVar
 
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Exhibit, Reference, SymptomRow
 from mmrepro.models import TinyQwen2VL
-from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef
+from mmrepro.scenario import Mitigation, RunFacts, Scenario, SourceRef, with_variants
 from mmrepro.scenarios import prefix_sharing as sharing
 from mmrepro.scenarios.prefix_sharing import cached, claim, first_difference, one
 from mmrepro.signature import Condition, Finding, Truth, checks
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.pictures import Picture
-from packaging.specifiers import SpecifierSet
 
 REPRODUCER = "shape_alias.py"
 TILE = 28
@@ -63,14 +62,14 @@ def victim_label(first: str, second: str) -> str:
 class ShapeAlias(Scenario):
     """What both variants share; ``between`` is what makes answers independent of each other."""
 
-    name: ClassVar[str] = "shape-alias"
-    engine: ClassVar[str] = "sglang"
-    default_release: ClassVar[str] = "0.5.23"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.5.3")
-    max_model_len: ClassVar[int] = 4096
-    model: ClassVar[TinyQwen2VL] = TinyQwen2VL(image_tokens=1024)
-    reproducers: ClassVar[tuple[str, ...]] = (REPRODUCER,)
-    sources: ClassVar[tuple[SourceRef, ...]] = (
+    name = "shape-alias"
+    engine = "sglang"
+    release = "0.5.23"
+    affected = ">=0.5.3"
+    max_model_len = 4096
+    model = TinyQwen2VL(image_tokens=1024)
+    reproducers = (REPRODUCER,)
+    sources = (
         SourceRef(
             file="sglang/srt/managers/mm_utils.py",
             qualname="tensor_hash",
@@ -84,7 +83,7 @@ class ShapeAlias(Scenario):
             highlight=("tensor_hash([f])",),
         ),
     )
-    references: ClassVar[tuple[Reference, ...]] = (
+    references = (
         Reference(
             id="sglang#8342",
             title="Security Vulnerability Report Structure for SGLang Hash Function "
@@ -94,12 +93,8 @@ class ShapeAlias(Scenario):
         ),
     )
 
-    prefix_cached: ClassVar[bool] = True
+    prefix_cached = True
     """Whether an answer may be computed on a cached prefix, which may round in another way."""
-
-    @property
-    def variants(self) -> tuple[Scenario, ...]:
-        return VARIANTS
 
     async def between(self, drive: Drive) -> None:
         raise NotImplementedError
@@ -169,7 +164,7 @@ class ShapeAlias(Scenario):
         """Which cache it was."""
         raise NotImplementedError
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         control = control_is_right(evidence)
         if control.truth is not Truth.MET:
             return control
@@ -179,10 +174,10 @@ class ShapeAlias(Scenario):
                 return Finding.unknown(found.observed)
         return Finding.of(True, "both layouts and the control get their own answers")
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         return list(_rows(evidence))
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         wrong = wrong_answer(evidence, "W", "T")
         alive = wrong if not facts.mitigations else Finding.unknown("mitigated in this run")
         return [
@@ -226,21 +221,21 @@ class ShapeAlias(Scenario):
 
 
 class KvCache(ShapeAlias):
-    variant: ClassVar[str] = "kv-cache"
-    title: ClassVar[str] = "SGLang's prefix cache takes one picture for another of another shape"
-    summary: ClassVar[str] = (
-        "Two pictures of the same tiles in the same order, 56 x 112 and 112 x 56 pixels, share KV "
-        "cache, although they look different and have different grids: the second is answered with "
-        "the first one's tokens from the cache. No search is needed to find such a pair."
-    )
-    explanation: ClassVar[str] = (
-        "SGLang hashes the bytes of the preprocessed pixels (`tensor_hash`), and neither their "
-        "shape nor the grid that says how patches lie in the picture. The pad value, or from "
-        "0.5.23 on the wide pad values, follow from that hash alone, and the prefix cache matches "
-        "on them. Wider hashes do not help: the hashed bytes are equal."
-    )
+    """SGLang's prefix cache takes one picture for another of another shape.
+
+    What: Two pictures of the same tiles in the same order, 56 x 112 and 112 x 56 pixels, share
+    KV cache, although they look different and have different grids: the second is answered with
+    the first one's tokens from the cache. No search is needed to find such a pair.
+
+    Why: SGLang hashes the bytes of the preprocessed pixels (`tensor_hash`), and neither their
+    shape nor the grid that says how patches lie in the picture. The pad value, or from 0.5.23
+    on the wide pad values, follow from that hash alone, and the prefix cache matches on them.
+    Wider hashes do not help: the hashed bytes are equal.
+    """
+
+    variant = "kv-cache"
     server_env = {CACHE_VARIABLE: "0"}
-    mitigations: ClassVar[tuple[Mitigation, ...]] = (
+    mitigations = (
         Mitigation(
             name="disable-radix-cache",
             description="no prefix cache at all (the embedding cache, off here, has the same hash)",
@@ -263,23 +258,23 @@ class KvCache(ShapeAlias):
 
 
 class EmbeddingCache(ShapeAlias):
-    variant: ClassVar[str] = "embedding-cache"
-    title: ClassVar[str] = "SGLang's vision embedding cache serves a picture of another shape"
-    summary: ClassVar[str] = (
-        "With the prefix cache off, two pictures of the same tiles in another layout still share "
-        "one entry of the cache of vision embeddings: the second is answered from features that "
-        "were computed for the first one's grid."
-    )
-    explanation: ClassVar[str] = (
-        "The cache of vision embeddings (100 MB by default, `SGLANG_VLM_CACHE_SIZE_MB`) goes by "
-        "the same hash of the bytes alone. The features depend on the grid: the vision tower's "
-        "rotary positions are rows and columns. `/flush_cache` does not empty this cache. Here "
-        "it is 1 MB, and other pictures push the entries out between the measurements."
-    )
-    prefix_cached: ClassVar[bool] = False
-    server_args = ("--disable-radix-cache",)
+    """SGLang's vision embedding cache serves a picture of another shape.
+
+    What: With the prefix cache off, two pictures of the same tiles in another layout still
+    share one entry of the cache of vision embeddings: the second is answered from features that
+    were computed for the first one's grid.
+
+    Why: The cache of vision embeddings (100 MB by default, `SGLANG_VLM_CACHE_SIZE_MB`) goes by
+    the same hash of the bytes alone. The features depend on the grid: the vision tower's rotary
+    positions are rows and columns. `/flush_cache` does not empty this cache. Here it is 1 MB,
+    and other pictures push the entries out between the measurements.
+    """
+
+    variant = "embedding-cache"
+    prefix_cached = False
+    server = shlex.join(("--disable-radix-cache",))
     server_env = {CACHE_VARIABLE: "1"}
-    mitigations: ClassVar[tuple[Mitigation, ...]] = (
+    mitigations = (
         Mitigation(
             name="disable-embedding-cache",
             description="`SGLANG_VLM_CACHE_SIZE_MB=0` (every picture is encoded anew)",
@@ -293,10 +288,10 @@ class EmbeddingCache(ShapeAlias):
             picture = drive.picture(f"fill-{number}", 100 + number, (896, 896))
             await drive.chat(f"fill-{number}", text="hi", images=[picture], max_tokens=1)
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """Also: one hash, a cache that is on, and no alias would mean that nothing was evicted
         between the measurements, and that the own answers of the gate were none."""
-        healthy = super().healthy_after(evidence)
+        healthy = super().healthy_after(evidence, facts)
         same_hash = one_hash(evidence).truth is not Truth.NOT_MET
         if (
             healthy.truth is Truth.MET
@@ -414,5 +409,4 @@ def _rows(evidence: Evidence) -> Iterator[SymptomRow]:
     )
 
 
-SCENARIO = KvCache()
-VARIANTS: tuple[Scenario, ...] = (SCENARIO, EmbeddingCache())
+SCENARIO = with_variants(KvCache(), EmbeddingCache())

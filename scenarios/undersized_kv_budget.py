@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from decimal import Decimal
 from functools import cached_property
-from typing import ClassVar
 
 from mmrepro.engines.lmdeploy import WITNESS, LmdeployEngine, device_memory
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
-from mmrepro.models import TinyModel, TinyQwen2VL, TinyText
+from mmrepro.models import TinyQwen2VL, TinyText
 from mmrepro.scenario import (
     Control,
     LiveFacts,
@@ -19,14 +19,13 @@ from mmrepro.scenario import (
     Patch,
     RunFacts,
     Scenario,
-    SourceRef,
+    with_variants,
 )
 from mmrepro.scenarios import kv_witness as kv
 from mmrepro.scenarios.kv_budget_report import claims, symptom_rows
 from mmrepro.signature import Condition, Finding, Outcome, checks
 from mmrepro.signature import live_server as live
 from mmrepro.traffic.drive import Drive
-from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 SHORT = "hi"
@@ -44,42 +43,44 @@ VALIDATION = {
 
 
 class UndersizedKvBudget(Scenario):
-    name: ClassVar[str] = "undersized-kv-budget"
-    variant: ClassVar[str] = "text"
-    engine: ClassVar[str] = "lmdeploy"
-    title: ClassVar[str] = "A prompt that the KV cache cannot hold gets an opaque HTTP 500"
-    summary: ClassVar[str] = (
-        "With a small --cache-max-entry-count every prompt above a limit that nobody set gets "
-        "HTTP 500 “Internal Server Error” at once, while shorter ones and /health are fine and the "
-        "same prompt is answered with a larger setting."
+    """A prompt that the KV cache cannot hold gets an opaque HTTP 500.
+
+    What: With a small --cache-max-entry-count every prompt above a limit that nobody set gets
+    HTTP 500 “Internal Server Error” at once, while shorter ones and /health are fine and the
+    same prompt is answered with a larger setting.
+
+    Why: LMDeploy's PyTorch engine gives the KV cache a share (cache_max_entry_count) of the
+    memory that weights and a reserve leave free, in whole blocks. The longest prompt is blocks
+    × block size. A longer one is answered with the status INPUT_LENGTH_ERROR, which the server
+    turns into the finish reason 'error'. Before 0.7.0 the response's model does not allow that
+    value: pydantic raises, and the client sees HTTP 500.
+    """
+
+    name = "undersized-kv-budget"
+    variant = "text"
+    engine = "lmdeploy"
+    release = "0.6.4"
+    affected = ">=0.6.4,<0.7.0"
+    model = TinyText()
+    max_model_len = 32768
+    server = shlex.join(
+        (
+            *("--cache-max-entry-count", kv.SMALL),
+            *("--max-batch-size", "128"),
+        )
     )
-    explanation: ClassVar[str] = (
-        "LMDeploy's PyTorch engine gives the KV cache a share (cache_max_entry_count) of the "
-        "memory that weights and a reserve leave free, in whole blocks. The longest prompt is "
-        "blocks × block size. A longer one is answered with the status INPUT_LENGTH_ERROR, which "
-        "the server turns into the finish reason 'error'. Before 0.7.0 the response's model does "
-        "not allow that value: pydantic raises, and the client sees HTTP 500."
-    )
-    default_release: ClassVar[str] = "0.6.4"
-    affected: ClassVar[SpecifierSet] = SpecifierSet(">=0.6.4,<0.7.0")
-    model: ClassVar[TinyModel] = TinyText()
-    max_model_len: ClassVar[int] = 32768
-    server_args: ClassVar[tuple[str, ...]] = (
-        *("--cache-max-entry-count", kv.SMALL),
-        *("--max-batch-size", "128"),
-    )
-    control_server: ClassVar[Control | None] = Control(
+    control_server = Control(
         f"the same server with --cache-max-entry-count {kv.BIG}",
         ("--cache-max-entry-count", kv.BIG),
     )
-    sources: ClassVar[tuple[SourceRef, ...]] = (kv.LIMIT_SOURCE, kv.REFUSAL_SOURCE)
-    reproducers: ClassVar[tuple[str, ...]] = ("lmdeploy_kv_chain.py",)
+    sources = (kv.LIMIT_SOURCE, kv.REFUSAL_SOURCE)
+    reproducers = ("lmdeploy_kv_chain.py",)
     log_patterns = kv.WITNESS_PATTERNS | VALIDATION
-    key_log_patterns: ClassVar[tuple[str, ...]] = (
+    key_log_patterns = (
         *kv.WITNESS_PATTERNS,
         *("validation-error", "finish-reason", "says-length"),
     )
-    references: ClassVar[tuple[Reference, ...]] = (
+    references = (
         kv.FIX,
         Reference(
             id="lmdeploy#3977",
@@ -87,14 +88,10 @@ class UndersizedKvBudget(Scenario):
             url="https://github.com/InternLM/lmdeploy/issues/3977",
         ),
     )
-    kv_bytes: ClassVar[int] = kv.KV_BYTES // kv.SCALE
-    block_bytes: ClassVar[int] = 131_072
-    vocab_size: ClassVar[int] = 1446
-    prompt_tokens: ClassVar[int] = kv.PROMPT
-
-    @property
-    def variants(self) -> tuple[Scenario, ...]:
-        return (self, WithImage(), FullSize())
+    kv_bytes = kv.KV_BYTES // kv.SCALE
+    block_bytes = 131_072
+    vocab_size = 1446
+    prompt_tokens = kv.PROMPT
 
     # ------------------------------------------------------------------ the arithmetic
 
@@ -110,11 +107,11 @@ class UndersizedKvBudget(Scenario):
     @cached_property
     def predicted(self) -> Budget:
         """The smallest setting that holds the prompt and its answer, by arithmetic alone."""
-        return kv.smallest_setting(self.plan_of(self.default_release), self.prompt_tokens + ANSWER)
+        return kv.smallest_setting(self.plan_of(self.release), self.prompt_tokens + ANSWER)
 
     def at(self, setting: str) -> Budget:
         """What a setting gives on the default release, by arithmetic alone."""
-        return self.plan_of(self.default_release).forward(Decimal(setting))
+        return self.plan_of(self.release).forward(Decimal(setting))
 
     @cached_property
     def mitigations(self) -> tuple[Mitigation, ...]:  # type: ignore[override]
@@ -323,7 +320,7 @@ class UndersizedKvBudget(Scenario):
             replace(kept["input-length-error"], check=kv.refused_for_length),
         ]
 
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         records = [
             r for label in ("the prompt", "the prompt, streamed") for r in evidence.labelled(label)
         ]
@@ -335,28 +332,23 @@ class UndersizedKvBudget(Scenario):
                 return Finding.of(False, f"{record.label}: {found}")
         return self.short_answered(evidence)
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         return symptom_rows(self, evidence)
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
         return claims(self, evidence, facts)
 
 
 class WithImage(UndersizedKvBudget):
-    """The prompt is long by its image: the vision encoder works before the length is checked."""
+    """An image too large for the KV cache is encoded in full, then refused."""
 
-    variant: ClassVar[str] = "image"
-    title: ClassVar[str] = "An image too large for the KV cache is encoded in full, then refused"
+    variant = "image"
     # Attention over the patches grows with the square of their number: not larger than needed.
-    model: ClassVar[TinyModel] = TinyQwen2VL(
+    model = TinyQwen2VL(
         image_tokens=1600, hidden=256, vocab_size=1446, vision_width=32, vision_depth=1
     )
-    prompt_tokens: ClassVar[int] = 1600
-    reproducers: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def variants(self) -> tuple[Scenario, ...]:
-        return ()
+    prompt_tokens = 1600
+    reproducers = ()
 
     async def the_prompt(self, drive: Drive, label: str, short: RequestRecord) -> None:
         picture = drive.picture("large", 7)
@@ -366,7 +358,7 @@ class WithImage(UndersizedKvBudget):
     @cached_property
     def predicted(self) -> Budget:
         """With room for the chat template's tokens, one block."""
-        plan = self.plan_of(self.default_release)
+        plan = self.plan_of(self.release)
         found = smallest(plan, self.prompt_tokens + plan.block_size, decimals=2).setting
         assert found is not None
         return found
@@ -400,20 +392,13 @@ class WithImage(UndersizedKvBudget):
 
 
 class FullSize(UndersizedKvBudget):
-    """The report's own numbers: blocks of 8 MiB, 6784 MiB free. Minutes instead of seconds."""
+    """The same with the report's own sizes: blocks of 8 MiB (takes minutes)."""
 
-    variant: ClassVar[str] = "full-size"
-    title: ClassVar[str] = "The same with the report's own sizes: blocks of 8 MiB (takes minutes)"
-    model: ClassVar[TinyModel] = TinyText(
-        architecture="gemma", layers=32, kv_heads=8, vocab_size=92_553
-    )
-    kv_bytes: ClassVar[int] = kv.KV_BYTES
-    block_bytes: ClassVar[int] = 8_388_608
-    vocab_size: ClassVar[int] = 92_553
-
-    @property
-    def variants(self) -> tuple[Scenario, ...]:
-        return ()
+    variant = "full-size"
+    model = TinyText(architecture="gemma", layers=32, kv_heads=8, vocab_size=92_553)
+    kv_bytes = kv.KV_BYTES
+    block_bytes = 8_388_608
+    vocab_size = 92_553
 
 
-SCENARIO = UndersizedKvBudget()
+SCENARIO = with_variants(UndersizedKvBudget(), WithImage(), FullSize())

@@ -12,6 +12,7 @@ from mmrepro.cli.check import check
 from mmrepro.cli.collide import collide
 from mmrepro.cli.diagnose import diagnose
 from mmrepro.cli.env import app as env_app
+from mmrepro.cli.judge import judge
 from mmrepro.cli.kv_budget import kv_budget
 from mmrepro.cli.logs import logs
 from mmrepro.cli.probe import probe
@@ -57,6 +58,7 @@ app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("collide", short_help="Find two pictures that an engine takes for one.")(collide)
 app.command("report", short_help="Make a report again from an incident.")(report_command)
+app.command("judge", short_help="Judge recorded evidence again.")(judge)
 app.command("watch", short_help="A deep health check of a live server.")(watch)
 app.command("logs", short_help="What a server's logs tell, as one timeline.")(logs)
 app.command("bundle", short_help="Pack an incident for an upstream issue.")(bundle)

@@ -30,7 +30,7 @@ def list_scenarios(
                 "name": name,
                 "engine": scenario.engine,
                 "affected": scenario.affected_range,
-                "default_release": scenario.default_release,
+                "default_release": scenario.release,
                 "title": scenario.title,
                 "variants": ", ".join(v.variant for v in scenario.variants),
             }
@@ -71,7 +71,7 @@ def show(
     from mmrepro.scenario.registry import load_scenario
 
     found = load_scenario(scenario).with_variant(variant)
-    facts = RunFacts(found.default_release, Fidelity.CPU, frozenset(), 0.0)
+    facts = RunFacts(found.release, Fidelity.CPU, frozenset(), 0.0)
     conditions = found.conditions(facts)
     if json:
         document = {
@@ -83,7 +83,7 @@ def show(
             "explanation": found.explanation,
             "engine": found.engine,
             "affected": found.affected_range,
-            "default_release": found.default_release,
+            "default_release": found.release,
             "server_args": list(found.server_args),
             "conditions": [
                 {"id": c.id, "part": c.part, "statement": c.statement, "required": c.required}
@@ -107,7 +107,7 @@ def show(
 
     out = Console(highlight=False)
     out.print(f"[bold]{found.name}[/]  {found.title}")
-    out.print(f"{found.engine} {found.affected_range}, run by default at {found.default_release}\n")
+    out.print(f"{found.engine} {found.affected_range}, run by default at {found.release}\n")
     out.print(Padding(found.summary, (0, 2)))
     out.print("\n[bold]Why")
     out.print(Padding(found.explanation, (0, 2)), markup=False)

@@ -4,18 +4,22 @@ from mmrepro.evidence.model import (
     Event,
     Evidence,
     ImageSent,
+    Missing,
     Phase,
     ReproducerResult,
     RequestRecord,
     SeriesPoint,
+    files_read,
 )
 
 __all__ = [
     "Event",
     "Evidence",
     "ImageSent",
+    "Missing",
     "Phase",
     "ReproducerResult",
     "RequestRecord",
     "SeriesPoint",
+    "files_read",
 ]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from mmrepro.probes.base import ProbeData
@@ -12,6 +15,35 @@ from pydantic import Field
 
 Phase = Literal["start", "control", "gate", "trigger", "check", "after", "stop"]
 P = TypeVar("P", bound=ProbeData)
+
+FILES_EACH = 3
+"""Raw files of one probe result that are named as evidence: stacks have dozens."""
+
+
+class Missing(Exception):
+    """Evidence that a check needs is not there; the text says what. It makes a condition unknown,
+    once, in the evaluator."""
+
+
+_files: ContextVar[list[str] | None] = ContextVar("files", default=None)
+
+
+@contextmanager
+def files_read() -> Iterator[list[str]]:
+    """Collects the raw files (below ``evidence/``) behind what is asked of evidence meanwhile."""
+    found: list[str] = []
+    token = _files.set(found)
+    try:
+        yield found
+    finally:
+        _files.reset(token)
+        _note(found)
+
+
+def _note(files: list[str]) -> None:
+    found = _files.get()
+    if found is not None:
+        found += (name for name in files if name not in found)
 
 
 class ImageSent(Record):
@@ -130,6 +162,8 @@ class Evidence(Record):
                 and (result.ok or partial)
                 and (result.phase in phases if phases else result.phase != "control")
             ):
+                file = getattr(result.data, "file", "")  # a log is no copy: it is named itself
+                _note(result.raw[:FILES_EACH] or ([Path(file).name] if file else []))
                 yield result, result.data
 
     def why_missing(self, probe: str, *phases: Phase) -> str:
@@ -143,4 +177,7 @@ class Evidence(Record):
         return f"probe {probe} ran but does not tell" if ran else f"probe {probe} was not run"
 
     def reproducer(self, name: str) -> ReproducerResult | None:
-        return next((r for r in self.reproducers if r.name == name), None)
+        found = next((r for r in self.reproducers if r.name == name), None)
+        if found is not None:
+            _note([f"{name}.json"])
+        return found

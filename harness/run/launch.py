@@ -25,7 +25,7 @@ def chosen_release(scenario: Scenario, options: RunOptions) -> str:
         raise UsageError(
             f"--mitigation release means {replaced[0]}, but --release says {options.release}."
         )
-    release = (replaced or [options.release or scenario.default_release])[0]
+    release = (replaced or [options.release or scenario.release])[0]
     try:
         Version(release)
     except InvalidVersion as error:

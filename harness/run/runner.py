@@ -24,6 +24,7 @@ from mmrepro.incident.folder import make_run_dir, write_incident
 from mmrepro.records import Moment
 from mmrepro.run import deadline
 from mmrepro.run.begin import blank, changes, model_of, note_environment, note_plan
+from mmrepro.run.judge import judge
 from mmrepro.run.launch import chosen_release, launch_plan
 from mmrepro.run.observe import Probing, Target
 from mmrepro.run.options import RunOptions, StartMode
@@ -32,7 +33,6 @@ from mmrepro.run.start_stages import StartStages
 from mmrepro.run.starter import SAFER, Started, Starter, mode_settings
 from mmrepro.run.tables import assemble
 from mmrepro.scenario import Control, RunFacts, Scenario
-from mmrepro.signature import Finding, Outcome, Verdict, decide, evaluate
 from mmrepro.supervise import EngineProcess, free_port
 from mmrepro.supervise.readiness import answers
 from mmrepro.supervise.warm import Refused
@@ -342,26 +342,9 @@ class Run:
         )
 
     def _judge(self) -> None:
-        evidence = self.recorder.evidence
         facts = self.facts()
-        results = evaluate(self.scenario.conditions(facts), evidence)
-        healthy = _safely(self.scenario, evidence)
-        outcome, why = decide(results, gate_passed=self._gate_passed, healthy_after=healthy)
-        expected, because = self._expected(facts)
-        self.incident.verdict = Verdict(
-            outcome=outcome,
-            expected=expected,
-            expected_because=because,
-            as_expected=outcome is expected,
-            explanation=why,
-            conditions=results,
-        )
+        self.incident.verdict = judge(self.scenario, self.recorder.evidence, facts)
         assemble(self.incident, self.scenario, facts, self.environment)
-
-    def _expected(self, facts: RunFacts) -> tuple[Outcome | None, str]:
-        if facts.flips:  # what a factor does is to be found out
-            return None, f"flipped: {', '.join(self.options.flips)}; nothing is expected of that"
-        return self.scenario.expected(self.release, facts.mitigations)
 
     # ------------------------------------------------------------------ the end
 
@@ -433,11 +416,3 @@ class Run:
         if self.process is None or self.drive is None:
             return None
         return ServerFacts(url=self.drive.traffic.base_url, pid=self.process.pid)
-
-
-def _safely(scenario: Scenario, evidence: object) -> Finding:
-    """A checker that crashes yields unknown, never a verdict."""
-    try:
-        return scenario.healthy_after(evidence)  # type: ignore[arg-type]
-    except Exception as error:
-        return Finding.unknown(f"the checker failed: {type(error).__name__}: {error}")

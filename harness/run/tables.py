@@ -26,10 +26,12 @@ def assemble(
     A scenario's table that fails leaves its part empty and a warning: the verdict stands.
     """
     evidence = incident.evidence
-    incident.symptoms = _guarded(incident, scenario.symptom_rows, evidence) or []
+    incident.symptoms = (
+        _guarded(incident, lambda e: scenario.symptom_rows(e, facts), evidence) or []
+    )
     incident.exhibits = _guarded(incident, lambda e: scenario.exhibits(e, facts), evidence) or []
     incident.key_stack = _guarded(incident, scenario.key_stack, evidence)
-    incident.claims = _guarded(incident, lambda e: scenario.claims(e, facts), evidence) or []
+    incident.claims = _guarded(incident, lambda e: scenario.claim_results(e, facts), evidence) or []
     incident.log_lines = log_excerpts(evidence, scenario)
     count_stand_ins(incident)
     incident.mitigations = mitigation_table(incident, scenario, facts)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.engines.changes import Mitigation, Patch
@@ -20,8 +24,18 @@ from mmrepro.incident import (
 )
 from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import StackSample
+from mmrepro.scenario import tables
+from mmrepro.scenario.bind import Check, bind, observable
+from mmrepro.scenario.declare import Claim, Declared, Row, tagged
 from mmrepro.scenario.parts import Control, Factor, LiveFacts, RunFacts, SourceRef
-from mmrepro.signature import Condition, Finding, Outcome, combine, evaluate
+from mmrepro.signature import (
+    Condition,
+    Finding,
+    Outcome,
+    combine,
+    evaluate,
+)
+from mmrepro.signature.decide import all_met, guarded
 from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -33,22 +47,24 @@ if TYPE_CHECKING:
 class Scenario(ABC):
     """One known failure mode: its definition, its traffic, its signature.
 
-    Subclass it in one file, set the class attributes, and bind an instance to ``SCENARIO``.
+    Subclass it in one file, set the class attributes, and bind an instance to ``SCENARIO``. The
+    docstring is the report's: its first line the title, the paragraphs from ``What:`` on the
+    summary, those from ``Why:`` on the explanation.
     """
 
     name: ClassVar[str]
     variant: ClassVar[str] = ""
     """Name of this variant, where a scenario has several."""
-    title: ClassVar[str]
-    summary: ClassVar[str]
-    explanation: ClassVar[str]
     engine: ClassVar[str] = "vllm"
-    default_release: ClassVar[str]
-    affected: ClassVar[SpecifierSet]
+    release: ClassVar[str]
+    """The release that is run by default."""
+    affected: ClassVar[str]
+    """The affected releases, e.g. ``>=0.11.0,<0.16.0``."""
     references: ClassVar[tuple[Reference, ...]] = ()
     model: ClassVar[TinyModel] = TinyQwen2VL()
     max_model_len: ClassVar[int] = 2048
-    server_args: ClassVar[tuple[str, ...]] = ()
+    server: ClassVar[str] = ""
+    """Options of the server, as a shell has them."""
     server_env: ClassVar[Mapping[str, str]] = {}
     """Variables that the server gets; the engine's own come before them."""
     patches: ClassVar[tuple[Patch, ...]] = ()
@@ -67,43 +83,108 @@ class Scenario(ABC):
     """Name: regular expression; matching lines are kept by the logs probe."""
     key_log_patterns: ClassVar[tuple[str, ...]] = ()
     """Names of the patterns whose lines the report quotes."""
+    symptoms: ClassVar[tuple[Declared, ...]] = ()
+    """Conditions of the symptom (``@symptom`` methods come after them)."""
+    causes: ClassVar[tuple[Declared, ...]] = ()
+    """Conditions of the cause (``@cause`` methods come after them)."""
+    live_only: ClassVar[tuple[Declared, ...]] = ()
+    """Conditions of a live server besides those that a run has too."""
+    works_after: ClassVar[tuple[Check, ...]] = ()
+    """Checks that are all met where the engine still does its work after the trigger."""
+    rows: ClassVar[tuple[Row, ...]] = ()
+    """The table of symptoms; (): one row for each condition of the symptom."""
+    claims: ClassVar[tuple[Claim, ...]] = ()
+    """Statements of the original report (``@claim`` methods come after them)."""
+
+    variants: tuple[Scenario, ...] = ()
+    """The ways in which the failure mode shows, the default first; see :func:`with_variants`."""
+
+    # ------------------------------------------------------------------ what it says of itself
 
     @property
-    def variants(self) -> tuple[Scenario, ...]:
-        """The ways in which the failure mode shows, each a scenario of its own with the same name.
+    def title(self) -> str:
+        texts = (_paragraphs(cls.__doc__)[0] for cls in type(self).__mro__ if cls.__doc__)
+        return next(texts).removesuffix(".")
 
-        The one that is bound to ``SCENARIO`` lists all of them, itself (the default) included.
-        """
-        return ()
+    @property
+    def summary(self) -> str:
+        return _told(self, "What:")
+
+    @property
+    def explanation(self) -> str:
+        return _told(self, "Why:")
+
+    @property
+    def server_args(self) -> tuple[str, ...]:
+        return tuple(shlex.split(self.server))
+
+    @cached_property
+    def affected_releases(self) -> SpecifierSet:
+        return SpecifierSet(self.affected)
+
+    def affects(self, release: str) -> bool:
+        return self.affected_releases.contains(Version(release), prereleases=True)
 
     def patches_for(self, release: str) -> tuple[Patch, ...]:
         """The scenario's stand-ins on ``release``."""
         return self.patches
 
+    # ------------------------------------------------------------------ traffic
+
     async def control(self, drive: Drive) -> None:
         """Drive the control server. What it must have done is for ``gate_check`` to say."""
         return
 
-    @abstractmethod
     async def gate(self, drive: Drive) -> None:
         """Show that the engine does this kind of work. Every request of it must be answered."""
+        if self.model.image_tokens:
+            await drive.chat("gate: image 1 (cold)", images=[drive.picture("gate-1", 11)])
+            await drive.chat("gate: image 2", images=[drive.picture("gate-2", 12)])
+        await drive.chat("gate: text only", text="hello")
 
     @abstractmethod
     async def trigger(self, drive: Drive) -> None:
         """Drive the engine into the failure, over its public API."""
 
-    @abstractmethod
+    # ------------------------------------------------------------------ signature
+
     def conditions(self, facts: RunFacts) -> list[Condition]:
-        """The signature."""
+        """The signature: what is declared, the symptom first."""
+        return [self._bound(declared, facts) for declared in self.declared()]
+
+    def declared(self) -> list[Declared]:
+        """All conditions that the class declares, as attributes or methods; the symptom first."""
+        methods = tagged(type(self)).declared
+        found = [*self.symptoms, *self.causes]
+        found += [replace(one, check=getattr(self, name)) for name, one in methods.items()]
+        return sorted(found, key=lambda one: one.part == "cause")
+
+    def _bound(self, declared: Declared, facts: RunFacts) -> Condition:
+        assert declared.check is not None
+        check = bind(declared.check, self, facts)
+        return Condition(
+            declared.id, declared.part, declared.statement, check, required=declared.required
+        )
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         """The signature on a live server: no gate was run, and no traffic but one small request.
 
-        As it stands, that of a run: a condition on the trigger's own requests is unknown then, so
-        such a scenario is at best likely. Override it with what an observer can see.
+        Of each condition its form for an observer; those that need the trigger's own requests or
+        code run in the environment have none. ``live_only`` stands first.
         """
-        release = facts.release or self.default_release
-        return self.conditions(RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s))
+        release = facts.release or self.release
+        run = RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s)
+        if not self.declared():  # a signature of its own making
+            return self.conditions(run)
+        found = list(self.live_only)
+        for declared in self.declared():
+            live = declared.live
+            if isinstance(live, Declared):
+                found.append(live)
+            elif live or (live is None and observable(declared.check or _nothing)):
+                found.append(declared)
+        found.sort(key=lambda declared: declared.part == "cause")
+        return [self._bound(declared, run) for declared in found]
 
     def exposure(self, facts: LiveFacts) -> Finding:
         """Whether a server of this release and with these options can fail so."""
@@ -116,13 +197,16 @@ class Scenario(ABC):
             if applies and facts.has(cure.server_args):
                 return Finding.of(False, f"the server runs with {' '.join(cure.server_args)}")
         return Finding.of(
-            self.affected.contains(Version(facts.release), prereleases=True),
+            self.affects(facts.release),
             f"{self.engine} {facts.release}; affected: {self.affected_range}",
         )
 
-    @abstractmethod
-    def healthy_after(self, evidence: Evidence) -> Finding:
+    def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """Whether the trigger ran to its end and the engine still does its work after it."""
+        if not self.works_after:
+            return Finding.unknown(f"{self.name} does not say what works_after it")
+        found = (guarded(bind(check, self, facts), evidence) for check in self.works_after)
+        return all_met(*found)
 
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """Whether the cause is still there in a run that may lack the symptom.
@@ -137,6 +221,21 @@ class Scenario(ABC):
         decisive = [r for r in results if r.truth is truth] or results
         return Finding(truth, "; ".join(f"{r.id}: {r.observed}" for r in decisive))
 
+    def gate_check(self, evidence: Evidence) -> Finding:
+        """Whether the steady state was reached: every gate request answered, with tokens."""
+        requests = evidence.requests_in("gate")
+        if not requests:
+            return Finding.of(False, "no request was sent in the gate")
+        for record in requests:
+            if not record.answered:
+                why = record.error or f"HTTP {record.status}"
+                return Finding.of(False, f"{record.label}: {why}")
+            if not record.completion_tokens:
+                return Finding.of(False, f"{record.label}: an answer without tokens")
+        return Finding.of(True, f"{len(requests)} of {len(requests)} requests answered")
+
+    # ------------------------------------------------------------------ for the report
+
     def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
         """The original report's explanations, judged by the table of an ablation."""
         return []
@@ -145,11 +244,13 @@ class Scenario(ABC):
         """What the report shows side by side: pictures and answers, curves."""
         return []
 
-    def symptom_rows(self, evidence: Evidence) -> list[SymptomRow]:
-        return []
+    def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
+        """The table of symptoms: what is declared in ``rows``."""
+        return tables.symptom_rows(self, evidence, facts)
 
-    def claims(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
-        return []
+    def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+        """The original report's statements, judged by this run: what is declared."""
+        return tables.claim_results(self, evidence, facts)
 
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
         return None
@@ -163,18 +264,7 @@ class Scenario(ABC):
         """Whether ``enough_stacks`` waits for something that not every sample shows."""
         return type(self).enough_stacks is not Scenario.enough_stacks
 
-    def gate_check(self, evidence: Evidence) -> Finding:
-        """Whether the steady state was reached: every gate request answered, with tokens."""
-        requests = evidence.requests_in("gate")
-        if not requests:
-            return Finding.of(False, "no request was sent in the gate")
-        for record in requests:
-            if not record.answered:
-                why = record.error or f"HTTP {record.status}"
-                return Finding.of(False, f"{record.label}: {why}")
-            if not record.completion_tokens:
-                return Finding.of(False, f"{record.label}: an answer without tokens")
-        return Finding.of(True, f"{len(requests)} of {len(requests)} requests answered")
+    # ------------------------------------------------------------------ by name
 
     def mitigation(self, name: str) -> Mitigation:
         for mitigation in self.mitigations:
@@ -198,7 +288,7 @@ class Scenario(ABC):
 
     def read_options(self, given: Sequence[str]) -> dict[str, str]:
         """``NAME`` and ``NAME=VALUE`` as a mapping. Raises UsageError: there is no such option."""
-        found: dict[str, str] = {}
+        given_options: dict[str, str] = {}
         for text in given:
             name, _, value = text.partition("=")
             if name not in self.options:
@@ -207,8 +297,8 @@ class Scenario(ABC):
                     f"Scenario {self.full_name} has no option {name!r}; it has: {offered}.",
                     hint=f"mmrepro show {self.name}",
                 )
-            found[name] = value
-        return found
+            given_options[name] = value
+        return given_options
 
     @property
     def full_name(self) -> str:
@@ -231,7 +321,9 @@ class Scenario(ABC):
     @property
     def affected_range(self) -> str:
         """The affected releases, lower bound first."""
-        parts = sorted(str(self.affected).split(","), key=lambda part: (part[:1] != ">", part))
+        parts = sorted(
+            str(self.affected_releases).split(","), key=lambda part: (part[:1] != ">", part)
+        )
         return ", ".join(parts)
 
     @property
@@ -249,7 +341,7 @@ class Scenario(ABC):
     def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
         """The outcome that is expected of ``release`` under ``mitigations``, and why."""
         version = Version(release)
-        if not self.affected.contains(version, prereleases=True):
+        if not self.affects(release):
             return (
                 Outcome.NOT_REPRODUCED,
                 f"release {release} is outside the affected range ({self.affected_range})",
@@ -262,3 +354,33 @@ class Scenario(ABC):
                     f"mitigation {name} is said to prevent it on {release}",
                 )
         return Outcome.REPRODUCED, f"release {release} is affected ({self.affected_range})"
+
+
+def with_variants(default: Scenario, *others: Scenario) -> Scenario:
+    """A scenario that shows in several ways: ``SCENARIO = with_variants(One(), Another())``."""
+    default.variants = (default, *others)
+    return default
+
+
+def _nothing(evidence: Evidence) -> Finding:
+    return Finding.unknown("no check")
+
+
+def _paragraphs(text: str | None) -> list[str]:
+    return [" ".join(part.split()) for part in inspect.cleandoc(text or "").split("\n\n")]
+
+
+def _told(scenario: Scenario, mark: str) -> str:
+    """The paragraphs from ``mark`` to the next mark, of the first docstring that has it."""
+    for cls in type(scenario).__mro__:
+        found: list[str] = []
+        taken = False
+        for part in _paragraphs(cls.__doc__)[1:]:
+            word = part.split(" ", 1)[0]
+            if word in ("What:", "Why:"):
+                taken = word == mark
+            if taken:
+                found.append(part.removeprefix(mark).strip())
+        if found:
+            return "\n\n".join(found)
+    return ""

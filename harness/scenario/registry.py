@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import shlex
 import sys
 import traceback
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from mmrepro.errors import BrokenScenario, UnknownScenario
-from mmrepro.scenario import Scenario
-from packaging.specifiers import SpecifierSet
+from mmrepro.records import Fidelity
+from mmrepro.scenario import RunFacts, Scenario
+from packaging.version import Version
 
 GROUP = "mmrepro.scenarios"
 
@@ -75,12 +77,35 @@ def _checked(candidate: object, where: str) -> Scenario:
             f"{where} binds no scenario to the name SCENARIO.",
             hint="mmrepro show ghost-key-eviction",
         )
-    for attribute in ("name", "title", "summary", "explanation", "default_release", "affected"):
-        if not hasattr(candidate, attribute):
-            raise BrokenScenario(f"The scenario in {where} lacks the attribute {attribute!r}.")
-    if not isinstance(candidate.affected, SpecifierSet):  # else it fails only after the run
-        raise BrokenScenario(
-            f"The attribute 'affected' of the scenario in {where} is no SpecifierSet.",
-            hint='affected = SpecifierSet(">=0.12.0,<0.24.0")',
-        )
+    for scenario in candidate.variants or (candidate,):
+        _check(scenario, where)
     return candidate
+
+
+def _check(scenario: Scenario, where: str) -> None:
+    """Raises BrokenScenario: it lacks something that would be missed only after the run."""
+    for attribute in ("name", "release", "affected"):
+        if not isinstance(getattr(scenario, attribute, None), str):
+            raise BrokenScenario(
+                f"The scenario in {where} lacks the attribute {attribute!r}, a text.",
+                hint='name = "my-failure"; release = "0.23.0"; affected = ">=0.12.0,<0.24.0"',
+            )
+    for mark, text in (("What:", scenario.summary), ("Why:", scenario.explanation)):
+        if not text:
+            raise BrokenScenario(
+                f"The docstring of the scenario in {where} has no paragraph that begins with "
+                f"{mark!r}.",
+                hint="mmrepro new SCENARIO writes one that has it",
+            )
+    try:
+        _ = scenario.affected_releases
+        Version(scenario.release)
+        shlex.split(scenario.server)
+    except ValueError as error:
+        raise BrokenScenario(f"The scenario in {where}: {error}.") from error
+    facts = RunFacts(scenario.release, Fidelity.CPU, frozenset(), 0.0)
+    ids = [condition.id for condition in scenario.conditions(facts)]
+    twice = sorted({name for name in ids if ids.count(name) > 1})
+    if twice or not ids:
+        what = f"has two conditions called {twice[0]}" if twice else "has no condition"
+        raise BrokenScenario(f"The scenario in {where} {what}.")

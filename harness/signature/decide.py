@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from mmrepro.evidence import Evidence
+from mmrepro.evidence import Evidence, Missing, files_read
 from mmrepro.records import Record
 from pydantic import Field
 
@@ -88,26 +88,34 @@ class Verdict(Record):
 
 
 def evaluate(conditions: Sequence[Condition], evidence: Evidence) -> list[ConditionResult]:
-    """Judge every condition. A checker that raises makes its condition unknown."""
+    """Judge every condition, each with the raw files that its checker read."""
     return [_judge(condition, evidence) for condition in conditions]
 
 
 def _judge(condition: Condition, evidence: Evidence) -> ConditionResult:
-    def result(finding: Finding) -> ConditionResult:
-        return ConditionResult(
-            id=condition.id,
-            part=condition.part,
-            statement=condition.statement,
-            required=condition.required,
-            truth=finding.truth,
-            observed=finding.observed,
-            evidence=list(finding.evidence),
-        )
+    finding = guarded(condition.check, evidence)
+    return ConditionResult(
+        id=condition.id,
+        part=condition.part,
+        statement=condition.statement,
+        required=condition.required,
+        truth=finding.truth,
+        observed=finding.observed,
+        evidence=list(finding.evidence),
+    )
 
-    try:
-        return result(condition.check(evidence))  # a checker that returns no finding raises here
-    except Exception as error:
-        return result(Finding.unknown(f"the checker failed: {type(error).__name__}: {error}"))
+
+def guarded(check: Checker, evidence: Evidence) -> Finding:
+    """What ``check`` finds, with the raw files that it read. Evidence that is missing, and a
+    checker that fails, make it unknown: never a verdict."""
+    with files_read() as files:
+        try:
+            found = check(evidence)
+            return Finding(Truth(found.truth), found.observed, found.evidence or tuple(files))
+        except Missing as missing:
+            return Finding.unknown(str(missing), *files)
+        except Exception as error:
+            return Finding.unknown(f"the checker failed: {type(error).__name__}: {error}")
 
 
 def combine(truths: Sequence[Truth]) -> Truth:
@@ -179,3 +187,11 @@ def unmet(*findings: Finding) -> Finding:
         if finding.truth is not Truth.MET:
             return finding
     return findings[-1]
+
+
+def all_met(*findings: Finding) -> Finding:
+    """The first finding that is not met; if all are, what all of them observed."""
+    bad = next((f for f in findings if f.truth is not Truth.MET), None)
+    if not findings:
+        return Finding.unknown("there was nothing to judge")
+    return bad or Finding.of(True, "; ".join(f.observed for f in findings))

@@ -53,7 +53,7 @@ def some_requests_fail(metrics: Mapping[str, tuple[str, ...]], role: str) -> lis
     ]
 
 
-def core_is_dead(role: str, said: str) -> Condition:
+def core_is_dead_condition(role: str, said: str) -> Condition:
     """The symptom of a crash: no process has the core's role any more, and the log says so.
 
     Args:
@@ -101,3 +101,14 @@ def not_answered() -> Condition:
     return Condition(
         "no-answer", "symptom", "a small text-only request is not answered", checks.probe_unanswered
     )
+
+
+def core_is_dead(evidence: Evidence, role: str, said: str) -> Finding:
+    """No process has the core's role any more, and the log says so (pattern ``said``)."""
+    alive = evidence.facts.get(CORE_ALIVE)
+    if alive is True:
+        return Finding.of(False, f"a process {role} lives")
+    if alive is None:
+        return Finding.unknown("whether its processes live cannot be seen from here")
+    logged = checks.logged(evidence, said, said)
+    return Finding(logged.truth, f"no process {role} lives; {logged.observed}")

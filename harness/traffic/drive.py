@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +89,20 @@ class Drive:
             stream=stream,
             extra=extra,
         )
+
+    async def ask(self, label: str, **request: Any) -> RequestRecord | None:
+        """One request of the trigger (see :meth:`chat`); None: it is stuck, and waits on.
+
+        ``image``: a picture, or the size in pixels of one that is made for the label.
+        """
+        image = request.pop("image", None)
+        if isinstance(image, tuple):
+            image = self.picture(label, zlib.crc32(label.encode()) % 100_000, image)
+        if image is not None:
+            request["images"] = [image]
+        elif "images" not in request:
+            request.setdefault("text", "hello")
+        return await self.unless_stuck(self.chat(label, **request))
 
     async def unless_stuck(self, request: Awaitable[RequestRecord]) -> RequestRecord | None:
         """The record of ``request``; None when it is unanswered after ``suspect_s``.

@@ -27,8 +27,9 @@ from mmrepro.probes.data import (
     ThreadStack,
 )
 from mmrepro.records import Moment
+from mmrepro.run.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario
-from mmrepro.signature import ConditionResult, Outcome, Truth, decide, evaluate
+from mmrepro.signature import ConditionResult, Outcome, Truth
 
 GHOST = "5f060411f6672c43afaf56ad299c688f7f229b9728324f49dc54e3a4be614385"
 OTHER = "bd6aafa38a7654f26fc16f182fd6f25be1f045d426e228020c1ab3b28523b949"
@@ -302,19 +303,13 @@ def healing_run() -> Evidence:
 def judge(
     scenario: Scenario, evidence: Evidence, release: str = ""
 ) -> tuple[Outcome, dict[str, Truth], list[ConditionResult]]:
-    """The verdict, as the runner reaches it from evidence."""
-    facts = run_facts(scenario, release)
-    results = evaluate(scenario.conditions(facts), evidence)
-    outcome, _ = decide(
-        results,
-        gate_passed=scenario.gate_check(evidence).truth is Truth.MET,
-        healthy_after=scenario.healthy_after(evidence),
-    )
-    return outcome, {r.id: r.truth for r in results}, results
+    """The verdict, as a run reaches it from evidence."""
+    verdict = judge_run(scenario, evidence, run_facts(scenario, release))
+    return verdict.outcome, {r.id: r.truth for r in verdict.conditions}, verdict.conditions
 
 
 def run_facts(scenario: Scenario, release: str = "", *mitigations: str) -> RunFacts:
-    return RunFacts(release or scenario.default_release, Fidelity.CPU, frozenset(mitigations), 13.0)
+    return RunFacts(release or scenario.release, Fidelity.CPU, frozenset(mitigations), 13.0)
 
 
 def drop(evidence: Evidence, probe: str, reason: str = "ptrace is not permitted") -> None:

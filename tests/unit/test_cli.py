@@ -17,7 +17,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from made_up import desync_run, hang_run, healthy_run, judge
+from made_up import desync_run, hang_run, healthy_run, judge, run_facts
 from mmrepro import cli
 from mmrepro.errors import ExitCode
 from mmrepro.incident import Incident
@@ -230,7 +230,7 @@ def judged() -> Incident:
     return incident(
         verdict=verdict,
         evidence=evidence,
-        symptoms=scenario.symptom_rows(evidence),
+        symptoms=scenario.symptom_rows(evidence, run_facts(scenario)),
         key_stack=scenario.key_stack(evidence),
         mitigations=[],
         references=list(scenario.references),

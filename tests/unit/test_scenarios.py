@@ -41,11 +41,11 @@ def test_it_says_what_it_is(scenario: Scenario) -> None:
     assert all(r.url.startswith("https://") for r in scenario.references)
 
 
-def test_its_default_release_is_affected(scenario: Scenario) -> None:
-    assert scenario.affected.contains(Version(scenario.default_release))
-    outcome, why = scenario.expected(scenario.default_release, NONE)
+def test_its_release_is_affected(scenario: Scenario) -> None:
+    assert scenario.affects(scenario.release)
+    outcome, why = scenario.expected(scenario.release, NONE)
     assert outcome is Outcome.REPRODUCED
-    assert scenario.default_release in why
+    assert scenario.release in why
 
 
 def test_its_mitigations_can_be_applied(scenario: Scenario) -> None:
@@ -63,8 +63,8 @@ def test_its_mitigations_can_be_applied(scenario: Scenario) -> None:
     for name in names:
         mitigation = scenario.mitigation(name)
         if not mitigation.release:
-            outcome, why = scenario.expected(scenario.default_release, frozenset({name}))
-            helps = mitigation.effective_on.contains(Version(scenario.default_release))
+            outcome, why = scenario.expected(scenario.release, frozenset({name}))
+            helps = mitigation.effective_on.contains(Version(scenario.release))
             assert outcome is (Outcome.NOT_REPRODUCED if helps else Outcome.REPRODUCED)
             assert name in why or not helps
 
@@ -155,11 +155,11 @@ RUNS = {"nothing": Evidence, "hang": hang_run, "healthy": healthy_run, "desync":
 def test_its_tables_can_be_made_of_any_run(scenario: Scenario, run: str, release: str) -> None:
     evidence = RUNS[run]()
     facts = run_facts(scenario, release)
-    claims = scenario.claims(evidence, facts)
+    claims = scenario.claim_results(evidence, facts)
     assert len({c.id for c in claims}) == len(claims)
     if run == "nothing":
         assert {c.status for c in claims} == {ClaimStatus.NOT_TESTED}
-    rows = scenario.symptom_rows(evidence)
+    rows = scenario.symptom_rows(evidence, facts)
     assert len({r.check for r in rows}) == len(rows)
     if run == "nothing":
         assert {r.abnormal for r in rows if r.check != "process alive"} == {None}
@@ -180,7 +180,9 @@ def test_what_the_hang_claims_of_its_fix() -> None:
     scenario = load_scenario("ghost-key-eviction")
 
     def status(evidence: Evidence, release: str) -> tuple[ClaimStatus, ClaimStatus]:
-        claims = {c.id: c.status for c in scenario.claims(evidence, run_facts(scenario, release))}
+        claims = {
+            c.id: c.status for c in scenario.claim_results(evidence, run_facts(scenario, release))
+        }
         return claims["fixed-hang"], claims["fixed-desync"]
 
     assert status(healthy_run(), "0.24.0") == (ClaimStatus.CONFIRMED, ClaimStatus.REFUTED)
@@ -223,7 +225,6 @@ def test_unmet_is_a_sequential_and() -> None:
 GOOD = """
     from __future__ import annotations
     from dataclasses import dataclass
-    from packaging.specifiers import SpecifierSet
     from mmrepro.scenarios.mm_cache_desync import MmCacheDesync
 
     @dataclass
@@ -247,6 +248,18 @@ def test_a_file_by_path(tmp_path: Path) -> None:
     assert load_scenario(written(tmp_path, GOOD)).name == "mine"
 
 
+DECLARED = """from mmrepro.scenario import *
+class S(Scenario):
+    '''Title.
+
+    What: happens.
+
+    Why: a reason.
+    '''
+    name, release, affected = "s", "1", ">0"
+    async def trigger(self, drive): pass
+"""
+
 BROKEN = {
     "syntax": ("x = 1\ndef f(:\n", "line 2 is not valid Python"),
     "indentation": ("def f():\nx = 1\n", "line 2 is not valid Python"),
@@ -260,18 +273,19 @@ BROKEN = {
         "from mmrepro.scenario import Scenario\nclass S(Scenario): pass\nSCENARIO = S()\n",
         "abstract",
     ),
-    "range as text": (GOOD + "\n    Mine.affected = '<2'\n", "'affected'.*no SpecifierSet"),
-    "no title": (
-        GOOD.replace("(MmCacheDesync)", "(Scenario)")
-        .replace(
-            "import MmCacheDesync",
-            "import MmCacheDesync as M\n    from mmrepro.scenario import Scenario",
-        )
-        .replace(
-            'name = "mine"', "name = 'mine'; gate = trigger = conditions = healthy_after = None"
-        ),
-        "lacks the attribute 'title'",
+    "no range": (GOOD + "\n    Mine.affected = '<two'\n", "Invalid specifier"),
+    "a number": (GOOD + "\n    Mine.release = 0.23\n", "lacks the attribute 'release', a text"),
+    "open quotes": (GOOD + "\n    Mine.server = '--x \"'\n", "No closing quotation"),
+    "no condition": (GOOD + "\n    Mine.conditions = lambda *_: []\n", "has no condition"),
+    "an unknown type": (
+        DECLARED + "    @cause('c')\n    def c(self, what: int): ...\nSCENARIO = S()\n",
+        "asks for what: <class 'int'>, which no evidence is",
     ),
+    "two of a name": (
+        DECLARED + "    symptoms = causes = (endpoints_green(),)\nSCENARIO = S()\n",
+        "has two conditions called endpoints-green",
+    ),
+    "no summary": (DECLARED.replace("What:", "") + "SCENARIO = S()\n", "begins with 'What:'"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from made_up import at, probed, request
+from made_up import at, probed, request, run_facts
 from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -137,7 +137,7 @@ CHECKS = (pad.wrong_answer, pad.others_right, pad.one_key, pad.taken_from_cache)
 )
 def test_the_silent_one(evidence: Evidence, truths: tuple[Truth, ...]) -> None:
     assert tuple(check(evidence).truth for check in CHECKS) == truths
-    healthy = VARIANTS[1].healthy_after(evidence).truth
+    healthy = VARIANTS[1].healthy_after(evidence, run_facts(VARIANTS[1])).truth
     assert (healthy is MET) == (truths[:2] == (NOT_MET, MET))
 
 

@@ -260,7 +260,7 @@ def test_answers_from_wrong_rows_are_not_healthy() -> None:
 def test_the_reports_hypotheses_need_the_right_run() -> None:
     def status(evidence: Evidence, *flips: str, **more: Any) -> dict[str, str]:
         facts = replace(run_facts(RACE, "", *more.get("mitigations", ())), flips=frozenset(flips))
-        return {c.id: c.status.value for c in RACE.claims(evidence, facts)}
+        return {c.id: c.status.value for c in RACE.claim_results(evidence, facts)}
 
     crashed = status(race())
     assert crashed["assertion"] == crashed["buffer"] == "confirmed"
@@ -410,7 +410,7 @@ def test_every_required_condition_can_fail_and_can_be_unknown() -> None:
 
 def test_the_claims_about_the_way_in_are_refuted_only_by_a_crash() -> None:
     def status(evidence: Evidence) -> dict[str, str]:
-        claims = GENERATED.claims(evidence, run_facts(GENERATED))
+        claims = GENERATED.claim_results(evidence, run_facts(GENERATED))
         return {c.id: c.status.value for c in claims}
 
     crashed, survived = status(dead()), status(alive())

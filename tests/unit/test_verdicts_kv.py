@@ -174,7 +174,9 @@ def test_a_refusal_that_explains_is_not_the_bug_and_is_graded() -> None:
     assert outcome is NOT_REPRODUCED
     said = next(r.observed for r in results if r.id == "opaque-500")
     assert "HTTP 400 “The request exceeds the model context length.”" in said
-    claims = {c.id: c.status for c in BUDGET.claims(refused_run(), run_facts(BUDGET, "0.18.0"))}
+    claims = {
+        c.id: c.status for c in BUDGET.claim_results(refused_run(), run_facts(BUDGET, "0.18.0"))
+    }
     assert claims["fails-with-0.1"] is ClaimStatus.NOT_TESTED
     assert claims["status"] is ClaimStatus.CONFIRMED
     assert "explained; it names the length, not the limit in tokens" in said
@@ -182,17 +184,19 @@ def test_a_refusal_that_explains_is_not_the_bug_and_is_graded() -> None:
 
 def test_under_the_predicted_setting_the_prompt_is_answered() -> None:
     assert judge(BUDGET, mitigated_run())[0] is NOT_REPRODUCED
-    claims = {c.id: c for c in BUDGET.claims(mitigated_run(), run_facts(BUDGET, "", "kv-budget"))}
+    claims = {
+        c.id: c for c in BUDGET.claim_results(mitigated_run(), run_facts(BUDGET, "", "kv-budget"))
+    }
     assert claims["prediction"].status is ClaimStatus.CONFIRMED
     assert claims["blocks-21"].status is ClaimStatus.NOT_TESTED
     wrong = mitigated_run()
     replace_log(wrong, log(sized(0.26, 57, 3648), ended(3446, 3648)))
-    claims = {c.id: c for c in BUDGET.claims(wrong, run_facts(BUDGET, "", "kv-budget"))}
+    claims = {c.id: c for c in BUDGET.claim_results(wrong, run_facts(BUDGET, "", "kv-budget"))}
     assert claims["prediction"].status is ClaimStatus.REFUTED
 
 
 def test_the_reports_contradiction_is_decided() -> None:
-    claims = {c.id: c for c in BUDGET.claims(opaque_run(), run_facts(BUDGET))}
+    claims = {c.id: c for c in BUDGET.claim_results(opaque_run(), run_facts(BUDGET))}
     assert claims["blocks-21"].status is ClaimStatus.CONFIRMED
     assert claims["blocks-24"].status is ClaimStatus.REFUTED
     assert "1536" in claims["blocks-24"].observed
@@ -323,7 +327,9 @@ def test_the_crash_reproduces() -> None:
 def test_an_answer_that_is_cut_is_no_crash() -> None:
     outcome, truths, _ = judge(GROWTH, truncated_run(), "0.18.0")
     assert (outcome, truths["growth-fails"]) == (NOT_REPRODUCED, NOT_MET)
-    claims = {c.id: c.status for c in GROWTH.claims(truncated_run(), run_facts(GROWTH, "0.18.0"))}
+    claims = {
+        c.id: c.status for c in GROWTH.claim_results(truncated_run(), run_facts(GROWTH, "0.18.0"))
+    }
     assert claims["truncates"] is ClaimStatus.CONFIRMED
     assert claims["all-fail"] is ClaimStatus.NOT_TESTED
 

@@ -173,13 +173,15 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
     outcome, _, _ = judge(scenario, fixed_run(scenario))
     assert outcome is Outcome.NOT_REPRODUCED
     facts = run_facts(scenario, "", "fix")
-    claims = {c.id: c.status for c in scenario.claims(fixed_run(scenario), facts)}
+    claims = {c.id: c.status for c in scenario.claim_results(fixed_run(scenario), facts)}
     assert claims == {
         "root-cause": ClaimStatus.NOT_TESTED,
         "decode-undisturbed": ClaimStatus.CONFIRMED,
         "fixed": ClaimStatus.CONFIRMED,
     }
-    claims = {c.id: c.status for c in scenario.claims(failed_run(scenario), run_facts(scenario))}
+    claims = {
+        c.id: c.status for c in scenario.claim_results(failed_run(scenario), run_facts(scenario))
+    }
     assert claims["root-cause"] is ClaimStatus.CONFIRMED
     assert claims["fixed"] is ClaimStatus.NOT_TESTED
 

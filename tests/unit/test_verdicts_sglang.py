@@ -17,7 +17,7 @@ from mmrepro.scenarios import prefix_sharing as sharing
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
-from mmrepro.signature import Outcome, Truth, decide, evaluate
+from mmrepro.signature import Outcome, Truth
 
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
@@ -111,14 +111,9 @@ def run(*, collides: bool) -> Evidence:
 def judge(
     scenario: Scenario, evidence: Evidence, fidelity: Fidelity = Fidelity.CPU_STAND_IN
 ) -> tuple[Outcome, dict[str, Truth]]:
-    facts = RunFacts(scenario.default_release, fidelity, frozenset(), 13.0)
-    results = evaluate(scenario.conditions(facts), evidence)
-    outcome, _ = decide(
-        results,
-        gate_passed=scenario.gate_check(evidence).truth is Truth.MET,
-        healthy_after=scenario.healthy_after(evidence),
-    )
-    return outcome, {r.id: r.truth for r in results}
+    facts = RunFacts(scenario.release, fidelity, frozenset(), 13.0)
+    verdict = judge_run(scenario, evidence, facts)
+    return verdict.outcome, {r.id: r.truth for r in verdict.conditions}
 
 
 def test_a_collision_is_reproduced() -> None:
@@ -253,7 +248,7 @@ def test_without_a_stand_in_nothing_is_asked_of_it() -> None:
 
 def claims(evidence: Evidence, release: str, *mitigations: str) -> dict[str, ClaimStatus]:
     facts = RunFacts(release, Fidelity.CPU_STAND_IN, frozenset(mitigations), 13.0)
-    return {c.id: c.status for c in COLLISION.claims(evidence, facts)}
+    return {c.id: c.status for c in COLLISION.claim_results(evidence, facts)}
 
 
 def test_claims_of_a_collision() -> None:

@@ -174,7 +174,7 @@ def test_a_signature_that_raises_is_no_match() -> None:
 
 @pytest.mark.parametrize("scenario", all_scenarios(), ids=lambda s: s.full_name)
 def test_every_live_signature_is_whole_and_none_is_met_by_nothing(scenario) -> None:
-    facts = LiveFacts(scenario.engine, scenario.default_release, (), 15.0)
+    facts = LiveFacts(scenario.engine, scenario.release, (), 15.0)
     conditions = scenario.live_conditions(facts)
     assert {c.part for c in conditions if c.required} == {"symptom", "cause"}
     assert len({c.id for c in conditions}) == len(conditions)

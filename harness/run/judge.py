@@ -1,0 +1,136 @@
+"""From evidence to the verdict: a pure function, for runs and for what was recorded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mmrepro.errors import UsageError
+from mmrepro.evidence import Evidence
+from mmrepro.incident import ClaimResult, Incident
+from mmrepro.run import deadline
+from mmrepro.scenario import RunFacts, Scenario
+from mmrepro.signature import ConditionResult, Outcome, Truth, Verdict, decide, evaluate
+from mmrepro.signature.decide import guarded
+
+
+def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
+    """The verdict on ``evidence``; nothing else is asked, nothing is kept.
+
+    The gate is judged again as well: a failed one makes the verdict inconclusive.
+    """
+    results = evaluate(scenario.conditions(facts), evidence)
+    gate = guarded(scenario.gate_check, evidence)
+    healthy = guarded(lambda seen: scenario.healthy_after(seen, facts), evidence)
+    outcome, why = decide(results, gate_passed=gate.truth is Truth.MET, healthy_after=healthy)
+    expected, because = expectation(scenario, facts)
+    return Verdict(
+        outcome=outcome,
+        expected=expected,
+        expected_because=because,
+        as_expected=outcome is expected,
+        explanation=why,
+        conditions=results,
+    )
+
+
+def expectation(scenario: Scenario, facts: RunFacts) -> tuple[Outcome | None, str]:
+    """What is expected of such a run, and why; of one with flipped factors nothing."""
+    if facts.flips:  # what a factor does is to be found out
+        return None, f"flipped: {', '.join(sorted(facts.flips))}; nothing is expected of that"
+    return scenario.expected(facts.release, facts.mitigations)
+
+
+def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
+    """What of the set-up a recorded run was judged with."""
+    gate = incident.gate.deadline_s if incident.gate else None
+    applied = frozenset(m.name for m in incident.mitigations if m.applied)
+    known = {f.name for f in scenario.factors}
+    flips = (s.name.removeprefix("factor ") for s in incident.engine.settings)
+    return RunFacts(
+        release=incident.engine.release,
+        fidelity=incident.fidelity,
+        mitigations=applied & {m.name for m in scenario.mitigations},
+        deadline_s=gate or deadline.FLOOR_S,
+        flips=frozenset(flips) & known,
+    )
+
+
+@dataclass(frozen=True)
+class Change:
+    """A condition or claim, then and now; "": it was not there.
+
+    Attributes:
+        kind: symptom, cause or claim.
+    """
+
+    kind: str
+    id: str
+    then: str
+    now: str
+    observed: str
+
+    @property
+    def differs(self) -> bool:
+        return self.then != self.now
+
+
+@dataclass(frozen=True)
+class Rejudged:
+    """A recorded run, judged again."""
+
+    then: Verdict
+    now: Verdict
+    parts: tuple[Change, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the verdict is another one: what of the parts differs is only shown."""
+        return self.then.outcome is not self.now.outcome
+
+    @property
+    def changes(self) -> list[Change]:
+        return [part for part in self.parts if part.differs]
+
+
+def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:
+    """Judge what ``incident`` recorded by ``scenario``, which need not be the one it was run for.
+
+    Raises:
+        UsageError: it holds no verdict (a run that did not end, or a diagnosis).
+    """
+    if incident.verdict is None:
+        raise UsageError(
+            f"This incident holds no verdict: its state is {incident.state}.",
+            hint="mmrepro report DIR shows what it holds",
+        )
+    evidence, facts = incident.evidence, facts_of(incident, scenario)
+    now = judge(scenario, evidence, facts)
+    claims = scenario.claim_results(evidence, facts)
+    then_parts = [*_conditions(incident.verdict.conditions), *_claims(incident.claims)]
+    now_parts = [*_conditions(now.conditions), *_claims(claims)]
+    return Rejudged(incident.verdict, now, _paired(then_parts, now_parts))
+
+
+Told = tuple[str, str, str, str]
+"""Kind, id, truth or status, what was observed."""
+
+
+def _conditions(results: Iterable[ConditionResult]) -> list[Told]:
+    return [(r.part, r.id, r.truth.value, r.observed) for r in results]
+
+
+def _claims(claims: Iterable[ClaimResult]) -> list[Told]:
+    return [("claim", c.id, c.status.value, c.observed) for c in claims]
+
+
+def _paired(then: list[Told], now: list[Told]) -> tuple[Change, ...]:
+    before = {(kind == "claim", name): truth for kind, name, truth, _ in then}
+    after = {(kind == "claim", name): truth for kind, name, truth, _ in now}
+    parts: dict[tuple[bool, str], Told] = {}
+    for told in (*now, *then):
+        parts.setdefault((told[0] == "claim", told[1]), told)
+    return tuple(
+        Change(kind, name, before.get(key, ""), after.get(key, ""), observed)
+        for key, (kind, name, _, observed) in parts.items()
+    )

@@ -1,0 +1,298 @@
+"""Conditions that several scenarios share, each with its form for an observer.
+
+Every function returns what ``symptoms`` and ``causes`` take. ``more``: ``required``, ``live``,
+``reported``, ``id`` (see :class:`mmrepro.scenario.declare.Declared`). Checks for ``works_after``
+stand at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmrepro.engines import Engine
+from mmrepro.evidence import Evidence
+from mmrepro.probes.data import InferenceData
+from mmrepro.scenario.bind import Check
+from mmrepro.scenario.declare import Declared, cause, symptom
+from mmrepro.signature import Finding, checks, crash, live_server
+from mmrepro.signature.views import Processes, Requests
+
+# ------------------------------------------------------------------ hangs that look healthy
+
+
+def not_answered(**more: Any) -> Declared:
+    """A small text-only request, sent after the trigger, gets no answer."""
+    return symptom(
+        "a small text-only request is not answered",
+        checks.probe_unanswered,
+        **{"id": "no-answer", "live": True, **more},
+    )
+
+
+def never_answered(label: str, statement: str = "", **more: Any) -> Declared:
+    """The request called ``label`` is neither refused nor answered; an observer's own is not."""
+
+    def unanswered(requests: Requests) -> Finding:
+        sent = requests.first(label)
+        if not sent.timed_out:
+            return Finding.of(False, f"{sent.status} {sent.error[:160]}".strip())
+        gate = [r.latency_s for r in requests.within("gate") if r.answered]
+        usual = f", against {max(gate):.2f} s at most in the gate" if gate else ""
+        return Finding.of(True, f"no answer in {sent.latency_s:.1f} s{usual}")
+
+    statement = statement or f"{label}: neither refused nor answered"
+    more = {"id": "no-answer", "live": not_answered(), **more}
+    return symptom(statement, unanswered, **more)
+
+
+def some_request_unanswered(**more: Any) -> Declared:
+    """A request of the trigger is not answered, after others were."""
+    statement = "a request is not answered within a deadline many times the usual latency"
+    more = {"id": "no-answer", "live": False, **more}
+    return symptom(statement, checks.unanswered, **more)
+
+
+def new_request_unanswered(**more: Any) -> Declared:
+    """After that, a fresh small request is not answered either."""
+    statement = "a new text-only request is not answered either"
+    more = {"id": "no-answer-later", "live": True, **more}
+    return symptom(statement, checks.probe_unanswered, **more)
+
+
+def endpoints_green(statement: str = "/health and /v1/models answer 200", **more: Any) -> Declared:
+    more = {"id": "endpoints-green", "live": True, **more}
+    return symptom(statement, checks.endpoints_green, **more)
+
+
+def nothing_queued(**more: Any) -> Declared:
+    """The scheduler says that it has nothing to do, in two readings."""
+
+    def queue_empty(evidence: Evidence, engine: Engine) -> Finding:
+        return checks.queue_empty(evidence, engine.metrics["running"], engine.metrics["waiting"])
+
+    statement = "num_requests_running and num_requests_waiting are 0"
+    return symptom(statement, queue_empty, **{"id": "nothing-queued", "live": True, **more})
+
+
+def added_not_scheduled(**more: Any) -> Declared:
+    """No observer's: what clients give up counts as finished."""
+
+    def added_but_unfinished(evidence: Evidence, engine: Engine) -> Finding:
+        return checks.added_but_unfinished(evidence, engine.metrics["finished"])
+
+    statement = 'the API server logged "Added request" for requests that never finished'
+    more = {"id": "added-not-scheduled", "live": False, **more}
+    return symptom(statement, added_but_unfinished, **more)
+
+
+def tokens_stand_still(**more: Any) -> Declared:
+    """Counters of tokens; not of requests: a frozen vLLM counts as finished those that their
+    clients give up."""
+
+    def no_progress(evidence: Evidence, engine: Engine) -> Finding:
+        names = live_server.COUNTERS
+        return checks.no_progress(
+            evidence, {name: engine.metrics[name] for name in names if name in engine.metrics}
+        )
+
+    more = {"id": "no-progress", "live": True, **more}
+    return symptom("counters of tokens stand still", no_progress, **more)
+
+
+def no_progress(**more: Any) -> Declared:
+    """Counters of finished requests and of tokens; for an observer, of tokens."""
+
+    def stand_still(evidence: Evidence, engine: Engine) -> Finding:
+        names = ("finished", *live_server.COUNTERS)
+        return checks.no_progress(evidence, {name: engine.metrics[name] for name in names})
+
+    statement = "counters of finished requests and tokens stand still"
+    more = {"id": "no-progress", "live": tokens_stand_still(), **more}
+    return symptom(statement, stand_still, **more)
+
+
+def core_burns_cpu(**more: Any) -> Declared:
+    """The core process uses a whole core, where it used none in the gate."""
+
+    def burns(evidence: Evidence, engine: Engine) -> Finding:
+        return checks.core_burns_cpu(evidence, engine.core_role)
+
+    def busy(evidence: Evidence, engine: Engine) -> Finding:
+        return checks.core_busy(evidence, engine.core_role)
+
+    statement = "EngineCore uses a whole core in user space"
+    live = symptom(statement, busy, id="core-busy")
+    more = {"id": "core-burns-cpu", "live": live, **more}
+    return symptom(f"{statement}, idle before", burns, **more)
+
+
+def spins_in_user_space(**more: Any) -> Declared:
+    statement = "EngineCore spins in user space instead of waiting in a system call"
+    more = {"id": "user-space-spin", "live": True, **more}
+    return cause(statement, checks.spins_in_user_space, **more)
+
+
+def process_alive(statement: str = "EngineCore did not die of it", **more: Any) -> Declared:
+    def core_alive(evidence: Evidence, engine: Engine, processes: Processes) -> Finding:
+        if evidence.engine_exit is not None:
+            return Finding.of(False, f"the server ended with {evidence.engine_exit}")
+        state = processes.of(engine.core_role)[-1].state
+        return Finding.of(state not in ("Z", "X"), f"{engine.core_role} is in state {state}")
+
+    return symptom(statement, core_alive, **{"id": "core-alive", "live": True, **more})
+
+
+# ------------------------------------------------------------------ crashes
+
+
+def request_gets_500(label: str | Check, statement: str, **more: Any) -> Declared:
+    """The request gets 500, and a new text after it is not answered (:func:`crash.watch`).
+
+    ``label``: the request's, or a function that finds it.
+    """
+
+    def fails(evidence: Evidence) -> Finding:
+        name = label if isinstance(label, str) else str(label(evidence))
+        return crash.requests_fail_with_500(evidence, name)
+
+    return symptom(statement, fails, **{"id": "request-500", **more})
+
+
+def core_died(**more: Any) -> Declared:
+    """The core is gone; an observer sees that no process has its role, and the log's word."""
+
+    def died(evidence: Evidence, engine: Engine) -> Finding:
+        return crash.core_died(evidence, engine.core_role)
+
+    statement = "EngineCore is gone, and the API server says EngineDeadError"
+    more = {"id": "core-died", "live": core_is_dead("engine-dead"), **more}
+    return symptom(statement, died, **more)
+
+
+def core_is_dead(pattern: str) -> Declared:
+    """For an observer. ``pattern``: the log pattern of what the front calls it."""
+
+    def dead(evidence: Evidence, engine: Engine) -> Finding:
+        return live_server.core_is_dead(evidence, engine.core_role, pattern)
+
+    return symptom("EngineCore is gone, and the log says that it died", dead, id="core-died")
+
+
+def health_503(**more: Any) -> Declared:
+    statement = "/health answers 503 from then on, every time"
+    return symptom(statement, crash.health_is_503, **{"id": "health-503", **more})
+
+
+def server_exits(**more: Any) -> Declared:
+    more = {"id": "server-exits", "required": False, **more}
+    return symptom("the whole server ends by itself", crash.server_exits, **more)
+
+
+def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) -> Declared:
+    """The first exception of the log is the core's, and matches ``pattern``.
+
+    ``part``: :func:`cause` or :func:`symptom`.
+    """
+
+    def first(evidence: Evidence, engine: Engine) -> Finding:
+        return crash.first_error(evidence, engine.core_role, pattern)
+
+    found: Declared = part(statement, first, **{"id": "first-error", "live": True, **more})
+    return found
+
+
+# ------------------------------------------------------------------ requests that fail
+
+
+def some_requests_fail() -> tuple[Declared, ...]:
+    """For an observer: single requests get 500, the rest goes on."""
+
+    def others_answered(evidence: Evidence, engine: Engine) -> Finding:
+        names = (name for name in live_server.COUNTERS if name in engine.metrics)
+        counters = {name: engine.metrics[name] for name in names}
+        return checks.engine_works(evidence, counters, engine.core_role)
+
+    def requests_fail(evidence: Evidence) -> Finding:
+        return checks.logged(evidence, live_server.FAILED, "requests that got HTTP 500")
+
+    return (
+        symptom("requests end with HTTP 500, as the access log shows", requests_fail),
+        symptom(
+            "the engine works otherwise: a small text-only request is answered", others_answered
+        ),
+        endpoints_green(),
+    )
+
+
+def every_request_fails(**more: Any) -> Declared:
+    """The engine's loop has ended behind a front that lives."""
+
+    def fails(inference: InferenceData) -> Finding:
+        said = f"a small valid request: {inference.error[:160] or 'answered'}"
+        return Finding.of(not inference.answered and inference.status is not None, said)
+
+    more = {"id": "every-request-fails", **more}
+    return symptom("a small valid request fails", fails, **more)
+
+
+# ------------------------------------------------------------------ for works_after
+
+
+def answered(*labels: str) -> Check:
+    """Each request called so was sent and answered."""
+
+    def all_answered(requests: Requests) -> Finding:
+        for label in labels:
+            bad = [r for r in requests.all(label) if not r.answered]
+            if bad:
+                said = bad[0].status or "no answer"
+                return Finding.of(False, f"{bad[0].label}: {said} {bad[0].error[:120]}".rstrip())
+        return Finding.of(True, f"{', '.join(labels)}: answered")
+
+    return all_answered
+
+
+def refused_or_answered(label: str, status: int = 400) -> Check:
+    """The request called so was answered, or refused with ``status``."""
+
+    def either(requests: Requests) -> Finding:
+        sent = requests.first(label)
+        if sent.status == status:
+            return Finding.of(True, f"{label}: refused: {sent.error[:160]}")
+        said = "answered" if sent.answered else f"{sent.status} {sent.error[:120]}"
+        return Finding.of(sent.answered, f"{label}: {said}")
+
+    return either
+
+
+def trigger_answered(requests: Requests) -> Finding:
+    """Every request of the trigger was answered."""
+    sent = requests.within("trigger")
+    bad = next((r for r in sent if not r.answered), None)
+    if bad is not None:
+        return Finding.of(False, f"{bad.label}: {bad.status or 'no answer'} {bad.error[:120]}")
+    if not sent:
+        return Finding.unknown("the trigger sent no request")
+    return Finding.of(True, f"all {len(sent)} requests of the trigger answered")
+
+
+def answered_row(label: str) -> Check:
+    """For a row of the table: whether the request was answered, and how soon."""
+
+    def told(requests: Requests) -> Finding:
+        sent = requests.first(label)
+        said = f"{sent.status} in" if sent.status is not None else "no answer in"
+        return Finding.of(sent.answered, f"{said} {sent.latency_s:.2f} s")
+
+    return told
+
+
+def idle_cpu(processes: Processes, engine: Engine) -> str:
+    """For a row of the table: what the core used in the gate."""
+    return f"{processes.of(engine.core_role, 'gate')[-1].cpu_pct:.0f} % when idle"
+
+
+def usual_latency(requests: Requests) -> str:
+    """For a row of the table: how soon requests of the gate were answered."""
+    gate = [r.latency_s for r in requests.within("gate") if r.answered]
+    return f"{min(gate):.2f} to {max(gate):.2f} s" if gate else ""

@@ -1,0 +1,107 @@
+"""What a scenario declares of its report, judged: the rows of symptoms, the report's claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from mmrepro.evidence import Evidence, Missing
+from mmrepro.incident import ClaimResult, ClaimStatus, SymptomRow
+from mmrepro.scenario.bind import Check, bind
+from mmrepro.scenario.declare import Claim, Row, tagged
+from mmrepro.scenario.parts import RunFacts
+from mmrepro.signature import Finding, Truth, evaluate
+from mmrepro.signature.decide import all_met, guarded
+from packaging.specifiers import SpecifierSet
+
+if TYPE_CHECKING:
+    from mmrepro.scenario.base import Scenario
+
+STATUS = {
+    Truth.MET: ClaimStatus.CONFIRMED,
+    Truth.NOT_MET: ClaimStatus.REFUTED,
+    Truth.UNKNOWN: ClaimStatus.NOT_TESTED,
+}
+OPPOSITE = {
+    Truth.MET: Truth.NOT_MET,
+    Truth.NOT_MET: Truth.MET,
+    Truth.UNKNOWN: Truth.UNKNOWN,
+}
+
+
+def symptom_rows(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
+    """``scenario.rows``; where there are none, a row for each condition of the symptom."""
+    case = _Case(scenario, evidence, facts)
+    rows = scenario.rows or tuple(
+        Row(c.statement, c.id, reported=c.reported)
+        for c in scenario.declared()
+        if c.part == "symptom"
+    )
+    return [case.row(row) for row in rows]
+
+
+def claim_results(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
+    """``scenario.claims``, then its ``@claim`` methods."""
+    case = _Case(scenario, evidence, facts)
+    methods = tagged(type(scenario)).claims
+    return [
+        *(case.claim(claim, claim.by) for claim in scenario.claims),
+        *(case.claim(claim, getattr(scenario, name)) for name, claim in methods.items()),
+    ]
+
+
+class _Case:
+    """One run of a scenario, and what its conditions are."""
+
+    def __init__(self, scenario: Scenario, evidence: Evidence, facts: RunFacts) -> None:
+        self.scenario, self.evidence, self.facts = scenario, evidence, facts
+        judged = evaluate(scenario.conditions(facts), evidence)
+        self.results: Mapping[str, Finding] = {
+            r.id: Finding(r.truth, r.observed, tuple(r.evidence)) for r in judged
+        }
+
+    def row(self, row: Row) -> SymptomRow:
+        found = self.found(row.by)
+        healthy = row.healthy
+        if callable(healthy):
+            try:
+                healthy = str(bind(healthy, self.scenario, self.facts)(self.evidence))
+            except Missing:
+                healthy = ""
+        told = found.truth is not Truth.UNKNOWN and row.abnormal_if is not None
+        return SymptomRow(
+            check=row.name,
+            healthy=healthy,
+            observed=found.observed,
+            abnormal=(found.truth is Truth.MET) == row.abnormal_if if told else None,
+            reported=row.reported,
+        )
+
+    def claim(self, claim: Claim, by: tuple[str, ...] | Check | None) -> ClaimResult:
+        found = self._tested(claim, by)
+        return ClaimResult(
+            id=claim.id,
+            text=claim.text,
+            source=claim.source,
+            status=STATUS[OPPOSITE[found.truth] if claim.refuted else found.truth],
+            observed=f"{found.observed} ({claim.note})" if claim.note else found.observed,
+        )
+
+    def _tested(self, claim: Claim, by: tuple[str, ...] | Check | None) -> Finding:
+        if claim.untested:
+            return Finding.unknown(claim.untested)
+        if claim.releases and self.facts.version not in SpecifierSet(claim.releases):
+            return Finding.unknown(f"this run is of {self.facts.release}")
+        for name in claim.given:
+            if self.found(name).truth is not Truth.MET:
+                why = claim.otherwise or f"not tested without {name}"
+                return Finding.unknown(f"{why}: {self.found(name).observed}")
+        if isinstance(by, tuple):
+            return all_met(*(self.found(name) for name in by))
+        return self.found(by) if by else Finding.unknown("not tested")
+
+    def found(self, by: str | Check) -> Finding:
+        """Of a condition, by its id, or of a check. An id that there is not is unknown."""
+        if isinstance(by, str):
+            return self.results.get(by) or Finding.unknown(f"there is no condition {by} here")
+        return guarded(bind(by, self.scenario, self.facts), self.evidence)

@@ -1,0 +1,124 @@
+"""Evidence as a check asks for it: typed, and loud where something is missing.
+
+A check names what it reads by the types of its parameters. What is not there raises
+:class:`Missing`, which makes the condition unknown: no check needs to ask first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
+from mmrepro.probes.data import LogLine, ProcessUse
+from mmrepro.signature import checks
+
+
+class View:
+    """Part of the evidence. Whether an observer has it too, who sent no request of the trigger
+    and ran nothing in the engine's environment, is ``observable``."""
+
+    observable = True
+
+    def __init__(self, evidence: Evidence) -> None:
+        self.evidence = evidence
+
+
+class Requests(View):
+    """What the scenario itself sent, and what came of it."""
+
+    observable = False
+
+    def all(self, label: str) -> list[RequestRecord]:
+        """Those called ``label``, or ``label`` and more words. Raises Missing: none was sent."""
+        found = self.evidence.labelled(label)
+        if not found:
+            raise Missing(f"{label} was not sent")
+        return found
+
+    def first(self, label: str) -> RequestRecord:
+        return self.all(label)[0]
+
+    def last(self, label: str) -> RequestRecord:
+        return self.all(label)[-1]
+
+    def within(self, *phases: Phase) -> list[RequestRecord]:
+        return self.evidence.requests_in(*phases)
+
+
+class Measured(View):
+    """What the scenario measured itself (``Drive.fact``)."""
+
+    observable = False
+
+    def number(self, name: str) -> float:
+        """Raises Missing: it was not measured, or is no number."""
+        value = self.evidence.facts.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Missing(f"{name} was not measured")
+        return value
+
+
+class Reproducers(View):
+    """What single-file reproducers printed inside the engine's environment."""
+
+    observable = False
+
+    def facts(self, name: str) -> dict[str, str | int | float | bool | None]:
+        """Raises Missing: it was not run, or failed."""
+        found = self.evidence.reproducer(name)
+        if found is None:
+            raise Missing(f"the reproducer {name} was not run")
+        if found.exit_code != 0:
+            raise Missing(found.error or f"the reproducer {name} failed")
+        return found.facts
+
+    def truth(self, name: str, fact: str) -> bool:
+        """A fact that is yes or no. Raises Missing."""
+        value = self.facts(name).get(fact)
+        if not isinstance(value, bool):
+            raise Missing(f"the reproducer {name} did not say {fact}")
+        return value
+
+
+class Logs(View):
+    """Lines of the engine's logs, by the names of ``log_patterns``."""
+
+    def count(self, pattern: str) -> int:
+        """Raises Missing: no log was searched for it, or none was read whole."""
+        found = checks.log_count(self.evidence, pattern)
+        if found is None:
+            raise Missing(self.evidence.why_missing("logs", "check"))
+        return found
+
+    def lines(self, pattern: str) -> list[LogLine]:
+        """Those that were kept; there may be more (``count``). Raises Missing as ``count``."""
+        self.count(pattern)
+        return checks.log_lines(self.evidence, pattern)
+
+
+class Metrics(View):
+    """The engine's Prometheus metrics."""
+
+    def readings(self, names: Sequence[str], *phases: Phase, least: int = 2) -> list[float]:
+        """Values of the first of ``names`` that the server knows, oldest first.
+
+        Args:
+            phases: of the readings; none: of the check.
+            least: with fewer readings, Missing is raised.
+        """
+        found = checks.metric_readings(self.evidence, tuple(names), *(phases or ("check",)))
+        if len(found) < least:
+            why = self.evidence.why_missing("metrics", *(phases or ("check",)))
+            raise Missing(f"{len(found)} readings of {names[0]}; {why}")
+        return found
+
+
+class Processes(View):
+    """The server's processes, measured."""
+
+    def of(self, role: str, *phases: Phase) -> list[ProcessUse]:
+        """One entry a reading, of the check unless told otherwise. Raises Missing: none."""
+        found = checks.core_processes(self.evidence, role, *(phases or ("check",)))
+        if not found:
+            raise Missing(f"no process {role} was measured")
+        return found
