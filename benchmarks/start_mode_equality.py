@@ -85,6 +85,15 @@ class Seen:
         )
 
 
+def cases() -> list[str]:
+    """All of them, as the words after ``mmrepro run``; ``tests/evidence`` holds runs of these."""
+    found = list(CASES)
+    for scenario, variants in MINIVLLM.items():
+        for variant in variants:
+            found += [f"{scenario} --variant {variant}{end}" for end in ("", " --mitigation fix")]
+    return found
+
+
 def run(case: str, mode: str, out: Path, variables: dict[str, str]) -> Seen:
     name = case.replace(" --", "-").replace(" ", "-")
     folder = out / f"{name}-{mode}"
@@ -123,10 +132,6 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases whose text holds one of these, by commas")
     parser.add_argument("--table", type=Path, help="write the table to this file")
     asked = parser.parse_args()
-    cases = list(CASES)
-    for scenario, variants in MINIVLLM.items():
-        for variant in variants:
-            cases += [f"{scenario} --variant {variant}{end}" for end in ("", " --mitigation fix")]
     asked.out.mkdir(parents=True, exist_ok=True)
     variables = {
         **os.environ,
@@ -138,7 +143,7 @@ def main() -> int:
         "|---|---|---|---|---|---|---|---|",
     ]
     differ = 0
-    for case in cases:
+    for case in cases():
         if not any(word in case for word in asked.only.split(",")):
             continue
         cold, warm = (run(case, mode, asked.out, variables) for mode in MODES)

@@ -1,0 +1,316 @@
+"""Recorded runs of every scenario: make the missing ones, pack them, list them.
+
+Usage:  uv run python tests/evidence/record.py                 # run and pack what is missing
+        uv run python tests/evidence/record.py --only WORD     # of it, cases that hold WORD
+        uv run python tests/evidence/record.py --from DIR…     # pack finished runs
+        uv run python tests/evidence/record.py --table         # README's table and truths.json
+
+A recording is NAME.zip: the ``incident.json`` of one real run and the manifest that a bundle has,
+so that ``mmrepro.reports.load`` reads it. Nothing in it is edited but texts that name this machine
+(see ``without_places``). Reports and raw evidence stay out. What is packed already is left alone
+unless --force is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from mmrepro import __version__
+from mmrepro.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest
+from mmrepro.errors import MmreproError
+from mmrepro.incident import INCIDENT_FILE, Incident
+from mmrepro.redact import PLACEHOLDER, Redactor
+from mmrepro.registry import load_scenario
+from mmrepro.reports import load
+from mmrepro.rundir import incident_json
+
+HERE: Final = Path(__file__).resolve().parent
+CHECKOUT: Final = HERE.parents[1]
+README: Final = HERE / "README.md"
+TRUTHS: Final = HERE / "truths.json"
+
+sys.path.insert(0, str(CHECKOUT / "benchmarks"))
+from start_mode_equality import cases  # noqa: E402
+
+SLOW: Final = "full-size"
+"""A variant that takes minutes and judges as another one does."""
+MORE: Final = """
+ghost-key-eviction --release 0.12.0
+ghost-key-eviction --release 0.14.0
+ghost-key-eviction --release 0.32.0
+ghost-key-eviction --mitigation disable-mm-cache
+ghost-key-eviction --mitigation patch
+ghost-key-eviction --flip cache-size
+ghost-key-eviction --flip popitem-fix
+ghost-key-eviction --flip refusal
+ghost-key-eviction '--server-arg=--limit-mm-per-prompt={"image":0}'
+ghost-key-eviction --server-arg=--no-enable-log-requests
+mm-cache-desync --release 0.11.0
+mm-cache-desync --release 0.12.0
+mm-cache-desync --release 0.14.0
+mm-cache-desync --release 0.32.0
+mm-cache-desync --flip refusal
+chunked-mm-prefill --variant generated-placeholder --server-arg=--max-model-len=1024
+chunked-mm-prefill --variant async-race --mitigation sync-scheduling
+chunked-mm-prefill --variant async-race --mitigation barrier
+chunked-mm-prefill --variant async-race --mitigation budget
+chunked-mm-prefill --variant async-race --flip image-size
+chunked-mm-prefill --variant async-race --flip prefix-caching
+chunked-mm-prefill --variant async-race --contract-probe
+encoder-cache-overflow --release 0.12.0
+encoder-cache-overflow --mitigation larger-budget
+encoder-cache-overflow --mitigation limit-at-start
+encoder-cache-overflow '--server-arg=--limit-mm-per-prompt={"image":0}'
+pad-value-collision --release 0.5.17
+pad-value-collision --release 0.5.17 --mitigation cache-salt
+pad-value-collision --mitigation cache-salt
+pad-value-collision --mitigation extra-key
+pad-value-collision --mitigation disable-radix-cache
+pad-value-collision --option search
+pad-value-collision --server-arg=--max-total-tokens=50
+shape-alias --variant kv-cache --release 0.5.6
+shape-alias --variant kv-cache --server-arg=--disable-radix-cache
+shape-alias --variant embedding-cache --release 0.5.6
+undersized-kv-budget --variant text --release 0.7.0.post3
+undersized-kv-budget --variant text --mitigation kv-budget
+undersized-kv-budget --variant text --server-arg=--session-len=256
+kv-growth-crash --release 0.7.0.post3
+kv-growth-crash --mitigation kv-budget
+kv-growth-crash --server-arg=--log-level=CRITICAL
+kv-growth-crash --server-arg=--session-len=256
+mm-prefill-contract --variant slot-mapping --server-arg=--text-only
+mm-prefill-contract --variant pinned-placeholder --mitigation fix --server-arg=--fault=slot-mapping
+borrowed-faults --variant ghost-key-lru --server-arg=--mm-cache-tokens=4096
+borrowed-faults --variant ghost-key-lru --server-arg=--text-only
+borrowed-faults --variant pad-value-key --server-arg=--no-prefix-caching
+borrowed-faults --variant reused-mask --server-arg=--max-num-seqs=1
+borrowed-faults --variant reused-mask --server-arg=--fault=kv-budget
+""".strip().splitlines()
+"""Besides the cases that ``benchmarks/start_mode_equality.py`` compares: the other mitigations,
+flips as ``mmrepro ablate`` makes them, other releases, and gates that fail."""
+CASES: Final = [*(case for case in cases() if SLOW not in case), *MORE]
+"""The words after ``mmrepro run``, as a shell takes them."""
+
+_WORKING: Final = re.compile(r"(?<![\w.}/~-])/[\w./+-]+/(?:mmr|mmrepro)-[\w-]+")
+_REPRODUCERS: Final = re.compile(r"(?<![\w.}/~-])(?:/[\w.+-]+)+(?=/reproducers\b)")
+_ABSOLUTE: Final = re.compile(r"(?<![\w.}~:/-])/([\w.+-]+)/[\w.+-]+")
+_EVERYWHERE: Final = {"proc", "sys", "dev", "usr", "lib", "lib64", "bin", "etc"}
+"""Folders that every Linux has: a path below one tells nothing of this machine."""
+
+
+# ---------------------------------------------------------------------- cases and names
+
+
+def parsed(case: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("scenario")
+    for option in ("--variant", "--release", "--start-mode"):
+        parser.add_argument(option, default="")
+    for option in ("--server-arg", "--mitigation", "--flip", "--option"):
+        parser.add_argument(option, action="append", default=[])
+    parser.add_argument("--contract-probe", action="store_true")
+    return parser.parse_args(shlex.split(case))
+
+
+def name_of(case: str) -> str:
+    """The recording's name: the case, with its release if that is all that tells it apart."""
+    words = parsed(case)
+    changes = [*words.mitigation]
+    changes += [f"flip-{name}" for name in words.flip]
+    changes += [f"option-{name}" for name in words.option]
+    changes += [f"with{argument}" for argument in words.server_arg]
+    changes += ["contract-probe"] if words.contract_probe else []
+    release = words.release
+    if not release and not changes:
+        release = load_scenario(words.scenario).with_variant(words.variant).default_release
+    parts = [words.scenario, words.variant, release, *changes]
+    return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, parts))).strip("-")
+
+
+def case_of(incident: Incident) -> str:
+    return incident.command.removeprefix("mmrepro run ")
+
+
+# ---------------------------------------------------------------------- packing
+
+
+def without_places(text: str, incident_dir: str) -> str:
+    """``text`` without folders of this machine; the home is ``~`` already.
+
+    The run's folder becomes ``{run}``, temporary folders of runs ``{run-tmp}``, the checkout that
+    ``reproducers`` lies in ``{checkout}``: the same folder is the same placeholder everywhere.
+    """
+    if incident_dir.startswith("/"):
+        text = text.replace(incident_dir, "{run}")
+    text = _WORKING.sub("{run-tmp}", text)
+    return _REPRODUCERS.sub("{checkout}", text)
+
+
+def places_in(text: str) -> list[str]:
+    """Absolute paths below a folder that this machine's root has: there should be none."""
+    found = Counter(
+        match[0]
+        for match in _ABSOLUTE.finditer(text)
+        if match[1] not in _EVERYWHERE and Path("/", match[1]).is_dir()
+    )
+    return [f"{path} ({times} times)" for path, times in found.most_common()]
+
+
+def packed_text(incident: Incident) -> str:
+    redactor = Redactor()
+    text = incident_json(incident)
+    redactor.reserve(text)
+    text = incident_json(redactor.redact_model(incident))
+    return without_places(text, incident.incident_dir) + "\n"
+
+
+def pack(folder: Path, *, force: bool) -> Path | None:
+    """The recording made of a finished run; None: there is one already.
+
+    Raises:
+        ValueError: the run is not complete, or a path of this machine would be left in it.
+    """
+    incident = load(folder)
+    target = HERE / f"{name_of(case_of(incident))}.zip"
+    if target.exists() and not force:
+        return None
+    if incident.state != "complete" or incident.verdict is None:
+        raise ValueError(f"{folder}: the run is {incident.state}")
+    text = packed_text(incident)
+    if left := places_in(text):
+        raise ValueError(f"{folder}: paths of this machine: {', '.join(left[:5])}")
+    data = text.encode()
+    listed = BundledFile(
+        name=INCIDENT_FILE,
+        bytes=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        original_bytes=(folder / INCIDENT_FILE).stat().st_size,
+        redactions=len(PLACEHOLDER.findall(text)),
+    )
+    manifest = BundleManifest(
+        mmrepro_version=__version__,
+        incident=incident.id,
+        scenario=incident.scenario.name,
+        files=[listed],
+    )
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_LZMA) as archive:
+        # Without a date: the same incident gives the same bytes.
+        for name, content in ((INCIDENT_FILE, text), (MANIFEST_FILE, manifest.model_dump_json())):
+            entry = zipfile.ZipInfo(name)
+            entry.compress_type = zipfile.ZIP_LZMA
+            archive.writestr(entry, content)
+    load(target)
+    return target
+
+
+def record(case: str, folder: Path) -> None:
+    """Run ``case`` once, its server forked from a warm parent where that can be."""
+    command = [sys.executable, "-m", "mmrepro", "run", *shlex.split(case)]
+    mode = [] if parsed(case).start_mode else ["--start-mode", "warm"]
+    done = subprocess.run(
+        [*command, *mode, "--out", str(folder)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if not (folder / INCIDENT_FILE).exists():
+        raise ValueError(f"{case}: {done.stderr[-2000:]}")
+
+
+# ---------------------------------------------------------------------- what they hold
+
+
+def recordings() -> dict[str, Incident]:
+    return {path.stem: load(path) for path in sorted(HERE.glob("*.zip"))}
+
+
+def truths(incident: Incident) -> dict[str, Any]:
+    """What must stay the same, whoever judges this evidence."""
+    assert incident.verdict is not None
+    return {
+        "outcome": incident.verdict.outcome,
+        "conditions": {c.id: c.truth for c in incident.verdict.conditions},
+        "claims": {c.id: c.status for c in incident.claims},
+        "symptoms": [[row.check, row.abnormal] for row in incident.symptoms],
+        "exhibits": len(incident.exhibits),
+        "key_stack": incident.key_stack is not None,
+    }
+
+
+def table(found: dict[str, Incident]) -> str:
+    lines = ["| file | command | outcome | conditions met |", "|---|---|---|---|"]
+    for name, incident in found.items():
+        assert incident.verdict is not None
+        results = incident.verdict.conditions
+        met = sum(result.truth == "met" for result in results)
+        lines.append(
+            f"| {name} | `{incident.command}` | {incident.verdict.outcome} | "
+            f"{met} of {len(results)} |"
+        )
+    outcomes = Counter(i.verdict.outcome for i in found.values() if i.verdict)
+    said = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common())
+    size = sum(path.stat().st_size for path in HERE.glob("*.zip"))
+    return "\n".join([*lines, "", f"{len(found)} recordings, {size / 2**20:.1f} MiB: {said}."])
+
+
+def write_lists() -> None:
+    found = recordings()
+    everything = {name: truths(incident) for name, incident in found.items()}
+    TRUTHS.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n")
+    head, begin, rest = README.read_text().partition("<!-- table -->\n")
+    _, end, tail = rest.partition("<!-- end -->")
+    README.write_text(head + begin + table(found) + "\n" + end + tail)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--from", dest="folders", type=Path, nargs="+", default=[], metavar="DIR",
+                        help="pack these folders of finished runs; run nothing")  # fmt: skip
+    parser.add_argument("--only", default="", metavar="WORD", help="only cases that hold WORD")
+    parser.add_argument("--list", action="store_true", help="print the cases and whether packed")
+    parser.add_argument("--table", action="store_true", help="only write the table and truths.json")
+    parser.add_argument("--force", action="store_true", help="pack anew what is packed already")
+    asked = parser.parse_args()
+    failed = 0
+    if asked.list:
+        for case in CASES:
+            there = (HERE / f"{name_of(case)}.zip").exists()
+            print("packed " if there else "missing", case)
+        return 0
+    missing = []
+    if not asked.folders and not asked.table:
+        missing = [case for case in CASES if asked.only in case]
+    with tempfile.TemporaryDirectory(prefix="mmrepro-evidence-") as work:
+        for number, case in enumerate(missing):
+            if (HERE / f"{name_of(case)}.zip").exists() and not asked.force:
+                continue
+            folder = Path(work, str(number))
+            try:
+                record(case, folder)
+                print(f"{case}: {pack(folder, force=True)}", flush=True)
+            except (ValueError, MmreproError) as error:
+                failed += 1
+                print(error, file=sys.stderr)
+    for folder in asked.folders:
+        try:
+            print(f"{folder}: {pack(folder, force=asked.force) or 'packed already'}")
+        except (ValueError, MmreproError) as error:
+            failed += 1
+            print(error, file=sys.stderr)
+    write_lists()
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
