@@ -279,7 +279,7 @@ BROKEN = {
     "no condition": (GOOD + "\n    Mine.conditions = lambda *_: []\n", "has no condition"),
     "an unknown type": (
         DECLARED + "    @cause('c')\n    def c(self, what: int): ...\nSCENARIO = S()\n",
-        "asks for what: <class 'int'>, which no evidence is",
+        "asks for what: <class .int.>, which no evidence is",
     ),
     "two of a name": (
         DECLARED + "    symptoms = causes = (endpoints_green(),)\nSCENARIO = S()\n",

@@ -11,6 +11,7 @@ from made_up import http, probed, request
 from mmrepro.evidence import Evidence, ReproducerResult, RequestRecord
 from mmrepro.incident import ClaimStatus, Fidelity
 from mmrepro.probes.data import LogsData
+from mmrepro.run.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenarios import pad_value_collision as collision
 from mmrepro.scenarios import prefix_sharing as sharing

@@ -1,0 +1,117 @@
+"""Recorded runs, judged again: the corpus in tests/evidence, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mmrepro.cli.app import app
+from mmrepro.reports import load
+from mmrepro.run.judge import rejudge
+from mmrepro.scenario.registry import load_scenario
+from typer.testing import CliRunner
+
+CORPUS = sorted((Path(__file__).parent.parent / "evidence").glob("*.zip"))
+TRUTHS = json.loads((Path(__file__).parent.parent / "evidence/truths.json").read_text())
+LIMIT_BYTES = 8 << 20
+
+runner = CliRunner()
+
+
+def recorded(name: str) -> Path:
+    return next(path for path in CORPUS if path.stem == name)
+
+
+def test_every_recording_is_judged_as_it_was() -> None:
+    """In one command, with each condition and claim."""
+    said = runner.invoke(app, ["judge", "--json", *map(str, CORPUS)])
+    assert said.exit_code == 0, said.output
+    documents = json.loads(said.output)
+    changed = [
+        f"{Path(d['incident']).stem}: {part['kind']} {part['id']}: {part['then']} -> {part['now']}"
+        for d in documents
+        for part in d["parts"]
+        if part["then"] != part["now"]
+    ]
+    assert not changed
+    assert len(documents) == len(CORPUS) >= 30
+    assert {d["now"] for d in documents} == {
+        "reproduced", "not-reproduced", "different-failure", "inconclusive",
+    }  # fmt: skip
+
+
+def test_every_scenario_and_variant_is_recorded_as_reproduced_and_not() -> None:
+    outcomes: dict[tuple[str, str], set[str]] = {}
+    for path in CORPUS:
+        incident = load(path)
+        assert incident.verdict is not None
+        key = incident.scenario.name, incident.scenario.variant
+        outcomes.setdefault(key, set()).add(incident.verdict.outcome.value)
+    unrun = {("undersized-kv-budget", "full-size")}  # minutes a request
+    from mmrepro.diagnose.match import all_scenarios
+
+    for scenario in all_scenarios():
+        key = scenario.name, scenario.variant
+        if key not in unrun:
+            assert {"reproduced", "not-reproduced"} <= outcomes[key], key
+
+
+def test_the_corpus_stays_small() -> None:
+    assert sum(path.stat().st_size for path in CORPUS) <= LIMIT_BYTES
+    assert {path.stem for path in CORPUS} == set(TRUTHS)
+
+
+def test_symptom_rows_are_told_as_they_were() -> None:
+    for path in CORPUS:
+        incident = load(path)
+        scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+        found = rejudge(incident, scenario)
+        assert found.now.as_expected == found.then.as_expected, path.stem
+
+
+def test_other_evidence_is_another_verdict(tmp_path: Path) -> None:
+    """What a stranger would doubt: take the assertion out of the log, and it is not reproduced."""
+    folder = tmp_path / "doctored"
+    folder.mkdir()
+    incident = load(recorded("ghost-key-eviction-0.23.0"))
+    for result in incident.evidence.probes:
+        if result.data is not None and result.data.kind == "logs":
+            result.data.matches.pop("cached-item-assertion", None)
+            result.data.match_counts["cached-item-assertion"] = 0
+    (folder / "incident.json").write_text(incident.model_dump_json())
+    said = runner.invoke(app, ["judge", str(folder)])
+    assert said.exit_code == 1
+    assert "reproduced \u2192 different-failure" in said.output
+    assert "cached-item-assertion" in said.output
+
+
+def test_by_another_scenario() -> None:
+    """The signature of another failure does not take it for its own."""
+    said = runner.invoke(
+        app,
+        ["judge", "--scenario", "mm-cache-desync", str(recorded("encoder-cache-overflow-0.11.0"))],
+    )
+    assert said.exit_code == 1
+    assert "reproduced \u2192" in said.output
+
+
+WRONG = {
+    "no such folder": (["no-such-folder"], "no-such-folder"),
+    "no such scenario": (["--scenario", "no-such"], "There is no scenario 'no-such'"),
+}
+
+
+@pytest.mark.parametrize(("extra", "says"), WRONG.values(), ids=WRONG.keys())
+def test_what_cannot_be_judged_is_a_sentence(extra: list[str], says: str) -> None:
+    where = [] if extra[0] == "no-such-folder" else [str(CORPUS[0])]
+    said = runner.invoke(app, ["judge", *extra, *where])
+    assert says in str(said.exception)
+
+
+def test_an_incident_without_a_verdict(tmp_path: Path) -> None:
+    incident = load(CORPUS[0])
+    incident.verdict, incident.state = None, "interrupted"
+    (tmp_path / "incident.json").write_text(incident.model_dump_json())
+    said = runner.invoke(app, ["judge", str(tmp_path)])
+    assert "holds no verdict" in str(said.exception)
