@@ -104,7 +104,12 @@ def _check(scenario: Scenario, where: str) -> None:
     except ValueError as error:
         raise BrokenScenario(f"The scenario in {where}: {error}.") from error
     facts = RunFacts(scenario.release, Fidelity.CPU, frozenset(), 0.0)
-    ids = [condition.id for condition in scenario.conditions(facts)]
+    try:
+        ids = [condition.id for condition in scenario.conditions(facts)]
+    except BrokenScenario as error:
+        raise BrokenScenario(
+            f"The scenario in {where}: {error.message}", hint=error.hint
+        ) from error
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice or not ids:
         what = f"has two conditions called {twice[0]}" if twice else "has no condition"
