@@ -11,9 +11,10 @@ import re
 import threading
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 
 from mmrepro.records import Moment, Record
 from pydantic import Field
@@ -94,10 +95,28 @@ class RawSink:
         return relative
 
 
+@dataclass(frozen=True)
+class Subject:
+    """What a probe that works alone is told (``mmrepro probe``). ``deadline_s``: in seconds."""
+
+    url: str = ""
+    pid: int = 0
+    log: Path | None = None
+    model: str = ""
+    deadline_s: float = 15.0
+
+
 class Probe(ABC, Generic[D_co]):
     """One kind of evidence. Subclasses are plain objects: constructing one does no I/O."""
 
     name: ClassVar[str]
+    needs: ClassVar[Literal["", "url", "pid", "log"]] = ""
+    """What of a :class:`Subject` has to be given."""
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        """The probe of ``subject``, in which what it ``needs`` is given."""
+        return cls()
 
     @abstractmethod
     def collect(self, sink: RawSink, deadline: float) -> D_co:

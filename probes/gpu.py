@@ -2,7 +2,8 @@
 
 Alone::
 
-    from mmrepro.probes import GpuProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.gpu import GpuProbe
     result = run_probe(GpuProbe(), Path("evidence"), 5)
     print(result.reason or [(d.name, d.utilization_pct) for d in result.data.devices])
 """

@@ -2,7 +2,8 @@
 
 Alone::
 
-    from mmrepro.probes import HttpProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.http import HttpProbe
     result = run_probe(HttpProbe("http://127.0.0.1:8000"), Path("evidence"), 12)
     print([(a.path, a.status, a.error) for a in result.data.answers])
 """
@@ -11,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Self
 
-from mmrepro.probes.base import Probe, RawSink, TimedOut
+from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut
 from mmrepro.probes.data import EndpointAnswer, HttpData
 from mmrepro.probes.fetch import api_root, fetch
 
@@ -28,6 +30,11 @@ class HttpProbe(Probe[HttpData]):
     """
 
     name = "http"
+    needs = "url"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(subject.url)
 
     def __init__(
         self,

@@ -5,7 +5,8 @@ Health endpoints are answered by the API server and stay 200 while the engine is
 
 Alone::
 
-    from mmrepro.probes import InferenceProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.inference import InferenceProbe
     result = run_probe(InferenceProbe("http://127.0.0.1:8000", "tiny", 15), Path("evidence"), 16)
     print(result.data.answered, result.data.error)
 """
@@ -15,9 +16,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
-from mmrepro.probes.base import Probe, RawSink, TimedOut
+from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut
 from mmrepro.probes.data import InferenceData
 from mmrepro.probes.fetch import api_root, fetch
 
@@ -38,6 +39,11 @@ class InferenceProbe(Probe[InferenceData]):
     """
 
     name = "inference"
+    needs = "url"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(subject.url, subject.model, subject.deadline_s)
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 Alone::
 
-    from mmrepro.probes import LogFilesProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.log_files import LogFilesProbe
     result = run_probe(LogFilesProbe([Path("server.log")]), Path("evidence"), 30)
     print(result.data.files, result.data.first_line, result.data.stuck_count)
 """

@@ -2,7 +2,8 @@
 
 Alone::
 
-    from mmrepro.probes import LogsProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.logs import LogsProbe
     result = run_probe(LogsProbe(path, {"ghost": r"Expected a cached item"}), Path("evidence"), 30)
     print(result.data.match_counts, result.data.last_by_process)
 """
@@ -18,7 +19,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from mmrepro.probes import _log_lines
 from mmrepro.probes._literals import exact_texts, required_texts
@@ -30,7 +31,7 @@ from mmrepro.probes._log_blocks import (
     safe_text,
 )
 from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
-from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import LogLine, LogsData
 
 CHUNK_BYTES = 1 << 20
@@ -55,6 +56,11 @@ class LogsProbe(Probe[LogsData]):
     """
 
     name = "logs"
+    needs = "log"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(subject.log or "")
 
     def __init__(
         self,

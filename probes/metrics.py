@@ -2,7 +2,8 @@
 
 Alone::
 
-    from mmrepro.probes import MetricsProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.metrics import MetricsProbe
     result = run_probe(MetricsProbe("http://127.0.0.1:8000/metrics"), Path("evidence"), 6)
     print(result.data.total("vllm:num_requests_running"))
 """
@@ -13,9 +14,10 @@ import math
 import re
 import time
 from collections.abc import Mapping
+from typing import Self
 from urllib.parse import urlsplit
 
-from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import MetricSample, MetricsData
 from mmrepro.probes.fetch import fetch
 from prometheus_client.parser import text_string_to_metric_families
@@ -35,6 +37,11 @@ class MetricsProbe(Probe[MetricsData]):
     """GET ``url`` (``/metrics`` is added to a bare server address) for at most ``timeout_s``."""
 
     name = "metrics"
+    needs = "url"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(subject.url.rstrip("/") + "/metrics")
 
     def __init__(
         self, url: str, timeout_s: float = 5.0, *, headers: Mapping[str, str] | None = None

@@ -2,7 +2,8 @@
 
 Alone::
 
-    from mmrepro.probes import ProcessesProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.processes import ProcessesProbe
     result = run_probe(ProcessesProbe(pid), Path("evidence"), 5)
     print([(p.role, p.cpu_pct, p.state) for p in result.data.processes])
 """
@@ -13,10 +14,11 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import psutil
 from mmrepro.probes import proc
-from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import ProcessesData, ProcessUse, ThreadUse
 
 MAX_BUSIEST = 8
@@ -56,6 +58,11 @@ class ProcessesProbe(Probe[ProcessesData]):
     """
 
     name = "processes"
+    needs = "pid"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(subject.pid)
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 Alone::
 
-    from mmrepro.probes import StacksProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.stacks import StacksProbe
     result = run_probe(StacksProbe([pid]), Path("evidence"), 10)
     print(result.reason or [f.function for f in result.data.samples[0].threads[0].frames])
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Self
 
 from mmrepro.probes import proc, py_spy
-from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import StackSample, StacksData
 from mmrepro.probes.py_spy import Dump, Outcome
 from mmrepro.records import Moment
@@ -43,6 +45,11 @@ class StacksProbe(Probe[StacksData]):
     """
 
     name = "stacks"
+    needs = "pid"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls([subject.pid])
 
     def __init__(
         self,

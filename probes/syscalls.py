@@ -2,7 +2,8 @@
 
 Alone::
 
-    from mmrepro.probes import SyscallsProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.syscalls import SyscallsProbe
     result = run_probe(SyscallsProbe(pid), Path("evidence"), 8)
     print(result.data.verdict, result.data.why)
 """
@@ -12,12 +13,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from mmrepro.probes import proc
 from mmrepro.probes._strace import DETACH_S, StraceRefused, count_calls
 from mmrepro.probes._syscall_names import syscall_name
-from mmrepro.probes.base import Probe, RawSink, TimedOut, Unavailable
+from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import SyscallsData
 
 Verdict = Literal["spinning-in-user-space", "busy-in-kernel", "blocked", "working", "unclear"]
@@ -126,6 +127,11 @@ class SyscallsProbe(Probe[SyscallsData]):
     """
 
     name = "syscalls"
+    needs = "pid"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(subject.pid)
 
     def __init__(self, pid: int, window_s: float = 2.0, use_strace: bool = True) -> None:
         self.pid = pid

@@ -34,7 +34,8 @@ def logs(
     import tempfile
 
     from mmrepro.errors import ExitCode, UsageError
-    from mmrepro.probes import LogFilesProbe, run_probe
+    from mmrepro.probes.base import run_probe
+    from mmrepro.probes.log_files import LogFilesProbe
 
     found = _engine(engine, files)
     probe = LogFilesProbe(

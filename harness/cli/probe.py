@@ -5,24 +5,13 @@ from __future__ import annotations
 import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from mmrepro.errors import ExitCode, UsageError
+from mmrepro.probes import PROBES
 
-if TYPE_CHECKING:
-    from mmrepro.probes.base import Probe
-
-
-class Kind(StrEnum):
-    HTTP = "http"
-    INFERENCE = "inference"
-    METRICS = "metrics"
-    PROCESSES = "processes"
-    STACKS = "stacks"
-    SYSCALLS = "syscalls"
-    GPU = "gpu"
-    LOGS = "logs"
+Kind = StrEnum("Kind", list(PROBES))
 
 
 def probe(
@@ -38,55 +27,17 @@ def probe(
 
     Example:  mmrepro probe stacks --pid 4576
     """
-    from mmrepro.probes.base import run_probe
+    from mmrepro.probes import probe_class
+    from mmrepro.probes.base import Subject, run_probe
 
-    chosen = _make(kind, url=url, pid=pid, log=log, model=model, deadline=deadline)
+    subject = Subject(url=url, pid=pid, log=log, model=model, deadline_s=deadline)
+    chosen = probe_class(kind.value)
+    if chosen.needs and not getattr(subject, chosen.needs):
+        raise UsageError(
+            f"The probe {kind} needs --{chosen.needs}.", hint=f"mmrepro probe {kind} --help"
+        )
     folder = raw or Path(tempfile.mkdtemp(prefix="mmrepro-probe-"))
-    result = run_probe(chosen, folder, deadline)
+    result = run_probe(chosen.on(subject), folder, deadline)
     typer.echo(result.model_dump_json(indent=1))
     if not result.ok:
         raise typer.Exit(ExitCode.INCONCLUSIVE)
-
-
-def _make(
-    kind: Kind, *, url: str, pid: int, log: Path | None, model: str, deadline: float
-) -> Probe[Any]:
-    needs = {Kind.HTTP: "url", Kind.INFERENCE: "url", Kind.METRICS: "url", Kind.LOGS: "log"}
-    needs |= {Kind.PROCESSES: "pid", Kind.STACKS: "pid", Kind.SYSCALLS: "pid"}
-    given = {"url": url, "pid": pid, "log": log}
-    if kind in needs and not given[needs[kind]]:
-        raise UsageError(
-            f"The probe {kind} needs --{needs[kind]}.", hint=f"mmrepro probe {kind} --help"
-        )
-    if kind is Kind.HTTP:
-        from mmrepro.probes.http import HttpProbe
-
-        return HttpProbe(url)
-    if kind is Kind.INFERENCE:
-        from mmrepro.probes.inference import InferenceProbe
-
-        return InferenceProbe(url, model, deadline)
-    if kind is Kind.METRICS:
-        from mmrepro.probes.metrics import MetricsProbe
-
-        return MetricsProbe(url.rstrip("/") + "/metrics")
-    if kind is Kind.PROCESSES:
-        from mmrepro.probes.processes import ProcessesProbe
-
-        return ProcessesProbe(pid)
-    if kind is Kind.STACKS:
-        from mmrepro.probes.stacks import StacksProbe
-
-        return StacksProbe([pid])
-    if kind is Kind.SYSCALLS:
-        from mmrepro.probes.syscalls import SyscallsProbe
-
-        return SyscallsProbe(pid)
-    if kind is Kind.GPU:
-        from mmrepro.probes.gpu import GpuProbe
-
-        return GpuProbe()
-    from mmrepro.probes.logs import LogsProbe
-
-    assert log is not None
-    return LogsProbe(log)

@@ -6,7 +6,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from mmrepro.probes import GpuProbe, ProbeStatus, run_probe
+from mmrepro.probes.base import ProbeStatus, run_probe
+from mmrepro.probes.gpu import GpuProbe
 
 
 class FakeNvml:

@@ -14,10 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from mmrepro.probes import HttpProbe, InferenceProbe, MetricsProbe, ProbeStatus, run_probe
-from mmrepro.probes.http import MAX_BODY_BYTES
-from mmrepro.probes.inference import read_completion
-from mmrepro.probes.metrics import parse_metrics
+from mmrepro.probes.base import ProbeStatus, run_probe
+from mmrepro.probes.http import MAX_BODY_BYTES, HttpProbe
+from mmrepro.probes.inference import InferenceProbe, read_completion
+from mmrepro.probes.metrics import MetricsProbe, parse_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 Behave = Callable[[socket.socket], None]

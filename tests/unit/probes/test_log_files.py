@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmrepro.probes import LogFilesProbe, ProbeStatus, run_probe, with_rotated
+from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import LogsData
-from mmrepro.probes.log_files import recent
+from mmrepro.probes.log_files import LogFilesProbe, recent, with_rotated
 from mmrepro.probes.logs import Scanner
 
 ADDED = r"Added request (?P<id>\S+)\."

@@ -12,10 +12,11 @@ import tracemalloc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.probes import LogsProbe, ProbeStatus, run_probe, scan
 from mmrepro.probes import logs as logs_module
 from mmrepro.probes._literals import exact_texts, required_texts
 from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
+from mmrepro.probes.base import ProbeStatus, run_probe
+from mmrepro.probes.logs import LogsProbe, scan
 
 LOG = (
     b"(EngineCore pid=3302) ERROR 11-21 02:44:01 [v1/engine/core.py:1195] AssertionError: Expected "

@@ -10,8 +10,9 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.probes import CpuMeter, ProbeStatus, ProcessesProbe, proc, run_probe
-from mmrepro.probes.processes import role_from_title
+from mmrepro.probes import proc
+from mmrepro.probes.base import ProbeStatus, run_probe
+from mmrepro.probes.processes import CpuMeter, ProcessesProbe, role_from_title
 
 
 def test_a_spinning_process_uses_a_core_in_user_space(start_victim, evidence):

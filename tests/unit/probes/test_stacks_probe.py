@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.probes import ProbeStatus, StacksProbe, proc, py_spy, run_probe
+from mmrepro.probes import proc, py_spy
+from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import StackSample
 from mmrepro.probes.py_spy import Dump, Outcome, parse_dump
+from mmrepro.probes.stacks import StacksProbe
 
 LOCAL_REPR_LIMIT = 200
 

@@ -10,10 +10,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mmrepro.probes import ProbeStatus, SyscallsProbe, _strace, proc, run_probe
+from mmrepro.probes import _strace, proc
 from mmrepro.probes._strace import StraceRefused, parse_table
 from mmrepro.probes._syscall_names import syscall_name
-from mmrepro.probes.syscalls import Load, judge, waiting_threads
+from mmrepro.probes.base import ProbeStatus, run_probe
+from mmrepro.probes.syscalls import Load, SyscallsProbe, judge, waiting_threads
 
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 METHODS = [pytest.param(True, marks=needs_strace, id="strace"), pytest.param(False, id="proc")]
