@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from mmrepro.incident import StandIn
-from mmrepro.incident.ablation import Ablation, Cell, CellRun, Conclusion, Cure, FactorClass, State
+from mmrepro.incident.ablation import (
+    Ablation,
+    Cell,
+    CellRun,
+    CellState,
+    Conclusion,
+    Cure,
+    FactorClass,
+)
 from mmrepro.reports.view import FIDELITY_WORDS, OUTCOME_WORDS
 from mmrepro.signature import Truth
 
@@ -41,13 +49,13 @@ CLASS_TONES: Final[dict[FactorClass, str]] = {
     FactorClass.OTHER: "unsure",
     FactorClass.INCONCLUSIVE: "unsure",
 }
-STATE_WORDS: Final[dict[State, str]] = {
-    State.FAILS: "fails",
-    State.CURED: "cured",
-    State.HIDDEN: "hidden: the cause is still there",
-    State.OTHER: "fails in another way",
-    State.UNDECIDED: "undecided",
-    State.LOST: "no run reached a verdict",
+STATE_WORDS: Final[dict[CellState, str]] = {
+    CellState.FAILS: "fails",
+    CellState.CURED: "cured",
+    CellState.HIDDEN: "hidden: the cause is still there",
+    CellState.OTHER: "fails in another way",
+    CellState.UNDECIDED: "undecided",
+    CellState.LOST: "no run reached a verdict",
 }
 SYMPTOM_WORDS: Final = {Truth.MET: "there", Truth.NOT_MET: "gone", Truth.UNKNOWN: "unknown"}
 CAUSE_WORDS: Final = {Truth.MET: "there", Truth.NOT_MET: "gone", Truth.UNKNOWN: "unknown"}

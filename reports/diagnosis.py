@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mmrepro.incident.diagnosis import FIT_WORDS, STATE_WORDS, Diagnosis, Fit, Match, State
+from mmrepro.incident.diagnosis import FIT_WORDS, STATE_WORDS, Diagnosis, Fit, Match, ServerState
 from mmrepro.reports import gfm, view
 from mmrepro.reports.lines import Printer
 from mmrepro.signature import Truth
@@ -34,7 +34,7 @@ def answer(diagnosis: Diagnosis) -> str:
     """``Frozen in Python code: ghost-key-eviction``: the badge."""
     words = STATE_WORDS[diagnosis.state].partition(":")[0]
     found = diagnosis.found
-    if found and diagnosis.state is State.HEALTHY:
+    if found and diagnosis.state is ServerState.HEALTHY:
         words = "small requests work, a known failure is there"
     return words[:1].upper() + words[1:] + (f": {found[0].scenario}" if found else "")
 
@@ -91,7 +91,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         for text in diagnosis.unseen:
             out.line("  ", (text, "yellow"), cut=False)
     advice = [*said.advice, *(r for m in diagnosis.found[:1] for r in m.remedies)]
-    if advice and diagnosis.state is not State.HEALTHY:
+    if advice and diagnosis.state is not ServerState.HEALTHY:
         out.heading("What to do")
         for text in advice:
             out.line("  ", text, cut=False)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmrepro.incident import ClaimResult, ClaimStatus, Incident
-from mmrepro.incident.diagnosis import COULD_NOT_TELL, Diagnosis, Match, State
+from mmrepro.incident.diagnosis import COULD_NOT_TELL, Diagnosis, Match, ServerState
 from mmrepro.reports import view
 from mmrepro.signature import ConditionResult, Outcome, Truth
 from mmrepro.text.sanitize import clip, plain
@@ -82,7 +82,7 @@ def _state_case(incident: Incident, diagnosis: Diagnosis) -> Any:
 
     case = _case(incident, "state", f"state of {diagnosis.target.url}")
     said = diagnosis.assessment
-    if diagnosis.state is State.HEALTHY:
+    if diagnosis.state is ServerState.HEALTHY:
         case.system_out = _text(said.sentence)
     elif diagnosis.state in COULD_NOT_TELL:
         _set(case, Error(_text(said.sentence), str(said.state)), "\n".join(said.why))

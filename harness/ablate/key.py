@@ -17,7 +17,7 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments import Environment, cache_root
 from mmrepro.machine.child_env import child_environment
-from mmrepro.machine.digest import State, digest, state
+from mmrepro.machine.digest import FileState, digest, state
 from mmrepro.machine.facts import host_facts
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.launch import launch_plan
@@ -147,7 +147,7 @@ def _file_of(module: str) -> Path | None:
 
 
 @lru_cache(maxsize=256)
-def _imported(path: Path, state: State) -> tuple[str, ...]:
+def _imported(path: Path, state: FileState) -> tuple[str, ...]:
     """Names of modules that a file imports; ``state`` tells a changed file from the old one."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_bytes())):

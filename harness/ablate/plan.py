@@ -12,7 +12,7 @@ from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
 from mmrepro.environments import Environment, cache_root, detect_device, existing
-from mmrepro.incident.ablation import CellRun, Role, State
+from mmrepro.incident.ablation import CellRun, CellState, Role
 from mmrepro.records import Record
 from mmrepro.run.launch import chosen_release
 from mmrepro.run.starter import Starter
@@ -29,7 +29,7 @@ class PlannedCell(Record):
     command: Annotated[str, Field(description="the command of one of its runs")]
 
 
-class Plan(Record):
+class AblationPlan(Record):
     scenario: str
     variant: str
     engine: str
@@ -44,7 +44,7 @@ class Plan(Record):
     seconds_from: Annotated[str, Field(description="what the estimate is based on")]
 
 
-def plan(scenario: Scenario, options: AblateOptions) -> Plan:
+def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
     """The cells that are certain, as far as the cache tells what follows. Raises UsageError.
 
     Where a cell's outcome is not known yet, the plan goes on as if its flips changed nothing.
@@ -59,7 +59,7 @@ def plan(scenario: Scenario, options: AblateOptions) -> Plan:
     cells: list[PlannedCell] = []
     unknown: list[Flips] = []
 
-    def oracle(flips: Flips, role: Role) -> State:
+    def oracle(flips: Flips, role: Role) -> CellState:
         known = _known(scenario, options, environment, store, flips)
         states = [state_of_run(run) for run in known]
         whole = len(known) >= options.repeat or (
@@ -79,12 +79,12 @@ def plan(scenario: Scenario, options: AblateOptions) -> Plan:
         if whole:
             return state_of_cell(states, options.repeat, options.threshold)[0]
         unknown.append(flips)
-        return State.FAILS
+        return CellState.FAILS
 
     search([factor.name for factor in factors], oracle)
     count = len(factors)
     more = (1 + bound(count) + count if count > 1 else 0) if unknown else 0
-    return Plan(
+    return AblationPlan(
         scenario=scenario.name,
         variant=scenario.variant,
         engine=scenario.engine,

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mmrepro.ablate.ddmin import bound, ddmin
-from mmrepro.incident.ablation import Conclusion, FactorClass, Role, State
+from mmrepro.incident.ablation import CellState, Conclusion, FactorClass, Role
 
 Flips = tuple[str, ...]
-Oracle = Callable[[Flips, Role], State]
+Oracle = Callable[[Flips, Role], CellState]
 """State of the cell with exactly these flips. It is asked once for each cell."""
 
-NOT_CURED = (State.FAILS, State.HIDDEN)
+NOT_CURED = (CellState.FAILS, CellState.HIDDEN)
 """States that show that a set of flips is no cure."""
 
 
@@ -45,7 +45,7 @@ class Search:
     factors: dict[str, Judged] = field(default_factory=dict)
     cures: list[FoundCure] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
-    asked: dict[frozenset[str], State] = field(default_factory=dict)
+    asked: dict[frozenset[str], CellState] = field(default_factory=dict)
 
 
 class _Memory:
@@ -54,16 +54,16 @@ class _Memory:
     def __init__(self, names: Sequence[str], oracle: Oracle) -> None:
         self.names = tuple(names)
         self.oracle = oracle
-        self.states: dict[frozenset[str], State] = {}
+        self.states: dict[frozenset[str], CellState] = {}
 
-    def ask(self, flips: Sequence[str], role: Role) -> State:
+    def ask(self, flips: Sequence[str], role: Role) -> CellState:
         key = frozenset(flips)
         if key not in self.states:
             self.states[key] = self.oracle(tuple(n for n in self.names if n in key), role)
         return self.states[key]
 
     def cures(self, flips: Sequence[str]) -> bool:
-        return self.ask(flips, "search") is State.CURED
+        return self.ask(flips, "search") is CellState.CURED
 
 
 def search(names: Sequence[str], oracle: Oracle) -> Search:
@@ -78,7 +78,7 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
     """
     memory = _Memory(names, oracle)
     baseline = memory.ask((), "baseline")
-    if baseline is not State.FAILS:
+    if baseline is not CellState.FAILS:
         found = Search(
             Conclusion.INCONCLUSIVE,
             f"the baseline does not fail ({baseline}): there is nothing to ablate",
@@ -88,15 +88,15 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
         found.factors = {n: _unknown(why) for n in names}
         return found
     alone = {name: memory.ask((name,), "alone") for name in names}
-    usable = [n for n in names if alone[n] in (State.FAILS, State.CURED)]
-    singles = [n for n in usable if alone[n] is State.CURED]
+    usable = [n for n in names if alone[n] in (CellState.FAILS, CellState.CURED)]
+    singles = [n for n in usable if alone[n] is CellState.CURED]
     rest = [n for n in usable if n not in singles]
     if len(usable) > 1:
         memory.ask(usable, "together")
     if len(rest) > 1 and singles:
         memory.ask(rest, "together")
     cures = [FoundCure((n,), True, "flipped alone it cures") for n in singles]
-    if len(rest) > 1 and memory.states[frozenset(rest)] is State.CURED:
+    if len(rest) > 1 and memory.states[frozenset(rest)] is CellState.CURED:
         cures.append(_minimised(rest, memory))
         if not singles:  # could anything else cure without one of these?
             for name in cures[-1].flips:
@@ -131,26 +131,26 @@ def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
 
 def _judged(
     name: str,
-    state: State,
+    state: CellState,
     singles: Sequence[str],
     usable: Sequence[str],
     cures: Sequence[FoundCure],
     memory: _Memory,
 ) -> Judged:
-    if state is State.CURED:
+    if state is CellState.CURED:
         needed, why = _needed(name, singles, usable, memory)
         chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
         return Judged(chosen, True, needed, f"flipped alone it cures; {why}")
-    if state is State.HIDDEN:
+    if state is CellState.HIDDEN:
         return Judged(
             FactorClass.HIDES,
             False,
             False,
             "flipped alone it takes the symptom away, and the cause is still seen",
         )
-    if state is State.OTHER:
+    if state is CellState.OTHER:
         return Judged(FactorClass.OTHER, None, None, "flipped alone it fails in another way")
-    if state is not State.FAILS:
+    if state is not CellState.FAILS:
         return _unknown(f"flipped alone: {state}")
     member = next((c for c in cures if name in c.flips), None)
     if member is not None:
@@ -168,7 +168,7 @@ def _judged(
 def _none_without(name: str, usable: Sequence[str], memory: _Memory) -> bool | None:
     """Whether nothing cures with ``name`` as it is in the baseline; None: not known."""
     rest = frozenset(n for n in usable if n != name)
-    if any(state is State.CURED and name not in cell for cell, state in memory.states.items()):
+    if any(state is CellState.CURED and name not in cell for cell, state in memory.states.items()):
         return False
     return True if memory.states[rest] in NOT_CURED else None
 
@@ -194,16 +194,16 @@ def _needed(
     return True, f"the failure needs its failing setting: with {together}, {_still(state)}"
 
 
-def _still(state: State) -> str:
-    return "it still fails" if state is State.FAILS else "the cause is still there"
+def _still(state: CellState) -> str:
+    return "it still fails" if state is CellState.FAILS else "the cause is still there"
 
 
 def _unknown(why: str) -> Judged:
     return Judged(FactorClass.INCONCLUSIVE, None, None, why)
 
 
-def _left_out(state: State) -> str:
-    if state is State.HIDDEN:
+def _left_out(state: CellState) -> str:
+    if state is CellState.HIDDEN:
         return "it hides the failure, and would mask what it is combined with"
     return f"flipped alone: {state}"
 
@@ -211,14 +211,14 @@ def _left_out(state: State) -> str:
 def _concluded(
     names: Sequence[str],
     cures: Sequence[FoundCure],
-    alone: dict[str, State],
+    alone: dict[str, CellState],
     usable: Sequence[str],
     memory: _Memory,
 ) -> tuple[Conclusion, str]:
     if cures:
         listed = "; or ".join(" + ".join(c.flips) for c in cures)
         return Conclusion.CURE, f"smallest cure: {listed}"
-    unclear = [n for n in names if alone[n] not in (*NOT_CURED, State.OTHER)]
+    unclear = [n for n in names if alone[n] not in (*NOT_CURED, CellState.OTHER)]
     together = memory.states.get(frozenset(usable))
     if unclear or (together is not None and together not in NOT_CURED):
         what = ", ".join(unclear) or "all of them together"

@@ -22,11 +22,11 @@ from mmrepro.incident.ablation import (
     Ablation,
     Cell,
     CellRun,
+    CellState,
     Conclusion,
     Cure,
     FactorResult,
     Role,
-    State,
 )
 from mmrepro.incident.folder import is_there, new_folder, prepared
 from mmrepro.machine.facts import host_facts
@@ -117,7 +117,7 @@ class Ablating:
 
     # ------------------------------------------------------------------ cells
 
-    def _cell(self, flips: Flips, role: Role) -> State:
+    def _cell(self, flips: Flips, role: Role) -> CellState:
         """The oracle of the search: runs a cell until its state is settled.
 
         The baseline is always run in full: how often it fails is what the other cells are held
@@ -157,7 +157,7 @@ class Ablating:
         self.ablation.fidelity = next((r.fidelity for r in cell.runs if r.fidelity), None)
         self.ablation.stand_ins = cell.runs[0].stand_ins
         error = self._cells.last_error if self._cells is not None else None
-        if cell.state is State.LOST and error is not None:
+        if cell.state is CellState.LOST and error is not None:
             raise error
 
     # ------------------------------------------------------------------ the end
@@ -287,10 +287,12 @@ def limits(ablation: Ablation) -> list[str]:
         )
     found += [f"{name} is in no combination: {why}" for name, why in ablation.left_out.items()]
     for cell in ablation.cells:
-        if cell.state is State.LOST and cell.runs:
+        if cell.state is CellState.LOST and cell.runs:
             name = " + ".join(cell.flips) or "the baseline"
             found.append(f"{name}: no run reached a verdict: {cell.runs[-1].error}")
-    together = [c for c in ablation.cells if c.role == "together" and c.state is not State.CURED]
+    together = [
+        c for c in ablation.cells if c.role == "together" and c.state is not CellState.CURED
+    ]
     alone = {name for c in ablation.cures if len(c.flips) == 1 for name in c.flips}
     found += [
         f"{' + '.join(c.flips)}: {c.state}, although {', '.join(sorted(alone & set(c.flips)))} "

@@ -12,7 +12,7 @@ from mmrepro.run.options import StartMode
 
 if TYPE_CHECKING:
     from mmrepro.ablate.options import AblateOptions
-    from mmrepro.ablate.plan import Plan
+    from mmrepro.ablate.plan import AblationPlan
     from mmrepro.ablate.session import Ablating
     from mmrepro.incident.ablation import Ablation
     from mmrepro.scenario import Scenario
@@ -139,7 +139,7 @@ def _dry_run(scenario: Scenario, options: AblateOptions, console: Console, *, js
         print_plan(expected, console)
 
 
-def print_plan(expected: Plan, console: Console) -> None:
+def print_plan(expected: AblationPlan, console: Console) -> None:
     """The cells, what each takes, and what the estimate is based on."""
     from mmrepro.reports.view import duration
     from rich import box

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,25 +67,29 @@ def watch(
     """
     from mmrepro.cli.headers import parse_headers
     from mmrepro.errors import ExitCode
-    from mmrepro.watch.build import assemble
+    from mmrepro.watch.build import diagnosed, watch_of
+    from mmrepro.watch.health import Health
+    from mmrepro.watch.loop import WatchOptions
     from mmrepro.watch.server import WatchServer, parse_address
 
     address = parse_address(http) if http else None
-    running = assemble(
+    headers = parse_headers(header or ())
+    running = watch_of(
         url,
-        interval_s=interval,
+        WatchOptions(interval, max_incidents, until_dead=address is None, once=once),
+        Health(
+            failures=failures,
+            successes=successes,
+            grace_s=0.0 if once else grace,
+            started=time.monotonic(),
+        ),
         deadline_s=deadline,
-        failures=failures,
-        successes=successes,
-        grace_s=0.0 if once else grace,
-        once=once,
-        until_dead=address is None,
         image=image,
         model=model,
-        headers=parse_headers(header or ()),
-        diagnose=not no_diagnose,
-        max_incidents=max_incidents,
-        out=out,
+        headers=headers,
+        diagnose=None
+        if no_diagnose
+        else partial(diagnosed, url, model, headers, out, _write_reports),
         listener=_json_line if json else _line,
     )
     server = WatchServer(running, address) if address is not None else None
@@ -97,6 +103,12 @@ def watch(
         if server is not None:
             server.close()
     raise typer.Exit(ExitCode.AS_EXPECTED if live else ExitCode.NOT_AS_EXPECTED)
+
+
+def _write_reports(folder: Path) -> None:
+    from mmrepro.reports import write_reports
+
+    write_reports(folder)
 
 
 def _line(kind: str, text: str) -> None:

@@ -31,7 +31,7 @@ class PairImage(Record):
         return int(self.hash, 16)
 
 
-class EngineFacts(Record):
+class SearchedEngine(Record):
     """In what the pair was searched and verified."""
 
     name: str
@@ -76,7 +76,7 @@ class Pair(Record):
     schema_version: Literal[1] = 1
     tool: str
     created: str
-    engine: EngineFacts
+    engine: SearchedEngine
     search: SearchFacts
     images: dict[str, PairImage]
 

@@ -18,9 +18,9 @@ from mmrepro.collide import families
 from mmrepro.collide.pair import (
     NAMES,
     PAIR_FILE,
-    EngineFacts,
     Pair,
     PairImage,
+    SearchedEngine,
     SearchFacts,
     equal_low_bits,
 )
@@ -183,7 +183,7 @@ def require_pictures(folder: Path) -> None:
 
 def verify_pair(
     place: Place, folder: Path, progress: Callable[[Seen], None] | None = None
-) -> tuple[EngineFacts, dict[str, PairImage]]:
+) -> tuple[SearchedEngine, dict[str, PairImage]]:
     """What the engine at ``place`` makes of the pictures in ``folder``, whoever found them.
 
     Raises:
@@ -339,13 +339,13 @@ def _confirm(pair: Pair, bits: int) -> None:
         raise InfrastructureError("The control collides as well; try another --seed.")
 
 
-def _engine_facts(place: Place, seen: EngineSeen) -> EngineFacts:
+def _engine_facts(place: Place, seen: EngineSeen) -> SearchedEngine:
     preprocessor = place.model / "preprocessor_config.json"
     try:
         digest = hashlib.sha256(preprocessor.read_bytes()).hexdigest()
     except OSError:
         digest = ""
-    return EngineFacts(
+    return SearchedEngine(
         name=place.engine,
         release=place.release,
         device=place.device,

@@ -54,7 +54,7 @@ DEFAULT_ENDPOINTS = ("/health", "/v1/models")
 
 
 @dataclass(frozen=True)
-class Plan:
+class LookOptions:
     """What is looked at and for how long.
 
     ``deadline_s``: of the one request, and of the watch where no request may be sent.
@@ -71,7 +71,7 @@ class Plan:
 class Collector:
     """One look at one target. ``recorder`` gets every probe's result, in phase "check"."""
 
-    def __init__(self, target: Target, plan: Plan, recorder: Recorder) -> None:
+    def __init__(self, target: Target, plan: LookOptions, recorder: Recorder) -> None:
         self.target = target
         self.plan = plan
         self.recorder = recorder

@@ -6,7 +6,7 @@ from typing import Any
 
 from mmrepro.diagnose.readings import View
 from mmrepro.diagnose.threads import Course, bare, holder
-from mmrepro.incident.diagnosis import Assessment, State
+from mmrepro.incident.diagnosis import Assessment, ServerState
 from mmrepro.probes.data import SyscallsData
 
 MORE_STACKS = "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
@@ -19,7 +19,7 @@ def front(view: View, why: list[str]) -> Assessment:
     course = _stuck(view, view.facts.root_pid, courses)
     place = f", in {course.place}" if course else ""
     return Assessment(
-        state=State.FRONT_FROZEN,
+        state=ServerState.FRONT_FROZEN,
         sentence=f"The HTTP front takes connections and answers none of them{place}.",
         why=why + ([_said(course)] if course else []),
         process=view.facts.role_of(view.facts.root_pid or 0),
@@ -47,7 +47,7 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
     common: dict[str, Any] = {"why": why, "process": role, **_stack(course)}
     if spins and course.with_gil * 2 >= course.samples:
         return Assessment(
-            state=State.FROZEN_PYTHON,
+            state=ServerState.FROZEN_PYTHON,
             sentence=f"{role} is frozen in Python code: {course.place}, in thread "
             f"{course.name!r}, which computes without end and keeps the GIL.",
             advice=[KEEP, "the frames name the loop; search upstream for the innermost ones"],
@@ -55,7 +55,7 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
         )
     if spins:
         return Assessment(
-            state=State.FROZEN_NATIVE,
+            state=ServerState.FROZEN_NATIVE,
             sentence=f"{role} is frozen in native code called from {course.place}: it computes "
             "without end, outside the GIL.",
             advice=[KEEP, MORE_STACKS.format(pid=pid)],
@@ -65,14 +65,14 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
         held = " and keeps the GIL" if course.with_gil == course.samples else ""
         where = f" (system call {call})" if call else ""
         return Assessment(
-            state=State.FROZEN_NATIVE,
+            state=ServerState.FROZEN_NATIVE,
             sentence=f"{role} waits in a native call made by {course.place}{where}{held}.",
             advice=[KEEP, MORE_STACKS.format(pid=pid)],
             **common,
         )
     keeper = holder(course, courses)
     return Assessment(
-        state=State.BLOCKED_ON_LOCK,
+        state=ServerState.BLOCKED_ON_LOCK,
         sentence=f"{role} is blocked: thread {course.name!r} waits for a lock in {course.place}"
         + (f"; {keeper}." if keeper else "."),
         holder=keeper,
@@ -140,7 +140,7 @@ def _idle(
     hot = next((c for c in courses if busiest and c.tid == busiest and not c.waits), main)
     if hot is not main or (view.core_hot and not loops and not main.waits):
         return Assessment(
-            state=State.SLOW,
+            state=ServerState.SLOW,
             sentence=f"{role} computes (its stack moves: now {hot.place}), but nothing was "
             "finished while it was watched.",
             why=why,
@@ -150,14 +150,14 @@ def _idle(
         )
     if not asked:
         return Assessment(
-            state=State.NO_FAULT_SEEN,
+            state=ServerState.NO_FAULT_SEEN,
             sentence=f"{role} waits for work; whether work reaches it was not tried.",
             why=why,
             process=role,
             advice=["let mmrepro send its one small request (without --no-request)"],
         )
     return Assessment(
-        state=State.NOT_RECEIVING,
+        state=ServerState.NOT_RECEIVING,
         sentence=f"{role} waits for work ({main.place}) while a request waits for its answer: "
         "requests do not reach it, or their answers do not get out.",
         why=why,
@@ -169,7 +169,7 @@ def _idle(
 
 def _starved(view: View, why: list[str], role: str) -> Assessment:
     return Assessment(
-        state=State.STARVED,
+        state=ServerState.STARVED,
         sentence="Requests wait in the queue and none is let in: nothing runs that could make "
         "room. The capacity (KV cache, batch size) is less than the first of them needs.",
         why=why,
@@ -194,7 +194,7 @@ def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool)
         why = [*why, spinning.why]
     if view.progress is None and view.front_answers is not False:
         return Assessment(
-            state=State.UNKNOWN,
+            state=ServerState.UNKNOWN,
             sentence="A small request got no answer; whether it works on others meanwhile could "
             "not be seen: neither its counters nor its stacks could be read.",
             why=why,
@@ -207,14 +207,14 @@ def _unseen(view: View, why: list[str], role: str, *, queued: bool, asked: bool)
         sentence = "The server is frozen: it takes requests, answers none and finishes nothing."
     else:
         return Assessment(
-            state=State.UNKNOWN,
+            state=ServerState.UNKNOWN,
             sentence="It finished nothing while it was watched; no request tried it.",
             why=why,
             process=role,
             advice=["let mmrepro send its one small request (without --no-request)"],
         )
     return Assessment(
-        state=State.FROZEN,
+        state=ServerState.FROZEN,
         sentence=sentence + " Where could not be seen.",
         why=why,
         process=role if view.facts.root_pid else "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mmrepro.diagnose import frozen
 from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import Assessment, State, TargetFacts
+from mmrepro.incident.diagnosis import Assessment, ServerState, TargetFacts
 from mmrepro.probes.data import LogsData
 from mmrepro.signature import checks
 
@@ -54,9 +54,9 @@ def _dead(view: View) -> Assessment | None:
     if facts.place == "remote":
         if facts.root_pid is not None:
             return None
-        state, what = State.UNREACHABLE, "nothing answers there"
+        state, what = ServerState.UNREACHABLE, "nothing answers there"
         if view.refused_connection:
-            state, what = State.DEAD, "the connection is refused: no server listens there"
+            state, what = ServerState.DEAD, "the connection is refused: no server listens there"
         why = [f"{a.path}: {a.error}" for a in (view.endpoints.answers if view.endpoints else [])]
         return Assessment(
             state=state,
@@ -76,14 +76,14 @@ def _dead(view: View) -> Assessment | None:
             said = f"The server is dead: its {facts.core_role or 'engine'} died first, by its log."
             why.append(died)
         return Assessment(
-            state=State.DEAD,
+            state=ServerState.DEAD,
             sentence=said,
             why=[*why, *_kills(view), *last_words(view)],
             advice=["read the end of its log (--log FILE); dmesg names what the kernel killed"],
         )
     if facts.listening is False and facts.root_pid is not None and not core_died(view):
         return Assessment(
-            state=State.NOT_READY,
+            state=ServerState.NOT_READY,
             sentence=f"Its processes run, but nothing listens on port {facts.port}: it is still "
             "starting, or its HTTP front has ended.",
             why=[f"{len(facts.processes)} processes run", *last_words(view)],
@@ -115,7 +115,7 @@ def _stopped(view: View) -> Assessment | None:
     resume = f"kill -CONT {' '.join(str(p.pid) for p in stopped)}"
     tracer = view.evidence.facts.get(f"tracer:{first.pid}")
     return Assessment(
-        state=State.STOPPED,
+        state=ServerState.STOPPED,
         sentence=f"{names}: {STOPPED[first.state]}.",
         why=[f"{p.role} (pid {p.pid}) is in state {p.state}" for p in stopped]
         + ([f"its tracer is process {tracer}"] if tracer else []),
@@ -139,7 +139,7 @@ def _part_dead(view: View) -> Assessment | None:
     else:
         return None
     return Assessment(
-        state=State.PART_DEAD,
+        state=ServerState.PART_DEAD,
         sentence=f"{names} is dead, while the rest of the server lives.",
         why=[
             *why,
@@ -164,7 +164,7 @@ def _answered(view: View) -> Assessment | None:
     data = view.inference
     if view.answer == "malformed" and data is not None:
         return Assessment(
-            state=State.BROKEN_OUTPUT,
+            state=ServerState.BROKEN_OUTPUT,
             sentence="It answers 200, but the answer is no completion.",
             why=[data.error],
             advice=["compare with another replica; look at what stands between (a proxy?)"],
@@ -174,21 +174,21 @@ def _answered(view: View) -> Assessment | None:
     text, took = data.text, f"a request of a few tokens was answered in {data.seconds:.2f} s"
     if len(text.strip()) >= NAN_LENGTH and not text.strip().strip(NAN_TEXT):
         return Assessment(
-            state=State.BROKEN_OUTPUT,
+            state=ServerState.BROKEN_OUTPUT,
             sentence="It answers with nothing but '!': what a model gives whose logits are NaN.",
             why=[f"the completion is {text!r}"],
             advice=["check the weights, the dtype and the quantisation; look for NaN or Inf"],
         )
     if late := " and ".join(view.late):
         return Assessment(
-            state=State.SLOW,
+            state=ServerState.SLOW,
             sentence=f"Requests are answered, but {late} gave no answer in time.",
             why=[took, *_front(view), view.counted()],
             advice=["look at CPU use: of the server's front, and of this machine as a whole"],
         )
     if view.green is False:
         return Assessment(
-            state=State.FAILING,
+            state=ServerState.FAILING,
             sentence="Requests are answered, but an endpoint says that it is not well.",
             why=[took, *_front(view)],
             advice=["a load balancer that asks this endpoint takes the server out"],
@@ -196,7 +196,7 @@ def _answered(view: View) -> Assessment | None:
     if data.seconds > SLOW_SHARE * data.deadline_s:
         waiting = view.always("waiting")
         return Assessment(
-            state=State.OVERLOADED if waiting else State.SLOW,
+            state=ServerState.OVERLOADED if waiting else ServerState.SLOW,
             sentence=f"It is alive but slow: {took}"
             + (", and requests wait in its queue." if waiting else "."),
             why=[took, view.counted()],
@@ -204,7 +204,7 @@ def _answered(view: View) -> Assessment | None:
         )
     busy = view.readings("running")
     return Assessment(
-        state=State.HEALTHY,
+        state=ServerState.HEALTHY,
         sentence=f"Healthy: {took}.",
         why=[took, *([view.counted()] if any(busy) else []), *_front(view)],
     )
@@ -216,13 +216,13 @@ def _errors(view: View) -> Assessment | None:
         return None
     if view.answer == "overload":
         return Assessment(
-            state=State.OVERLOADED,
+            state=ServerState.OVERLOADED,
             sentence="It turns requests away: HTTP 429.",
             why=[data.error[:300], view.counted()],
             advice=["more replicas or less traffic"],
         )
     return Assessment(
-        state=State.FAILING,
+        state=ServerState.FAILING,
         sentence="It is up, but a small valid request fails: "
         + (f"HTTP {data.status}." if data.status else "the connection broke."),
         why=[data.error[:300], *_front(view), *last_words(view)],
@@ -246,7 +246,7 @@ def _silence(view: View) -> Assessment:
     if view.front_answers is False:
         if view.refused_connection:
             return Assessment(
-                state=State.UNREACHABLE,
+                state=ServerState.UNREACHABLE,
                 sentence="A process listens there, but connections from here are refused.",
                 why=why,
                 advice=["run mmrepro where its clients are, or in its network namespace"],
@@ -262,7 +262,7 @@ def _silence(view: View) -> Assessment:
         return frozen.engine(view, why, asked=asked)
     if view.green:
         return Assessment(
-            state=State.NO_FAULT_SEEN,
+            state=ServerState.NO_FAULT_SEEN,
             sentence="Nothing wrong can be seen, but nothing shows either that it works: "
             "no request was answered and no counter moved.",
             why=why,
@@ -270,13 +270,13 @@ def _silence(view: View) -> Assessment:
         )
     if view.green is False:
         return Assessment(
-            state=State.NOT_READY,
+            state=ServerState.NOT_READY,
             sentence="Its front answers, and says that it is not ready.",
             why=[*why, *last_words(view)],
             advice=["while it loads a model this is normal; its log tells how far it is"],
         )
     return Assessment(
-        state=State.UNKNOWN,
+        state=ServerState.UNKNOWN,
         sentence="What was seen does not tell what it does.",
         why=why,
         advice=["run mmrepro as root on the server's machine, and give --log FILE"],
@@ -287,20 +287,20 @@ def _moving(view: View, asked: bool, why: list[str]) -> Assessment:
     waiting = view.always("waiting")
     if asked and waiting:
         return Assessment(
-            state=State.OVERLOADED,
+            state=ServerState.OVERLOADED,
             sentence="It works, but more is asked of it than it can do: its queue never empties.",
             why=why,
             advice=["more replicas or less traffic; a shorter queue limit fails faster"],
         )
     if asked:
         return Assessment(
-            state=State.SLOW,
+            state=ServerState.SLOW,
             sentence="It works on something, but a small request is not answered in time.",
             why=why,
             advice=["diagnose again with a longer --deadline; look at what is running"],
         )
     return Assessment(
-        state=State.FAILING if view.green is False else State.HEALTHY,
+        state=ServerState.FAILING if view.green is False else ServerState.HEALTHY,
         sentence="Its counters move, but an endpoint says that it is not well."
         if view.green is False
         else "It works: its counters of finished work move.",

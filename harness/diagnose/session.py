@@ -11,14 +11,14 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.diagnose import discover, general, kernel
-from mmrepro.diagnose.collect import Collector, Plan, refused_stacks
+from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
 from mmrepro.diagnose.match import all_scenarios, match_all
 from mmrepro.diagnose.patterns import union
 from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Listener, Recorder
 from mmrepro.incident import EVIDENCE_DIR, Incident
-from mmrepro.incident.diagnosis import Diagnosis, Fit, State
+from mmrepro.incident.diagnosis import Diagnosis, Fit, ServerState
 from mmrepro.incident.folder import discard, make_run_dir, write_incident
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData, MetricsData
@@ -27,7 +27,9 @@ from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.text.redact import Redactor
 
-WORTH_MORE = frozenset({State.FROZEN_PYTHON, State.FROZEN_NATIVE, State.BLOCKED_ON_LOCK})
+WORTH_MORE = frozenset(
+    {ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.BLOCKED_ON_LOCK}
+)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def _look(
 ) -> Diagnosis:
     facts, evidence = target.facts, recorder.evidence
     scenarios = all_scenarios()
-    plan = Plan(
+    plan = LookOptions(
         deadline_s=options.deadline_s,
         samples=options.samples,
         request=options.request,
@@ -204,9 +206,9 @@ def _unseen(target: discover.Target, evidence: Evidence) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _since(evidence: Evidence, state: State) -> str:
+def _since(evidence: Evidence, state: ServerState) -> str:
     """Since when, by the log: its last sign of progress."""
-    if state is State.HEALTHY:
+    if state is ServerState.HEALTHY:
         return ""
     for _, data in evidence.results(LogsData, partial=True):
         line = data.last_progress

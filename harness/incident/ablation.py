@@ -15,7 +15,7 @@ ABLATION_FILE = "ablation.json"
 SCHEMA_VERSION = 1
 
 
-class State(StrEnum):
+class CellState(StrEnum):
     """What a run, or a cell of several runs, shows."""
 
     FAILS = "fails"
@@ -81,7 +81,7 @@ class Cell(Record):
 
     flips: Annotated[list[str], Field(description="names; all others are as in the baseline")]
     role: Role
-    state: State
+    state: CellState
     why: str
     runs: list[CellRun]
     reused: Annotated[int, Field(description="how many of the runs came from the cache")] = 0

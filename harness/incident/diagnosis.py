@@ -11,7 +11,7 @@ from mmrepro.signature import ConditionResult
 from pydantic import Field
 
 
-class State(StrEnum):
+class ServerState(StrEnum):
     """What the server is, whatever the reason; one answer a diagnosis."""
 
     HEALTHY = "healthy"
@@ -35,28 +35,30 @@ class State(StrEnum):
     UNKNOWN = "unknown"
 
 
-STATE_WORDS: dict[State, str] = {
-    State.HEALTHY: "healthy",
-    State.NO_FAULT_SEEN: "no fault seen, and nothing shown to work",
-    State.SLOW: "slow but alive",
-    State.OVERLOADED: "overloaded",
-    State.STARVED: "starved: requests wait and none is let in",
-    State.NOT_RECEIVING: "not receiving: the engine idles while a request waits",
-    State.FROZEN_PYTHON: "frozen in Python code",
-    State.FROZEN_NATIVE: "frozen in native code",
-    State.FROZEN: "frozen, and where could not be seen",
-    State.BLOCKED_ON_LOCK: "blocked on a lock",
-    State.FRONT_FROZEN: "the HTTP front is frozen",
-    State.STOPPED: "stopped by a signal or a tracer",
-    State.PART_DEAD: "a process of the engine is dead",
-    State.DEAD: "dead",
-    State.NOT_READY: "not ready",
-    State.FAILING: "alive, but requests fail",
-    State.BROKEN_OUTPUT: "alive, but its answers are broken",
-    State.UNREACHABLE: "not reachable from here",
-    State.UNKNOWN: "could not be told",
+STATE_WORDS: dict[ServerState, str] = {
+    ServerState.HEALTHY: "healthy",
+    ServerState.NO_FAULT_SEEN: "no fault seen, and nothing shown to work",
+    ServerState.SLOW: "slow but alive",
+    ServerState.OVERLOADED: "overloaded",
+    ServerState.STARVED: "starved: requests wait and none is let in",
+    ServerState.NOT_RECEIVING: "not receiving: the engine idles while a request waits",
+    ServerState.FROZEN_PYTHON: "frozen in Python code",
+    ServerState.FROZEN_NATIVE: "frozen in native code",
+    ServerState.FROZEN: "frozen, and where could not be seen",
+    ServerState.BLOCKED_ON_LOCK: "blocked on a lock",
+    ServerState.FRONT_FROZEN: "the HTTP front is frozen",
+    ServerState.STOPPED: "stopped by a signal or a tracer",
+    ServerState.PART_DEAD: "a process of the engine is dead",
+    ServerState.DEAD: "dead",
+    ServerState.NOT_READY: "not ready",
+    ServerState.FAILING: "alive, but requests fail",
+    ServerState.BROKEN_OUTPUT: "alive, but its answers are broken",
+    ServerState.UNREACHABLE: "not reachable from here",
+    ServerState.UNKNOWN: "could not be told",
 }
-COULD_NOT_TELL = frozenset({State.NO_FAULT_SEEN, State.UNREACHABLE, State.UNKNOWN})
+COULD_NOT_TELL = frozenset(
+    {ServerState.NO_FAULT_SEEN, ServerState.UNREACHABLE, ServerState.UNKNOWN}
+)
 
 
 class Fit(StrEnum):
@@ -130,7 +132,7 @@ class TargetFacts(Record):
 class Assessment(Record):
     """The general diagnosis: from evidence alone, without any signature."""
 
-    state: State
+    state: ServerState
     sentence: Annotated[str, Field(description="what is wrong, for people")]
     why: Annotated[list[str], Field(description="the observations it rests on")] = []
     process: str = ""
@@ -192,7 +194,7 @@ class Diagnosis(Record):
     incident_dir: str = ""
 
     @property
-    def state(self) -> State:
+    def state(self) -> ServerState:
         return self.assessment.state
 
     @property
@@ -205,6 +207,6 @@ class Diagnosis(Record):
         """0 healthy; 1 a known failure, or unhealthy; 3 could not be told."""
         if self.found:
             return 1
-        if self.state is State.HEALTHY:
+        if self.state is ServerState.HEALTHY:
             return 0
         return 3 if self.state in COULD_NOT_TELL else 1

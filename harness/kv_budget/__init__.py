@@ -13,7 +13,7 @@ Nothing here starts an engine or needs one. Every formula names the line it was 
 (``plan.sources``); ``docs/kv-budget.md`` compares it with what the real engines log.
 """
 
-from mmrepro.kv_budget.base import Budget, Plan, Smallest, Source, smallest, steps
+from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest, Source, smallest, steps
 from mmrepro.kv_budget.geometry import Geometry
 from mmrepro.kv_budget.lmdeploy import LmdeployPlan, block_bytes_of, block_size_of
 from mmrepro.kv_budget.sglang import SglangPlan
@@ -23,7 +23,7 @@ __all__ = [
     "Budget",
     "Geometry",
     "LmdeployPlan",
-    "Plan",
+    "MemoryPlan",
     "SglangPlan",
     "Smallest",
     "Source",

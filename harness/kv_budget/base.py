@@ -1,6 +1,6 @@
 """What every engine's arithmetic has in common: a setting in, a budget out, and where it is from.
 
-An engine's ``Plan`` holds everything that is fixed before the server starts (memory, model,
+An engine's ``MemoryPlan`` holds everything that is fixed before the server starts (memory, model,
 release); ``forward`` answers what one value of the engine's own setting gives. It uses the
 engine's operations in the engine's order, so that it also truncates where the engine does.
 """
@@ -74,7 +74,7 @@ class Budget:
         return self.starts and self.max_tokens >= tokens
 
 
-class Plan(ABC):
+class MemoryPlan(ABC):
     """One engine at one release on one device with one model; only its setting is open.
 
     Attributes:
@@ -155,7 +155,7 @@ class Smallest:
 MAX_DECIMALS = 4
 
 
-def steps(plan: Plan, decimals: int) -> list[Decimal]:
+def steps(plan: MemoryPlan, decimals: int) -> list[Decimal]:
     """Every value with so many decimals that the engine takes, ascending.
 
     Raises:
@@ -170,7 +170,7 @@ def steps(plan: Plan, decimals: int) -> list[Decimal]:
     return [s for s in (unit * k for k in range(1, last + 1)) if plan.takes(s)]
 
 
-def smallest(plan: Plan, tokens: int, decimals: int = 2) -> Smallest:
+def smallest(plan: MemoryPlan, tokens: int, decimals: int = 2) -> Smallest:
     """Find the smallest setting that holds ``tokens``, with so many decimals.
 
     Every step is tried with ``forward`` itself: there is no second formula that could disagree

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from html import escape
 
-from mmrepro.kv_budget.base import Budget, Plan, steps
+from mmrepro.kv_budget.base import Budget, MemoryPlan, steps
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -17,13 +17,13 @@ class Point:
     tokens: int
 
 
-def points(plan: Plan, decimals: int = 2, most: int = 1 << 40) -> list[Point]:
+def points(plan: MemoryPlan, decimals: int = 2, most: int = 1 << 40) -> list[Point]:
     """One point a step; unlimited prompts are cut at ``most`` tokens."""
     budgets = [plan.forward(step) for step in steps(plan, decimals)]
     return [Point(b.setting, min(b.max_tokens, most)) for b in budgets]
 
 
-def ticks(plan: Plan, shown: Budget | None) -> list[Decimal]:
+def ticks(plan: MemoryPlan, shown: Budget | None) -> list[Decimal]:
     """Settings for a table: tenths (or powers of two) and the one that was asked for."""
     if plan.whole:
         values = {Decimal(1 << n) for n in range(8)}

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from mmrepro.errors import UsageError
 from mmrepro.kv_budget import lmdeploy, sglang, vllm
-from mmrepro.kv_budget.base import Plan
+from mmrepro.kv_budget.base import MemoryPlan
 from mmrepro.kv_budget.geometry import Geometry
 from packaging.version import InvalidVersion, Version
 
@@ -103,7 +103,7 @@ def newest_read(engine: str) -> str:
     return {"lmdeploy": lmdeploy.NEWEST, "vllm": vllm.NEWEST, "sglang": sglang.NEWEST}[engine]
 
 
-def plan_for(question: Question) -> Plan:
+def plan_for(question: Question) -> MemoryPlan:
     """The engine's arithmetic with everything filled in.
 
     Raises:
@@ -112,7 +112,7 @@ def plan_for(question: Question) -> Plan:
     return {"lmdeploy": _lmdeploy, "vllm": _vllm, "sglang": _sglang}[question.engine](question)
 
 
-def _lmdeploy(q: Question) -> Plan:
+def _lmdeploy(q: Question) -> MemoryPlan:
     if q.kv_dtype != "auto":
         raise UsageError("LMDeploy's KV cache type is set with --quant-policy, not --kv-dtype.")
     _need(q, "free", "the bytes that are free once the weights are loaded")
@@ -144,7 +144,7 @@ def _lmdeploy(q: Question) -> Plan:
     )
 
 
-def _vllm(q: Question) -> Plan:
+def _vllm(q: Question) -> MemoryPlan:
     _no_quant_policy(q)
     size = q.block_size or (vllm.CPU_BLOCK_SIZE if q.cpu else vllm.BLOCK_SIZE)
     bytes_each = q.block_bytes or vllm.block_bytes_of(
@@ -172,7 +172,7 @@ def _vllm(q: Question) -> Plan:
     )
 
 
-def _sglang(q: Question) -> Plan:
+def _sglang(q: Question) -> MemoryPlan:
     _no_quant_policy(q)
     _need(q, "total", "the bytes that are free before the weights are loaded")
     _need(q, "free", "the bytes that are free once the weights are loaded")

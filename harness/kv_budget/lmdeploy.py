@@ -19,7 +19,7 @@ from functools import cache
 from typing import ClassVar
 
 from mmrepro.errors import UsageError
-from mmrepro.kv_budget.base import UNLIMITED, Budget, Plan, Source
+from mmrepro.kv_budget.base import UNLIMITED, Budget, MemoryPlan, Source
 from mmrepro.kv_budget.geometry import Geometry
 from packaging.version import Version
 
@@ -239,7 +239,7 @@ def dims_of(geometry: Geometry, release: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class LmdeployPlan(Plan):
+class LmdeployPlan(MemoryPlan):
     """LMDeploy's PyTorch engine on one device.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mmrepro.kv_budget.base import Budget, Plan, Smallest
+from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest
 from mmrepro.kv_budget.curve import Point, text_curve, ticks
 from mmrepro.kv_budget.inputs import NAMES, newest_read
 from mmrepro.kv_budget.quantity import human
@@ -43,7 +43,7 @@ def line(console: Console, text: str, style: str = "") -> None:
     console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
-def _forward(budget: Budget, plan: Plan, console: Console) -> None:
+def _forward(budget: Budget, plan: MemoryPlan, console: Console) -> None:
     line(console, f"\n{plan.setting_name} {budget.setting}", "bold")
     line(console, f"  set aside       {human(budget.reserve_bytes)}")
     line(console, f"  for the cache   {human(budget.pool_bytes)} ({budget.pool_bytes:,} bytes)")

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from mmrepro.errors import UsageError
 from mmrepro.kv_budget import lmdeploy
-from mmrepro.kv_budget.base import UNLIMITED, Budget, Plan, Smallest, smallest
+from mmrepro.kv_budget.base import UNLIMITED, Budget, MemoryPlan, Smallest, smallest
 from mmrepro.kv_budget.inputs import Question, plan_for
 
 SPREAD = ("0.6.4", "0.9.2", "0.10.0", "0.11.1", "0.18.0")
@@ -49,7 +49,7 @@ class OtherRelease:
 @dataclass(frozen=True)
 class Answer:
     question: Question
-    plan: Plan
+    plan: MemoryPlan
     decimals: int
     budget: Budget | None
     need: Need | None
@@ -132,7 +132,7 @@ def answer(question: Question, need: Need | None, decimals: int = 2) -> Answer:
 
 
 def _others(
-    question: Question, plan: Plan, setting: Decimal | None, need: Need | None, decimals: int
+    question: Question, plan: MemoryPlan, setting: Decimal | None, need: Need | None, decimals: int
 ) -> tuple[OtherRelease, ...]:
     """The same numbers in LMDeploy's other releases, where they mean something there."""
     if not isinstance(plan, lmdeploy.LmdeployPlan):
@@ -153,7 +153,7 @@ def _others(
     return tuple(found)
 
 
-def _range(plan: Plan) -> str:
+def _range(plan: MemoryPlan) -> str:
     if plan.whole:
         return f"it takes whole numbers from 1 to {plan.top}"
     return f"it takes numbers above 0 and {'up to' if plan.top_included else 'below'} {plan.top}"

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from mmrepro.errors import UsageError
-from mmrepro.kv_budget.base import Budget, Plan, Source
+from mmrepro.kv_budget.base import Budget, MemoryPlan, Source
 from mmrepro.kv_budget.geometry import Geometry
 from packaging.version import Version
 
@@ -66,7 +66,7 @@ def token_bytes_of(geometry: Geometry, *, tp: int = 1, kv_dtype: str = "auto") -
 
 
 @dataclass(frozen=True)
-class SglangPlan(Plan):
+class SglangPlan(MemoryPlan):
     """SGLang on one device.
 
     Attributes:

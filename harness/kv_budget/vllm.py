@@ -21,7 +21,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from mmrepro.errors import UsageError
-from mmrepro.kv_budget.base import Budget, Plan, Source
+from mmrepro.kv_budget.base import Budget, MemoryPlan, Source
 from mmrepro.kv_budget.geometry import Geometry
 from packaging.version import Version
 
@@ -92,7 +92,7 @@ def block_bytes_of(
 
 
 @dataclass(frozen=True)
-class _Pool(Plan):
+class _Pool(MemoryPlan):
     """What a pool of bytes becomes: the same on every device.
 
     Attributes:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-State = tuple[int, int, int]
+FileState = tuple[int, int, int]
 
 
 def digest(files: Iterable[Path]) -> str:
@@ -23,12 +23,12 @@ def digest(files: Iterable[Path]) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _file_digest(path: Path, state: State) -> bytes:
+def _file_digest(path: Path, state: FileState) -> bytes:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def state(path: Path) -> State:
+def state(path: Path) -> FileState:
     """What changes when a file does. Raises OSError."""
     facts = path.stat()
     return facts.st_mtime_ns, facts.st_size, facts.st_ino

@@ -1,7 +1,7 @@
 """A deep health check: a real small inference at an interval, and a diagnosis when it fails."""
 
 from mmrepro.watch.checker import Checker
-from mmrepro.watch.health import Check, Health, Verdict
+from mmrepro.watch.health import Check, CheckOutcome, Health
 from mmrepro.watch.loop import Watch, WatchOptions
 
-__all__ = ["Check", "Checker", "Health", "Verdict", "Watch", "WatchOptions"]
+__all__ = ["Check", "CheckOutcome", "Checker", "Health", "Watch", "WatchOptions"]

@@ -13,7 +13,7 @@ from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.probes.fetch import api_root, fetch
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.metrics import MetricsProbe
-from mmrepro.watch.health import Check, Verdict
+from mmrepro.watch.health import Check, CheckOutcome
 from pydantic_core import from_json
 
 WRONG_FOR_IT = frozenset({400, 401, 403, 404, 405, 422})
@@ -58,7 +58,7 @@ class Checker:
         """One check; never raises for what a server does."""
         started = time.monotonic()
         if not self.model and (why := self._find_model()):
-            return Check(Verdict.FAILED, time.monotonic(), time.monotonic() - started, why)
+            return Check(CheckOutcome.FAILED, time.monotonic(), time.monotonic() - started, why)
         before = self._progress()
         probe = InferenceProbe(
             self.url,
@@ -70,23 +70,25 @@ class Checker:
         data = self._run(probe, self.deadline_s + 1)
         seconds = time.monotonic() - started
         if not isinstance(data, InferenceData):
-            return Check(Verdict.UNKNOWN, time.monotonic(), seconds, "the check could not be run")
+            return Check(
+                CheckOutcome.UNKNOWN, time.monotonic(), seconds, "the check could not be run"
+            )
         verdict, why = self._judge(data, before)
         return Check(verdict, time.monotonic(), seconds, why)
 
-    def _judge(self, data: InferenceData, before: dict[str, float]) -> tuple[Verdict, str]:
+    def _judge(self, data: InferenceData, before: dict[str, float]) -> tuple[CheckOutcome, str]:
         if data.answered:
-            return Verdict.OK, ""
+            return CheckOutcome.OK, ""
         if data.status in WRONG_FOR_IT:
-            return Verdict.UNKNOWN, data.error
+            return CheckOutcome.UNKNOWN, data.error
         if data.status == 429:
-            return Verdict.BUSY, "it answered 429: too many requests"
+            return CheckOutcome.BUSY, "it answered 429: too many requests"
         if data.status is not None:
-            return Verdict.FAILED, data.error
+            return CheckOutcome.FAILED, data.error
         moved = moved_counters(before, self._progress())
         if moved:
-            return Verdict.BUSY, f"{data.error}; meanwhile {moved[0]} moved: it works"
-        return Verdict.FAILED, data.error
+            return CheckOutcome.BUSY, f"{data.error}; meanwhile {moved[0]} moved: it works"
+        return CheckOutcome.FAILED, data.error
 
     def _find_model(self) -> str:
         """Ask for the served model; returns why there is none, or nothing."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Verdict(StrEnum):
+class CheckOutcome(StrEnum):
     """What one check says of the server."""
 
     OK = "ok"
@@ -21,7 +21,7 @@ class Verdict(StrEnum):
 class Check:
     """One check. ``at``: seconds on the monotonic clock when its result was there."""
 
-    verdict: Verdict
+    verdict: CheckOutcome
     at: float
     seconds: float
     why: str = ""
@@ -70,13 +70,13 @@ class Health:
         """Take one result; returns whether liveness changed."""
         before = self.live
         self.last = check
-        if check.verdict is Verdict.OK:
+        if check.verdict is CheckOutcome.OK:
             self._succeed(check)
-        elif check.verdict is Verdict.BUSY:
+        elif check.verdict is CheckOutcome.BUSY:
             self.bad_in_a_row += 1
             self.failed_in_a_row = 0
             self.ok_in_a_row = 0
-        elif check.verdict is Verdict.FAILED:
+        elif check.verdict is CheckOutcome.FAILED:
             self._fail(check)
         return self.live is not before
 

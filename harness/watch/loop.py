@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from mmrepro.watch.health import Check, Health, Verdict
+from mmrepro.watch.health import Check, CheckOutcome, Health
 
 CONFIRM_PAUSE_S = 0.01
 """Between a first failure and the check that confirms it."""
@@ -20,14 +20,14 @@ class Checks(Protocol):
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosed:
     """What a diagnosis found, in short."""
 
     sentence: str
     folder: Path | None
 
 
-Diagnose = Callable[[], Finding]
+Diagnose = Callable[[], Diagnosed]
 Listener = Callable[[str, str], None]
 """Gets an event's kind (check, dead, live, diagnosis, error) and a sentence."""
 
@@ -66,9 +66,9 @@ class Watch:
         self.options = options
         self.diagnose = diagnose
         self.listener = listener or (lambda kind, text: None)
-        self.counts: dict[Verdict, int] = dict.fromkeys(Verdict, 0)
+        self.counts: dict[CheckOutcome, int] = dict.fromkeys(CheckOutcome, 0)
         self.incidents = 0
-        self.finding: Finding | None = None
+        self.finding: Diagnosed | None = None
         self.lock = threading.Lock()
         self._stop = threading.Event()
         self._diagnosis: threading.Thread | None = None

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from mmrepro.errors import UsageError
-from mmrepro.watch.health import Verdict
+from mmrepro.watch.health import CheckOutcome
 from mmrepro.watch.loop import Watch
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -144,6 +144,6 @@ class _Metrics(Collector):
             if value is not None:
                 yield GaugeMetricFamily(f"mmrepro_watch_{name}", text, value=float(value))
         checks = CounterMetricFamily("mmrepro_watch_checks", "checks made", labels=["verdict"])
-        for verdict in Verdict:
+        for verdict in CheckOutcome:
             checks.add_metric([verdict.value], found["checks"][verdict.value])
         yield checks

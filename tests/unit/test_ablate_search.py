@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mmrepro.ablate.search import NOT_CURED, Flips, Search, most_cells, search
-from mmrepro.incident.ablation import Conclusion, FactorClass, Role, State
+from mmrepro.incident.ablation import CellState, Conclusion, FactorClass, Role
 
-FAILS, CURED, HIDDEN = State.FAILS, State.CURED, State.HIDDEN
+FAILS, CURED, HIDDEN = CellState.FAILS, CellState.CURED, CellState.HIDDEN
 NAMES = "abcde"
-Truth = Callable[[frozenset[str]], State]
+Truth = Callable[[frozenset[str]], CellState]
 
 
 def explored(truth: Truth, names: str = NAMES) -> tuple[Search, list[frozenset[str]]]:
     asked: list[frozenset[str]] = []
 
-    def oracle(flips: Flips, role: Role) -> State:
+    def oracle(flips: Flips, role: Role) -> CellState:
         assert list(flips) == sorted(flips), "flips come in the factors' own order"
         asked.append(frozenset(flips))
         return truth(frozenset(flips))
@@ -30,7 +30,7 @@ def explored(truth: Truth, names: str = NAMES) -> tuple[Search, list[frozenset[s
 def cured_by(*cures: str, hides: str = "") -> Truth:
     """Whatever contains one of ``cures`` cures; one of ``hides`` takes the symptom away."""
 
-    def truth(flips: frozenset[str]) -> State:
+    def truth(flips: frozenset[str]) -> CellState:
         if any(set(cure) <= flips for cure in cures):
             return CURED
         return HIDDEN if flips & set(hides) else FAILS
@@ -92,8 +92,8 @@ def test_two_combinations_cure_and_neither_is_needed() -> None:
     assert {found.factors[n].needed for n in found.cures[0].flips} == {False}
 
 
-@pytest.mark.parametrize("state", [s for s in State if s is not FAILS])
-def test_a_baseline_that_does_not_fail_ends_it(state: State) -> None:
+@pytest.mark.parametrize("state", [s for s in CellState if s is not FAILS])
+def test_a_baseline_that_does_not_fail_ends_it(state: CellState) -> None:
     found, asked = explored(lambda flips: state)
     assert found.conclusion is Conclusion.INCONCLUSIVE
     assert asked == [frozenset()]
@@ -109,15 +109,15 @@ def test_nothing_cures() -> None:
 
 
 def test_nothing_cures_and_one_is_not_known() -> None:
-    found, _ = explored(lambda flips: State.LOST if flips == {"c"} else FAILS)
+    found, _ = explored(lambda flips: CellState.LOST if flips == {"c"} else FAILS)
     assert found.conclusion is Conclusion.INCONCLUSIVE
     assert classes(found)["c"] is FactorClass.INCONCLUSIVE
     assert "c" in found.explanation
 
 
-@pytest.mark.parametrize("state", [State.UNDECIDED, State.LOST, State.OTHER])
-def test_what_is_not_clear_alone_is_in_no_combination(state: State) -> None:
-    def truth(flips: frozenset[str]) -> State:
+@pytest.mark.parametrize("state", [CellState.UNDECIDED, CellState.LOST, CellState.OTHER])
+def test_what_is_not_clear_alone_is_in_no_combination(state: CellState) -> None:
+    def truth(flips: frozenset[str]) -> CellState:
         return state if flips == {"c"} else cured_by("a")(flips)
 
     found, asked = explored(truth)
@@ -128,8 +128,8 @@ def test_what_is_not_clear_alone_is_in_no_combination(state: State) -> None:
 
 
 def test_whether_it_is_necessary_is_not_known_where_the_rest_is_not() -> None:
-    def truth(flips: frozenset[str]) -> State:
-        return State.UNDECIDED if flips == set("bcde") else cured_by("a")(flips)
+    def truth(flips: frozenset[str]) -> CellState:
+        return CellState.UNDECIDED if flips == set("bcde") else cured_by("a")(flips)
 
     found, _ = explored(truth)
     assert found.factors["a"].needed is None
@@ -137,9 +137,9 @@ def test_whether_it_is_necessary_is_not_known_where_the_rest_is_not() -> None:
 
 
 def test_a_smallest_cure_whose_parts_are_unclear_is_not_called_minimal() -> None:
-    def truth(flips: frozenset[str]) -> State:
+    def truth(flips: frozenset[str]) -> CellState:
         if len(flips) > 1 and not flips >= set("ab"):
-            return State.UNDECIDED
+            return CellState.UNDECIDED
         return cured_by("abc")(flips)
 
     found, _ = explored(truth)
@@ -153,13 +153,13 @@ def test_one_factor_alone() -> None:
     assert asked == [frozenset(), frozenset("a")]
 
 
-states = st.sampled_from(list(State))
+states = st.sampled_from(list(CellState))
 cells = [frozenset(c) for n in range(5) for c in combinations("abcd", n)]
 
 
 @given(table=st.fixed_dictionaries(dict.fromkeys(cells, states)))
 def test_whatever_the_oracle_says_the_words_mean_what_they_say(
-    table: dict[frozenset[str], State],
+    table: dict[frozenset[str], CellState],
 ) -> None:
     found, asked = explored(table.__getitem__, "abcd")
     assert len(asked) == len(set(asked)) <= most_cells(4)
@@ -189,9 +189,9 @@ def test_whatever_the_oracle_says_the_words_mean_what_they_say(
         if chosen is FactorClass.IRRELEVANT:
             assert alone is FAILS
             assert not any(name in cure.flips for cure in found.cures)
-        if alone in (State.UNDECIDED, State.LOST):
+        if alone in (CellState.UNDECIDED, CellState.LOST):
             assert chosen is FactorClass.INCONCLUSIVE
     assert (found.conclusion is Conclusion.CURE) == bool(found.cures)
     if found.conclusion is Conclusion.NO_CURE:
         assert CURED not in found.asked.values()
-        assert not set(found.asked.values()) & {State.UNDECIDED, State.LOST}
+        assert not set(found.asked.values()) & {CellState.UNDECIDED, CellState.LOST}

@@ -16,7 +16,7 @@ from mmrepro.ablate.session import Ablating
 from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
-from mmrepro.incident.ablation import Ablation, Conclusion, FactorClass, State
+from mmrepro.incident.ablation import Ablation, CellState, Conclusion, FactorClass
 from mmrepro.reports.ablation import load_ablation
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.scenario.registry import load_scenario
@@ -175,7 +175,7 @@ def test_a_lost_cell_is_tried_once_more_and_does_not_lose_the_rest(
     assert world.calls.count(("prefix-caching",)) == 2
     cell = done.cell(["prefix-caching"])
     assert cell is not None
-    assert cell.state is State.LOST
+    assert cell.state is CellState.LOST
     assert "ended with 1" in cell.runs[0].error
     assert cell.runs[0].retried
     assert classes(done)["prefix-caching"] is FactorClass.INCONCLUSIVE

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
-from mmrepro.incident.ablation import CellRun, State
+from mmrepro.incident.ablation import CellRun, CellState
 from mmrepro.records import Moment
 from mmrepro.signature import Outcome, Truth
 
 NOW = Moment.now()
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
-FAILS, CURED, HIDDEN = State.FAILS, State.CURED, State.HIDDEN
-OTHER, UNDECIDED, LOST = State.OTHER, State.UNDECIDED, State.LOST
+FAILS, CURED, HIDDEN = CellState.FAILS, CellState.CURED, CellState.HIDDEN
+OTHER, UNDECIDED, LOST = CellState.OTHER, CellState.UNDECIDED, CellState.LOST
 
 
 def made(
@@ -45,7 +45,7 @@ def made(
         (made(None), LOST),
     ],
 )
-def test_a_run(run: CellRun, state: State) -> None:
+def test_a_run(run: CellRun, state: CellState) -> None:
     assert state_of_run(run) is state
 
 
@@ -78,17 +78,17 @@ def test_only_a_cause_that_was_seen_to_be_gone_makes_a_cure() -> None:
         ([], 1, 1, UNDECIDED),
     ],
 )
-def test_a_cell(states: list[State], repeat: int, threshold: int, state: State) -> None:
+def test_a_cell(states: list[CellState], repeat: int, threshold: int, state: CellState) -> None:
     found, why = state_of_cell(states, repeat, threshold)
     assert found is state
     assert why
 
 
-many = st.lists(st.sampled_from(list(State)), min_size=1, max_size=6)
+many = st.lists(st.sampled_from(list(CellState)), min_size=1, max_size=6)
 
 
 @given(states=many, threshold=st.integers(1, 6))
-def test_a_cell_of_flaky_runs(states: list[State], threshold: int) -> None:
+def test_a_cell_of_flaky_runs(states: list[CellState], threshold: int) -> None:
     repeat = len(states)
     threshold = min(threshold, repeat)
     found, _ = state_of_cell(states, repeat, threshold)
@@ -104,7 +104,7 @@ def test_a_cell_of_flaky_runs(states: list[State], threshold: int) -> None:
 
 @given(states=many, more=many, threshold=st.integers(1, 6))
 def test_a_decided_cell_keeps_its_state(
-    states: list[State], more: list[State], threshold: int
+    states: list[CellState], more: list[CellState], threshold: int
 ) -> None:
     """Stopping early never changes what is said."""
     repeat = len(states) + len(more)

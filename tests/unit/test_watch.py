@@ -19,14 +19,19 @@ from mmrepro.cli.headers import parse_headers
 from mmrepro.errors import UsageError
 from mmrepro.watch.build import default_deadline, small_picture
 from mmrepro.watch.checker import PROGRESS, Checker, moved_counters
-from mmrepro.watch.health import Check, Health, Verdict
-from mmrepro.watch.loop import CONFIRM_PAUSE_S, Finding, Watch, WatchOptions
+from mmrepro.watch.health import Check, CheckOutcome, Health
+from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnosed, Watch, WatchOptions
 from mmrepro.watch.server import WatchServer, parse_address, state
 
-OK, BUSY, FAILED, UNKNOWN = Verdict.OK, Verdict.BUSY, Verdict.FAILED, Verdict.UNKNOWN
+OK, BUSY, FAILED, UNKNOWN = (
+    CheckOutcome.OK,
+    CheckOutcome.BUSY,
+    CheckOutcome.FAILED,
+    CheckOutcome.UNKNOWN,
+)
 
 
-def check(verdict: Verdict, at: float = 0.0) -> Check:
+def check(verdict: CheckOutcome, at: float = 0.0) -> Check:
     return Check(verdict, at, 0.1, "why")
 
 
@@ -94,9 +99,11 @@ def test_thresholds_below_one_are_refused() -> None:
         Health(failures=0)
 
 
-@given(st.lists(st.sampled_from(list(Verdict)), max_size=60), st.integers(1, 4), st.integers(1, 4))
+@given(
+    st.lists(st.sampled_from(list(CheckOutcome)), max_size=60), st.integers(1, 4), st.integers(1, 4)
+)
 def test_the_rules_hold_for_any_history(
-    history: list[Verdict], failures: int, successes: int
+    history: list[CheckOutcome], failures: int, successes: int
 ) -> None:
     health = started(failures=failures, successes=successes)
     live, fails, oks = True, 0, 1
@@ -185,7 +192,7 @@ def test_an_answer_is_ok_and_the_request_is_small_and_marked() -> None:
     ids=["silence", "frozen", "busy", "500", "503", "429", "401", "404", "html", "garbage"],
 )
 def test_what_a_server_may_do(
-    completion: bytes | None, metrics: Iterator[int] | None, verdict: Verdict
+    completion: bytes | None, metrics: Iterator[int] | None, verdict: CheckOutcome
 ) -> None:
     found, _ = one_check(completion, metrics)
     assert found.verdict is verdict
@@ -223,21 +230,21 @@ def test_headers() -> None:
 class Script:
     """Verdicts in turn; the last one for ever."""
 
-    def __init__(self, *verdicts: Verdict) -> None:
+    def __init__(self, *verdicts: CheckOutcome) -> None:
         self.left = list(verdicts)
 
     def check(self) -> Check:
         return check(self.left.pop(0) if len(self.left) > 1 else self.left[0])
 
 
-def watch(*verdicts: Verdict, **more: object) -> Watch:
+def watch(*verdicts: CheckOutcome, **more: object) -> Watch:
     events: list[tuple[str, str]] = []
     options = WatchOptions(interval_s=0.001, **more)  # type: ignore[arg-type]
     made = Watch(
         Script(*verdicts),
         Health(failures=2, successes=1),
         options,
-        diagnose=lambda: Finding("it is the ghost key", Path("incidents/x")),
+        diagnose=lambda: Diagnosed("it is the ghost key", Path("incidents/x")),
         listener=lambda kind, text: events.append((kind, text)),
     )
     made.events = events  # type: ignore[attr-defined]
@@ -287,7 +294,7 @@ def test_incidents_are_limited() -> None:
 def test_a_diagnosis_that_fails_does_not_end_the_watch() -> None:
     made = watch(OK, FAILED, FAILED, until_dead=True)
 
-    def broken() -> Finding:
+    def broken() -> Diagnosed:
         raise OSError("no disk")
 
     made.diagnose = broken

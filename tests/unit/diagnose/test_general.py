@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_up import http, metrics
 from mmrepro.diagnose.general import assess, at_once, suspicious
 from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import COULD_NOT_TELL, State, TargetFacts
+from mmrepro.incident.diagnosis import COULD_NOT_TELL, ServerState, TargetFacts
 from mmrepro.probes.data import AnyProbeData
 from seen import (
     CORE,
@@ -54,85 +54,101 @@ NO_CONNECTION = http(None, None)
 for one in NO_CONNECTION.answers:
     one.error = "ConnectError: refused"
 
-CASES: dict[str, tuple[State, list[AnyProbeData], dict[str, Any]]] = {
-    "healthy": (State.HEALTHY, [GREEN, *still(), answer(), idle(), COLD], {}),
-    "busy": (State.HEALTHY, [GREEN, *moving(running=4), answer(), MOVES, HOT], {}),
-    "busy, queue, answered": (State.HEALTHY, [GREEN, *moving(waiting=4), answer(2)], {}),
-    "busy, not asked": (State.HEALTHY, [GREEN, *moving(running=4), MOVES, HOT], {}),
-    "no traffic, not asked": (State.NO_FAULT_SEEN, [GREEN, *still(), idle(), COLD], {}),
-    "slow": (State.SLOW, [GREEN, *moving(), answer(9.0)], {}),
-    "slow, queue": (State.OVERLOADED, [GREEN, *moving(waiting=9), answer(9.0)], {}),
-    "overloaded": (State.OVERLOADED, [GREEN, *moving(running=8, waiting=9), SILENCE, MOVES], {}),
-    "turned away": (State.OVERLOADED, [GREEN, failed(429, "HTTP 429: full")], {}),
-    "works, silent": (State.SLOW, [GREEN, *moving(running=1), SILENCE, MOVES, HOT], {}),
-    "long step": (State.SLOW, [GREEN, *still(running=1), SILENCE, MOVES, HOT], {}),
-    "spins in Python": (State.FROZEN_PYTHON, [GREEN, *still(), SILENCE, SPIN, HOT], {}),
-    "spins, not asked": (State.FROZEN_PYTHON, [GREEN, *still(), SPIN, HOT], {}),
-    "spins in C": (State.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NATIVE, HOT], {}),
+CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
+    "healthy": (ServerState.HEALTHY, [GREEN, *still(), answer(), idle(), COLD], {}),
+    "busy": (ServerState.HEALTHY, [GREEN, *moving(running=4), answer(), MOVES, HOT], {}),
+    "busy, queue, answered": (ServerState.HEALTHY, [GREEN, *moving(waiting=4), answer(2)], {}),
+    "busy, not asked": (ServerState.HEALTHY, [GREEN, *moving(running=4), MOVES, HOT], {}),
+    "no traffic, not asked": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), idle(), COLD], {}),
+    "slow": (ServerState.SLOW, [GREEN, *moving(), answer(9.0)], {}),
+    "slow, queue": (ServerState.OVERLOADED, [GREEN, *moving(waiting=9), answer(9.0)], {}),
+    "overloaded": (
+        ServerState.OVERLOADED,
+        [GREEN, *moving(running=8, waiting=9), SILENCE, MOVES],
+        {},
+    ),
+    "turned away": (ServerState.OVERLOADED, [GREEN, failed(429, "HTTP 429: full")], {}),
+    "works, silent": (ServerState.SLOW, [GREEN, *moving(running=1), SILENCE, MOVES, HOT], {}),
+    "long step": (ServerState.SLOW, [GREEN, *still(running=1), SILENCE, MOVES, HOT], {}),
+    "spins in Python": (ServerState.FROZEN_PYTHON, [GREEN, *still(), SILENCE, SPIN, HOT], {}),
+    "spins, not asked": (ServerState.FROZEN_PYTHON, [GREEN, *still(), SPIN, HOT], {}),
+    "spins in C": (ServerState.FROZEN_NATIVE, [GREEN, *still(running=1), SILENCE, NATIVE, HOT], {}),
     "waits in C": (
-        State.FROZEN_NATIVE,
+        ServerState.FROZEN_NATIVE,
         [GREEN, *still(running=1), SILENCE, NAP, COLD, waiting("read")],
         {},
     ),
     "waits for CUDA": (
-        State.FROZEN_NATIVE,
+        ServerState.FROZEN_NATIVE,
         [GREEN, *still(running=1), SILENCE, CUDA, COLD, waiting("futex")],
         {},
     ),
-    "lock": (State.BLOCKED_ON_LOCK, [GREEN, *still(running=1), SILENCE, LOCK, COLD], {}),
-    "starved": (State.STARVED, [GREEN, *still(waiting=3), SILENCE, idle(), COLD], {}),
-    "starved, no stacks": (State.STARVED, [GREEN, *still(waiting=3), SILENCE, COLD], {}),
-    "deaf": (State.NOT_RECEIVING, [GREEN, *still(), SILENCE, idle(), COLD], {}),
-    "no stacks": (State.FROZEN, [GREEN, *still(), SILENCE, HOT], {}),
-    "no stacks, no metrics": (State.UNKNOWN, [GREEN, SILENCE, HOT], {}),
-    "silence alone": (State.UNKNOWN, [SILENCE], {}),
+    "lock": (ServerState.BLOCKED_ON_LOCK, [GREEN, *still(running=1), SILENCE, LOCK, COLD], {}),
+    "starved": (ServerState.STARVED, [GREEN, *still(waiting=3), SILENCE, idle(), COLD], {}),
+    "starved, no stacks": (ServerState.STARVED, [GREEN, *still(waiting=3), SILENCE, COLD], {}),
+    "deaf": (ServerState.NOT_RECEIVING, [GREEN, *still(), SILENCE, idle(), COLD], {}),
+    "no stacks": (ServerState.FROZEN, [GREEN, *still(), SILENCE, HOT], {}),
+    "no stacks, no metrics": (ServerState.UNKNOWN, [GREEN, SILENCE, HOT], {}),
+    "silence alone": (ServerState.UNKNOWN, [SILENCE], {}),
     "spins, no stacks, no metrics": (
-        State.UNKNOWN,
+        ServerState.UNKNOWN,
         [GREEN, SILENCE, HOT, waiting("", "spinning-in-user-space")],
         {},
     ),
-    "no metrics": (State.FROZEN_PYTHON, [GREEN, SILENCE, SPIN, HOT], {}),
-    "front silent": (State.FRONT_FROZEN, [http(None, None), *still(), idle()], {}),
+    "no metrics": (ServerState.FROZEN_PYTHON, [GREEN, SILENCE, SPIN, HOT], {}),
+    "front silent": (ServerState.FRONT_FROZEN, [http(None, None), *still(), idle()], {}),
     "all of it silent": (
-        State.FROZEN_PYTHON,
+        ServerState.FROZEN_PYTHON,
         [http(None, None), SPIN, HOT],
         {"core_role": "", "root_pid": CORE},
     ),
-    "closed to us": (State.UNREACHABLE, [NO_CONNECTION], {}),
-    "500": (State.FAILING, [GREEN, failed(500, "HTTP 500: boom"), log("RuntimeError: x")], {}),
-    "reset": (State.FAILING, [GREEN, failed(None, "ReadError: reset")], {}),
-    "error finish": (State.FAILING, [GREEN, failed(200, "ended with finish_reason 'error'")], {}),
-    "garbage": (State.BROKEN_OUTPUT, [GREEN, failed(200, "the 200 answer is not JSON")], {}),
-    "NaN": (State.BROKEN_OUTPUT, [GREEN, answer(text="!!!!!!!!")], {}),
-    "refused": (State.NO_FAULT_SEEN, [GREEN, *still(), failed(400, "HTTP 400"), idle()], {}),
-    "503, no answer": (State.NOT_READY, [http(503, 200), *still(), failed(404, "HTTP 404")], {}),
-    "503, answers": (State.FAILING, [http(503, 200), answer()], {}),
-    "late, answers": (State.SLOW, [http(None, 200), answer()], {}),
-    "late at first, answers": (State.HEALTHY, [http(None, 200), GREEN, answer()], {}),
-    "503 and late, answers": (State.FAILING, [http(None, 503), answer()], {}),
-    "stopped": (State.STOPPED, [], {"states": "TT"}),
-    "core stopped": (State.STOPPED, [GREEN], {"states": "ST"}),
-    "traced": (State.STOPPED, [GREEN], {"states": "St"}),
-    "core dead": (State.PART_DEAD, [GREEN, *still()], {"states": "SZ"}),
-    "core gone": (State.PART_DEAD, [GREEN, *still(), SILENCE], {"states": "S"}),
+    "closed to us": (ServerState.UNREACHABLE, [NO_CONNECTION], {}),
+    "500": (
+        ServerState.FAILING,
+        [GREEN, failed(500, "HTTP 500: boom"), log("RuntimeError: x")],
+        {},
+    ),
+    "reset": (ServerState.FAILING, [GREEN, failed(None, "ReadError: reset")], {}),
+    "error finish": (
+        ServerState.FAILING,
+        [GREEN, failed(200, "ended with finish_reason 'error'")],
+        {},
+    ),
+    "garbage": (ServerState.BROKEN_OUTPUT, [GREEN, failed(200, "the 200 answer is not JSON")], {}),
+    "NaN": (ServerState.BROKEN_OUTPUT, [GREEN, answer(text="!!!!!!!!")], {}),
+    "refused": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), failed(400, "HTTP 400"), idle()], {}),
+    "503, no answer": (
+        ServerState.NOT_READY,
+        [http(503, 200), *still(), failed(404, "HTTP 404")],
+        {},
+    ),
+    "503, answers": (ServerState.FAILING, [http(503, 200), answer()], {}),
+    "late, answers": (ServerState.SLOW, [http(None, 200), answer()], {}),
+    "late at first, answers": (ServerState.HEALTHY, [http(None, 200), GREEN, answer()], {}),
+    "503 and late, answers": (ServerState.FAILING, [http(None, 503), answer()], {}),
+    "stopped": (ServerState.STOPPED, [], {"states": "TT"}),
+    "core stopped": (ServerState.STOPPED, [GREEN], {"states": "ST"}),
+    "traced": (ServerState.STOPPED, [GREEN], {"states": "St"}),
+    "core dead": (ServerState.PART_DEAD, [GREEN, *still()], {"states": "SZ"}),
+    "core gone": (ServerState.PART_DEAD, [GREEN, *still(), SILENCE], {"states": "S"}),
     "nothing listens": (
-        State.DEAD,
+        ServerState.DEAD,
         [NO_CONNECTION],
         {"listening": False, "root_pid": None, "processes": []},
     ),
-    "zombie": (State.DEAD, [NO_CONNECTION], {"states": "ZZ"}),
-    "loading": (State.NOT_READY, [NO_CONNECTION], {"listening": False}),
+    "zombie": (ServerState.DEAD, [NO_CONNECTION], {"states": "ZZ"}),
+    "loading": (ServerState.NOT_READY, [NO_CONNECTION], {"listening": False}),
     "remote, refused": (
-        State.DEAD,
+        ServerState.DEAD,
         [NO_CONNECTION],
         {"place": "remote", "listening": None, "root_pid": None, "processes": []},
     ),
     "remote, silent": (
-        State.UNREACHABLE,
+        ServerState.UNREACHABLE,
         [http(None, None)],
         {"place": "remote", "listening": None, "root_pid": None, "processes": []},
     ),
-    "nothing": (State.UNKNOWN, [], {"root_pid": None, "processes": [], "listening": None}),
+    "nothing": (ServerState.UNKNOWN, [], {"root_pid": None, "processes": [], "listening": None}),
 }
 
 
@@ -142,7 +158,7 @@ def test_each_kind_of_evidence_has_its_state(name: str) -> None:
     said = assess(evidence(*data), target(**facts))
     assert said.state is state, said
     assert said.sentence.endswith(".")
-    assert said.why or state in (State.UNKNOWN, State.UNREACHABLE)
+    assert said.why or state in (ServerState.UNKNOWN, ServerState.UNREACHABLE)
 
 
 def test_the_frozen_one_names_frame_thread_and_process() -> None:
@@ -156,14 +172,14 @@ def test_requests_that_clients_give_up_are_no_progress() -> None:
     """A frozen vLLM counts them as finished: seen on 0.23.0."""
     given_up = [metrics(finished=16), metrics(finished=19)]
     said = assess(evidence(GREEN, *given_up, SILENCE, SPIN, HOT), target())
-    assert said.state is State.FROZEN_PYTHON
+    assert said.state is ServerState.FROZEN_PYTHON
 
 
 def test_a_thread_that_moves_is_not_frozen() -> None:
     """The same CPU, the same silence: only the stack tells a loop from work."""
     frozen = assess(evidence(GREEN, *still(running=1), SILENCE, SPIN, HOT), target())
     works = assess(evidence(GREEN, *still(running=1), SILENCE, MOVES, HOT), target())
-    assert (frozen.state, works.state) == (State.FROZEN_PYTHON, State.SLOW)
+    assert (frozen.state, works.state) == (ServerState.FROZEN_PYTHON, ServerState.SLOW)
 
 
 def test_an_engine_one_of_whose_threads_computes_does_not_wait_for_work() -> None:
@@ -173,9 +189,9 @@ def test_an_engine_one_of_whose_threads_computes_does_not_wait_for_work() -> Non
         for one in MOVES.samples
     ]
     said = assess(evidence(GREEN, *still(), SILENCE, sampled(*both), HOT), target())
-    assert (said.state, said.thread) == (State.SLOW, "input")
+    assert (said.state, said.thread) == (ServerState.SLOW, "input")
     quiet = assess(evidence(GREEN, *still(), SILENCE, sampled(*both), COLD), target())
-    assert quiet.state is State.NOT_RECEIVING
+    assert quiet.state is ServerState.NOT_RECEIVING
 
 
 def test_torn_samples_are_counted_as_such() -> None:
@@ -183,7 +199,7 @@ def test_torn_samples_are_counted_as_such() -> None:
     loop = [thread(LOOP, gil=True)]
     spin = sampled(loop, loop, torn, loop)
     said = assess(evidence(GREEN, *still(), SILENCE, spin, HOT), target())
-    assert (said.state, said.seen, said.samples) == (State.FROZEN_PYTHON, 3, 4)
+    assert (said.state, said.seen, said.samples) == (ServerState.FROZEN_PYTHON, 3, 4)
     assert "(1 more came out torn)" in " ".join(said.why)
 
 
@@ -215,7 +231,7 @@ def test_who_holds_the_lock() -> None:
     holds[1].locals["lock"] = "<lock at 0x7f01>"
     both = [thread(waits, active=False), thread(holds, active=False, name="other", tid=1)]
     said = assess(evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target())
-    assert said.state is State.BLOCKED_ON_LOCK
+    assert said.state is ServerState.BLOCKED_ON_LOCK
     assert "'other'" in said.holder
     holds[1].locals["lock"] = "<lock at 0x7f99>"
     said = assess(evidence(GREEN, *still(running=1), SILENCE, sampled(*[both] * 4)), target())
@@ -231,7 +247,7 @@ def test_plain_states_are_known_before_any_request(name: str) -> None:
     state, data, facts = CASES[name]
     asked = {"inference", "stacks", "syscalls", "processes"}
     early = at_once(evidence(*[d for d in data if d.kind not in asked]), target(**facts))
-    plain = {State.STOPPED, State.PART_DEAD, State.DEAD}
+    plain = {ServerState.STOPPED, ServerState.PART_DEAD, ServerState.DEAD}
     if state in plain or name in ("loading", "remote, silent"):
         assert early is not None
         assert early.state is state
@@ -263,7 +279,7 @@ def test_less_evidence_never_gives_a_verdict_of_its_own(missing: set[str]) -> No
     _, data, _ = CASES["busy"]
     kept = [d for d in data if d.kind not in missing]
     state = assess(evidence(*kept), target()).state
-    assert state in COULD_NOT_TELL | {State.HEALTHY}
+    assert state in COULD_NOT_TELL | {ServerState.HEALTHY}
 
 
 KINDS = [one for _, data, _ in CASES.values() for one in data]
@@ -273,22 +289,22 @@ KINDS = [one for _, data, _ in CASES.values() for one in data]
 def test_any_mixture_is_assessed_without_raising(data: list[AnyProbeData], states: str) -> None:
     facts = target(states=states[:2])
     said = assess(evidence(*data), facts)
-    assert isinstance(said.state, State)
+    assert isinstance(said.state, ServerState)
     if any(d.kind == "inference" and not d.answered for d in data):
         first = next(d for d in data if d.kind == "inference")
-        assert not (said.state is State.HEALTHY and not first.answered and first is SILENCE) or (
-            facts.root_pid is None
-        )
+        assert not (
+            said.state is ServerState.HEALTHY and not first.answered and first is SILENCE
+        ) or (facts.root_pid is None)
 
 
 def test_a_proxy_in_front_is_no_dead_engine() -> None:
     """Without processes of the engine nothing is said about them."""
     facts = target(root_pid=None, processes=[])
-    assert assess(evidence(GREEN, *still(), answer()), facts).state is State.HEALTHY
+    assert assess(evidence(GREEN, *still(), answer()), facts).state is ServerState.HEALTHY
     assert at_once(Evidence(), TargetFacts(url="http://x", place="remote")) is not None
 
 
 def test_a_process_that_went_away_during_the_look_is_dead() -> None:
     said = assess(evidence(GREEN, *still()), target(processes=[]))
-    assert said.state is State.DEAD
+    assert said.state is ServerState.DEAD
     assert str(FRONT) in " ".join(said.why)

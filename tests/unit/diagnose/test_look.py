@@ -14,7 +14,7 @@ import pytest
 from mmrepro import reports
 from mmrepro.diagnose import collect
 from mmrepro.diagnose.session import DiagnoseOptions, diagnose
-from mmrepro.incident.diagnosis import State
+from mmrepro.incident.diagnosis import ServerState
 
 LOG = """\
 (EngineCore pid=9) INFO 11-21 03:37:40 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with x
@@ -40,7 +40,7 @@ def test_a_server_that_is_gone_is_read_from_its_log(nobody: str, tmp_path: Path)
     )
     found = diagnose(options)
     told = found.diagnosis
-    assert (told.state, told.exit_code, found.folder) == (State.DEAD, 1, out)
+    assert (told.state, told.exit_code, found.folder) == (ServerState.DEAD, 1, out)
     assert (told.target.engine, told.target.release) == ("vllm", "0.23.0")
     assert "EngineCore died first" in told.assessment.sentence
     assert "03:37:41" in told.since
@@ -53,7 +53,7 @@ def test_a_server_that_is_gone_is_read_from_its_log(nobody: str, tmp_path: Path)
     assert not any(KEY in text for text in texts)
     again = reports.load(out)
     assert again.diagnosis is not None
-    assert again.diagnosis.state is State.DEAD
+    assert again.diagnosis.state is ServerState.DEAD
     for render in (reports.render_markdown, reports.render_html, reports.render_junit):
         assert "died first" in render(again)
 
@@ -98,7 +98,7 @@ def test_a_server_of_an_unknown_engine_is_still_looked_at(
     monkeypatch.chdir(tmp_path)
     found = diagnose(DiagnoseOptions(url=fake, samples=3))
     told = found.diagnosis
-    assert (told.state, told.exit_code, told.target.model) == (State.HEALTHY, 0, "fake-model")
+    assert (told.state, told.exit_code, told.target.model) == (ServerState.HEALTHY, 0, "fake-model")
     assert any("engine was not recognised" in text for text in told.unseen)
     assert told.effect.inferences == 1
     assert told.effect.paused_s == 0
@@ -117,14 +117,14 @@ def test_a_remote_server_is_judged_by_what_http_shows(
     monkeypatch.setattr("mmrepro.diagnose.sockets.is_ours", lambda address: False)
     monkeypatch.setattr("mmrepro.diagnose.sockets.namespace_with", lambda address: None)
     told = diagnose(DiagnoseOptions(url=fake)).diagnosis
-    assert (told.target.place, told.state) == ("remote", State.HEALTHY)
+    assert (told.target.place, told.state) == ("remote", ServerState.HEALTHY)
     assert any("only what HTTP shows" in text for text in told.unseen)
     assert told.target.processes == []
 
 
-@pytest.mark.parametrize(("late", "state"), [(1, State.HEALTHY), (9, State.SLOW)])
+@pytest.mark.parametrize(("late", "state"), [(1, ServerState.HEALTHY), (9, ServerState.SLOW)])
 def test_an_endpoint_that_was_late_is_asked_again(
-    late: int, state: State, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    late: int, state: ServerState, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Once late is a busy machine; twice is a front that a load balancer takes out."""
     monkeypatch.setattr(collect, "APART_S", 0.1)

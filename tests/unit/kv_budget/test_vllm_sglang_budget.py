@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mmrepro.errors import UsageError
-from mmrepro.kv_budget import Geometry, Plan, smallest, steps
+from mmrepro.kv_budget import Geometry, MemoryPlan, smallest, steps
 from mmrepro.kv_budget.sglang import SglangPlan, token_bytes_of
 from mmrepro.kv_budget.vllm import VllmCpuPlan, VllmPlan, block_bytes_of
 
@@ -168,7 +168,7 @@ sglang_plans = st.builds(
 
 @settings(max_examples=80)
 @given(st.one_of(vllm_plans, sglang_plans), st.integers(1, 500_000))
-def test_back_and_forth(plan: Plan, tokens: int) -> None:
+def test_back_and_forth(plan: MemoryPlan, tokens: int) -> None:
     answer = smallest(plan, tokens)
     every = [plan.forward(step) for step in steps(plan, 2)]
     assert answer.lowest == next((b for b in every if b.holds(tokens)), None)

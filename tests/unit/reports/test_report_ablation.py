@@ -25,11 +25,11 @@ from mmrepro.incident.ablation import (
     Ablation,
     Cell,
     CellRun,
+    CellState,
     Conclusion,
     Cure,
     FactorClass,
     FactorResult,
-    State,
 )
 from mmrepro.records import Moment
 from mmrepro.reports import ablation_view as view
@@ -58,7 +58,7 @@ def run(outcome: Outcome, symptom: Truth, cause: Truth, name: str = "baseline") 
     )  # fmt: skip
 
 
-def cell(name: str, state: State, *runs: CellRun) -> Cell:
+def cell(name: str, state: CellState, *runs: CellRun) -> Cell:
     flips = [name] if name else []
     return Cell(
         flips=flips, role="alone" if name else "baseline", state=state, why="", runs=[*runs]
@@ -89,10 +89,10 @@ def sample() -> Ablation:
             for name, chosen in factors.items()
         ],
         cells=[
-            cell("", State.FAILS, run(Outcome.REPRODUCED, met, met)),
-            cell("cure", State.CURED, run(Outcome.NOT_REPRODUCED, gone, gone, "cure")),
-            cell("budget", State.HIDDEN, run(Outcome.INCONCLUSIVE, gone, met, "budget")),
-            cell("prefix", State.FAILS, run(Outcome.REPRODUCED, met, met, "prefix")),
+            cell("", CellState.FAILS, run(Outcome.REPRODUCED, met, met)),
+            cell("cure", CellState.CURED, run(Outcome.NOT_REPRODUCED, gone, gone, "cure")),
+            cell("budget", CellState.HIDDEN, run(Outcome.INCONCLUSIVE, gone, met, "budget")),
+            cell("prefix", CellState.FAILS, run(Outcome.REPRODUCED, met, met, "prefix")),
         ],
         cures=[Cure(flips=["cure"], settings="--no-x", minimal=True, why="flipped alone it cures")],
         left_out={"budget": "it hides the failure"},
@@ -125,12 +125,12 @@ def test_the_table_has_a_row_for_the_baseline_and_each_factor() -> None:
 def test_runs_that_differ_are_counted() -> None:
     runs = [run(Outcome.REPRODUCED, Truth.MET, Truth.MET)] * 2
     runs.append(run(Outcome.NOT_REPRODUCED, Truth.NOT_MET, Truth.UNKNOWN))
-    assert view.cell_words(cell("x", State.FAILS, *runs)) == (
+    assert view.cell_words(cell("x", CellState.FAILS, *runs)) == (
         "2 × reproduced, 1 × not reproduced",
         "2 × there, 1 × gone",
         "2 × there, 1 × unknown",
     )
-    assert view.cell_words(cell("x", State.FAILS, *runs[:2]))[0] == "reproduced (2 of 2)"
+    assert view.cell_words(cell("x", CellState.FAILS, *runs[:2]))[0] == "reproduced (2 of 2)"
 
 
 def test_a_partial_ablation_says_so(tmp_path: Path) -> None:
