@@ -45,24 +45,24 @@ def unanswered(evidence: Evidence) -> Finding:
 
 def probe_unanswered(evidence: Evidence) -> Finding:
     """A fresh small request after the trigger gets no answer either."""
-    for result, data in evidence.results(InferenceData, "check"):
+    for _, data in evidence.results(InferenceData, "check"):
         if data.answered:
             return Finding.of(False, f"a new request was answered in {data.seconds:.2f} s")
         if data.status is not None:
-            return Finding.of(False, f"a new request got HTTP {data.status}", *result.raw)
+            return Finding.of(False, f"a new request got HTTP {data.status}")
         if data.seconds < 0.9 * data.deadline_s:
-            return Finding.of(False, f"a new request failed at once: {data.error}", *result.raw)
-        return Finding.of(True, f"a new request got no answer in {data.seconds:.1f} s", *result.raw)
+            return Finding.of(False, f"a new request failed at once: {data.error}")
+        return Finding.of(True, f"a new request got no answer in {data.seconds:.1f} s")
     return Finding.unknown(evidence.why_missing("inference", "check"))
 
 
 def endpoints_green(evidence: Evidence) -> Finding:
     """The front says that all is well: every asked endpoint answers 200."""
-    for result, data in evidence.results(HttpData, "check"):
+    for _, data in evidence.results(HttpData, "check"):
         if not data.answers:
             return Finding.unknown("no endpoint was asked")
         said = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
-        return Finding.of(all(a.status == 200 for a in data.answers), said, *result.raw)
+        return Finding.of(all(a.status == 200 for a in data.answers), said)
     return Finding.unknown(evidence.why_missing("http", "check"))
 
 
@@ -85,7 +85,7 @@ def queue_empty(evidence: Evidence, running: tuple[str, ...], waiting: tuple[str
             f"{min(len(runs), len(waits))} readings; " + evidence.why_missing("metrics", "check")
         )
     text = f"running {_numbers(runs)}, waiting {_numbers(waits)} (two readings)"
-    return Finding.of(not any(runs) and not any(waits), text, *_raw(evidence, MetricsData))
+    return Finding.of(not any(runs) and not any(waits), text)
 
 
 def no_progress(evidence: Evidence, counters: dict[str, tuple[str, ...]]) -> Finding:
@@ -101,7 +101,7 @@ def no_progress(evidence: Evidence, counters: dict[str, tuple[str, ...]]) -> Fin
             (still if values[0] == values[-1] else moved).append(f"{short} {_numbers(values)}")
     if not moved and (unread or not still):
         return Finding.unknown(f"not read twice: {', '.join(unread) or 'any counter'}")
-    return Finding.of(not moved, "; ".join(moved or still), *_raw(evidence, MetricsData))
+    return Finding.of(not moved, "; ".join(moved or still))
 
 
 def core_processes(evidence: Evidence, role: str, *phases: Phase) -> list[ProcessUse]:
@@ -129,14 +129,13 @@ def core_burns_cpu(evidence: Evidence, role: str) -> Finding:
     queued = f" (it waited {use.queued_pct:.0f} % of the time for one)"
     text = f"{role} {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core"
     text += (queued if use.queued_pct >= QUEUED_PCT else "") + baseline
-    raw = _raw(evidence, ProcessesData)
     if use.user_pct < BUSY_PCT and not _wants_a_core(use):
         if use.queued_pct >= BUSY_PCT:
-            return Finding.unknown(f"{text}: the machine is overloaded", *raw)
-        return Finding.of(False, text, *raw)
+            return Finding.unknown(f"{text}: the machine is overloaded")
+        return Finding.of(False, text)
     if not before:
-        return Finding.unknown(f"{text}; what it used in the gate was not measured", *raw)
-    return Finding.of(before[-1].user_pct <= IDLE_PCT, text, *raw)
+        return Finding.unknown(f"{text}; what it used in the gate was not measured")
+    return Finding.of(before[-1].user_pct <= IDLE_PCT, text)
 
 
 def core_busy(evidence: Evidence, role: str) -> Finding:
@@ -149,7 +148,7 @@ def core_busy(evidence: Evidence, role: str) -> Finding:
     text = f"{role} {shares} % of a core in user space ({len(uses)} readings)"
     spins = spinning(evidence, {use.pid for use in uses})
     busy = spins or any(use.user_pct >= BUSY_PCT for use in uses)
-    return Finding.of(busy, text, *_raw(evidence, ProcessesData))
+    return Finding.of(busy, text)
 
 
 def spinning(evidence: Evidence, pids: set[int]) -> bool:
@@ -165,12 +164,12 @@ def engine_works(evidence: Evidence, counters: dict[str, tuple[str, ...]], role:
 
     Without a request, a core that spins while nothing is finished speaks against it.
     """
-    for result, data in evidence.results(InferenceData, "check"):
+    for _, data in evidence.results(InferenceData, "check"):
         said = f"answered in {data.seconds:.2f} s" if data.answered else data.error[:200]
-        return Finding.of(data.answered, f"a small request: {said}", *result.raw)
+        return Finding.of(data.answered, f"a small request: {said}")
     still = no_progress(evidence, counters)
     if still.truth is Truth.NOT_MET:
-        return Finding(Truth.MET, still.observed, still.evidence)
+        return Finding(Truth.MET, still.observed)
     if still.truth is Truth.MET and spinning(
         evidence, {p.pid for p in core_processes(evidence, role, "check")}
     ):
@@ -184,10 +183,10 @@ def logged(evidence: Evidence, pattern: str, what: str) -> Finding:
     if count is None:
         return Finding.unknown(evidence.why_missing("logs", "check"))
     if not count:
-        return Finding.of(False, f"the log holds no line of {what}", *log_files(evidence))
+        return Finding.of(False, f"the log holds no line of {what}")
     first = log_lines(evidence, pattern)[0]
     when = f", first at {first.time}" if first.time else ""
-    return Finding.of(True, f"{count} lines of {what}{when}", *log_files(evidence))
+    return Finding.of(True, f"{count} lines of {what}{when}")
 
 
 def _wants_a_core(use: ProcessUse) -> bool:
@@ -198,11 +197,11 @@ def _wants_a_core(use: ProcessUse) -> bool:
 
 def spins_in_user_space(evidence: Evidence) -> Finding:
     """System calls tell spinning from waiting."""
-    for result, data in evidence.results(SyscallsData, "check"):
+    for _, data in evidence.results(SyscallsData, "check"):
         text = f"{data.verdict} ({data.method}): {data.why}"
         if data.verdict == "unclear":
-            return Finding.unknown(text, *result.raw)
-        return Finding.of(data.verdict == "spinning-in-user-space", text, *result.raw)
+            return Finding.unknown(text)
+        return Finding.of(data.verdict == "spinning-in-user-space", text)
     return Finding.unknown(evidence.why_missing("syscalls", "check"))
 
 
@@ -251,7 +250,7 @@ def added_but_unfinished(evidence: Evidence, finished: tuple[str, ...]) -> Findi
     text = f'{added} requests logged as "Added request", {done[-1]:g} finished'
     if done[-1] < added <= done[-1] + failed:
         return Finding.unknown(f"{text}, {failed} failed: it may be those")
-    return Finding.of(added > done[-1], text, *log_files(evidence))
+    return Finding.of(added > done[-1], text)
 
 
 def engine_alive(evidence: Evidence) -> Finding:
@@ -262,7 +261,3 @@ def engine_alive(evidence: Evidence) -> Finding:
 
 def _numbers(values: list[float]) -> str:
     return " → ".join(f"{v:g}" for v in values)
-
-
-def _raw(evidence: Evidence, kind: type[MetricsData] | type[ProcessesData]) -> list[str]:
-    return [name for result, _ in evidence.results(kind, "check") for name in result.raw]

@@ -55,7 +55,7 @@ def core_died(evidence: Evidence, role: str) -> Finding:
     if said is None:
         return Finding.unknown(evidence.why_missing("logs", "check"))
     if not said:
-        return Finding.of(False, "the log holds no EngineDeadError", *checks.log_files(evidence))
+        return Finding.of(False, "the log holds no EngineDeadError")
     alive = [
         p.pid
         for _, data in evidence.results(ProcessesData, "check")
@@ -68,7 +68,7 @@ def core_died(evidence: Evidence, role: str) -> Finding:
     if evidence.engine_exit is None and not list(evidence.results(ProcessesData, "check")):
         return Finding.unknown(f"EngineDeadError in the log; {left}")
     gone = f"{said} × EngineDeadError in the log and no process {role} left"
-    return Finding.of(True, gone, *checks.log_files(evidence))
+    return Finding.of(True, gone)
 
 
 def requests_fail_with_500(evidence: Evidence, label: str) -> Finding:
@@ -121,12 +121,12 @@ def first_error(evidence: Evidence, role: str, wanted: str) -> Finding:
         return Finding.unknown(evidence.why_missing("logs", "check"))
     lines = checks.log_lines(evidence, "exception")
     if not lines:
-        return Finding.of(False, "the log holds no exception", *checks.log_files(evidence))
+        return Finding.of(False, "the log holds no exception")
     first = lines[0]
     numbers = {line.number for line in checks.log_lines(evidence, wanted)}
     text = f"{_where(first)}: {first.text[:160]}; {count - 1} later lines echo it"
     holds = role in first.process and first.number in numbers
-    return Finding.of(holds, text, *checks.log_files(evidence))
+    return Finding.of(holds, text)
 
 
 def _where(line: LogLine) -> str:

@@ -68,7 +68,7 @@ def core_is_dead_condition(role: str, said: str) -> Condition:
             return Finding.unknown("whether its processes live cannot be seen from here")
         logged = checks.logged(evidence, said, f"{said}")
         text = f"no process {role} lives; {logged.observed}"
-        return Finding(logged.truth, text, logged.evidence)
+        return Finding(logged.truth, text)
 
     return Condition(
         "core-died", "symptom", f"{role} is gone, and the log says that it died", check
@@ -89,9 +89,9 @@ def every_request_fails() -> Condition:
     """The symptom of an engine whose loop has ended behind a front that lives."""
 
     def check(evidence: Evidence) -> Finding:
-        for result, data in evidence.results(InferenceData, "check"):
+        for _, data in evidence.results(InferenceData, "check"):
             said = f"a small valid request: {data.error[:160] or 'answered'}"
-            return Finding.of(not data.answered and data.status is not None, said, *result.raw)
+            return Finding.of(not data.answered and data.status is not None, said)
         return Finding.unknown(evidence.why_missing("inference", "check"))
 
     return Condition("every-request-fails", "symptom", "a small valid request fails", check)

@@ -1,0 +1,407 @@
+"""The author's API: what a scenario declares, and what the evaluator makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from made_up import GHOST, drop, hang_run, http, logs, probed, processes, request, stacks, thread
+from mmrepro.errors import BrokenScenario
+from mmrepro.incident import ClaimStatus
+from mmrepro.run.judge import judge
+from mmrepro.scenario import (
+    Condition,
+    Drive,
+    Engine,
+    Evidence,
+    Fidelity,
+    Finding,
+    LiveFacts,
+    Logs,
+    Measured,
+    Metrics,
+    Outcome,
+    Processes,
+    Reproducers,
+    Requests,
+    RunFacts,
+    Scenario,
+    StacksData,
+    Truth,
+    answered,
+    cause,
+    claim,
+    core_burns_cpu,
+    cure,
+    endpoints_green,
+    issue,
+    never_answered,
+    new_request_unanswered,
+    no_progress,
+    pull,
+    quote,
+    refused_or_answered,
+    row,
+    symptom,
+    upgrade,
+    with_variants,
+)
+from mmrepro.scenario.bind import bind, observable, parameters
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+FACTS = RunFacts("0.23.0", Fidelity.CPU, frozenset(), 13.0)
+LIVE = LiveFacts("vllm", "0.23.0", (), 15.0)
+REPORT = issue("vllm#43941", "the report")
+
+
+class Hangs(Scenario):
+    """It hangs.
+
+    What: A request is never answered.
+    It goes on over two lines.
+
+    Why: For a reason.
+
+    And for another one.
+    """
+
+    name, release, affected = "hangs", "0.23.0", ">=0.14.0,<0.24.0"
+    server = """--max-num-seqs 8 --limit '{"image":1}'"""
+    mitigations = (cure("off", "--cache 0"), upgrade("0.24.0"))
+    symptoms = (
+        never_answered("fill 11", reported="no answer in 15 s"),
+        new_request_unanswered(),
+        core_burns_cpu(required=False),
+    )
+    claims = (
+        claim("hangs", "it hangs", REPORT, by="no-answer"),
+        claim("both", "it hangs by a ghost", REPORT, by=("no-answer", "in-the-log")),
+        claim("luck", "it takes luck", REPORT, by="no-answer", refuted=True),
+        claim("later", "0.24.0 mends it", "vllm#43595", by="no-answer", releases=">=0.24.0"),
+        claim("never", "on the reporter's machine", REPORT, untested="no such machine"),
+        claim("if-green", "with green endpoints", REPORT, by="no-answer", given="never-there"),
+        claim("checked", "an image was sent", REPORT, by=answered("fill 1"), note="of thirty"),
+    )
+    works_after = (answered("fill 1"), refused_or_answered("image X, too long"))
+
+    async def trigger(self, drive: Drive) -> None:
+        raise NotImplementedError
+
+    @cause("the log names a hash")
+    def in_the_log(self, logs: Logs) -> Finding:
+        return Finding.of(logs.count("cached-item-assertion") > 0, "a line")
+
+    @cause("popitem holds a key", required=False)
+    def the_key(self, stacks: StacksData) -> Finding:
+        keys = stacks.texts("lru_key", frame="popitem")
+        return Finding.of(any(GHOST in key for key in keys), f"{len(keys)} samples show it")
+
+    @cause("the class alone loops", id="class-loops", live=False)
+    def loops(self, reproducers: Reproducers) -> Finding:
+        return Finding.of(not reproducers.truth("ghost_key.py", "eviction_ends"), "it loops")
+
+    @claim("fills", "it takes images", REPORT)
+    def takes_images(self, measured: Measured) -> Finding:
+        return Finding.of(measured.number("fills_until_hang") > 1, "several")
+
+
+SCENARIO = Hangs()
+
+
+def truths(evidence: Evidence) -> dict[str, Truth]:
+    return {r.id: r.truth for r in judge(SCENARIO, evidence, FACTS).conditions}
+
+
+def statuses(evidence: Evidence) -> dict[str, ClaimStatus]:
+    return {c.id: c.status for c in SCENARIO.claim_results(evidence, FACTS)}
+
+
+def test_the_docstring_is_the_reports() -> None:
+    assert SCENARIO.title == "It hangs"
+    assert SCENARIO.summary == "A request is never answered. It goes on over two lines."
+    assert SCENARIO.explanation == "For a reason.\n\nAnd for another one."
+
+
+def test_strings_are_what_they_stand_for() -> None:
+    assert SCENARIO.server_args == ("--max-num-seqs", "8", "--limit", '{"image":1}')
+    assert SCENARIO.affects("0.14.0")
+    assert not SCENARIO.affects("0.24.0")
+    assert SCENARIO.affected_range == ">=0.14.0, <0.24.0"
+    assert SCENARIO.mitigation("off").server_args == ("--cache", "0")
+    assert SCENARIO.mitigation("release").release == "0.24.0"
+
+
+def test_a_variant_has_the_summary_of_its_family() -> None:
+    class Other(Hangs):
+        """It hangs otherwise.
+
+        Why: Another reason.
+        """
+
+        variant = "other"
+
+    both = with_variants(Hangs(), Other())
+    other = both.with_variant("other")
+    assert (other.title, other.explanation) == ("It hangs otherwise", "Another reason.")
+    assert other.summary == SCENARIO.summary
+    assert [v.variant for v in both.variants] == ["", "other"]
+
+
+def test_the_signature_is_what_is_declared_the_symptom_first() -> None:
+    found = [(c.id, c.part, c.required) for c in SCENARIO.conditions(FACTS)]
+    assert found == [
+        ("no-answer", "symptom", True),
+        ("no-answer-later", "symptom", True),
+        ("core-burns-cpu", "symptom", False),
+        ("in-the-log", "cause", True),
+        ("the-key", "cause", False),
+        ("class-loops", "cause", True),
+    ]
+
+
+def test_a_method_that_overrides_one_keeps_its_place_and_words() -> None:
+    class Narrower(Hangs):
+        def in_the_log(self, logs: Logs) -> Finding:
+            return Finding.of(False, "narrower")
+
+    conditions = Narrower().conditions(FACTS)
+    assert [c.id for c in conditions] == [c.id for c in SCENARIO.conditions(FACTS)]
+    one = next(c for c in conditions if c.id == "in-the-log")
+    assert (one.statement, one.check(hang_run()).observed) == ("the log names a hash", "narrower")
+
+
+def test_a_hang_is_reproduced_with_the_files_that_were_read() -> None:
+    verdict = judge(SCENARIO, hang_run(), FACTS)
+    assert verdict.outcome is Outcome.REPRODUCED
+    files = {r.id: r.evidence for r in verdict.conditions}
+    assert files["no-answer"] == []  # requests have no file of their own
+    assert files["no-answer-later"] == ["check-inference.raw"]
+    assert files["in-the-log"] == ["check-logs.raw"]
+    assert files["the-key"] == ["check-stacks.raw"]
+    assert files["class-loops"] == ["ghost_key.py.json"]
+    assert files["core-burns-cpu"] == ["check-processes.raw", "gate-processes.raw"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "condition"),
+    [("logs", "in-the-log"), ("stacks", "the-key"), ("inference", "no-answer-later")],
+)
+def test_what_is_missing_is_unknown_and_says_why(probe: str, condition: str) -> None:
+    evidence = hang_run()
+    drop(evidence, probe)
+    results = {r.id: r for r in judge(SCENARIO, evidence, FACTS).conditions}
+    assert results[condition].truth is UNKNOWN
+    assert "ptrace is not permitted" in results[condition].observed
+
+
+def test_nothing_is_met_by_nothing() -> None:
+    assert set(truths(Evidence()).values()) == {UNKNOWN}
+    assert judge(SCENARIO, Evidence(), FACTS).outcome is Outcome.INCONCLUSIVE
+
+
+def test_a_check_that_fails_is_unknown() -> None:
+    class Fails(Hangs):
+        def in_the_log(self, logs: Logs) -> Finding:
+            raise ZeroDivisionError("boom")
+
+    verdict = judge(Fails(), hang_run(), FACTS)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "the checker failed: ZeroDivisionError: boom" in verdict.explanation
+
+
+def test_claims_follow_from_conditions() -> None:
+    assert statuses(hang_run()) == {
+        "hangs": ClaimStatus.CONFIRMED,
+        "both": ClaimStatus.CONFIRMED,
+        "luck": ClaimStatus.REFUTED,
+        "later": ClaimStatus.NOT_TESTED,
+        "never": ClaimStatus.NOT_TESTED,
+        "if-green": ClaimStatus.NOT_TESTED,
+        "checked": ClaimStatus.CONFIRMED,
+        "fills": ClaimStatus.CONFIRMED,
+    }
+    told = {c.id: c.observed for c in SCENARIO.claim_results(hang_run(), FACTS)}
+    assert told["later"] == "this run is of 0.23.0"
+    assert told["never"] == "no such machine"
+    assert told["if-green"].startswith("not tested without never-there: there is no condition")
+    assert told["checked"] == "fill 1: answered (of thirty)"
+
+
+def test_a_claim_on_what_was_not_seen_is_not_tested() -> None:
+    assert set(statuses(Evidence()).values()) == {ClaimStatus.NOT_TESTED}
+
+
+def test_rows_without_any_declared_are_the_conditions_of_the_symptom() -> None:
+    rows = SCENARIO.symptom_rows(hang_run(), FACTS)
+    assert [(r.check, r.abnormal, r.reported) for r in rows] == [
+        ("fill 11: neither refused nor answered", True, "no answer in 15 s"),
+        ("a new text-only request is not answered either", True, ""),
+        ("EngineCore uses a whole core in user space, idle before", True, ""),
+    ]
+
+
+def test_rows_by_condition_and_by_check() -> None:
+    def usual(requests: Requests) -> str:
+        return requests.first("no such").label
+
+    class Rows(Hangs):
+        symptoms = (*Hangs.symptoms, endpoints_green())
+        rows = (
+            row("green", "endpoints-green", "200", "200", abnormal_if=False),
+            row("fill 1", answered("fill 1"), usual, abnormal_if=None),
+        )
+
+    green, fill = Rows().symptom_rows(hang_run(), FACTS)
+    assert (green.healthy, green.abnormal, green.reported) == ("200", False, "200")
+    assert (fill.healthy, fill.abnormal) == ("", None)
+
+
+def test_the_live_form_follows_from_what_each_condition_needs() -> None:
+    found = {c.id: c.required for c in SCENARIO.live_conditions(LIVE)}
+    assert found == {
+        "no-answer": True,  # an observer's own small request instead of the trigger's
+        "no-answer-later": True,
+        "core-busy": True,
+        "in-the-log": True,
+        "the-key": False,
+    }
+
+
+def test_counters_of_requests_are_not_an_observers() -> None:
+    class Counting(Hangs):
+        symptoms = (no_progress(),)
+
+    statements = [c.statement for c in Counting().live_conditions(LIVE)]
+    assert "counters of tokens stand still" in statements
+
+
+def test_a_signature_of_its_own_making_is_the_observers_too() -> None:
+    class Own(Scenario):
+        name, release, affected = "own", "1.0", ">0"
+
+        async def trigger(self, drive: Drive) -> None:
+            raise NotImplementedError
+
+        def conditions(self, facts: RunFacts) -> list[Condition]:
+            return [Condition("one", "symptom", "s", lambda e: Finding.of(True, facts.fidelity))]
+
+    (one,) = Own().live_conditions(LIVE)
+    assert one.check(Evidence()).observed == "live"
+
+
+def test_healthy_after_needs_every_check() -> None:
+    assert SCENARIO.healthy_after(hang_run(), FACTS).truth is MET
+    evidence = hang_run()
+    evidence.requests[5].status = 500
+    assert SCENARIO.healthy_after(evidence, FACTS).truth is NOT_MET
+    evidence.requests = [r for r in evidence.requests if r.label != "fill 1"]
+    assert SCENARIO.healthy_after(evidence, FACTS).truth is not MET
+
+
+# ------------------------------------------------------------------ what a check may ask for
+
+
+def test_everything_that_a_check_may_ask_for() -> None:
+    def check(
+        evidence: Evidence,
+        requests: Requests,
+        metrics: Metrics,
+        processes: Processes,
+        engine: Engine,
+        facts: RunFacts,
+        untyped,  # type: ignore[no-untyped-def]
+        more: int = 3,
+    ) -> Finding:
+        assert untyped is evidence
+        assert requests.evidence is evidence
+        reading = metrics.readings(engine.metrics["running"])
+        assert processes.of(engine.core_role)[-1].user_pct == 97.0
+        return Finding.of(facts is FACTS and more == 3, f"{reading}")
+
+    assert bind(check, SCENARIO, FACTS)(hang_run()).observed == "[0.0, 0.0]"
+    assert not observable(check)
+    assert parameters(lambda e: Finding.of(True, "")) == (Evidence,)
+
+
+def test_what_there_is_not() -> None:
+    def check(what: Path) -> Finding:
+        raise NotImplementedError
+
+    with pytest.raises(BrokenScenario, match=r"check asks for what: <class 'pathlib\.\w+'>"):
+        bind(check, SCENARIO, FACTS)
+
+
+VIEWS = {
+    "a request": lambda e: Requests(e).first("no such"),
+    "a count": lambda e: Logs(e).count("no-such-pattern"),
+    "a second reading": lambda e: Metrics(e).readings(("no:such",)),
+    "a process": lambda e: Processes(e).of("NoSuchRole"),
+    "a reproducer": lambda e: Reproducers(e).facts("no_such.py"),
+    "a fact of it": lambda e: Reproducers(e).truth("ghost_key.py", "no_such"),
+    "a number": lambda e: Measured(e).number("no_such"),
+}
+
+
+@pytest.mark.parametrize("ask", VIEWS.values(), ids=VIEWS.keys())
+def test_a_view_raises_what_is_missing(ask) -> None:  # type: ignore[no-untyped-def]
+    results = judge(_asking(ask), hang_run(), FACTS).conditions
+    assert [r.truth for r in results] == [UNKNOWN]
+    assert "the checker failed" not in results[0].observed
+    assert results[0].observed
+
+
+def _asking(ask) -> Scenario:  # type: ignore[no-untyped-def]
+    class Asks(Scenario):
+        name, release, affected = "asks", "1.0", ">0"
+        symptoms = (symptom("s", lambda e: Finding.of(bool(ask(e)), "there")),)
+
+        async def trigger(self, drive: Drive) -> None:
+            raise NotImplementedError
+
+    return Asks()
+
+
+def test_locals_of_a_frame() -> None:
+    loop = (("LRUCache.popitem", "cache.py"), ("process_input_sockets", "core.py"))
+    data = stacks(thread(*loop, key="a"), thread(*loop[1:]), thread(*loop, key="b"))
+    assert data.texts("lru_key", frame="popitem") == ["'a'", "'b'"]
+    assert data.numbers("lru_key", frame="popitem") == []
+    assert len(data.threads("process_input_sockets")) == 3
+    data.samples[0].threads[0].frames[0].locals["n"] = "12"
+    data.samples[2].threads[0].frames[0].locals["n"] = "<not built yet>"
+    assert data.numbers("n", frame="popitem") == [12]
+
+
+# ------------------------------------------------------------------ references
+
+
+def test_references() -> None:
+    assert REPORT.url == "https://github.com/vllm-project/vllm/issues/43941"
+    fix = pull("sglang#2151", "t", release="0.5.0")
+    assert fix.url == "https://github.com/sgl-project/sglang/pull/2151"
+    assert fix.note == "the fix, in 0.5.0"
+    assert quote("a.py", "A.b", "note", "x", "y").highlight == ("x", "y")
+
+
+@pytest.mark.parametrize("name", ["vllm", "vllm#", "vllm#x", "nobody#1", "#1"])
+def test_what_names_no_issue(name: str) -> None:
+    with pytest.raises(BrokenScenario, match="names no issue"):
+        issue(name, "t")
+
+
+def test_never_answered_wants_its_own_request() -> None:
+    evidence = hang_run()
+    assert truths(evidence)["no-answer"] is MET
+    evidence.requests[-1].timed_out = False
+    evidence.requests[-1].status = 400
+    assert truths(evidence)["no-answer"] is NOT_MET
+    evidence.requests.pop()
+    evidence.requests.append(request("trigger", "fill 12", None, timed_out=True))
+    assert truths(evidence)["no-answer"] is UNKNOWN
+
+
+def test_probes_of_the_control_server_are_not_the_runs() -> None:
+    evidence = Evidence(probes=[probed(logs(GHOST), "control"), probed(http(200, 200), "control")])
+    assert truths(evidence)["in-the-log"] is UNKNOWN
+    evidence.probes.append(probed(processes(user=97.0)))
+    assert truths(evidence)["core-burns-cpu"] is UNKNOWN  # what it used in the gate is not known
