@@ -6,6 +6,7 @@ the few lines that matter: name-mangled order and data, and the eviction loop.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -234,3 +235,21 @@ def test_without_the_engine_it_says_so(tmp_path: Path) -> None:
 def test_its_facts_fit_the_evidence(tmp_path: Path) -> None:
     values = facts(engine(tmp_path, BUGGY)).values()
     assert all(isinstance(value, str | int | float | bool | None) for value in values)
+
+
+def test_nothing_in_an_engines_environment_imports_mmrepro() -> None:
+    """Another interpreter runs it, without the harness; import-linter sees packages only."""
+    guilty = [
+        f"{path.name}: {name}"
+        for path in reproducer_path("").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        for name in _modules(node)
+        if name.partition(".")[0] == "mmrepro"
+    ]
+    assert not guilty
+
+
+def _modules(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
