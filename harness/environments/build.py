@@ -62,8 +62,8 @@ def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environme
         EnvironmentBuildError: anything else; ``detail`` holds uv's own words.
     """
     say = progress or (lambda _: None)
-    if (found := existing(spec)) is not None:
-        return found
+    if (environment := existing(spec)) is not None:
+        return environment
     folder = environments_root() / spec.key(without_credentials(torch_index()))
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -139,13 +139,13 @@ def _environment(
 
 
 def _site_packages(venv: Path) -> Path:
-    found = sorted(venv.glob("lib/python*/site-packages"))
-    if not found:
+    folders = sorted(venv.glob("lib/python*/site-packages"))
+    if not folders:
         raise EnvironmentBuildError(
             f"The environment {venv.parent.name} is damaged: it has no site-packages.",
             hint="mmrepro env prune --all",
         )
-    return found[0]
+    return folders[0]
 
 
 class _Build:
@@ -163,23 +163,23 @@ class _Build:
     def run(self) -> Manifest:
         started = time.monotonic()
         self.say(f"looking for {self.spec.project} {self.spec.installed}")
-        found = releases.find(self.spec)
-        self.reasons += found.reasons
+        release = releases.find(self.spec)
+        self.reasons += release.reasons
         if self.spec.device == "cuda" and detect_device() != "cuda":
             raise UnloadableWheel(
-                f"The wheel {found.wheel.filename} cannot be loaded on this host: there is no "
+                f"The wheel {release.wheel.filename} cannot be loaded on this host: there is no "
                 "NVIDIA driver (libcuda.so.1).",
                 hint="use --device cpu, or a machine with a GPU",
             )
         self.folder.mkdir()
         (self.folder / "state").mkdir()
-        self._make_venv(found)
-        self._install_wheel(found)
-        self._check_link(found)
-        packages, cutoff = self._resolve(found)
-        self._install_packages(found, cutoff)
+        self._make_venv(release)
+        self._install_wheel(release)
+        self._check_link(release)
+        packages, cutoff = self._resolve(release)
+        self._install_packages(release, cutoff)
         self._write_aliases()
-        self._check_load(found)
+        self._check_load(release)
         manifest = Manifest(
             engine=self.spec.engine,
             release=self.spec.release,
@@ -187,9 +187,9 @@ class _Build:
             project=self.spec.project,
             wheel=WheelFacts(
                 project=self.spec.project,
-                filename=found.wheel.filename,
-                sha256=found.wheel.sha256,
-                uploaded=found.wheel.uploaded.isoformat() if found.wheel.uploaded else "",
+                filename=release.wheel.filename,
+                sha256=release.wheel.sha256,
+                uploaded=release.wheel.uploaded.isoformat() if release.wheel.uploaded else "",
                 origin=self.spec.origin,
             ),
             resolved_until=cutoff,
@@ -211,31 +211,31 @@ class _Build:
         except UvFailed as failure:
             raise explain(failure, doing) from failure
 
-    def _make_venv(self, found: releases.Found) -> None:
+    def _make_venv(self, release: releases.Release) -> None:
         # --relocatable: the folder gets its final name when all is whole.
-        arguments = ["venv", "--relocatable", "--python", found.python, str(self.venv)]
+        arguments = ["venv", "--relocatable", "--python", release.python, str(self.venv)]
         self._uv(arguments, f"making a virtual environment for {self.spec.project}")
 
-    def _install_wheel(self, found: releases.Found) -> None:
+    def _install_wheel(self, release: releases.Release) -> None:
         """The engine's wheel alone, by its hash."""
-        self.say(f"fetching {found.wheel.filename}")
-        line = f"{self.spec.project}=={self.spec.installed} --hash=sha256:{found.wheel.sha256}\n"
+        self.say(f"fetching {release.wheel.filename}")
+        line = f"{self.spec.project}=={self.spec.installed} --hash=sha256:{release.wheel.sha256}\n"
         (self.folder / "wheel.lock").write_text(line)
         arguments = ["pip", "install", "--python", str(self.python), "--no-deps"]
         arguments += ["--require-hashes", "-r", "wheel.lock"]
         self._uv(arguments, f"installing {self.spec.project} {self.spec.installed}")
 
-    def _check_link(self, found: releases.Found) -> None:
+    def _check_link(self, release: releases.Release) -> None:
         files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
         modules = [path for paths in files.values() for path in paths]
         if missing := loading.missing_versions(self.python, modules):
             first = missing[0]
-            raise self._unloadable(found, str(first), [str(one) for one in missing], first.library)
+            raise self._unloadable(release, str(first), list(map(str, missing)), first.library)
 
     def _unloadable(
-        self, found: releases.Found, why: str, detail: list[str], library: str = ""
+        self, release: releases.Release, why: str, detail: list[str], library: str = ""
     ) -> UnloadableWheel:
-        other = releases.repackaged(self.spec, found.python)
+        other = releases.repackaged(self.spec, release.python)
         newer = f", or a system with a newer {library}" if library else ""
         step = (
             f"try --release {other}, the same release built again"
@@ -243,12 +243,12 @@ class _Build:
             else ("try another --release")
         )
         return UnloadableWheel(
-            f"The wheel {found.wheel.filename} cannot be loaded on this host: {why}.",
+            f"The wheel {release.wheel.filename} cannot be loaded on this host: {why}.",
             hint=f"{step}{newer}",
             detail=detail,
         )
 
-    def _resolve(self, found: releases.Found) -> tuple[list[str], str]:
+    def _resolve(self, release: releases.Release) -> tuple[list[str], str]:
         """Write the lock file. Gives back its packages and the cutoff that it was made with."""
         self.say("resolving as of the release's day")
         derived = derive(
@@ -265,17 +265,17 @@ class _Build:
             (self.folder / "overrides.in").write_text("\n".join(self.spec.overrides) + "\n")
             arguments += ["--override", "overrides.in"]
         doing = f"resolving the requirements of {self.spec.project} {self.spec.installed}"
-        cutoff = found.cutoff
+        cutoff = release.cutoff
         try:
             text = self._compile(arguments, cutoff, doing)
         except EnvironmentBuildError as error:
             # A wheel repackaged later may ask for something newer than the engine's own day.
             told = " ".join(error.detail)
-            if "exclude-newer" not in told or found.wheel_cutoff <= cutoff:
+            if "exclude-newer" not in told or release.wheel_cutoff <= cutoff:
                 raise
-            cutoff = found.wheel_cutoff
+            cutoff = release.wheel_cutoff
             text = self._compile(arguments, cutoff, doing)
-            why = f"as of {found.cutoff:%Y-%m-%d} the wheel's requirements cannot be met"
+            why = f"as of {release.cutoff:%Y-%m-%d} the wheel's requirements cannot be met"
             self.reasons.append(Reason("resolution date", f"{cutoff:%Y-%m-%d}", why))
         text += (self.folder / "wheel.lock").read_text()
         (self.folder / LOCK_FILE).write_text(text)
@@ -286,10 +286,10 @@ class _Build:
         until = ["--exclude-newer", cutoff.isoformat()]
         return self._uv([*arguments, *until, "requirements.in"], doing)
 
-    def _install_packages(self, found: releases.Found, cutoff: str) -> None:
+    def _install_packages(self, release: releases.Release, cutoff: str) -> None:
         arguments = ["pip", "sync", "--python", str(self.python), "--require-hashes"]
         arguments += ["--exclude-newer", cutoff, *self.torch_options, "--exclude-newer-package"]
-        arguments += [f"{self.spec.project}={found.wheel_cutoff.isoformat()}", LOCK_FILE]
+        arguments += [f"{self.spec.project}={release.wheel_cutoff.isoformat()}", LOCK_FILE]
         doing = f"installing the requirements of {self.spec.project} {self.spec.installed}"
         plan: list[str] = []
         try:
@@ -320,11 +320,11 @@ class _Build:
             listed = "".join(f"{info.name}/{f},,\n" for f in ("METADATA", "INSTALLER", "RECORD"))
             (info / "RECORD").write_text(listed)
 
-    def _check_load(self, found: releases.Found) -> None:
+    def _check_load(self, release: releases.Release) -> None:
         self.say("loading the engine's compiled code")
         files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
         if failures := loading.load_failures(self.python, files):
-            raise self._unloadable(found, failures[0], failures)
+            raise self._unloadable(release, failures[0], failures)
 
     def _metadata(self) -> str:
         wanted = self.spec.project.replace("-", "_").lower()

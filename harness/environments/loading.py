@@ -75,7 +75,7 @@ def missing_versions(python: Path, modules: Sequence[Path]) -> list[MissingVersi
     Empty also where the linker cannot be asked (musl, no such interpreter): the second check
     decides then.
     """
-    found: dict[MissingVersion, None] = {}
+    missing: dict[MissingVersion, None] = {}
     for module in modules:
         variables = {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": str(module)}
         try:
@@ -91,8 +91,8 @@ def missing_versions(python: Path, modules: Sequence[Path]) -> list[MissingVersi
         for line in (done.stderr + done.stdout).decode("utf-8", "replace").splitlines():
             if match := _VERSION.search(line):
                 names = Path(match[3]).name, match[2], Path(match[1]).name
-                found[MissingVersion(*names)] = None
-    return list(found)
+                missing[MissingVersion(*names)] = None
+    return list(missing)
 
 
 def load_failures(python: Path, by_glob: dict[str, list[Path]]) -> list[str]:

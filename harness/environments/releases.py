@@ -28,7 +28,7 @@ _WRONG_PYTHON = re.compile(
 
 
 @dataclass(frozen=True)
-class Found:
+class Release:
     """A release that can be installed here."""
 
     python: str
@@ -70,7 +70,7 @@ def best_wheel(wheels: list[Distribution]) -> Distribution:
     return max(wheels, key=rank)
 
 
-def find(spec: EnvironmentSpec) -> Found:
+def find(spec: EnvironmentSpec) -> Release:
     """Where ``spec`` comes from and as of when it is to be resolved.
 
     Raises:
@@ -100,7 +100,7 @@ def find(spec: EnvironmentSpec) -> Found:
     )
 
 
-def _dated(spec: EnvironmentSpec, python: str, files: ReleaseFiles) -> Found:
+def _dated(spec: EnvironmentSpec, python: str, files: ReleaseFiles) -> Release:
     wheel = best_wheel(files.wheels)
     own = wheel.uploaded or files.uploaded
     reasons: list[Reason] = []
@@ -120,7 +120,7 @@ def _dated(spec: EnvironmentSpec, python: str, files: ReleaseFiles) -> Found:
             )
         cutoff = end_of_day(dated)
     wheel_cutoff = max(cutoff, end_of_day(own) if own else cutoff)
-    return Found(python, wheel, cutoff, wheel_cutoff, reasons)
+    return Release(python, wheel, cutoff, wheel_cutoff, reasons)
 
 
 def _upload_of(spec: EnvironmentSpec, python: str) -> datetime | None:
@@ -146,14 +146,14 @@ def _unknown(spec: EnvironmentSpec, python: str) -> UnknownRelease:
 
 def nearest(spec: EnvironmentSpec, python: str) -> list[str]:
     """The releases next below and next above, as far as there are any."""
-    found: list[str] = []
+    releases: list[str] = []
     for sign in "<>":
         try:
             requirement = f"{spec.project}{sign}{spec.installed}"
-            found.append(release_files(requirement, python, lowest=sign == ">").version)
+            releases.append(release_files(requirement, python, lowest=sign == ">").version)
         except UvFailed:
             continue
-    return found
+    return releases
 
 
 def repackaged(spec: EnvironmentSpec, python: str) -> str:

@@ -105,13 +105,13 @@ def _folders(root: Path) -> list[Path]:
 
 def list_environments(*, sizes: bool = True) -> list[Stored]:
     """All whole environments, by name. ``sizes`` False leaves out the walk over their files."""
-    found = []
+    stored = []
     for folder in _folders(environments_root()):
         manifest = None if folder.name.startswith(".") else read_manifest(folder)
         if manifest is not None:
             size = disk_size(folder) if sizes else Size(0, 0)
-            found.append(Stored(folder, manifest, last_used(folder), size))
-    return found
+            stored.append(Stored(folder, manifest, last_used(folder), size))
+    return stored
 
 
 def last_used(folder: Path) -> float:
@@ -234,7 +234,7 @@ def _processes(root: Path) -> list[tuple[int, bytes]]:
     0.1 s for each process that has torch loaded, so this is asked once for all folders.
     """
     needle = os.fsencode(f"{root}/")
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) == os.getpid():
             continue
@@ -244,6 +244,6 @@ def _processes(root: Path) -> list[tuple[int, bytes]]:
             except OSError:
                 continue  # it ended, or is somebody else's
             if needle in words:
-                found.append((int(process.name), words))
+                processes.append((int(process.name), words))
                 break
-    return found
+    return processes

@@ -68,7 +68,7 @@ def tabled_spec(
     """
     version = parse_release(release, title, example)
     device = device or detect_device()
-    found = entries_for(table(engine) if entries is None else entries, version, device)
+    applicable = entries_for(table(engine) if entries is None else entries, version, device)
     return EnvironmentSpec(
         engine=engine,
         release=version.public,
@@ -76,13 +76,13 @@ def tabled_spec(
         project=engine,
         dated_by=engine,
         origin=origin,
-        requirements=tuple(line for entry in found for line in entry.requirements),
-        drop=tuple(line for entry in found for line in entry.drop),
-        overrides=tuple(line for entry in found for line in entry.overrides),
-        python=next((entry.python for entry in found if entry.python), ""),
-        cutoff=next((entry.cutoff for entry in found if entry.cutoff), ""),
+        requirements=tuple(line for entry in applicable for line in entry.requirements),
+        drop=tuple(line for entry in applicable for line in entry.drop),
+        overrides=tuple(line for entry in applicable for line in entry.overrides),
+        python=next((entry.python for entry in applicable if entry.python), ""),
+        cutoff=next((entry.cutoff for entry in applicable if entry.cutoff), ""),
         disk_bytes=(8 if device == "cpu" else 14) * 1024**3,
-        reasons=tuple(Reason(f"{engine}.toml", entry.releases, entry.why) for entry in found),
+        reasons=tuple(Reason(f"{engine}.toml", entry.releases, entry.why) for entry in applicable),
     )
 
 
