@@ -112,12 +112,12 @@ def uv() -> Part:
 
 
 def py_spy() -> Part:
-    found = find_py_spy()
+    binary = find_py_spy()
     return Part(
         name="py-spy",
-        ok=found is not None,
+        ok=binary is not None,
         required=True,
-        found=_version([str(found), "--version"]) if found else "not found",
+        found=_version([str(binary), "--version"]) if binary else "not found",
         costs="no Python stacks: the cause of a hang stays unknown, verdicts are inconclusive",
         hint="pip install py-spy",
     )
@@ -224,8 +224,8 @@ def gpu() -> Part:
     )
     if detect_device() == "cpu":
         return part
-    found = _version(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    return part.model_copy(update={"ok": True, "found": found})
+    cards = _version(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    return part.model_copy(update={"ok": True, "found": cards})
 
 
 def cpu() -> Part:
@@ -253,18 +253,18 @@ def memory() -> Part:
 def disk() -> Part:
     """Enough for a build; or there is an environment already."""
     free, cache = free_bytes(cache_root()), uv_cache_dir()
-    found = f"{free / GIB:.1f} GiB free in {cache_root()}"
+    space = f"{free / GIB:.1f} GiB free in {cache_root()}"
     enough = free >= DISK_WANTED
     if cache is not None:
         left = free_bytes(cache)
-        found += f", {left / GIB:.1f} GiB in uv's cache"
+        space += f", {left / GIB:.1f} GiB in uv's cache"
         enough = enough and left >= DISK_WANTED
     ready = bool(list_environments(sizes=False)) and free >= FLOOR_BYTES
     return Part(
         name="disk",
         ok=enough or ready,
         required=True,
-        found=found,
+        found=space,
         costs=f"an environment cannot be built: it needs up to {DISK_WANTED // GIB} GiB",
         hint="mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk",
     )
@@ -296,8 +296,8 @@ def shared_memory() -> Part:
 
 def torch_source() -> Part:
     index = torch_index()
-    found = without_credentials(index) if index else "the package index (built with CUDA)"
-    return Part(name="torch from", ok=True, found=found)
+    source = without_credentials(index) if index else "the package index (built with CUDA)"
+    return Part(name="torch from", ok=True, found=source)
 
 
 def environments() -> Part:
