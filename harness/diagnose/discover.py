@@ -100,16 +100,16 @@ def _listen(target: Target, host: str, port: int) -> None:
             )
             return
         facts.place, namespace = "container", inside
-    found = _matching(sockets.listeners(port, namespace), known)
-    facts.listening = bool(found)
-    if not found:
+    listening = _matching(sockets.listeners(port, namespace), known)
+    facts.listening = bool(listening)
+    if not listening:
         return
-    owners, closed = sockets.owners(s.inode for s in found)
+    owners, closed = sockets.owners(s.inode for s in listening)
     if owners:
         facts.root_pid = _topmost(owners)
         facts.found_by = f"it listens on port {port}"
     elif closed:
-        facts.root_pid = _by_command(port, {s.uid for s in found})
+        facts.root_pid = _by_command(port, {s.uid for s in listening})
         why = f"who listens on port {port} cannot be seen from here ({closed} processes are closed)"
         if facts.root_pid is not None:
             facts.found_by = f"its command line names port {port}"
@@ -123,24 +123,24 @@ def _listen(target: Target, host: str, port: int) -> None:
         )
 
 
-def _matching(found: list[sockets.Listener], known: Sequence[str]) -> list[sockets.Listener]:
+def _matching(listeners: list[sockets.Listener], known: Sequence[str]) -> list[sockets.Listener]:
     """Those bound to one of the host's addresses or to all; failing that, any of the port."""
     wanted = {*known, "0.0.0.0", "::", *(f"::ffff:{a}" for a in known)}  # noqa: S104
-    return [s for s in found if s.address in wanted] or found
+    return [s for s in listeners if s.address in wanted] or listeners
 
 
 def _topmost(pids: Sequence[int]) -> int:
     """The ancestor of the others, then up while the parent is a process of the same engine."""
-    parents = {pid: found[1] for pid in pids if (found := procfs.stat(pid)) is not None}
+    parents = {pid: status[1] for pid in pids if (status := procfs.stat(pid)) is not None}
     root = next((p for p in pids if parents.get(p) not in parents), pids[0])
     engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
     for _ in range(MAX_CLIMB):
-        found = procfs.stat(root)
-        if found is None or found[1] <= 1:
+        status = procfs.stat(root)
+        if status is None or status[1] <= 1:
             break
-        if not any(e.recognise(Signs((_title(found[1]),))) for e in engines):
+        if not any(e.recognise(Signs((_title(status[1]),))) for e in engines):
             break
-        root = found[1]
+        root = status[1]
     return root
 
 
@@ -177,16 +177,16 @@ def refresh(target: Target) -> None:
     facts.command = command_of(facts.root_pid)
     facts.processes = []
     for pid in proc.tree(facts.root_pid)[:MAX_PROCESSES]:
-        found = proc.read_stat(pid)
-        if found is None:
+        status = proc.read_stat(pid)
+        if status is None:
             continue
         facts.processes.append(
             TargetProcess(
                 pid=pid,
-                ppid=found.ppid,
-                role=target.role_of(found.name, proc.cmdline(pid)),
-                name=found.name,
-                state=found.state,
+                ppid=status.ppid,
+                role=target.role_of(status.name, proc.cmdline(pid)),
+                name=status.name,
+                state=status.state,
                 inner_pid=_inner_pid(pid),
             )
         )
@@ -248,11 +248,11 @@ def name_engine_by_log(target: Target) -> None:
     for path in facts.logs:
         head = (proc.read(path, LOG_HEAD_BYTES) or b"").decode("utf-8", "replace")
         for engine in ENGINES.values():
-            if not engine.log_mark or not (found := re.search(engine.log_mark, head)):
+            if not engine.log_mark or not (match := re.search(engine.log_mark, head)):
                 continue
             target.engine, facts.engine = engine, engine.name
-            facts.core_role, facts.engine_because = engine.core_role, [f"its log: {found[0]!r}"]
-            release = public_release(found.groupdict().get("release") or "")
+            facts.core_role, facts.engine_because = engine.core_role, [f"its log: {match[0]!r}"]
+            release = public_release(match.groupdict().get("release") or "")
             if release and not facts.release:
                 facts.release, facts.release_from = release, "its log"
             return
@@ -304,17 +304,17 @@ def public_release(text: str) -> str:
 def package_folders(target: Target) -> list[Path]:
     """Folders that the server's interpreter imports from: beside it, and those of its loaded
     libraries (/proc/PID/maps, with the right to read them)."""
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     pids = [target.facts.root_pid, *(p.pid for p in target.facts.cores)]
     for pid in [p for p in pids if p is not None]:
         words = command_of(pid)
         if words and words[0].startswith("/"):
             prefix = inside(pid, words[0]).parent.parent
             with contextlib.suppress(OSError):
-                found.update(dict.fromkeys(prefix.glob("lib/python3*/site-packages")))
+                folders.update(dict.fromkeys(prefix.glob("lib/python3*/site-packages")))
         maps = procfs.read(pid, "maps", 16 << 20).decode("utf-8", "replace")
-        found.update(dict.fromkeys(inside(pid, p) for p in _PACKAGES.findall(maps)))
-    return list(found)
+        folders.update(dict.fromkeys(inside(pid, p) for p in _PACKAGES.findall(maps)))
+    return list(folders)
 
 
 def inside(pid: int, path: str) -> Path:
@@ -336,7 +336,7 @@ def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
     if given:
         target.facts.logs = [str(path) for path in given]
         return list(given)
-    found: dict[tuple[int, int], Path] = {}
+    files: dict[tuple[int, int], Path] = {}
     elsewhere: set[str] = set()
     denied = False
     for process in target.facts.processes:
@@ -351,11 +351,11 @@ def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
             except OSError:
                 continue
             if stat.S_ISREG(kind.st_mode):
-                found.setdefault((kind.st_dev, kind.st_ino), _readable(link, name, kind))
+                files.setdefault((kind.st_dev, kind.st_ino), _readable(link, name, kind))
             elif name != "/dev/null":
                 elsewhere.add(name.partition(":")[0])
-    target.facts.logs = [str(path) for path in found.values()]
-    if not found and target.facts.processes:
+    target.facts.logs = [str(path) for path in files.values()]
+    if not files and target.facts.processes:
         if denied:
             why = f"where it logs cannot be seen: {AS_OWNER}, or give --log FILE"
         elif elsewhere:
@@ -364,7 +364,7 @@ def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:
         else:
             why = "its output is thrown away: start it with its output in a file"
         target.unseen.append(f"the log: {why}")
-    return list(found.values())
+    return list(files.values())
 
 
 def _readable(link: str, name: str, wanted: os.stat_result) -> Path:

@@ -69,15 +69,17 @@ def _dead(view: View) -> Assessment | None:
         why += [f"process {p.pid} ({p.role}): {_ended(view, p.pid)}" for p in facts.processes]
         if gone and not facts.processes:
             why.append(f"process {facts.root_pid} ({facts.found_by}) does not exist any more")
-        said = "The server is dead: its process is gone."
+        sentence = "The server is dead: its process is gone."
         if not gone:
-            said = f"No server: nothing listens on port {facts.port}."
+            sentence = f"No server: nothing listens on port {facts.port}."
         if died := core_died(view):
-            said = f"The server is dead: its {facts.core_role or 'engine'} died first, by its log."
+            sentence = (
+                f"The server is dead: its {facts.core_role or 'engine'} died first, by its log."
+            )
             why.append(died)
         return Assessment(
             state=ServerState.DEAD,
-            sentence=said,
+            sentence=sentence,
             why=[*why, *_kills(view), *last_words(view)],
             advice=["read the end of its log (--log FILE); dmesg names what the kernel killed"],
         )
@@ -312,8 +314,8 @@ def _front(view: View) -> list[str]:
     data = view.endpoints
     if data is None or not data.answers:
         return []
-    said = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
-    return [f"its front says: {said}"]
+    answers = ", ".join(f"{a.path} {a.status or a.error}" for a in data.answers)
+    return [f"its front says: {answers}"]
 
 
 def core_died(view: View) -> str:

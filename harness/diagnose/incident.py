@@ -82,23 +82,23 @@ def _stack(scenario: Scenario | None, diagnosis: Diagnosis, evidence: Evidence) 
     """The scenario's own stack where it has one, else that of the general diagnosis."""
     if scenario is not None:
         with contextlib.suppress(Exception):  # a table that fails leaves the general stack
-            if found := scenario.key_stack(evidence):
-                return found
-    said = diagnosis.assessment
-    if not said.frames:
+            if stack := scenario.key_stack(evidence):
+                return stack
+    assessment = diagnosis.assessment
+    if not assessment.frames:
         return None
     return KeyStack(
-        process=said.process,
-        thread=said.thread,
-        active=said.state.value.startswith("frozen"),
-        owns_gil=said.state.value == "frozen-in-python",
+        process=assessment.process,
+        thread=assessment.thread,
+        active=assessment.state.value.startswith("frozen"),
+        owns_gil=assessment.state.value == "frozen-in-python",
         frames=[
             KeyFrame(function=f.function, file=f.file, line=f.line, locals=f.locals)
-            for f in said.frames
+            for f in assessment.frames
         ],
-        seen=said.seen,
-        samples=said.samples,
-        note=said.holder,
+        seen=assessment.seen,
+        samples=assessment.samples,
+        note=assessment.holder,
     )
 
 

@@ -59,13 +59,13 @@ def last_oom_kill() -> str:
         handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return ""
-    found = ""
+    last = ""
     try:
         with contextlib.suppress(OSError):
             for _ in range(MAX_RECORDS):
                 record = os.read(handle, 8192).decode("utf-8", "replace")
                 if match := _KILLED.search(record):
-                    found = match[0]
+                    last = match[0]
     finally:
         os.close(handle)
-    return found
+    return last

@@ -18,14 +18,14 @@ def all_scenarios() -> list[Scenario]:
     from mmrepro.errors import BrokenScenario
     from mmrepro.scenario.registry import load_scenario, scenario_names
 
-    found: list[Scenario] = []
+    scenarios: list[Scenario] = []
     for name in scenario_names():
         try:
             scenario = load_scenario(name)
         except BrokenScenario:
             continue
-        found += scenario.variants or (scenario,)
-    return found
+        scenarios += scenario.variants or (scenario,)
+    return scenarios
 
 
 def match_all(scenarios: Iterable[Scenario], evidence: Evidence, facts: LiveFacts) -> list[Match]:
@@ -34,13 +34,13 @@ def match_all(scenarios: Iterable[Scenario], evidence: Evidence, facts: LiveFact
     Variants that an observer cannot tell apart (the same conditions, judged alike) are one: the
     first of them, which is the scenario's default.
     """
-    found: list[Match] = []
+    matches: list[Match] = []
     for scenario in scenarios:
         one = match(scenario, evidence, facts)
-        twin = any(m.scenario == one.scenario and m.conditions == one.conditions for m in found)
+        twin = any(m.scenario == one.scenario and m.conditions == one.conditions for m in matches)
         if not (twin and one.conditions):
-            found.append(one)
-    return ranked(found)
+            matches.append(one)
+    return ranked(matches)
 
 
 def ranked(matches: Iterable[Match]) -> list[Match]:
@@ -88,16 +88,16 @@ def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, s
     """
     symptom = [r for r in results if r.required and r.part == "symptom"]
     cause = [r for r in results if r.required and r.part == "cause"]
-    said_symptom, said_cause = (combine([r.truth for r in part]) for part in (symptom, cause))
+    symptom_truth, cause_truth = (combine([r.truth for r in part]) for part in (symptom, cause))
     unknown = _names(results, Truth.UNKNOWN)
     against = _names(results, Truth.NOT_MET)
-    if said_symptom is Truth.MET and said_cause is Truth.MET:
+    if symptom_truth is Truth.MET and cause_truth is Truth.MET:
         return Fit.MATCH, f"all {len(symptom) + len(cause)} required conditions are met"
     shown = _met(symptom) and 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
     if not against and shown:
         return Fit.LIKELY, f"nothing speaks against it; not seen: {unknown}"
     # A cause of which nothing is met and something is not: it only looks alike.
-    if said_symptom is Truth.MET and (said_cause is Truth.UNKNOWN or _met(cause)):
+    if symptom_truth is Truth.MET and (cause_truth is Truth.UNKNOWN or _met(cause)):
         missing = f"not met: {against}" if against else f"not seen: {unknown}"
         return Fit.SYMPTOM_ONLY, f"it looks like this, but its cause was not seen ({missing})"
     if exposure.truth is Truth.MET:

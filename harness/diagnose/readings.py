@@ -135,10 +135,10 @@ class View:
 
     def use(self, pid: int | None) -> ProcessUse | None:
         """The latest CPU reading of a process."""
-        found = None
+        latest = None
         for _, data in self.evidence.results(ProcessesData, "check"):
-            found = next((p for p in data.processes if p.pid == pid), found)
-        return found
+            latest = next((p for p in data.processes if p.pid == pid), latest)
+        return latest
 
     @property
     def core_hot(self) -> bool | None:
@@ -164,11 +164,11 @@ class View:
 
     def waits(self, pid: int | None) -> dict[int, str]:
         """Thread id: the system call that it waits in."""
-        found: dict[int, str] = {}
+        calls: dict[int, str] = {}
         for _, data in self.evidence.results(SyscallsData, "check"):
             if data.pid == pid:
-                found = data.waits
-        return found
+                calls = data.waits
+        return calls
 
     def courses(self, pid: int | None) -> list[Course]:
         if pid is None:

@@ -156,7 +156,7 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
     """What conditions cite of a log, under its name: the log itself stays where it is."""
     for _, data in evidence.results(LogsData, partial=True):
         lines = [*data.errors, *data.last_by_process.values()]
-        lines += [line for found in data.matches.values() for line in found]
+        lines += [line for matching in data.matches.values() for line in matching]
         lines += [data.last_progress] if data.last_progress else []
         text = "".join(
             f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] {line.text}\n"
@@ -187,23 +187,23 @@ def _metric_names(evidence: Evidence) -> frozenset[str]:
 
 
 def _unseen(target: discover.Target, evidence: Evidence) -> list[str]:
-    found = list(target.unseen)
+    unseen = list(target.unseen)
     if target.facts.root_pid is None and target.facts.place == "remote":
-        found.append("its processes: stacks, CPU and log need mmrepro on its machine")
+        unseen.append("its processes: stacks, CPU and log need mmrepro on its machine")
     if reason := refused_stacks(evidence):
         refused = "py-spy was refused" in reason
-        found.append("Python stacks: " + (HOW_TO_ALLOW if refused else reason))
+        unseen.append("Python stacks: " + (HOW_TO_ALLOW if refused else reason))
     for result in evidence.probes:
         if result.probe == "logs" and not result.ok:
-            found.append(f"the log: {result.reason}")
+            unseen.append(f"the log: {result.reason}")
         if result.probe == "metrics" and not result.ok:
-            found.append(f"the metrics: {result.reason}")
+            unseen.append(f"the metrics: {result.reason}")
     for _, data in evidence.results(LogsData):
         if data.skipped_bytes:
-            found.append(
+            unseen.append(
                 f"the first {data.skipped_bytes >> 20} MiB of {data.file}: only its end was read"
             )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(unseen))
 
 
 def _since(evidence: Evidence, state: ServerState) -> str:

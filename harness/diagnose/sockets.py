@@ -32,17 +32,17 @@ class Listener:
 
 def parse_listeners(table: str) -> list[Listener]:
     """The listening sockets of a /proc/net/tcp or tcp6; lines that are none are skipped."""
-    found = []
+    sockets = []
     for line in table.splitlines()[1:]:
         fields = line.split()
         try:
             if fields[3] != LISTEN:
                 continue
             host, _, port = fields[1].partition(":")
-            found.append(Listener(_address(host), int(port, 16), int(fields[7]), int(fields[9])))
+            sockets.append(Listener(_address(host), int(port, 16), int(fields[7]), int(fields[9])))
         except (IndexError, ValueError):
             continue
-    return found
+    return sockets
 
 
 def _address(hexadecimal: str) -> str:
@@ -54,18 +54,18 @@ def _address(hexadecimal: str) -> str:
 
 def listeners(port: int, pid: int | str = "self") -> list[Listener]:
     """Sockets that listen on ``port`` in the network namespace of ``pid``."""
-    found = []
+    listening = []
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             table = Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii", errors="replace")
-            found += [s for s in parse_listeners(table) if s.port == port]
-    return found
+            listening += [s for s in parse_listeners(table) if s.port == port]
+    return listening
 
 
 def owners(inodes: Iterable[int]) -> tuple[list[int], int]:
     """Processes that hold one of the sockets, and how many processes could not be looked into."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
-    found, closed = [], 0
+    pids, closed = [], 0
     for pid in procfs.pids():
         try:
             names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
@@ -75,23 +75,23 @@ def owners(inodes: Iterable[int]) -> tuple[list[int], int]:
         for name in names:
             try:
                 if os.readlink(f"/proc/{pid}/fd/{name}") in wanted:  # noqa: PTH115
-                    found.append(pid)
+                    pids.append(pid)
                     break
             except PermissionError:
                 closed += 1
                 break
             except OSError:
                 continue
-    return found, closed
+    return pids, closed
 
 
 def addresses(host: str) -> list[str]:
     """What ``host`` resolves to; empty when it does not."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
 
 
 def is_ours(address: str) -> bool:

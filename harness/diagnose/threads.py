@@ -221,7 +221,7 @@ def holder(waiting: Course, all_courses: Sequence[Course]) -> str:
 
 def _addresses(frames: Sequence[Frame], pattern: re.Pattern[str]) -> set[str]:
     values = [value for frame in frames for value in frame.locals.values()]
-    return {found[1] for value in values if (found := pattern.search(value))}
+    return {match[1] for value in values if (match := pattern.search(value))}
 
 
 def _self(frame: Frame) -> str:
