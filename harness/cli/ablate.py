@@ -70,7 +70,7 @@ def ablate(
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
-    found = load_scenario(scenario).with_variant(variant)
+    loaded = load_scenario(scenario).with_variant(variant)
     options = AblateOptions(
         run=RunOptions(
             release=release,
@@ -91,9 +91,9 @@ def ablate(
     if not console.is_terminal:  # a file is not cut to 80 columns
         console = Console(stderr=json, width=180)
     if dry_run:
-        _dry_run(found, options, console, json=json)
+        _dry_run(loaded, options, console, json=json)
         return
-    ablation = _run(found, options, console, quiet=json)
+    ablation = _run(loaded, options, console, quiet=json)
     if json:
         typer.echo(ablation.model_dump_json(indent=1))
     raise typer.Exit(_exit_code(ablation))

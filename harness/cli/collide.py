@@ -124,20 +124,20 @@ def _pair_json(pair: Pair, folder: Path) -> str:
 def _checked_json(facts: dict[str, object], images: dict[str, PairImage]) -> str:
     import json
 
-    found = {name: image.model_dump(mode="json") for name, image in images.items()}
+    described = {name: image.model_dump(mode="json") for name, image in images.items()}
     same = images["A"].pad_value == images["B"].pad_value
-    return json.dumps({"engine": facts, "images": found, "collides": same}, indent=1)
+    return json.dumps({"engine": facts, "images": described, "collides": same}, indent=1)
 
 
 def _tell_pair(pair: Pair, folder: Path, console: Console) -> None:
-    found = pair.search
-    rate = found.images / found.search_s if found.search_s else 0.0
+    search = pair.search
+    rate = search.images / search.search_s if search.search_s else 0.0
     _tell_images(pair.images, console)
     console.print(_verdict(pair.collides, pair.equal_bits), highlight=False)
     console.print(
-        f"{found.images:,} images in {found.search_s:.2f} s ({rate:,.0f} a second, {found.jobs} "
-        f"processes); so many hold a pair with probability {found.probability:.0%}. "
-        f"Importing the engine took {found.start_s:.1f} s.",
+        f"{search.images:,} images in {search.search_s:.2f} s ({rate:,.0f} a second, {search.jobs} "
+        f"processes); so many hold a pair with probability {search.probability:.0%}. "
+        f"Importing the engine took {search.start_s:.1f} s.",
         highlight=False,
     )
     console.print(f"{folder}/", highlight=False, soft_wrap=True)

@@ -77,13 +77,13 @@ def diagnose(
     _bound()
     _warm_up()
     if json:
-        found = look(options)
-        _write_reports(found)
-        typer.echo(found.diagnosis.model_dump_json(indent=1))
+        diagnosed = look(options)
+        _write_reports(diagnosed)
+        typer.echo(diagnosed.diagnosis.model_dump_json(indent=1))
     else:
-        found = _watched(options)
-        _write_reports(found)
-    raise typer.Exit(found.diagnosis.exit_code)
+        diagnosed = _watched(options)
+        _write_reports(diagnosed)
+    raise typer.Exit(diagnosed.diagnosis.exit_code)
 
 
 def _watched(options: DiagnoseOptions) -> Diagnosed:
@@ -94,16 +94,16 @@ def _watched(options: DiagnoseOptions) -> Diagnosed:
 
     console: Console = Console()
     with Progress(console, f"diagnosing {options.url}") as display:
-        found = look(options, display)
-    print_diagnosis(found.diagnosis, console)
-    return found
+        diagnosed = look(options, display)
+    print_diagnosis(diagnosed.diagnosis, console)
+    return diagnosed
 
 
-def _write_reports(found: Diagnosed) -> None:
-    if found.folder is not None:
+def _write_reports(diagnosed: Diagnosed) -> None:
+    if diagnosed.folder is not None:
         from mmrepro.reports import write_reports
 
-        write_reports(found.folder)
+        write_reports(diagnosed.folder)
 
 
 def _seconds(text: str) -> float:
@@ -111,12 +111,12 @@ def _seconds(text: str) -> float:
     from mmrepro.errors import UsageError
 
     try:
-        found = float(text.strip().removesuffix("s"))
+        seconds = float(text.strip().removesuffix("s"))
     except ValueError:
-        found = 0.0
-    if not 1 <= found <= 600:
+        seconds = 0.0
+    if not 1 <= seconds <= 600:
         raise UsageError(f"--deadline {text!r} is not a time of 1 to 600 s.", hint="--deadline 15s")
-    return found
+    return seconds
 
 
 def _warm_up() -> None:

@@ -155,12 +155,12 @@ def kv_budget(
         cpu=cpu,
         settings=settings,
     )
-    found = answer(asked, _need(need, images, image_tokens, image_size, read), steps)
-    points = curve.points(found.plan, min(steps, 2))
+    result = answer(asked, _need(need, images, image_tokens, image_size, read), steps)
+    points = curve.points(result.plan, min(steps, 2))
     if svg is not None:
-        _write_svg(svg, points, found)
-    _print(found, points, json=json)
-    if not found.works:
+        _write_svg(svg, points, result)
+    _print(result, points, json=json)
+    if not result.works:
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
 
@@ -252,16 +252,16 @@ def _need(
     return Need(parse_count(need, "--need", least=0) if need else 0, count, each)
 
 
-def _write_svg(path: Path, points: list[Point], found: Answer) -> None:
+def _write_svg(path: Path, points: list[Point], result: Answer) -> None:
     from mmrepro.errors import UnwritableOutput
     from mmrepro.kv_budget.curve import svg_curve
     from mmrepro.kv_budget.inputs import NAMES
 
     picture = svg_curve(
         points,
-        title=f"{NAMES[found.plan.engine]} {found.question.release}: longest prompt in tokens",
-        axis=found.plan.setting_name,
-        need=found.need.tokens if found.need else 0,
+        title=f"{NAMES[result.plan.engine]} {result.question.release}: longest prompt in tokens",
+        axis=result.plan.setting_name,
+        need=result.need.tokens if result.need else 0,
     )
     try:
         path.write_text(picture, encoding="utf-8")
@@ -269,14 +269,14 @@ def _write_svg(path: Path, points: list[Point], found: Answer) -> None:
         raise UnwritableOutput(f"{path} cannot be written: {error.strerror}.") from error
 
 
-def _print(found: Answer, points: list[Point], *, json: bool) -> None:
+def _print(result: Answer, points: list[Point], *, json: bool) -> None:
     if json:
         import json as json_module
 
         curve = [[str(p.setting), p.tokens] for p in points]
-        print(json_module.dumps({**found.document(), "curve": curve}, indent=1))
+        print(json_module.dumps({**result.document(), "curve": curve}, indent=1))
         return
     from mmrepro.kv_budget.rendering import show
     from rich.console import Console
 
-    show(found, points, Console())
+    show(result, points, Console())

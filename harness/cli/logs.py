@@ -37,12 +37,12 @@ def logs(
     from mmrepro.probes.base import run_probe
     from mmrepro.probes.log_files import LogFilesProbe
 
-    found = _engine(engine, files)
+    chosen = _engine(engine, files)
     probe = LogFilesProbe(
         files,
-        scenario_patterns(found),
-        found.progress_pattern if found else None,
-        added=found.added_pattern or None if found else None,
+        scenario_patterns(chosen),
+        chosen.progress_pattern if chosen else None,
+        added=chosen.added_pattern or None if chosen else None,
         rotated=not alone,
     )
     with tempfile.TemporaryDirectory(prefix="mmrepro-logs-") as folder:
@@ -52,7 +52,7 @@ def logs(
     if json:
         typer.echo(result.model_dump_json(indent=1))
     else:
-        _tell(result.data, found)
+        _tell(result.data, chosen)
         if not result.ok:
             typer.echo(f"\nNot read to the end: {result.reason}; --deadline gives it longer.")
     if not result.ok:

@@ -70,35 +70,35 @@ def show(
     from mmrepro.scenario import RunFacts
     from mmrepro.scenario.registry import load_scenario
 
-    found = load_scenario(scenario).with_variant(variant)
-    facts = RunFacts(found.release, Fidelity.CPU, frozenset(), 0.0)
-    conditions = found.conditions(facts)
+    loaded = load_scenario(scenario).with_variant(variant)
+    facts = RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0)
+    conditions = loaded.conditions(facts)
     if json:
         document = {
-            "name": found.name,
-            "variant": found.variant,
-            "variants": [v.variant for v in found.variants],
-            "title": found.title,
-            "summary": found.summary,
-            "explanation": found.explanation,
-            "engine": found.engine,
-            "affected": found.affected_range,
-            "default_release": found.release,
-            "server_args": list(found.server_args),
+            "name": loaded.name,
+            "variant": loaded.variant,
+            "variants": [v.variant for v in loaded.variants],
+            "title": loaded.title,
+            "summary": loaded.summary,
+            "explanation": loaded.explanation,
+            "engine": loaded.engine,
+            "affected": loaded.affected_range,
+            "default_release": loaded.release,
+            "server_args": list(loaded.server_args),
             "conditions": [
                 {"id": c.id, "part": c.part, "statement": c.statement, "required": c.required}
                 for c in conditions
             ],
             "mitigations": [
                 {"name": m.name, "description": m.description, "release": m.release}
-                for m in found.mitigations
+                for m in loaded.mitigations
             ],
-            "options": dict(found.options),
+            "options": dict(loaded.options),
             "factors": [
                 {"name": f.name, "failing": f.failing, "setting": f.setting, "claim": f.claim}
-                for f in found.factors
+                for f in loaded.factors
             ],
-            "references": [r.model_dump() for r in found.references],
+            "references": [r.model_dump() for r in loaded.references],
         }
         typer.echo(jsonlib.dumps(document, indent=1))
         return
@@ -106,33 +106,33 @@ def show(
     from rich.padding import Padding
 
     out = Console(highlight=False)
-    out.print(f"[bold]{found.name}[/]  {found.title}")
-    out.print(f"{found.engine} {found.affected_range}, run by default at {found.release}\n")
-    out.print(Padding(found.summary, (0, 2)))
+    out.print(f"[bold]{loaded.name}[/]  {loaded.title}")
+    out.print(f"{loaded.engine} {loaded.affected_range}, run by default at {loaded.release}\n")
+    out.print(Padding(loaded.summary, (0, 2)))
     out.print("\n[bold]Why")
-    out.print(Padding(found.explanation, (0, 2)), markup=False)
+    out.print(Padding(loaded.explanation, (0, 2)), markup=False)
     for part in ("symptom", "cause"):
         out.print(f"\n[bold]Conditions of the {part}")
         for condition in conditions:
             if condition.part == part:
                 out.print(Padding(f"[cyan]{condition.id}[/]  {condition.statement}", (0, 2)))
-    if found.variants:
+    if loaded.variants:
         out.print("\n[bold]Variants")
-        for other in found.variants:
+        for other in loaded.variants:
             out.print(Padding(f"[cyan]{other.variant}[/]  {other.title}", (0, 2)))
     out.print("\n[bold]Mitigations")
-    for mitigation in found.mitigations:
+    for mitigation in loaded.mitigations:
         out.print(Padding(f"[cyan]{mitigation.name}[/]  {mitigation.description}", (0, 2)))
-    if found.options:
+    if loaded.options:
         out.print("\n[bold]Options (--option NAME=VALUE)")
-    for name, description in found.options.items():
+    for name, description in loaded.options.items():
         out.print(Padding(f"[cyan]{name}[/]  {description}", (0, 2)))
-    if found.factors:
+    if loaded.factors:
         out.print("\n[bold]Factors (mmrepro ablate)")
-    for factor in found.factors:
+    for factor in loaded.factors:
         out.print(Padding(f"[cyan]{factor.name}[/]  {factor.failing} → {factor.setting}", (0, 2)))
     out.print("\n[bold]References")
-    for reference in found.references:
+    for reference in loaded.references:
         out.print(Padding(f"{reference.id}  {reference.title}  {reference.url}", (0, 2)))
     chosen = f" --variant {variant}" if variant else ""
-    out.print(f"\nRun it:  [bold]mmrepro run {found.name}{chosen}")
+    out.print(f"\nRun it:  [bold]mmrepro run {loaded.name}{chosen}")

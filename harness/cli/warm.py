@@ -52,7 +52,7 @@ def start(
     from mmrepro.supervise.warm import Parents, Refused
     from rich.console import Console
 
-    found = load_scenario(scenario).with_variant(variant)
+    loaded = load_scenario(scenario).with_variant(variant)
     options = RunOptions(
         release=release,
         device=device.value,
@@ -61,10 +61,10 @@ def start(
         contract_probe=contract_probe,
     )
     console = Console(stderr=True)
-    with console.status(f"{found.full_name}: the engine is imported"):
-        environment = ensure(target(found, options), progress=lambda text: None)
-        model = found.model.write(cache_root() / "models")
-        plan = launch_plan(found, options, environment, model, free_port())
+    with console.status(f"{loaded.full_name}: the engine is imported"):
+        environment = ensure(target(loaded, options), progress=lambda text: None)
+        model = loaded.model.write(cache_root() / "models")
+        plan = launch_plan(loaded, options, environment, model, free_port())
         spec = parent_spec(plan, environment)
         parents = Parents(warm_root(), idle_s=idle)
         there = parents.find(spec)
