@@ -44,8 +44,8 @@ class LaunchRequest:
     @property
     def all_patches(self) -> tuple[Patch, ...]:
         """In order; those for another device are left out."""
-        found = (*self.patches, *(m.patch for m in self.mitigations if m.patch is not None))
-        return tuple(p for p in found if not p.device or p.device == self.environment.spec.device)
+        patches = (*self.patches, *(m.patch for m in self.mitigations if m.patch is not None))
+        return tuple(p for p in patches if not p.device or p.device == self.environment.spec.device)
 
     @property
     def all_server_args(self) -> tuple[str, ...]:
@@ -54,17 +54,17 @@ class LaunchRequest:
 
     def variables(self, patches: tuple[Patch, ...]) -> dict[str, str]:
         """What the scenario, ``patches`` and the mitigations add to the server's environment."""
-        found: dict[str, str] = dict(self.server_env)
+        variables: dict[str, str] = dict(self.server_env)
         if patches:
             folders = [str(reproducer_path("standins") / p.folder) for p in patches]
             boot = str(reproducer_path("standins") / BOOT)
-            found["PYTHONPATH"] = os.pathsep.join([boot, *folders])
-            found["MMREPRO_STAND_INS"] = os.pathsep.join(folders)
+            variables["PYTHONPATH"] = os.pathsep.join([boot, *folders])
+            variables["MMREPRO_STAND_INS"] = os.pathsep.join(folders)
         for patch in patches:
-            found.update(patch.env)
+            variables.update(patch.env)
         for mitigation in self.mitigations:
-            found.update(mitigation.env)
-        return found
+            variables.update(mitigation.env)
+        return variables
 
 
 def lowered(fidelity: Fidelity, patches: tuple[Patch, ...]) -> Fidelity:
@@ -155,8 +155,8 @@ class Engine(ABC):
             rf"(?:^|[\s/'\"(]){re.escape(self.name)}(?:::|\.[a-z]|\s+serve\b)|-m\s+{self.name}(?:\s|$)"
         )
         for command in signs.commands:
-            if found := re.search(pattern, command, re.IGNORECASE):
-                reasons.append(f"a process called {found[0].strip()!r}")
+            if match := re.search(pattern, command, re.IGNORECASE):
+                reasons.append(f"a process called {match[0].strip()!r}")
                 break
         known = {name for names in self.metrics.values() for name in names}
         if shared := sorted(known & signs.metrics):
