@@ -362,16 +362,16 @@ def _engine_facts(place: Place, seen: EngineSeen) -> SearchedEngine:
 
 
 def _images(identities: Mapping[str, Identity], folder: Path) -> dict[str, PairImage]:
-    found = {}
+    images = {}
     for name in NAMES:
         data = (folder / f"{name}.png").read_bytes()
-        found[name] = PairImage(
+        images[name] = PairImage(
             file=f"{name}.png",
             sha256=hashlib.sha256(data).hexdigest(),
             bytes=len(data),
             **identities[name].model_dump(),
         )
-    return found
+    return images
 
 
 @contextmanager

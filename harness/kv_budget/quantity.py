@@ -34,15 +34,15 @@ def parse_bytes(text: str, what: str, *, least: int = 1) -> int:
     Raises:
         UsageError: not a size, negative, or out of range.
     """
-    found = _SIZE.fullmatch(text.strip())
-    factor = _BY_LOWER.get(found[2].lower()) if found else None
-    if found is None or factor is None:
+    match = _SIZE.fullmatch(text.strip())
+    factor = _BY_LOWER.get(match[2].lower()) if match else None
+    if match is None or factor is None:
         raise UsageError(
             f"{what} {_shown(text)} is not a size. Write 6784MiB, 80GB, 1.5GiB or plain bytes."
         )
-    size = int(Fraction(found[1]) * factor)
+    size = int(Fraction(match[1]) * factor)
     if size < least:
-        hint = " Is its unit missing?" if not found[2] and size else ""
+        hint = " Is its unit missing?" if not match[2] and size else ""
         raise UsageError(f"{what} {_shown(text)} is less than {human(least)}.{hint}")
     if size > MOST_BYTES:
         raise UsageError(

@@ -58,27 +58,27 @@ def _forward(budget: Budget, plan: MemoryPlan, console: Console) -> None:
         line(console, f"  note            {note}", "yellow")
 
 
-def _backward(answer: Answer, found: Smallest, console: Console) -> None:
+def _backward(answer: Answer, smallest: Smallest, console: Console) -> None:
     assert answer.need is not None
     name = answer.plan.setting_name
-    line(console, f"\nA prompt of {answer.need.words()} needs {found.blocks:,} blocks.", "bold")
-    if found.setting is None:
-        best = found.best
+    line(console, f"\nA prompt of {answer.need.words()} needs {smallest.blocks:,} blocks.", "bold")
+    if smallest.setting is None:
+        best = smallest.best
         most = f"{best.setting} holds {longest(best)}" if best and best.starts else "none starts"
         line(console, f"  no {name} holds it: {most}.", "red")
         return
-    got = found.setting
+    got = smallest.setting
     line(
         console,
         f"  smallest {name} that works: {got.setting} ({got.blocks:,} blocks, {longest(got)})",
         "green",
     )
-    if found.below is not None:
-        below = found.below
+    if smallest.below is not None:
+        below = smallest.below
         why = longest(below) if below.starts else f"does not start: {below.refusal}"
         line(console, f"  one step less, {below.setting}: {below.blocks:,} blocks, {why}")
-    if found.lowest is not None and found.lowest.setting != got.setting:
-        low = found.lowest
+    if smallest.lowest is not None and smallest.lowest.setting != got.setting:
+        low = smallest.lowest
         line(
             console,
             f"  {low.setting} works as well ({low.blocks:,} blocks, {longest(low)}), but not every "
@@ -125,8 +125,8 @@ def _others(answer: Answer, console: Console) -> None:
                 f"{b.blocks:,} blocks, {longest(b)}" if b.starts else f"no start: {b.refusal}"
             )
         if other.smallest is not None:
-            found = other.smallest.setting
-            parts.append(f"needs {found.setting}" if found else "no setting holds it")
+            smallest = other.smallest.setting
+            parts.append(f"needs {smallest.setting}" if smallest else "no setting holds it")
         line(console, f"  {other.release:<8} {'; '.join(parts)}")
 
 

@@ -137,20 +137,20 @@ def _others(
     """The same numbers in LMDeploy's other releases, where they mean something there."""
     if not isinstance(plan, lmdeploy.LmdeployPlan):
         return ()
-    found = []
+    others = []
     for release in SPREAD:
         try:
             other = plan_for(replace(question, release=release))
         except UsageError:
             continue  # it had no such quantisation, or could not divide the heads
-        found.append(
+        others.append(
             OtherRelease(
                 release=release,
                 budget=other.forward(setting) if setting is not None else None,
                 smallest=smallest(other, need.tokens, decimals) if need else None,
             )
         )
-    return tuple(found)
+    return tuple(others)
 
 
 def _range(plan: MemoryPlan) -> str:
@@ -178,16 +178,16 @@ def _budget(budget: Budget | None) -> Json | None:
     }
 
 
-def _smallest(found: Smallest | None) -> Json | None:
-    if found is None:
+def _smallest(least: Smallest | None) -> Json | None:
+    if least is None:
         return None
     return {
-        "tokens": found.tokens,
-        "blocks": found.blocks,
-        "setting": _budget(found.setting),
-        "lowest": _budget(found.lowest),
-        "one_step_below": _budget(found.below),
-        "most": _budget(found.best),
+        "tokens": least.tokens,
+        "blocks": least.blocks,
+        "setting": _budget(least.setting),
+        "lowest": _budget(least.lowest),
+        "one_step_below": _budget(least.below),
+        "most": _budget(least.best),
     }
 
 
