@@ -125,13 +125,13 @@ def let_go(kept: set[int]) -> None:
 
 def open_files() -> dict[int, str]:
     """{file descriptor: what it is}, the standard streams apart."""
-    found = {}
+    files = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+            files[int(name)] = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
         except OSError:
             continue  # the listing's own
-    return {number: what for number, what in found.items() if number > 2}
+    return {number: what for number, what in files.items() if number > 2}
 
 
 def default_signals() -> None:

@@ -376,7 +376,7 @@ def threads() -> dict[str, int]:
         stacks.append((low, high))
         if "x" in fields[1] and name and not name.startswith(("libc.so", "libc-", "ld-", "[")):
             code.append((low, high, name))
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208
         if int(task) == os.getpid():
             continue
@@ -384,8 +384,8 @@ def threads() -> dict[str, int]:
         owner = procfs.read(os.getpid(), f"task/{task}/comm").decode(errors="replace").strip()
         if owner not in FORK_SAFE:
             owner = _owner(int(words[-2], 16), stacks, code) if len(words) > 2 else ""
-        found[owner or "an unknown library"] = found.get(owner or "an unknown library", 0) + 1
-    return found
+        counts[owner or "an unknown library"] = counts.get(owner or "an unknown library", 0) + 1
+    return counts
 
 
 def _owner(pointer: int, stacks: list[tuple[int, int]], code: list[tuple[int, int, str]]) -> str:

@@ -35,8 +35,8 @@ def stat(pid: int) -> tuple[str, int, int] | None:
 
 def alive(pid: int, start: int | None = None) -> bool:
     """Whether the process runs: a zombie does not, nor does a later one with the same id."""
-    found = stat(pid)
-    return found is not None and found[0] not in "ZX" and (start is None or found[2] == start)
+    status = stat(pid)
+    return status is not None and status[0] not in "ZX" and (start is None or status[2] == start)
 
 
 def command(pid: int) -> str:
@@ -48,28 +48,28 @@ def descendants(root: int) -> dict[int, int]:
     """{pid: start time} of all living descendants of ``root``, without itself."""
     parents: dict[int, tuple[int, int]] = {}
     for pid in pids():
-        found = stat(pid)
-        if found is not None and found[0] not in "ZX":
-            parents[pid] = found[1], found[2]
-    found_pids: dict[int, int] = {}
+        status = stat(pid)
+        if status is not None and status[0] not in "ZX":
+            parents[pid] = status[1], status[2]
+    living: dict[int, int] = {}
     frontier = {root}
     while frontier:
         children = {p for p, (ppid, _) in parents.items() if ppid in frontier} - {root}
-        frontier = children - found_pids.keys()
-        found_pids.update({p: parents[p][1] for p in frontier})
-    return found_pids
+        frontier = children - living.keys()
+        living.update({p: parents[p][1] for p in frontier})
+    return living
 
 
 def marked(marker: str) -> dict[int, int]:
     """{pid: start time} of every process whose environment holds ``marker``, but this one."""
     needle = marker.encode()
-    found_pids = {}
+    carriers = {}
     for pid in pids():
         if pid != os.getpid() and needle in read(pid, "environ"):
-            found = stat(pid)
-            if found is not None and found[0] not in "ZX":
-                found_pids[pid] = found[2]
-    return found_pids
+            status = stat(pid)
+            if status is not None and status[0] not in "ZX":
+                carriers[pid] = status[2]
+    return carriers
 
 
 def shared_memory(pid: int) -> set[str]:

@@ -154,10 +154,10 @@ class Supervisor:
     # -------------------------------------------------------------- end
 
     def running(self) -> dict[int, int]:
-        found = procfs.descendants(os.getpid()) | procfs.marked(self.order.marker)
-        found |= {p: s for p, s in self.seen.items() if procfs.alive(p, s)}
-        found.pop(self.guardian, None)
-        return found
+        running = procfs.descendants(os.getpid()) | procfs.marked(self.order.marker)
+        running |= {p: s for p, s in self.seen.items() if procfs.alive(p, s)}
+        running.pop(self.guardian, None)
+        return running
 
     def stop(self) -> StopReport:
         """SIGTERM to the engine, then SIGKILL to all that is left of the run.

@@ -277,9 +277,9 @@ class Parents:
 
     def get(self, spec: ParentSpec) -> WarmParent:
         """A living parent for ``spec``, started if there is none. Raises as ``begin_parent``."""
-        found = self.find(spec)
-        if found is not None:
-            return found
+        parent = self.find(spec)
+        if parent is not None:
+            return parent
         if self.idle_s:
             return self._get_kept(spec)
         self._make_room()
@@ -292,9 +292,9 @@ class Parents:
         try:
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
             with FileLock(self.kept / f"{spec.key}.lock"):
-                found = self.find(spec)
-                if found is not None:
-                    return found
+                parent = self.find(spec)
+                if parent is not None:
+                    return parent
                 self._make_room()
                 # A name that no other has had: an ended one's guardian may still remove its folder.
                 folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
@@ -315,7 +315,7 @@ class Parents:
 
 def kept_parents(root: Path) -> list[WarmParent]:
     """Those that live in ``root``, most recently used first; what dead ones left is removed."""
-    found = []
+    parents = []
     for folder in _folders(root):
         try:
             saved = json.loads((folder / SPEC).read_bytes())
@@ -323,10 +323,10 @@ def kept_parents(root: Path) -> list[WarmParent]:
             continue  # one that still imports
         one = WarmParent(key=folder.name.partition("-")[0], folder=folder, **saved)
         if one.alive:
-            found.append(one)
+            parents.append(one)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    return sorted(found, key=lambda one: -one.last_used)
+    return sorted(parents, key=lambda one: -one.last_used)
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -104,15 +104,15 @@ class Redactor:
     """
 
     def __init__(self, home: Path | str | None = None) -> None:
-        found = str(Path.home() if home is None else home).rstrip("/")
+        path = str(Path.home() if home is None else home).rstrip("/")
         # Digests, not the secrets themselves: a mapping that leaks into a dump gives nothing away.
         self._placeholders: dict[bytes, str] = {}
         self._counts: dict[str, int] = {}
         self._registered: list[tuple[str, str]] = []
         self._cache: dict[str, str] = {}
         self._home = (
-            re.compile(rf"(?:(?<![\w./~-])|(?<=://)){re.escape(found)}(?![\w.-])")
-            if len(found) > 1
+            re.compile(rf"(?:(?<![\w./~-])|(?<=://)){re.escape(path)}(?![\w.-])")
+            if len(path) > 1
             else None
         )
 
@@ -224,8 +224,8 @@ class Redactor:
         name, separator, quote, rest = match.groups()
         value, tail = rest, ""
         if quote:
-            value, found, after = rest.partition(quote)
-            tail = found + after
+            value, closing, after = rest.partition(quote)
+            tail = closing + after
         scheme = _SCHEME.match(value)
         lead = scheme[0] if scheme else ""
         value = value[len(lead) :]
