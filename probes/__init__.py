@@ -28,5 +28,5 @@ PROBES: Final[Mapping[str, str]] = {
 
 def probe_class(name: str) -> type[Probe[Any]]:
     """The class of the probe called ``name``. Raises KeyError: there is none."""
-    found: type[Probe[Any]] = getattr(importlib.import_module(f"{__name__}.{name}"), PROBES[name])
-    return found
+    probe: type[Probe[Any]] = getattr(importlib.import_module(f"{__name__}.{name}"), PROBES[name])
+    return probe

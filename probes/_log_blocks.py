@@ -74,9 +74,9 @@ class BlockScan:
         of them then (``stripped``) begins no escape sequence.
         """
         plain, coloured = self._strangers
-        found = [match.start() for match in plain.finditer(block)]
+        starts = [match.start() for match in plain.finditer(block)]
         if stripped or b"\x1b" not in block:
-            return found
+            return starts
         # Two escapes for each line that begins with one, and it begins as it should: no others.
         bytes_ = np.frombuffer(block, np.uint8)
         escapes = bytes_ == ord("\x1b")
@@ -86,7 +86,7 @@ class BlockScan:
         more = [match.start() for match in coloured.finditer(block)]
         if not all(PREFIX.match(block, start) for start in more):
             return None
-        return found + more
+        return starts + more
 
     def has_unmarked(self, block: bytes) -> bool:
         """Whether some line has anything but a parenthesis or a colour at its head."""
@@ -113,14 +113,14 @@ class _Database:
 
     def scan(self, block: bytes) -> list[tuple[int, int]]:
         """(row, offset after the match) of each match."""
-        found: list[tuple[int, int]] = []
+        matches: list[tuple[int, int]] = []
 
         def note(row: int, _start: int, end: int, _flags: int, _context: object) -> None:
-            found.append((row, end))
+            matches.append((row, end))
 
         if self._database is not None:
             self._database.scan(block, match_event_handler=note, scratch=self._scratch)
-        return found
+        return matches
 
 
 def _quoted(text: bytes) -> bytes:
@@ -195,8 +195,8 @@ class Lines:
         if len(offsets) <= FEW:
             return sorted({self.start_at(offset) for offset in offsets})
         lines = np.searchsorted(self.starts, np.asarray(offsets), side="right") - 1
-        found: list[int] = self.starts[np.unique(lines)].tolist()
-        return found
+        starts: list[int] = self.starts[np.unique(lines)].tolist()
+        return starts
 
     def first_starts(self, count: int) -> Iterator[int]:
         """Where the first ``count`` lines begin."""
@@ -225,8 +225,8 @@ class Lines:
             return -1
         heads = self._bytes[np.minimum(self.starts + 1, len(self._bytes) - 1)]
         marked = (heads == ord("(")) | (heads == ord("\n")) | (heads == 0x1B)
-        found = np.flatnonzero(~marked)
-        return int(self.starts[found[-1]]) if len(found) else -1
+        unmarked = np.flatnonzero(~marked)
+        return int(self.starts[unmarked[-1]]) if len(unmarked) else -1
 
     def _is_unmarked(self, start: int) -> bool:
         return self.block[start + 1 : start + 2] not in (b"(", b"\n", b"", b"\x1b")

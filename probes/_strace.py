@@ -48,12 +48,12 @@ def count_calls(
         if timeout := shutil.which("timeout"):
             command = [timeout, "-s", "INT", "-k", "5", str(window_s + ATTACH_S + 5), *command]
         try:
-            counted_s, said = _trace(command, pid, window_s)
+            counted_s, stderr = _trace(command, pid, window_s)
         finally:
             proc.resume_after_trace(pid, before.state)
         text = table.read_text("utf-8", "replace") if table.exists() else ""
         if counted_s <= 0:
-            raise StraceRefused(_why_refused(said))
+            raise StraceRefused(_why_refused(stderr))
     return parse_table(text), text, counted_s
 
 
@@ -104,9 +104,9 @@ def _so_far(file: IO[bytes]) -> bytes:
     return os.pread(file.fileno(), 65536, 0)
 
 
-def _why_refused(said: str) -> str:
-    line = next((line for line in said.splitlines() if line.strip()), "strace did not attach")
-    if "not permitted" in said:
+def _why_refused(stderr: str) -> str:
+    line = next((line for line in stderr.splitlines() if line.strip()), "strace did not attach")
+    if "not permitted" in stderr:
         return (
             "strace may not trace it (needs root or CAP_SYS_PTRACE, kernel.yama.ptrace_scope 0, "
             "docker --cap-add SYS_PTRACE; only one tracer at a time)"

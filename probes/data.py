@@ -159,8 +159,8 @@ class StacksData(ProbeData):
 
     def threads(self, function: str) -> list[ThreadStack]:
         """Of each sample the thread that is inside ``function`` (a bare name), if there is one."""
-        found = (next((t for t in s.threads if t.within(function)), None) for s in self.samples)
-        return [thread for thread in found if thread is not None]
+        inside = (next((t for t in s.threads if t.within(function)), None) for s in self.samples)
+        return [thread for thread in inside if thread is not None]
 
     def texts(self, local: str, *, frame: str) -> list[str]:
         """The local variable of function ``frame``, as py-spy prints it, one of each sample that

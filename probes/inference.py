@@ -89,8 +89,8 @@ class InferenceProbe(Probe[InferenceData]):
         if got.status is None:
             return data
         if got.status != 200:
-            said = got.body.decode("utf-8", "replace")[:1500]
-            return data.model_copy(update={"error": f"HTTP {got.status}: {said}"})
+            body = got.body.decode("utf-8", "replace")[:1500]
+            return data.model_copy(update={"error": f"HTTP {got.status}: {body}"})
         if got.cut:
             return data.model_copy(update={"error": f"an answer of over {MAX_BODY_BYTES} bytes"})
         return data.model_copy(update=read_completion(got.body))

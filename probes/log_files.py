@@ -42,7 +42,7 @@ def with_rotated(path: Path) -> list[Path]:
     dated = re.compile(
         rf"{name}[.-](\d{{8}}(?:-?\d{{1,10}})?|\d{{4}}-\d\d-\d\d(?:[_T-][\d-]+)?){_PACKED}"
     )
-    found: list[tuple[int, str, Path]] = []
+    rotated: list[tuple[int, str, Path]] = []
     try:
         siblings = list(path.parent.iterdir())
     except OSError:
@@ -50,10 +50,10 @@ def with_rotated(path: Path) -> list[Path]:
     for sibling in siblings:
         if (match := dated.fullmatch(sibling.name)) is not None:
             # Rotated by date and by number at once is not done; by date comes first.
-            found.append((-(10**7), match[1], sibling))
+            rotated.append((-(10**7), match[1], sibling))
         elif (match := numbered.fullmatch(sibling.name)) is not None:
-            found.append((-int(match[1]), "", sibling))
-    older = [sibling for _, _, sibling in sorted(found, key=lambda item: item[:2])]
+            rotated.append((-int(match[1]), "", sibling))
+    older = [sibling for _, _, sibling in sorted(rotated, key=lambda item: item[:2])]
     return [*older[-MAX_FILES:], path]
 
 
@@ -62,7 +62,7 @@ def recent(path: Path, max_bytes: int) -> list[Path]:
 
     None at all where ``path`` alone is larger, or is not there.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for file in reversed(with_rotated(path)):
         try:
             max_bytes -= file.stat().st_size
@@ -70,8 +70,8 @@ def recent(path: Path, max_bytes: int) -> list[Path]:
             break
         if max_bytes < 0:
             break
-        found.insert(0, file)
-    return found
+        files.insert(0, file)
+    return files
 
 
 def open_log(path: Path) -> BinaryIO:

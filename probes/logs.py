@@ -95,11 +95,11 @@ class LogsProbe(Probe[LogsData]):
         )
         try:
             # A FIFO or a device would block or never end.
-            found = os.stat(self.path)  # noqa: PTH116
-            if not stat.S_ISREG(found.st_mode):
+            status = os.stat(self.path)  # noqa: PTH116
+            if not stat.S_ISREG(status.st_mode):
                 raise Unavailable(f"{self.path} is not a file")
             if self.max_bytes is not None:
-                self._skipped = max(0, found.st_size - self.max_bytes)
+                self._skipped = max(0, status.st_size - self.max_bytes)
             with self.path.open("rb", buffering=0) as stream:
                 stream.seek(self._skipped)
                 return self._told(scanner.scan(stream, deadline))
@@ -292,19 +292,19 @@ class Scanner:
         lines = Lines(block, self._lines)
         self._lines += len(lines)
         self._last_words(lines, hits.known, strangers)
-        found = dict(zip(self._texts, hits.texts, strict=True))
-        self._find_errors(lines, merged(found, _ERROR_TEXTS))
+        by_text = dict(zip(self._texts, hits.texts, strict=True))
+        self._find_errors(lines, merged(by_text, _ERROR_TEXTS))
         for search in self._searches.values():
-            offsets = None if search.texts is None else merged(found, search.texts)
+            offsets = None if search.texts is None else merged(by_text, search.texts)
             if offsets != []:
                 search.take(lines, offsets)
         if self._progress is not None:
             texts = self._progress.texts
-            offsets = None if texts is None else sorted(merged(found, texts))
+            offsets = None if texts is None else sorted(merged(by_text, texts))
             at = self._find_progress(lines, self._progress, offsets)
             if self._added is not None:
                 texts = self._added.texts
-                added = None if texts is None else sorted(merged(found, texts))
+                added = None if texts is None else sorted(merged(by_text, texts))
                 self._stuck.take(lines, self._added, added, at)
         self._timed.take(lines)
 
@@ -378,8 +378,8 @@ class _Timed:
     def take(self, lines: Lines) -> None:
         if self.first is None:
             self.first = self._timed(lines, lines.first_starts(self.NEAR))
-        found = self._timed(lines, lines.last_starts(self.NEAR))
-        self.last = found or self.last
+        last = self._timed(lines, lines.last_starts(self.NEAR))
+        self.last = last or self.last
 
     @staticmethod
     def _timed(lines: Lines, starts: Iterator[int]) -> LogLine | None:

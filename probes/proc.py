@@ -98,7 +98,7 @@ def thread_ids(pid: int) -> list[int]:
 
 def read_threads(pid: int, limit: int = 4096) -> dict[int, ThreadTimes]:
     """Every thread of ``pid``; those that end while we read are left out."""
-    found: dict[int, ThreadTimes] = {}
+    threads: dict[int, ThreadTimes] = {}
     for tid in thread_ids(pid)[:limit]:
         task = f"/proc/{pid}/task/{tid}"
         content = read(f"{task}/stat")
@@ -109,8 +109,8 @@ def read_threads(pid: int, limit: int = 4096) -> dict[int, ThreadTimes]:
         sched = (read(f"{task}/schedstat") or b"").split()
         ran, queued = (int(sched[0]), int(sched[1])) if len(sched) >= 2 else (0, 0)
         voluntary, involuntary = _switches(read(f"{task}/status") or b"")
-        found[tid] = ThreadTimes(stat, ran / 1e9, queued / 1e9, voluntary, involuntary)
-    return found
+        threads[tid] = ThreadTimes(stat, ran / 1e9, queued / 1e9, voluntary, involuntary)
+    return threads
 
 
 def _switches(status: bytes) -> tuple[int, int]:
@@ -139,14 +139,14 @@ def tree(root: int, also: Sequence[int] = ()) -> list[int]:
     for entry in entries:
         if entry.isdigit() and (stat := read_stat(int(entry))) is not None:
             children.setdefault(stat.ppid, []).append(stat.pid)
-    found: dict[int, None] = {}
+    pids: dict[int, None] = {}
     todo = [pid for pid in (root, *also) if (PROC / str(pid)).exists()]
     while todo:
         pid = todo.pop(0)
-        if pid not in found:
-            found[pid] = None
+        if pid not in pids:
+            pids[pid] = None
             todo.extend(sorted(children.get(pid, ())))
-    return list(found)
+    return list(pids)
 
 
 def tracer_of(pid: int) -> int:

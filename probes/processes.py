@@ -102,14 +102,14 @@ class ProcessesProbe(Probe[ProcessesData]):
         return data
 
     def _read_all(self) -> dict[int, _Reading]:
-        found: dict[int, _Reading] = {}
+        readings: dict[int, _Reading] = {}
         for pid in proc.tree(self.root_pid, self.also):
             threads = proc.read_threads(pid)
             now = time.monotonic()
             stat = proc.read_stat(pid)
             if stat is not None:
-                found[pid] = _Reading(now, stat, threads)
-        return found
+                readings[pid] = _Reading(now, stat, threads)
+        return readings
 
     def _use(self, after: _Reading, before: _Reading | None) -> ProcessUse:
         stat = after.stat

@@ -84,14 +84,14 @@ def dump(
     command += ["--locals"] if with_locals else []
     command += ["--native"] if native else []
     try:
-        code, raw, said = _run(command, timeout_s)
+        code, raw, stderr = _run(command, timeout_s)
     except OSError as error:
         return Dump(Outcome.TORN, [], b"", f"py-spy could not be started: {error}")
     finally:
         if blocking:
             proc.resume_after_trace(pid, stat.state)
     if code != 0:
-        outcome, error_text = _classify(pid, code, said)
+        outcome, error_text = _classify(pid, code, stderr)
         return Dump(outcome, [], raw, error_text)
     try:
         return Dump(Outcome.SAMPLED, parse_dump(raw), raw)
@@ -121,9 +121,9 @@ def _run(command: list[str], timeout_s: float) -> tuple[int, bytes, str]:
         return code, raw, errors.read(8192).decode("utf-8", "replace")
 
 
-def _classify(pid: int, code: int, said: str) -> tuple[Outcome, str]:
+def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
     """What py-spy's error text means; the stack backtrace below it is left out."""
-    text = said.split("Stack backtrace:")[0]
+    text = stderr.split("Stack backtrace:")[0]
     line = " ".join(text.split())[:300] or f"py-spy ended with {code}"
     if not proc.alive(pid):
         return Outcome.GONE, f"process {pid} went away while it was sampled"

@@ -242,11 +242,11 @@ def settled_threads(pid: int, looks: int = 3) -> tuple[int, int, dict[int, str]]
     A thread that polls once a second must not make an idle process look busy because we came at
     the wrong moment.
     """
-    found = [waiting_threads(pid)]
+    taken = [waiting_threads(pid)]
     for _ in range(looks - 1):
         time.sleep(0.02)
-        found.append(waiting_threads(pid))
-    return max(found, key=lambda look: look[0])
+        taken.append(waiting_threads(pid))
+    return max(taken, key=lambda look: look[0])
 
 
 def waiting_threads(pid: int) -> tuple[int, int, dict[int, str]]:
