@@ -94,8 +94,8 @@ def _head(ablation: Ablation) -> str:
     parts = [f"# {gfm.text(view.title(ablation), 300)}"]
     if ablation.failure:
         parts.append(f"> [!WARNING]\n> Partial: {gfm.text(ablation.failure, 600)}")
-    said = f"**{head.label.upper()}**"
-    parts.append(f"{said} · {gfm.text(ablation.explanation)}" if ablation.explanation else said)
+    label = f"**{head.label.upper()}**"
+    parts.append(f"{label} · {gfm.text(ablation.explanation)}" if ablation.explanation else label)
     parts.append(gfm.prose(ablation.scenario.title))
     parts.append("Repeat it:\n\n" + gfm.fence(one_line(ablation.command, 4000), "sh", 1, 4000))
     return "\n\n".join(parts)

@@ -62,8 +62,8 @@ def print_ablation(ablation: Ablation, console: Console, folder: str) -> None:
         line()
         line(("The report's hypotheses", "bold"))
         for claim in ablation.hypotheses:
-            said = f"{CLAIM_MARKS[claim.status]} {CLAIM_WORDS[claim.status]}"
-            line(f"  {said}: {claim.text}  ", (claim.observed, "dim"))
+            status = f"{CLAIM_MARKS[claim.status]} {CLAIM_WORDS[claim.status]}"
+            line(f"  {status}: {claim.text}  ", (claim.observed, "dim"))
     if ablation.limits:
         line()
         line(("What this does not establish", "bold"))

@@ -105,17 +105,17 @@ def name(ablation: Ablation) -> str:
 
 def rows(ablation: Ablation) -> list[Row]:
     """The baseline, then every factor as it was flipped alone."""
-    found = []
+    table = []
     baseline = ablation.cell(())
     if baseline is not None:
-        found.append(
+        table.append(
             Row(BASELINE, "", "", *cell_words(baseline), "–", "soft", STATE_WORDS[baseline.state])
         )
     for factor in ablation.factors:
         cell = ablation.cell((factor.name,))
         words = cell_words(cell) if cell is not None else ("not run", "", "")
         chosen = factor.factor_class
-        found.append(
+        table.append(
             Row(
                 factor.name,
                 factor.failing,
@@ -126,7 +126,7 @@ def rows(ablation: Ablation) -> list[Row]:
                 factor.why,
             )
         )
-    return found
+    return table
 
 
 def cell_words(cell: Cell) -> tuple[str, str, str]:
@@ -167,13 +167,13 @@ def classes(ablation: Ablation) -> list[tuple[str, str]]:
 def stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
     """Every stand-in of every cell, and where it was."""
     always = {s.name for s in ablation.stand_ins}
-    found = {s.name: (s, "every run") for s in ablation.stand_ins}
+    by_name = {s.name: (s, "every run") for s in ablation.stand_ins}
     for cell in ablation.cells:
         for run in cell.runs:
             for stand_in in run.stand_ins:
-                if stand_in.name not in always and stand_in.name not in found:
-                    found[stand_in.name] = (stand_in, f"runs with {flips_words(cell)}")
-    return list(found.values())
+                if stand_in.name not in always and stand_in.name not in by_name:
+                    by_name[stand_in.name] = (stand_in, f"runs with {flips_words(cell)}")
+    return list(by_name.values())
 
 
 def setup(ablation: Ablation) -> list[tuple[str, str]]:

@@ -70,11 +70,11 @@ def birthday_curve(
     """
     marks = [p for p in (pools_of_interest(bits) if pools is None else pools) if p.images >= 0]
     marks = sorted(marks, key=lambda pool: pool.images)[:MAX_POOLS]
-    found = [p for p in seen if p.images >= 0][:MAX_POOLS]
-    widest = max([images_for(0.999, bits), *(p.images for p in (*marks, *found))])
+    measured = [p for p in seen if p.images >= 0][:MAX_POOLS]
+    widest = max([images_for(0.999, bits), *(p.images for p in (*marks, *measured))])
     # One wild number must not press the curve against the axis.
     axis = _Axis(bits, min(widest, 4 * images_for(0.999, bits)) * 1.04)
-    body = [*_grid(axis), _curve(axis), *_marks(axis, marks), *_seen(axis, found)]
+    body = [*_grid(axis), _curve(axis), *_marks(axis, marks), *_seen(axis, measured)]
     style = Markup("<style>{}</style>").format(STANDALONE_STYLE) if standalone else Markup()
     page = (
         Markup('<rect class="page" width="{}" height="{}"/>').format(WIDTH, HEIGHT)
@@ -90,7 +90,7 @@ def birthday_curve(
         w=WIDTH,
         h=HEIGHT,
         bits=bits,
-        desc="; ".join(_words(bits, p) for p in (*marks, *found)) + ".",
+        desc="; ".join(_words(bits, p) for p in (*marks, *measured)) + ".",
         style=style,
         page=page,
         body=Markup("").join(body),

@@ -132,29 +132,29 @@ def _fill(
         )
     for path in _evidence(directory / EVIDENCE_DIR):
         name = f"{EVIDENCE_DIR}/" + _safe_name(redactor.redact(path.name))
-        found = _public_text(path, redactor)
-        if isinstance(found, str):
-            manifest.left_out.append(LeftOut(name=name, bytes=_size_of(path), why=found))
-        elif _written(archive) + _packed(found.text) > max_bytes:
+        content = _public_text(path, redactor)
+        if isinstance(content, str):
+            manifest.left_out.append(LeftOut(name=name, bytes=_size_of(path), why=content))
+        elif _written(archive) + _packed(content.text) > max_bytes:
             why = f"beyond the limit of {max_bytes >> 20} MiB for the bundle"
-            manifest.left_out.append(LeftOut(name=name, bytes=found.original_bytes, why=why))
+            manifest.left_out.append(LeftOut(name=name, bytes=content.original_bytes, why=why))
         else:
-            _add(archive, manifest, name, found)
+            _add(archive, manifest, name, content)
     archive.writestr(_entry(MANIFEST_FILE), manifest.model_dump_json(indent=1) + "\n")
     return manifest
 
 
-def _add(archive: zipfile.ZipFile, manifest: BundleManifest, name: str, found: _Text) -> None:
-    data = found.text.encode("utf-8", "replace")
+def _add(archive: zipfile.ZipFile, manifest: BundleManifest, name: str, content: _Text) -> None:
+    data = content.text.encode("utf-8", "replace")
     archive.writestr(_entry(name), data)
     manifest.files.append(
         BundledFile(
             name=name,
             bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
-            original_bytes=found.original_bytes,
-            redactions=len(PLACEHOLDER.findall(found.text)),
-            note=found.note,
+            original_bytes=content.original_bytes,
+            redactions=len(PLACEHOLDER.findall(content.text)),
+            note=content.note,
         )
     )
 
@@ -301,8 +301,8 @@ def _harmless_locals(dump: Any) -> Any:
     if isinstance(dump, list):
         return [_harmless_locals(item) for item in dump]
     if isinstance(dump, dict):
-        found = {key: _harmless_locals(item) for key, item in dump.items()}
-        if isinstance(found.get("repr"), str):
-            found["repr"] = _harmless(found["repr"])
-        return found
+        harmless = {key: _harmless_locals(item) for key, item in dump.items()}
+        if isinstance(harmless.get("repr"), str):
+            harmless["repr"] = _harmless(harmless["repr"])
+        return harmless
     return dump

@@ -33,10 +33,10 @@ def tone(diagnosis: Diagnosis) -> str:
 def answer(diagnosis: Diagnosis) -> str:
     """``Frozen in Python code: ghost-key-eviction``: the badge."""
     words = STATE_WORDS[diagnosis.state].partition(":")[0]
-    found = diagnosis.found
-    if found and diagnosis.state is ServerState.HEALTHY:
+    known = diagnosis.found
+    if known and diagnosis.state is ServerState.HEALTHY:
         words = "small requests work, a known failure is there"
-    return words[:1].upper() + words[1:] + (f": {found[0].scenario}" if found else "")
+    return words[:1].upper() + words[1:] + (f": {known[0].scenario}" if known else "")
 
 
 def effect_sentence(diagnosis: Diagnosis) -> str:
@@ -70,19 +70,19 @@ def target_line(diagnosis: Diagnosis) -> str:
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     out = Printer(console)
     style = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow"}[tone(diagnosis)]
-    said = diagnosis.assessment
+    assessment = diagnosis.assessment
     out.line()
     out.line((answer(diagnosis).upper(), style), f"  {target_line(diagnosis)}", cut=False)
-    out.line(said.sentence, cut=False)
+    out.line(assessment.sentence, cut=False)
     if diagnosis.since:
         out.line("Since: ", diagnosis.since, cut=False)
     out.heading("Seen")
-    for text in said.why:
+    for text in assessment.why:
         out.line("  ", text, cut=False)
-    if said.frames:
-        out.heading(f"The stack ({said.seen} of {said.samples} samples)")
-        out.line("  ", said.process, " · ", (said.thread, "bold"))
-        for number, frame in enumerate(said.frames[:_FRAMES]):
+    if assessment.frames:
+        out.heading(f"The stack ({assessment.seen} of {assessment.samples} samples)")
+        out.line("  ", assessment.process, " · ", (assessment.thread, "bold"))
+        for number, frame in enumerate(assessment.frames[:_FRAMES]):
             weight = "bold" if number == 0 else ""
             out.line("    ", (frame.function, weight), (f" ({frame.file}:{frame.line})", "dim"))
     _print_matches(diagnosis, out)
@@ -90,7 +90,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         out.heading("Could not be seen")
         for text in diagnosis.unseen:
             out.line("  ", (text, "yellow"), cut=False)
-    advice = [*said.advice, *(r for m in diagnosis.found[:1] for r in m.remedies)]
+    advice = [*assessment.advice, *(r for m in diagnosis.found[:1] for r in m.remedies)]
     if advice and diagnosis.state is not ServerState.HEALTHY:
         out.heading("What to do")
         for text in advice:
@@ -133,14 +133,14 @@ def _name(match: Match) -> str:
 
 
 def assessment_markdown(diagnosis: Diagnosis) -> str:
-    said = diagnosis.assessment
-    rows = [f"- {gfm.text(text, 600)}" for text in said.why[:40]]
+    assessment = diagnosis.assessment
+    rows = [f"- {gfm.text(text, 600)}" for text in assessment.why[:40]]
     parts = ["\n".join(rows)]
     if diagnosis.since:
         parts.insert(0, f"Since: {gfm.text(diagnosis.since)}.")
-    if said.advice:
+    if assessment.advice:
         parts.append("What to do:")
-        parts.append("\n".join(f"- {gfm.text(text)}" for text in said.advice[:12]))
+        parts.append("\n".join(f"- {gfm.text(text)}" for text in assessment.advice[:12]))
     return "\n\n".join(part for part in parts if part)
 
 

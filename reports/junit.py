@@ -81,13 +81,14 @@ def _state_case(incident: Incident, diagnosis: Diagnosis) -> Any:
     from junitparser import Error, Failure
 
     case = _case(incident, "state", f"state of {diagnosis.target.url}")
-    said = diagnosis.assessment
+    assessment = diagnosis.assessment
+    sentence = _text(assessment.sentence)
     if diagnosis.state is ServerState.HEALTHY:
-        case.system_out = _text(said.sentence)
+        case.system_out = sentence
     elif diagnosis.state in COULD_NOT_TELL:
-        _set(case, Error(_text(said.sentence), str(said.state)), "\n".join(said.why))
+        _set(case, Error(sentence, str(assessment.state)), "\n".join(assessment.why))
     else:
-        _set(case, Failure(_text(said.sentence), str(said.state)), "\n".join(said.why))
+        _set(case, Failure(sentence, str(assessment.state)), "\n".join(assessment.why))
     return case
 
 

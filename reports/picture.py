@@ -83,7 +83,7 @@ def picture(incident: Incident) -> Markup:
 
 def _description(incident: Incident) -> str:
     groups = view.request_groups(incident.evidence.requests)[:40]
-    said = "; ".join(
+    requests = "; ".join(
         f"{g.first.phase}: {g.count} × {one_line(view.purpose(g.first.label), 60)} "
         f"{g.status} {g.latency}"
         for g in groups
@@ -92,7 +92,7 @@ def _description(incident: Incident) -> str:
         f"{one_line(t.name, 40)} at most {max(v for _, v in t.points):.0f} % of a core"
         for t in timeline.cpu_tracks(incident.evidence)[:6]
     )
-    return f"Requests: {said or 'none'}. CPU: {cpu or 'not sampled'}."
+    return f"Requests: {requests or 'none'}. CPU: {cpu or 'not sampled'}."
 
 
 # ------------------------------------------------------------------ time

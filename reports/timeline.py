@@ -68,13 +68,13 @@ def metric_tracks(evidence: Evidence) -> list[Track]:
 
 def _tracks(evidence: Evidence, field: str) -> list[Track]:
     """Tracks of one field, the most active first; values that are not numbers are dropped."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    by_name: dict[str, list[tuple[float, float]]] = {}
     for point in sorted(evidence.series, key=lambda p: p.mono if view.sane(p.mono) else 0.0):
         values: dict[str, float] = getattr(point, field)
         for name, value in values.items():
             if view.sane(value) and view.sane(point.mono):
-                found.setdefault(name, []).append((point.mono, value))
-    tracks = [Track(name, points) for name, points in found.items()]
+                by_name.setdefault(name, []).append((point.mono, value))
+    tracks = [Track(name, points) for name, points in by_name.items()]
     return sorted(tracks, key=lambda t: -max(v for _, v in t.points))
 
 

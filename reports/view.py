@@ -148,11 +148,11 @@ def engine_name(incident: Incident) -> str:
 
 def title(incident: Incident) -> str:
     """The scenario's title and the release; the engine's name unless the title has it already."""
-    said, engine = incident.scenario.title, incident.engine
+    words, engine = incident.scenario.title, incident.engine
     if incident.diagnosis is not None and not engine.release:
-        return said
-    known = engine.name.casefold() in said.casefold()
-    return f"{said} ({engine.release if known else engine_name(incident)})"
+        return words
+    known = engine.name.casefold() in words.casefold()
+    return f"{words} ({engine.release if known else engine_name(incident)})"
 
 
 def partial_note(incident: Incident) -> str:
@@ -175,8 +175,8 @@ def summary(incident: Incident) -> list[str]:
     sentences = [sentence(incident.scenario.summary)]
     verdict = incident.verdict
     if verdict is not None:
-        said = OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
-        sentences.append(f"{said}: {sentence(verdict.explanation)}")
+        outcome = OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
+        sentences.append(f"{outcome}: {sentence(verdict.explanation)}")
         because = f": {verdict.expected_because}" if verdict.expected_because else ""
         if verdict.expected is None:
             sentences.append(sentence(f"No outcome was expected{because}"))
