@@ -76,13 +76,13 @@ def diagnose(
     )
     _bound()
     _warm_up()
+    diagnosed = look(options) if json else _watched(options)
+    if diagnosed.folder is not None:
+        from mmrepro.reports import write_reports
+
+        write_reports(diagnosed.folder)
     if json:
-        diagnosed = look(options)
-        _write_reports(diagnosed)
         typer.echo(diagnosed.diagnosis.model_dump_json(indent=1))
-    else:
-        diagnosed = _watched(options)
-        _write_reports(diagnosed)
     raise typer.Exit(diagnosed.diagnosis.exit_code)
 
 
@@ -97,13 +97,6 @@ def _watched(options: DiagnoseOptions) -> Diagnosed:
         diagnosed = look(options, display)
     print_diagnosis(diagnosed.diagnosis, console)
     return diagnosed
-
-
-def _write_reports(diagnosed: Diagnosed) -> None:
-    if diagnosed.folder is not None:
-        from mmrepro.reports import write_reports
-
-        write_reports(diagnosed.folder)
 
 
 def _seconds(text: str) -> float:

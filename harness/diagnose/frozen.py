@@ -21,7 +21,7 @@ def front(view: View, why: list[str]) -> Assessment:
     return Assessment(
         state=ServerState.FRONT_FROZEN,
         sentence=f"The HTTP front takes connections and answers none of them{place}.",
-        why=why + ([_said(course)] if course else []),
+        why=why + ([_described(course)] if course else []),
         process=view.facts.role_of(view.facts.root_pid or 0),
         advice=[KEEP],
         **_stack(course),
@@ -40,7 +40,7 @@ def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
     course = _stuck(view, pid, courses)
     if course is None:
         return _idle(view, why, role, courses, queued=queued, asked=asked)
-    why.append(_said(course))
+    why.append(_described(course))
     hot = course.tid is not None and course.tid == view.hot_thread(pid)
     spins = hot or (bool(view.core_hot) and course.active == course.samples)
     call = view.waits(pid).get(course.tid or 0, "")
@@ -229,7 +229,7 @@ def _cpu(view: View, role: str) -> list[str]:
     return [f"{role} uses {use.user_pct:.0f} % user + {use.system_pct:.0f} % system of a core"]
 
 
-def _said(course: Course) -> str:
+def _described(course: Course) -> str:
     torn = f" ({course.torn} more came out torn)" if course.torn else ""
     return (
         f"in all {course.samples} samples{torn} thread {course.name!r} is in {course.place}, "

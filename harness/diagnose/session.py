@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro import __version__
@@ -32,13 +31,12 @@ WORTH_MORE = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class DiagnoseOptions:
+@dataclass(frozen=True, kw_only=True)
+class DiagnoseOptions(LookOptions):
     """What to diagnose and how.
 
     Attributes:
         engine: its name, or "auto".
-        deadline_s: of the one request; with ``request=False``, of the watch of a suspect.
         samples: of each process's stacks, in each of two rounds.
         out: the incident's folder; None: one below ``incidents/``, kept unless it is healthy.
         headers: sent with every request (an API key); never written anywhere.
@@ -48,13 +46,7 @@ class DiagnoseOptions:
     pid: int = 0
     logs: tuple[Path, ...] = ()
     engine: str = "auto"
-    model: str = ""
-    deadline_s: float = 15.0
-    samples: int = 5
-    request: bool = True
-    native: bool = False
     out: Path | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,15 +97,7 @@ def _look(
 ) -> Diagnosis:
     facts, evidence = target.facts, recorder.evidence
     scenarios = all_scenarios()
-    plan = LookOptions(
-        deadline_s=options.deadline_s,
-        samples=options.samples,
-        request=options.request,
-        native=options.native,
-        model=options.model,
-        headers=options.headers or None,
-    )
-    collector = Collector(target, plan, recorder)
+    collector = Collector(target, options, recorder)
     try:
         discover.find_logs(target, options.logs)
         if target.engine is None and facts.root_pid is not None:
