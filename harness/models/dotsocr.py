@@ -8,16 +8,14 @@ published checkpoint's. As there, the configuration's class travels with the mod
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro.models.base import Shapes, TinyModel
-from mmrepro.models.files import dump, write_weights
+from mmrepro.models.base import Shapes
+from mmrepro.models.files import dump, named_after, write_weights
 from mmrepro.models.parts import patch_merger, qwen2_language_model
-from mmrepro.models.qwen_images import MERGE, PATCH, QwenImages
+from mmrepro.models.qwen_images import MERGE, PATCH, QwenModel
 from mmrepro.models.tokenizer import DOTS_OCR
 
 REPORTED_IMAGE_TOKENS = 4819
@@ -78,26 +76,8 @@ class DotsOCRConfig(Qwen2Config):
 
 
 @dataclass(frozen=True)
-class TinyDotsOCR(QwenImages, TinyModel):
-    """What the model is made from; equal values give byte-equal files.
-
-    Attributes:
-        image_tokens: most image tokens that one image becomes; images are resized to it.
-        seed: of the weights.
-        hidden: width of the language model; a multiple of 64.
-        std: standard deviation of the weights, as in :class:`TinyQwen2VL`.
-    """
-
+class TinyDotsOCR(QwenModel):
     kind: ClassVar[str] = "tiny dots.ocr with random weights"
-
-    image_tokens: int = 225
-    seed: int = 0
-    hidden: int = 128
-    layers: int = 2
-    vision_width: int = 64
-    vision_depth: int = 2
-    vocab_size: int = 320
-    std: float = 0.12
 
     @property
     def image_token_id(self) -> int:
@@ -114,8 +94,7 @@ class TinyDotsOCR(QwenImages, TinyModel):
             self.processor(1),
             list(self.shapes()),
         ]
-        text = json.dumps([1, asdict(self), made_of], sort_keys=True)
-        return f"tiny-dotsocr-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return named_after("tiny-dotsocr", 1, asdict(self), made_of)
 
     def shapes(self) -> Shapes:
         v, h = self.vision_width, self.hidden

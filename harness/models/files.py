@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -69,6 +70,12 @@ def write_weights(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(blob))
+
+
+def named_after(prefix: str, *made_of: object) -> str:
+    """A folder's name: ``prefix`` and a hash of everything that decides the files in it."""
+    text = json.dumps(made_of, sort_keys=True)
+    return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def dump(path: Path, content: dict[str, object]) -> None:

@@ -6,16 +6,14 @@ The architecture, names of weights and processor fields are those of transformer
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro.models.base import Shapes, TinyModel
-from mmrepro.models.files import dump, write_weights
+from mmrepro.models.base import Shapes
+from mmrepro.models.files import dump, named_after, write_weights
 from mmrepro.models.parts import patch_merger, qwen2_language_model, tower_block
-from mmrepro.models.qwen_images import FACTOR, MERGE, PATCH, QwenImages, smart_resize
+from mmrepro.models.qwen_images import FACTOR, MERGE, PATCH, QwenModel, smart_resize
 
 __all__ = ["FACTOR", "FORMAT", "MERGE", "PATCH", "TinyQwen2VL", "smart_resize"]
 
@@ -24,33 +22,13 @@ FORMAT = 4
 
 
 @dataclass(frozen=True)
-class TinyQwen2VL(QwenImages, TinyModel):
-    """What the model is made from; equal values give byte-equal files.
-
-    Attributes:
-        image_tokens: most image tokens that one image becomes; images are resized to it.
-        seed: of the weights.
-        hidden: width of the language model; a multiple of 64.
-        std: standard deviation of the weights. 0.12 makes greedy answers depend on the image;
-            transformers' 0.02 gives nearly flat logits.
-    """
-
+class TinyQwen2VL(QwenModel):
     kind: ClassVar[str] = "tiny Qwen2-VL with random weights"
-
-    image_tokens: int = 225
-    seed: int = 0
-    hidden: int = 128
-    layers: int = 2
-    vision_width: int = 64
-    vision_depth: int = 2
-    vocab_size: int = 320
-    std: float = 0.12
 
     @property
     def key(self) -> str:
         """Names the folder: everything that decides the files."""
-        text = json.dumps([FORMAT, asdict(self)], sort_keys=True)
-        return f"tiny-qwen2vl-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return named_after("tiny-qwen2vl", FORMAT, asdict(self))
 
     def shapes(self) -> Shapes:
         v, h = self.vision_width, self.hidden
@@ -66,7 +44,7 @@ class TinyQwen2VL(QwenImages, TinyModel):
 
         ids = write_tokenizer(folder, self.vocab_size)
         dump(folder / "config.json", self._config(ids))
-        dump(folder / "preprocessor_config.json", self._processor())
+        dump(folder / "preprocessor_config.json", self.processor(temporal_patch=2))
         dump(
             folder / "generation_config.json",
             {"eos_token_id": [ids["<|im_end|>"]], "pad_token_id": ids["<|endoftext|>"]},
@@ -114,6 +92,3 @@ class TinyQwen2VL(QwenImages, TinyModel):
                 "hidden_act": "quick_gelu",
             },
         }
-
-    def _processor(self) -> dict[str, object]:
-        return self.processor(temporal_patch=2)

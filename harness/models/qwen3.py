@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from mmrepro.models.base import Shapes
+from mmrepro.models.files import named_after
 from mmrepro.models.parts import mlp_and_norms, tower_block
 from mmrepro.models.qwen2vl import FORMAT, MERGE, PATCH, TinyQwen2VL
 
@@ -31,8 +30,7 @@ class TinyQwen3(TinyQwen2VL):
 
     @property
     def key(self) -> str:
-        text = json.dumps([FORMAT, asdict(self)], sort_keys=True)
-        return f"tiny-qwen3-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return named_after("tiny-qwen3", FORMAT, asdict(self))
 
     def shapes(self) -> Shapes:
         v, h = self.vision_width, self.hidden

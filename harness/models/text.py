@@ -8,14 +8,13 @@ transformers' ``LlamaForCausalLM`` and ``GemmaForCausalLM``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from mmrepro.models.base import Shapes, TinyModel
-from mmrepro.models.files import dump, write_weights
+from mmrepro.models.files import dump, named_after, write_weights
 from mmrepro.models.parts import mlp_and_norms
 
 FORMAT = 1
@@ -58,8 +57,7 @@ class TinyText(TinyModel):
     @property
     def key(self) -> str:
         """Names the folder: everything that decides the files."""
-        text = json.dumps([FORMAT, asdict(self)], sort_keys=True)
-        return f"{self.name}-tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        return named_after(f"{self.name}-tiny", FORMAT, asdict(self))
 
     def shapes(self) -> Shapes:
         w, heads = self.width, self.kv_heads * self.head_dim
