@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
+from mmrepro.errors import UsageError
+
 UNLIMITED = (1 << 63) - 1
 """What LMDeploy takes for "no limit" where a sliding window fits the cache."""
 
@@ -72,6 +74,14 @@ class Budget:
     def holds(self, tokens: int) -> bool:
         """Whether the engine starts and takes a prompt of so many tokens."""
         return self.starts and self.max_tokens >= tokens
+
+
+def too_old(title: str, release: str, oldest: str) -> UsageError:
+    """An engine's release before the first whose code was read."""
+    return UsageError(
+        f"The arithmetic of {title} {release} is not known here; it starts with {oldest}.",
+        hint=f"mmrepro kv-budget --engine {title.lower()} --release {oldest} …",
+    )
 
 
 class MemoryPlan(ABC):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from mmrepro.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -38,3 +41,22 @@ class Geometry:
     plain_head_dim: int = 0
     mixed: bool = False
     model_type: str = ""
+
+    def token_bytes(self, engine: str, tp: int, kv_dtype: str, sizes: Mapping[str, int]) -> int:
+        """Of one token over all layers on one of ``tp`` devices, as vLLM and SGLang count.
+
+        ``sizes``: of an element by the cache's type; 0 for the model's own. Raises UsageError.
+        """
+        if kv_dtype not in sizes:
+            raise UsageError(
+                f"No formula here for {engine}'s KV cache type {kv_dtype!r}; there is: "
+                f"{', '.join(sizes)}."
+            )
+        if self.mixed:
+            raise UsageError(
+                f"This model mixes layers of several kinds, which {engine} sizes apart; there is "
+                "no formula for that here. Give --block-bytes instead."
+            )
+        heads = 1 if self.mla else max(1, self.kv_heads // tp)
+        element = sizes[kv_dtype] or self.dtype_bytes
+        return self.layers * heads * (self.k_dim + self.v_dim) * element

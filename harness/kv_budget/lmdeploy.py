@@ -19,7 +19,7 @@ from functools import cache
 from typing import ClassVar
 
 from mmrepro.errors import UsageError
-from mmrepro.kv_budget.base import UNLIMITED, Budget, MemoryPlan, Source
+from mmrepro.kv_budget.base import UNLIMITED, Budget, MemoryPlan, Source, too_old
 from mmrepro.kv_budget.geometry import Geometry
 from packaging.version import Version
 
@@ -137,10 +137,7 @@ def era_of(release: str) -> Era:
     version = Version(release)
     known = [era for era in ERAS if Version(era.since) <= version]
     if not known:
-        raise UsageError(
-            f"The arithmetic of LMDeploy {release} is not known here; it starts with {OLDEST}.",
-            hint=f"mmrepro kv-budget --engine lmdeploy --release {OLDEST} …",
-        )
+        raise too_old("LMDeploy", release, OLDEST)
     return known[-1]
 
 

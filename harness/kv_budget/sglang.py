@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
-from mmrepro.errors import UsageError
-from mmrepro.kv_budget.base import Budget, MemoryPlan, Source
+from mmrepro.kv_budget.base import Budget, MemoryPlan, Source, too_old
 from mmrepro.kv_budget.geometry import Geometry
 from packaging.version import Version
 
@@ -50,19 +49,7 @@ def token_bytes_of(geometry: Geometry, *, tp: int = 1, kv_dtype: str = "auto") -
     Raises:
         UsageError: an unknown type, or layers that SGLang sizes apart.
     """
-    if kv_dtype not in KV_BYTES:
-        raise UsageError(
-            f"No formula here for SGLang's KV cache type {kv_dtype!r}; there is: "
-            f"{', '.join(KV_BYTES)}."
-        )
-    if geometry.mixed:
-        raise UsageError(
-            "This model mixes layers of several kinds, which SGLang sizes apart; there is no "
-            "formula for that here. Give --block-bytes (of one token) instead."
-        )
-    heads = 1 if geometry.mla else max(1, geometry.kv_heads // tp)
-    element = KV_BYTES[kv_dtype] or geometry.dtype_bytes
-    return heads * (geometry.k_dim + geometry.v_dim) * geometry.layers * element
+    return geometry.token_bytes("SGLang", tp, kv_dtype, KV_BYTES)
 
 
 @dataclass(frozen=True)
@@ -94,11 +81,7 @@ class SglangPlan(MemoryPlan):
 
     def __post_init__(self) -> None:
         if Version(self.release) < Version(OLDEST):
-            raise UsageError(
-                f"The arithmetic of SGLang {self.release} is not known here; it starts with "
-                f"{OLDEST}.",
-                hint=f"mmrepro kv-budget --engine sglang --release {OLDEST} …",
-            )
+            raise too_old("SGLang", self.release, OLDEST)
 
     @property
     def default(self) -> Decimal | None:

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
-from mmrepro.errors import UsageError
-from mmrepro.kv_budget.base import Budget, MemoryPlan, Source
+from mmrepro.kv_budget.base import Budget, MemoryPlan, Source, too_old
 from mmrepro.kv_budget.geometry import Geometry
 from packaging.version import Version
 
@@ -76,19 +75,7 @@ def block_bytes_of(
     Raises:
         UsageError: an unknown type, or layers that vLLM sizes group by group.
     """
-    if kv_dtype not in KV_BYTES:
-        raise UsageError(
-            f"No formula here for vLLM's KV cache type {kv_dtype!r}; there is: "
-            f"{', '.join(KV_BYTES)}."
-        )
-    if geometry.mixed:
-        raise UsageError(
-            "This model mixes layers of several kinds, which vLLM sizes group by group; there is "
-            "no formula for that here. Give --block-bytes instead."
-        )
-    heads = 1 if geometry.mla else max(1, geometry.kv_heads // tp)
-    element = KV_BYTES[kv_dtype] or geometry.dtype_bytes
-    return geometry.layers * block_size * heads * (geometry.k_dim + geometry.v_dim) * element
+    return block_size * geometry.token_bytes("vLLM", tp, kv_dtype, KV_BYTES)
 
 
 @dataclass(frozen=True)
@@ -111,11 +98,7 @@ class _Pool(MemoryPlan):
 
     def __post_init__(self) -> None:
         if Version(self.release) < Version(OLDEST):
-            raise UsageError(
-                f"The arithmetic of vLLM {self.release} is not known here; it starts with "
-                f"{OLDEST}.",
-                hint=f"mmrepro kv-budget --engine vllm --release {OLDEST} …",
-            )
+            raise too_old("vLLM", self.release, OLDEST)
 
     @property
     def formula_release(self) -> str:
