@@ -283,7 +283,7 @@ def test_the_bar_tells_the_running_probability() -> None:
     console = Console(record=True, force_terminal=True, width=140, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
     with searching.SearchBar(console) as bar:
         bar(Seen("hashing images", 54_564, 0.5, 0.05))
-        console.print(bar._shown.get_renderable())
+        console.print(bar.get_renderable())
     text = console.export_text()
     assert "50.0% sure by now" in text
     assert "54,564 images" in text
