@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.environments.spec import MANIFEST_FILE, USE_FILE, Manifest
-from mmrepro.machine.cache import environments_root
+from mmrepro.machine.cache import environments_root, folders_in
 from pydantic import ValidationError
 
 BUILDING, REMOVING, LOCKS = ".building-", ".removing-", ".locks"
@@ -96,17 +96,10 @@ def disk_size(folder: Path) -> Size:
     return Size(apparent, own)
 
 
-def _folders(root: Path) -> list[Path]:
-    try:
-        return sorted(path for path in root.iterdir() if path.is_dir())
-    except OSError:
-        return []
-
-
 def list_environments(*, sizes: bool = True) -> list[Stored]:
     """All whole environments, by name. ``sizes`` False leaves out the walk over their files."""
     stored = []
-    for folder in _folders(environments_root()):
+    for folder in folders_in(environments_root()):
         manifest = None if folder.name.startswith(".") else read_manifest(folder)
         if manifest is not None:
             size = disk_size(folder) if sizes else Size(0, 0)
@@ -139,7 +132,7 @@ def prune(
     """
     root = environments_root()
     done = Pruned()
-    folders = _folders(root)
+    folders = folders_in(root)
     for path in folders:
         if path.name.startswith((BUILDING, REMOVING)):
             key = path.name.removeprefix(BUILDING).removeprefix(REMOVING).rpartition("-")[0]

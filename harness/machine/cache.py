@@ -25,6 +25,14 @@ def environments_root() -> Path:
     return cache_root() / "environments"
 
 
+def folders_in(root: Path) -> list[Path]:
+    """By name; none where ``root`` cannot be read."""
+    try:
+        return sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
 def detect_device() -> Device:
     """``cuda`` where an NVIDIA driver is loaded and its library is found, else ``cpu``.
 

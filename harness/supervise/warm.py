@@ -18,13 +18,14 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
 from filelock import FileLock
 from mmrepro.errors import WarmParentDied
+from mmrepro.machine.cache import folders_in
 from mmrepro.supervise import parent as script
 from mmrepro.supervise import procfs
 from mmrepro.supervise.client import EngineProcess, launch_order, run_variables
@@ -316,7 +317,7 @@ class Parents:
 def kept_parents(root: Path) -> list[WarmParent]:
     """Those that live in ``root``, most recently used first; what dead ones left is removed."""
     parents = []
-    for folder in _folders(root):
+    for folder in folders_in(root):
         try:
             saved = json.loads((folder / SPEC).read_bytes())
         except (OSError, ValueError):
@@ -327,13 +328,6 @@ def kept_parents(root: Path) -> list[WarmParent]:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     return sorted(parents, key=lambda one: -one.last_used)
-
-
-def _folders(root: Path) -> Iterator[Path]:
-    try:
-        yield from sorted(path for path in root.iterdir() if path.is_dir())
-    except OSError:
-        return
 
 
 def _memory() -> int:
