@@ -38,10 +38,9 @@ class Stat:
 
 @dataclass(frozen=True)
 class ThreadTimes:
-    """A thread's stat and, in seconds, how long it ran and how long it waited for a core."""
+    """A thread's stat and how long, in seconds, it waited for a core."""
 
     stat: Stat
-    ran_s: float
     queued_s: float
     voluntary: int
     involuntary: int
@@ -107,9 +106,9 @@ def read_threads(pid: int, limit: int = 4096) -> dict[int, ThreadTimes]:
             continue
         # schedstat: nanoseconds on a core, nanoseconds runnable but without one, time slices.
         sched = (read(f"{task}/schedstat") or b"").split()
-        ran, queued = (int(sched[0]), int(sched[1])) if len(sched) >= 2 else (0, 0)
+        queued = int(sched[1]) if len(sched) >= 2 else 0
         voluntary, involuntary = _switches(read(f"{task}/status") or b"")
-        threads[tid] = ThreadTimes(stat, ran / 1e9, queued / 1e9, voluntary, involuntary)
+        threads[tid] = ThreadTimes(stat, queued / 1e9, voluntary, involuntary)
     return threads
 
 
