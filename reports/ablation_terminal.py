@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING
 
 from mmrepro.incident.ablation import Ablation
 from mmrepro.reports import ablation_view as view
+from mmrepro.reports.lines import TONES, Printer
 from mmrepro.reports.view import CLAIM_MARKS, CLAIM_WORDS
 from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-STYLES: Final = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow", "soft": "dim"}
 
 
 def factor_table(ablation: Ablation) -> Table:
@@ -28,22 +28,17 @@ def factor_table(ablation: Ablation) -> Table:
     for row in view.rows(ablation):
         cells = [row.factor, row.setting, row.outcome, row.symptom, row.cause, row.factor_class]
         texts = [Text(one_line(cell, 120)) for cell in cells]
-        texts[-1].stylize(STYLES[row.tone])
+        texts[-1].stylize(TONES[row.tone])
         table.add_row(*texts)
     return table
 
 
 def print_ablation(ablation: Ablation, console: Console, folder: str) -> None:
     """Conclusion, table, cures, hypotheses, limits, where it is and what to type next."""
-    from rich.text import Text
-
-    def line(*pieces: str | tuple[str, str]) -> None:
-        clean = [_piece(p) if isinstance(p, str) else (_piece(p[0]), p[1]) for p in pieces]
-        console.print(Text.assemble(*clean), soft_wrap=True, highlight=False)
-
+    line = partial(Printer(console).line, cut=False)
     head = view.headline(ablation)
     line()
-    line((head.label.upper(), STYLES[head.tone]), f"  {view.title(ablation)}")
+    line((head.label.upper(), TONES[head.tone]), f"  {view.title(ablation)}")
     if ablation.failure:
         line((ablation.failure, "yellow"))
     if ablation.explanation:
@@ -74,11 +69,3 @@ def print_ablation(ablation: Ablation, console: Console, folder: str) -> None:
     line(f"{ablation.runs} runs in {len(ablation.cells)} cells{reused}")
     line("  ", folder)
     line(f"  to repeat it:  {ablation.command}")
-
-
-def _piece(text: str) -> str:
-    """One sanitised line that keeps the spaces at its ends: they are the layout."""
-    bare = text.strip(" ")
-    lead = len(text) - len(text.lstrip(" "))
-    tail = len(text) - len(text.rstrip(" ")) if bare else 0
-    return " " * lead + one_line(bare, 2000) + " " * tail

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 from mmrepro.incident.diagnosis import FIT_WORDS, STATE_WORDS, Diagnosis, Fit, Match, ServerState
 from mmrepro.reports import gfm, view
-from mmrepro.reports.lines import Printer
-from mmrepro.signature import Truth
+from mmrepro.reports.lines import TONES, TRUTHS, Printer
 from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_TRUTHS: Final = {Truth.MET: "green", Truth.NOT_MET: "red", Truth.UNKNOWN: "yellow"}
 _FITS: Final = {
     Fit.MATCH: "bold red",
     Fit.LIKELY: "red",
@@ -69,8 +67,7 @@ def target_line(diagnosis: Diagnosis) -> str:
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     out = Printer(console)
-    style = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow"}[tone(diagnosis)]
-    assessment = diagnosis.assessment
+    assessment, style = diagnosis.assessment, TONES[tone(diagnosis)]
     out.line()
     out.line((answer(diagnosis).upper(), style), f"  {target_line(diagnosis)}", cut=False)
     out.line(assessment.sentence, cut=False)
@@ -111,7 +108,7 @@ def _print_matches(diagnosis: Diagnosis, out: Printer) -> None:
         for c in match.conditions:
             part = c.part if c.required else f"{c.part}, supporting"
             out.line(
-                "      ", (view.TRUTH_MARKS[c.truth], _TRUTHS[c.truth]), f" {part}: ",
+                "      ", (view.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part}: ",
                 c.statement + ": ", (c.observed, "dim"),
             )  # fmt: skip
         for reference in match.references[:3]:

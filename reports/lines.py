@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from mmrepro.signature import Truth
 from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+TONES: Final = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow", "soft": "dim"}
+TRUTHS: Final = {Truth.MET: "green", Truth.NOT_MET: "red", Truth.UNKNOWN: "yellow"}
 
 
 class Printer:
@@ -39,4 +43,4 @@ def _piece(text: str) -> str:
     bare = text.strip(" ")
     lead = len(text) - len(text.lstrip(" "))
     tail = len(text) - len(text.rstrip(" ")) if bare else 0
-    return " " * lead + one_line(bare, 1000) + " " * tail
+    return " " * lead + one_line(bare, 2000) + " " * tail

@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 from mmrepro.incident import ClaimStatus, Incident, KeyStack
 from mmrepro.reports import view
-from mmrepro.reports.lines import Printer
-from mmrepro.signature import Truth
+from mmrepro.reports.lines import TONES, TRUTHS, Printer
 from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_TONES: Final = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow"}
-_TRUTHS: Final = {Truth.MET: "green", Truth.NOT_MET: "red", Truth.UNKNOWN: "yellow"}
 _CLAIMS: Final = {
     ClaimStatus.CONFIRMED: "green",
     ClaimStatus.REFUTED: "red",
@@ -43,7 +40,7 @@ def _verdict(incident: Incident, out: Printer) -> None:
     head = view.headline(incident)
     out.line()
     out.line(
-        (head.label.upper(), _TONES[head.tone]),
+        (head.label.upper(), TONES[head.tone]),
         f" ({head.expectation})  ",
         incident.scenario.name,
         f" on {view.engine_name(incident)}, fidelity {incident.fidelity}",
@@ -92,7 +89,7 @@ def _conditions(incident: Incident, out: Printer) -> None:
     for c in incident.verdict.conditions[:40]:
         part = c.part if c.required else f"{c.part}, supporting"
         out.line(
-            "  ", (view.TRUTH_MARKS[c.truth], _TRUTHS[c.truth]), f" {part}: ", c.statement + ": ",
+            "  ", (view.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part}: ", c.statement + ": ",
             (c.observed, "dim"),
         )  # fmt: skip
 
