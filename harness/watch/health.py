@@ -54,7 +54,6 @@ class Health:
         self.ok_in_a_row = 0
         self.last: Check | None = None
         self.last_ok_at: float | None = None
-        self.dead_since: float | None = None
 
     @property
     def ready(self) -> bool:
@@ -87,7 +86,6 @@ class Health:
         self.last_ok_at = check.at
         if not self.live and self.ok_in_a_row >= self.successes:
             self.live = True
-            self.dead_since = None
 
     def _fail(self, check: Check) -> None:
         self.ok_in_a_row = 0
@@ -97,4 +95,3 @@ class Health:
         self.failed_in_a_row += 1
         if self.live and self.failed_in_a_row >= self.failures:
             self.live = False
-            self.dead_since = check.at
