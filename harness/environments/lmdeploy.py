@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.table import Entry, tabled_spec
+from mmrepro.environments.table import tabled_spec
 from mmrepro.machine.cache import Device
 
 ORIGIN = "the LMDeploy project's own wheel"
 
 
-def lmdeploy_spec(
-    release: str, device: Device | None = None, *, entries: list[Entry] | None = None
-) -> EnvironmentSpec:
+def lmdeploy_spec(release: str, device: Device | None = None) -> EnvironmentSpec:
     """The environment of LMDeploy ``release``: see :func:`tabled_spec`.
 
     No compiled module is checked: the PyTorch engine needs none of LMDeploy's own (TurboMind's
     ``_turbomind`` wants a GPU's driver).
     """
     spec = tabled_spec(
-        "lmdeploy", release, device, entries, title="LMDeploy", example="0.6.4", origin=ORIGIN
+        "lmdeploy", release, device, None, title="LMDeploy", example="0.6.4", origin=ORIGIN
     )
     return replace(spec, disk_bytes=8 * 1024**3)

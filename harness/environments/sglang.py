@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.table import Entry, tabled_spec
+from mmrepro.environments.table import tabled_spec
 from mmrepro.machine.cache import Device
 
 ORIGIN = "the SGLang project's own wheel"
@@ -13,12 +13,10 @@ NEVER = "sys_platform == 'never'"
 """A marker that holds nowhere: uv then leaves the package out, whoever asks for it."""
 
 
-def sglang_spec(
-    release: str, device: Device | None = None, *, entries: list[Entry] | None = None
-) -> EnvironmentSpec:
+def sglang_spec(release: str, device: Device | None = None) -> EnvironmentSpec:
     """The environment of SGLang ``release``: see :func:`tabled_spec`."""
     spec = tabled_spec(
-        "sglang", release, device, entries, title="SGLang", example="0.5.6", origin=ORIGIN
+        "sglang", release, device, None, title="SGLang", example="0.5.6", origin=ORIGIN
     )
     never = tuple(f"{name} ; {NEVER}" for name in spec.drop)
     return replace(spec, drop=(), overrides=(*spec.overrides, *never))
