@@ -11,7 +11,7 @@ import typer
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.probes import PROBES
 
-Kind = StrEnum("Kind", list(PROBES))
+Kind = StrEnum("Kind", list(PROBES))  # type: ignore[misc]  # mypy wants them spelled out
 
 
 def probe(
