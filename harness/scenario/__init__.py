@@ -32,6 +32,7 @@ from mmrepro.probes.data import (
 )
 from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.scenario.base import Scenario, with_variants
+from mmrepro.scenario.bind import Check
 from mmrepro.scenario.common import (
     added_not_scheduled,
     answered,
@@ -58,6 +59,7 @@ from mmrepro.scenario.common import (
     spins_in_user_space,
     tokens_stand_still,
     trigger_answered,
+    unmitigated,
     usual_latency,
 )
 from mmrepro.scenario.declare import (
@@ -83,6 +85,7 @@ from mmrepro.traffic.pictures import Picture
 
 __all__ = [
     "Birthday",
+    "Check",
     "Claim",
     "ClaimResult",
     "ClaimStatus",
@@ -179,6 +182,7 @@ __all__ = [
     "tokens_stand_still",
     "trigger_answered",
     "unmet",
+    "unmitigated",
     "upgrade",
     "usual_latency",
     "with_variants",

@@ -14,6 +14,7 @@ from mmrepro.evidence import Evidence
 from mmrepro.probes.data import InferenceData
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import Declared, cause, symptom
+from mmrepro.scenario.parts import RunFacts
 from mmrepro.signature import Finding, checks, crash, live_server
 from mmrepro.signature.views import Processes, Requests
 
@@ -296,3 +297,8 @@ def usual_latency(requests: Requests) -> str:
     """For a row of the table: how soon requests of the gate were answered."""
     gate = [r.latency_s for r in requests.within("gate") if r.answered]
     return f"{min(gate):.2f} to {max(gate):.2f} s" if gate else ""
+
+
+def unmitigated(facts: RunFacts) -> Finding:
+    """For ``given`` of a claim: the run is the report's own, without a mitigation."""
+    return Finding.of(not facts.mitigations, ", ".join(sorted(facts.mitigations)) or "none")

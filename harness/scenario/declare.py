@@ -12,7 +12,7 @@ from mmrepro.errors import BrokenScenario
 from mmrepro.incident import Reference
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.parts import SourceRef
-from mmrepro.signature.decide import Part
+from mmrepro.signature.decide import Finding, Part
 from packaging.specifiers import SpecifierSet
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -153,13 +153,14 @@ class Row:
 
     Attributes:
         by: id of the condition that tells, or a check.
-        healthy: what it is otherwise; a function is called with what it asks for, as a check.
+        healthy: what it is otherwise; a function is called with what it asks for, as a check
+            is: of what a check finds, what it observed is told.
         abnormal_if: whether "met" is the abnormal case; None: it is neither.
     """
 
     name: str
     by: str | Check
-    healthy: str | Callable[..., str] = ""
+    healthy: str | Callable[..., str | Finding] = ""
     reported: str = ""
     abnormal_if: bool | None = True
 
@@ -167,7 +168,7 @@ class Row:
 def row(
     name: str,
     by: str | Check,
-    healthy: str | Callable[..., str] = "",
+    healthy: str | Callable[..., str | Finding] = "",
     reported: str = "",
     *,
     abnormal_if: bool | None = True,
@@ -180,11 +181,12 @@ class Claim:
     """A statement of the original report, judged by conditions of this run.
 
     Attributes:
-        by: ids of conditions: all met confirms it, one not met refutes it. Or a check. Nothing:
+        by: ids of conditions, or checks: all met confirms it, one not met refutes it. Nothing:
             the method that it decorates.
-        given: ids of conditions without which the run tests nothing of it;
+        given: ids of conditions, or checks, without which the run tests nothing of it;
             ``otherwise``: what is said then, before what was observed.
         releases: those that it is made of: a run of another one tests nothing of it.
+        refutable_on: on another release, what speaks against it tests nothing of it.
         untested: why it cannot be tested at all.
         note: stands behind what was observed.
         refuted: what is met refutes it, and what is not met confirms it.
@@ -193,10 +195,11 @@ class Claim:
     id: str
     text: str
     source: str
-    by: tuple[str, ...] | Check | None = None
-    given: tuple[str, ...] = ()
+    by: tuple[str | Check, ...] | Check | None = None
+    given: tuple[str | Check, ...] = ()
     otherwise: str = ""
     releases: str = ""
+    refutable_on: str = ""
     untested: str = ""
     note: str = ""
     refuted: bool = False
@@ -211,10 +214,11 @@ def claim(
     text: str,
     source: str | Reference = "",
     *,
-    by: str | tuple[str, ...] | Check | None = None,
-    given: str | tuple[str, ...] = (),
+    by: str | tuple[str | Check, ...] | Check | None = None,
+    given: str | Check | tuple[str | Check, ...] = (),
     otherwise: str = "",
     releases: str = "",
+    refutable_on: str = "",
     untested: str = "",
     note: str = "",
     refuted: bool = False,
@@ -222,7 +226,7 @@ def claim(
     """A claim, in ``claims`` or as a decorator: ``@claim("at-will", "…", REPORT)``.
 
     Args:
-        given: ids of conditions without which nothing is tested; ``otherwise``: what is said then.
+        given: conditions without which nothing is tested; ``otherwise``: what is said then.
         refuted: what is met refutes it, and what is not met confirms it.
     """
     return Claim(
@@ -230,9 +234,10 @@ def claim(
         text=text,
         source=source if isinstance(source, str) else source.id,
         by=(by,) if isinstance(by, str) else by,
-        given=(given,) if isinstance(given, str) else given,
+        given=given if isinstance(given, tuple) else (given,),
         otherwise=otherwise,
         releases=releases,
+        refutable_on=refutable_on,
         untested=untested,
         note=note,
         refuted=refuted,

@@ -65,37 +65,45 @@ class _Case:
         healthy = row.healthy
         if callable(healthy):
             try:
-                healthy = str(bind(healthy, self.scenario, self.facts)(self.evidence))
+                told = bind(healthy, self.scenario, self.facts)(self.evidence)
+                healthy = told.observed if isinstance(told, Finding) else str(told)
             except Missing:
                 healthy = ""
-        told = found.truth is not Truth.UNKNOWN and row.abnormal_if is not None
+        known = found.truth is not Truth.UNKNOWN and row.abnormal_if is not None
         return SymptomRow(
             check=row.name,
             healthy=healthy,
             observed=found.observed,
-            abnormal=(found.truth is Truth.MET) == row.abnormal_if if told else None,
+            abnormal=(found.truth is Truth.MET) == row.abnormal_if if known else None,
             reported=row.reported,
         )
 
-    def claim(self, claim: Claim, by: tuple[str, ...] | Check | None) -> ClaimResult:
+    def claim(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> ClaimResult:
         found = self._tested(claim, by)
+        status = STATUS[OPPOSITE[found.truth] if claim.refuted else found.truth]
+        observed = f"{found.observed} ({claim.note})" if claim.note else found.observed
+        if status is ClaimStatus.REFUTED and not self._of(claim.refutable_on):
+            status = ClaimStatus.NOT_TESTED
+            observed = f"said of {claim.refutable_on}; on {self.facts.release}: {observed}"
         return ClaimResult(
-            id=claim.id,
-            text=claim.text,
-            source=claim.source,
-            status=STATUS[OPPOSITE[found.truth] if claim.refuted else found.truth],
-            observed=f"{found.observed} ({claim.note})" if claim.note else found.observed,
+            id=claim.id, text=claim.text, source=claim.source, status=status, observed=observed
         )
 
-    def _tested(self, claim: Claim, by: tuple[str, ...] | Check | None) -> Finding:
+    def _of(self, releases: str) -> bool:
+        return not releases or self.facts.version in SpecifierSet(releases)
+
+    def _tested(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> Finding:
         if claim.untested:
             return Finding.unknown(claim.untested)
-        if claim.releases and self.facts.version not in SpecifierSet(claim.releases):
-            return Finding.unknown(f"this run is of {self.facts.release}")
-        for name in claim.given:
-            if self.found(name).truth is not Truth.MET:
-                why = claim.otherwise or f"not tested without {name}"
-                return Finding.unknown(f"{why}: {self.found(name).observed}")
+        if not self._of(claim.releases):
+            return Finding.unknown(
+                f"this run is of {self.facts.release}; it is said of {claim.releases}"
+            )
+        for condition in claim.given:
+            if self.found(condition).truth is not Truth.MET:
+                without = f" without {condition}" if isinstance(condition, str) else ""
+                why = claim.otherwise or f"not tested{without}"
+                return Finding.unknown(f"{why}: {self.found(condition).observed}")
         if isinstance(by, tuple):
             return all_met(*(self.found(name) for name in by))
         return self.found(by) if by else Finding.unknown("not tested")

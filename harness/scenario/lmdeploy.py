@@ -1,0 +1,272 @@
+"""What LMDeploy's scenarios share: a small KV cache beside a larger one, and its witness."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from mmrepro.engines.changes import Mitigation, Patch
+from mmrepro.engines.lmdeploy import WITNESS, device_memory
+from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
+from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
+from mmrepro.models import TinyText
+from mmrepro.probes.data import LogsData
+from mmrepro.scenario.base import Scenario
+from mmrepro.scenario.declare import Declared, cure, pull, quote, symptom
+from mmrepro.scenario.parts import Control
+from mmrepro.signature import Finding, Truth
+from mmrepro.signature.decide import guarded
+from mmrepro.signature.refusal import Grade, grade
+from mmrepro.signature.views import Requests, View
+from mmrepro.traffic.drive import Drive
+
+RELEASE = "0.6.4"
+"""Of the report."""
+SMALL, BIG = Decimal("0.1"), Decimal("0.5")
+"""``--cache-max-entry-count`` of the run's own server and of the control server: the report's."""
+KV_BYTES, BLOCK_BYTES, VOCABULARY = 1_807_097_856, 8_388_608, 92_553
+"""What the report's GPU had left for the KV cache before the setting (with 0.5 the report says
+``gpu_mem`` 903 548 928), and its model, InternVL2-8B."""
+SCALE = 64
+"""The tiny models' blocks are that much smaller, and so is the memory: the same block counts."""
+CONTROL = "control server: "
+"""Begins the labels of the control server's requests."""
+SHORT, ANSWER = "hi", 4
+LONG_DEADLINE_S = 240.0
+WITNESS_PATTERNS = {
+    f"witness-{event}": f"mmrepro-witness-{event} "
+    for event in ("budget", "limit", "request", "vision")
+}
+LIMIT_SOURCE = quote(
+    "lmdeploy/pytorch/engine/engine.py", "Engine._get_max_session_len",
+    "the longest prompt follows from the blocks", "max_tokens",
+)  # fmt: skip
+FIX = pull("lmdeploy#2981", "the error as a finish reason (0.7.0)")
+
+# ------------------------------------------------------------------ the servers
+
+
+def kv_plan(release: str, scale: int = SCALE) -> LmdeployPlan:
+    """The run's memory and model in ``release``'s own arithmetic.
+
+    Releases keep different amounts back for the forward pass; what is left is the report's.
+    """
+    roomy = LmdeployPlan(release, 1 << 60, bytes_per_block=1, vocab_size=VOCABULARY // scale)
+    free = KV_BYTES // scale + roomy.reserve(0.5)[0]
+    return replace(roomy, free=free, bytes_per_block=BLOCK_BYTES // scale)
+
+
+def larger_setting(tokens: int, holds: str) -> tuple[Budget, Mitigation]:
+    """The smallest setting with two decimals that has room for ``tokens``, by arithmetic alone, and
+    the mitigation ``kv-budget``; ``holds``: the tokens in words."""
+    best = smallest(kv_plan(RELEASE), tokens, decimals=2).setting
+    assert best is not None, f"no setting holds {tokens} tokens"
+    option = f"--cache-max-entry-count {best.setting}"
+    description = (
+        f"{option}: the smallest setting with two decimals that holds {holds}, by `mmrepro "
+        f"kv-budget`: {best.blocks} blocks, {best.max_tokens} tokens"
+    )
+    return best, cure("kv-budget", option, description)
+
+
+async def ask(
+    drive: Drive, label: str, text: str = SHORT, tokens: int = ANSWER, *, stream: bool = False
+) -> RequestRecord:
+    """One request whose content is plain text: 0.6.4 takes no list for a text model."""
+    extra = {"messages": [{"role": "user", "content": text}], "ignore_eos": True}
+    return await drive.chat(label, text=text, max_tokens=tokens, stream=stream, extra=extra)
+
+
+def filling(tokens: int, short: RequestRecord) -> str:
+    """A text that makes a prompt of ``tokens``: what the chat template adds is in ``short``."""
+    template = (short.prompt_tokens or 0) - len(SHORT)
+    return "7" * max(1, tokens - template)
+
+
+class SmallKvCache(Scenario):
+    """Requests that outgrow a small KV cache, and the same on a server with a larger one."""
+
+    engine, release = "lmdeploy", RELEASE
+    model = TinyText()
+    max_model_len = 32768
+    server = f"--cache-max-entry-count {SMALL} --max-batch-size 128"
+    control_server = Control(
+        f"the same server with --cache-max-entry-count {BIG}",
+        ("--cache-max-entry-count", str(BIG)),
+    )
+    scale: ClassVar[int] = SCALE
+    outgrowing: ClassVar[tuple[str, ...]]
+    """Labels of what :meth:`outgrow` sends."""
+    later: ClassVar[tuple[str, ...]] = ("short after",)
+    """Labels of the short requests after it."""
+    trigger_deadline_s: ClassVar[float] = LONG_DEADLINE_S
+
+    @abstractmethod
+    async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
+        """Send what the small cache cannot hold; ``where`` begins its labels."""
+
+    def plan_of(self, release: str) -> LmdeployPlan:
+        return kv_plan(release, self.scale)
+
+    def patches_for(self, release: str) -> tuple[Patch, ...]:
+        return (WITNESS, device_memory(self.plan_of(release).free))
+
+    async def control(self, drive: Drive) -> None:
+        drive.deadline_s = LONG_DEADLINE_S
+        short = await ask(drive, f"{CONTROL}short")
+        if short.answered:
+            await self.outgrow(drive, CONTROL, short)
+
+    async def trigger(self, drive: Drive) -> None:
+        drive.deadline_s = max(drive.deadline_s, self.trigger_deadline_s)
+        await self.outgrow(drive, "", await ask(drive, "short before"))
+        for label in self.later:
+            await ask(drive, label)
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        """The gate's requests, and before them those of the control server, were answered."""
+        control = guarded(answers(*(CONTROL + label for label in self.outgrowing)), evidence)
+        if control.truth is not Truth.MET:
+            return Finding.of(False, control.observed)
+        return super().gate_check(evidence)
+
+
+# ------------------------------------------------------------------ the witness
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How one server sized its KV cache, in LMDeploy's names; the first three are bytes."""
+
+    free: float
+    runtime: float
+    block_bytes: float
+    cache_max_entry_count: float
+    num_gpu_blocks: float
+    num_reserved_gpu_blocks: float
+    block_size: float
+    max_session_len: float
+
+    @property
+    def blocks_add_up(self) -> bool:
+        """Whether the blocks are what these bytes give."""
+        pool = (self.free - self.runtime) * self.cache_max_entry_count
+        return int(pool / self.block_bytes) == self.num_gpu_blocks
+
+    @property
+    def limit_adds_up(self) -> bool:
+        """Whether the longest prompt is these blocks' tokens: less one or two since 0.10.0."""
+        kept = self.num_reserved_gpu_blocks + 1
+        tokens = self.max_session_len / self.block_size
+        return tokens in (self.num_gpu_blocks, self.num_gpu_blocks - kept)
+
+    def __str__(self) -> str:
+        return (
+            f"({self.free:.0f} free − {self.runtime:.0f} kept back) × "
+            f"{self.cache_max_entry_count:g} / {self.block_bytes:.0f} B a block = "
+            f"{self.num_gpu_blocks:g} blocks"
+        )
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request as the engine took it: its tokens, the longest it takes, the answer's status."""
+
+    tokens: int
+    limit: int
+    status: str | None
+    seconds: float
+
+    @property
+    def refused(self) -> bool:
+        return self.status == "INPUT_LENGTH_ERROR"
+
+
+class Witness(View):
+    """What LMDeploy's witness wrote to the servers' logs; a live server has none."""
+
+    observable = False
+
+    def values(self, event: str, *phases: Phase) -> list[dict[str, Any]]:
+        """Oldest first; of the run's own server unless a phase is given."""
+        lines = (
+            line.text.partition(f"mmrepro-witness-{event} ")[2]
+            for _, data in self.evidence.results(LogsData, *phases)
+            for line in data.matches.get(f"witness-{event}", ())
+        )
+        return [values for values in map(_object, lines) if values]
+
+    def sizing(self, *phases: Phase) -> Sizing:
+        """The last one. Raises Missing: not all of it was seen."""
+        seen: dict[str, Any] = {}
+        for event in ("budget", "limit"):
+            seen |= next(reversed(self.values(event, *phases)), {})
+        seen["free"] = seen.get("memory")
+        seen.setdefault("block_bytes", seen.get("rank_block_bytes"))  # 0.18.0
+        seen["num_reserved_gpu_blocks"] = seen.get("num_reserved_gpu_blocks") or 0
+        values = [seen.get(field.name) for field in fields(Sizing)]
+        numbers = [v[0] if isinstance(v, list) and v else v for v in values]
+        finite = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
+        if not finite or not seen["block_bytes"]:
+            whose = "the control server" if "control" in phases else "the server"
+            raise Missing(f"the witness did not see {whose} size its KV cache")
+        return Sizing(*numbers)
+
+    def requests(self) -> list[Admission]:
+        return [
+            Admission(v["input_tokens"], v["max_input_len"], v.get("status"), v["seconds"])
+            for v in self.values("request")
+            if isinstance(v.get("input_tokens"), int) and isinstance(v.get("max_input_len"), int)
+        ]
+
+    def request(self, least: int) -> Admission:
+        """The first one of at least so many tokens. Raises Missing."""
+        for request in self.requests():
+            if request.tokens >= least:
+                return request
+        raise Missing(f"the witness saw no request of {least} tokens or more")
+
+    def grade(self, record: RequestRecord) -> Grade:
+        """How ``record`` reads, and whether it names the longest prompt of the run's server."""
+        told = grade(record)
+        if not told.explained:
+            return told
+        try:
+            return grade(record, self.sizing().max_session_len)
+        except Missing:
+            return told
+
+
+def _object(text: str) -> dict[str, Any]:
+    """{} for a line that was cut or torn: it says nothing."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+# ------------------------------------------------------------------ conditions that they share
+
+
+def answers(*labels: str, or_explains: bool = False) -> Callable[[Evidence], Finding]:
+    """Whether each got an answer with tokens; ``or_explains``: or an error that says why not."""
+
+    def answered(evidence: Evidence) -> Finding:
+        sent = [Requests(evidence).first(label) for label in labels]
+        told = [Witness(evidence).grade(record) for record in sent]
+        bad = [t for t in told if not (t.kind == "answered" or (or_explains and t.explained))]
+        pairs = zip(sent, told, strict=True)
+        return Finding.of(not bad, "; ".join(f"{record.label}: {text}" for record, text in pairs))
+
+    return answered
+
+
+def control_answers(label: str, what: str) -> Declared:
+    statement = f"with --cache-max-entry-count {BIG} the same {what} is answered"
+    return symptom(statement, answers(CONTROL + label), id="control-answers")

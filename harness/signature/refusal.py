@@ -1,0 +1,75 @@
+"""How a client is told that a prompt does not fit: a request's record as people read it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrepro.evidence import RequestRecord
+
+Kind = Literal["answered", "opaque 500", "opaque answer", "named answer", "refusal", "broken"]
+_LENGTH = re.compile(r"length|too long|exceed|INPUT_LENGTH", re.IGNORECASE)
+_MESSAGE = re.compile(r"""['"]message['"]:\s*['"](.+?)['"]\s*[,}]""")
+_CAUSE = re.compile(r"\bkv\b|cache|block|gpu memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """How a client is told that a prompt does not fit.
+
+    ``opaque``: nothing says that it is the length. ``named answer``: a 200 whose text is an error
+    with the engine's status. ``refusal``: a proper error that says it is the length.
+    """
+
+    kind: Kind
+    words: str
+    names_limit: bool
+    names_cause: bool
+
+    @property
+    def explained(self) -> bool:
+        return self.kind in ("named answer", "refusal")
+
+    def __str__(self) -> str:
+        if self.kind in ("answered", "broken"):
+            return self.words
+        if not self.explained:
+            return f"{self.words}: opaque, it does not say that the prompt is too long"
+        named = (
+            ("the limit", ", not the limit in tokens", self.names_limit),
+            ("the cause", ", not the cause, the KV budget", self.names_cause),
+        )
+        told = " and ".join(name for name, _, there in named if there) or "the length"
+        lacks = "".join(lack for _, lack, there in named if not there)
+        how = "explained" if self.kind == "refusal" else "explained, but as an answer with 200"
+        return f"{self.words}: {how}; it names {told}{lacks}"
+
+
+def grade(record: RequestRecord, limit: float | None = None) -> Grade:
+    """How ``record`` reads. ``limit``: the longest prompt in tokens, as the engine has it."""
+    text = record.error or record.text
+    message = _MESSAGE.search(text)
+    shown = message[1] if message else text
+    shown = shown if len(shown) <= 160 else shown[:159] + "…"
+    kind = _kind(record, by_length=_LENGTH.search(text) is not None)
+    words = f"HTTP {record.status} “{shown}” in {record.latency_s:.2f} s"
+    if kind == "answered":
+        words = f"HTTP 200 with {record.completion_tokens} tokens in {record.latency_s:.2f} s"
+    elif kind == "broken":
+        words = f"HTTP {record.status}, then {shown}"
+    names_limit = limit is not None and re.search(rf"\b{limit:g}\b", text) is not None
+    return Grade(kind, words, names_limit, names_cause=_CAUSE.search(text) is not None)
+
+
+def _kind(record: RequestRecord, *, by_length: bool) -> Kind:
+    if record.timed_out or record.status is None:
+        return "broken"
+    if record.status >= 400:
+        opaque: Kind = "opaque 500" if record.status >= 500 else "opaque answer"
+        return "refusal" if by_length else opaque
+    if record.error:
+        return "refusal" if record.stream and by_length else "broken"
+    if record.finish_reason == "error" or record.text.startswith("internal error happened"):
+        return "named answer" if by_length else "opaque answer"
+    return "answered" if record.completion_tokens or record.text else "opaque answer"

@@ -1,0 +1,225 @@
+"""LMDeploy: a KV cache too small for the prompt, behind an error that says nothing of it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mmrepro.scenario import (
+    Drive,
+    Finding,
+    Logs,
+    Missing,
+    Outcome,
+    RequestRecord,
+    Requests,
+    TinyQwen2VL,
+    TinyText,
+    cause,
+    endpoints_green,
+    issue,
+    quote,
+    some_requests_fail,
+    symptom,
+    with_variants,
+)
+from mmrepro.scenario import lmdeploy as kv
+from mmrepro.scenarios.undersized_kv_budget import report
+from packaging.specifiers import SpecifierSet
+
+OPAQUE_ANSWER = SpecifierSet(">=0.7.0,<0.10.0")
+"""There the error is an answer with 200; from 0.10.0 on its text names the status."""
+WAYS = {"the prompt": False, "the prompt, streamed": True}
+"""Labels; whether it is streamed."""
+OTHERS = kv.answers("short before", "short after")
+IMAGE_TOKENS = 1600
+VALIDATION = {
+    "validation-error": r"validation errors? for ChatCompletionResponse\w*Choice",
+    "finish-reason": r"Input should be .*input_value='error'",
+    "says-length": r"- lmdeploy - .*(?:INPUT_LENGTH|max_session_len|num_gpu_blocks|too long)",
+}
+
+
+def opaque_500(requests: Requests, witness: kv.Witness) -> Finding:
+    told = witness.grade(requests.first("the prompt"))
+    return Finding.of(told.kind == "opaque 500", str(told))
+
+
+def stream_breaks(requests: Requests, witness: kv.Witness) -> Finding:
+    sent = requests.first("the prompt, streamed")
+    told = witness.grade(sent)
+    broken = told.kind == "broken" and sent.status == 200 and not sent.timed_out
+    return Finding.of(broken, str(told))
+
+
+def refused_for_length(witness: kv.Witness) -> Finding:
+    """Of a live server; it has no witness as a rule."""
+    for request in witness.requests():
+        if request.refused:
+            text = f"{request.tokens} tokens, at most {request.limit}"
+            return Finding.of(request.tokens > request.limit, text)
+    raise Missing("LMDeploy logs neither the prompt's tokens nor its limit")
+
+
+class UndersizedKvBudget(kv.SmallKvCache):
+    """A prompt that the KV cache cannot hold gets an opaque HTTP 500.
+
+    What: With a small --cache-max-entry-count every prompt above a limit that nobody set gets
+    HTTP 500 “Internal Server Error” at once, while shorter ones and /health are fine and the
+    same prompt is answered with a larger setting.
+
+    Why: LMDeploy's PyTorch engine gives the KV cache a share (cache_max_entry_count) of the
+    memory that weights and a reserve leave free, in whole blocks. The longest prompt is blocks
+    × block size. A longer one is answered with the status INPUT_LENGTH_ERROR, which the server
+    turns into the finish reason 'error'. Before 0.7.0 the response's model does not allow that
+    value: pydantic raises, and the client sees HTTP 500.
+    """
+
+    name, variant = "undersized-kv-budget", "text"
+    release, affected = kv.RELEASE, report.AFFECTED
+    references = (
+        kv.FIX,
+        issue("lmdeploy#3977", "INPUT_LENGTH_ERROR with 32 images (0.10.0): the same limit, named"),
+    )
+    sources = (
+        kv.LIMIT_SOURCE,
+        quote(
+            "lmdeploy/pytorch/engine/engine_instance.py", "EngineInstance.async_stream_infer",
+            "a longer prompt is answered with a status and no tokens",
+            "max_input_len", "INPUT_LENGTH_ERROR",
+        ),
+    )  # fmt: skip
+    reproducers = (report.CHAIN,)
+    log_patterns = kv.WITNESS_PATTERNS | VALIDATION
+    key_log_patterns = tuple(log_patterns)
+    prompt_tokens: ClassVar[int] = report.PROMPT
+    predicted, larger = kv.larger_setting(
+        report.PROMPT + kv.ANSWER, f"{report.PROMPT} tokens and an answer"
+    )
+    mitigations = (larger,)
+    rows = report.rows(report.PROMPT)
+    claims = report.claims(predicted)
+    outgrowing = tuple(WAYS)
+
+    async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
+        text = kv.filling(self.prompt_tokens, short)
+        for label, stream in WAYS.items():
+            await kv.ask(drive, where + label, text, stream=stream)
+
+    async def gate(self, drive: Drive) -> None:
+        for number in (1, 2):
+            await kv.ask(drive, f"gate: short {number}")
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        if not OPAQUE_ANSWER.contains(release, prereleases=True):
+            return super().expected(release, mitigations)
+        if "kv-budget" in mitigations:
+            return Outcome.NOT_REPRODUCED, "mitigation kv-budget is said to prevent it"
+        why = "answers 200 with the text “internal error happened”: as opaque, but no HTTP 500"
+        return Outcome.DIFFERENT_FAILURE, f"{release} {why}"
+
+    symptoms = (
+        symptom(
+            "the prompt gets HTTP 500, and nothing tells the client that it is too long", opaque_500
+        ),
+        symptom("streamed, the answer begins with HTTP 200 and breaks off", stream_breaks),
+        kv.control_answers("the prompt", "prompt"),
+        symptom("short prompts are answered before and after it", OTHERS, id="others-answered"),
+        endpoints_green(live=False),
+    )
+    live_only = some_requests_fail()
+    works_after = (kv.answers(*WAYS, or_explains=True), OTHERS)
+
+    @cause("HTTP 500 ← the log holds pydantic's error: the finish reason may not be 'error'")
+    def validation_error(self, logs: Logs) -> Finding:
+        count, reasons = logs.count("validation-error"), logs.count("finish-reason")
+        if not (count and reasons):
+            return Finding.of(False, "the log holds no validation error of a response")
+        return Finding.of(True, f"{count} × {logs.lines('finish-reason')[0].text.strip()}")
+
+    @cause(
+        "finish reason 'error' ← the engine answered the prompt with INPUT_LENGTH_ERROR, because "
+        "it has more tokens than max_input_len",
+        live=cause(
+            "finish reason 'error' ← the engine answered a prompt longer than max_input_len with "
+            "INPUT_LENGTH_ERROR",
+            refused_for_length,
+            id="input-length-error",
+        ),
+    )
+    def input_length_error(self, witness: kv.Witness) -> Finding:
+        sent = witness.request(self.prompt_tokens)
+        text = f"{sent.tokens} tokens, max_input_len {sent.limit}: status {sent.status}"
+        return Finding.of(sent.tokens > sent.limit and sent.refused, text)
+
+    @cause("max_input_len = max_session_len ← num_gpu_blocks × block_size, on both servers")
+    def limit_from_blocks(self, witness: kv.Witness) -> Finding:
+        ours, other = witness.sizing(), witness.sizing("control")
+        sent = witness.request(self.prompt_tokens)
+        fits = ours.max_session_len < sent.tokens <= other.max_session_len
+        one_limit = ours.max_session_len == sent.limit
+        return Finding.of(
+            fits and one_limit and ours.limit_adds_up and other.limit_adds_up,
+            f"{ours.num_gpu_blocks:g} blocks × {ours.block_size:g} → {ours.max_session_len:g} "
+            f"tokens, for a prompt of {sent.tokens}; control server: {other.num_gpu_blocks:g} "
+            f"blocks → {other.max_session_len:g} tokens",
+        )
+
+    @cause(
+        "num_gpu_blocks ← (free − runtime) × cache_max_entry_count / bytes a block, on both servers"
+    )
+    def blocks_from_bytes(self, witness: kv.Witness) -> Finding:
+        ours, other = witness.sizing(), witness.sizing("control")
+        same = all(
+            getattr(ours, n) == getattr(other, n) for n in ("free", "runtime", "block_bytes")
+        )
+        smaller = ours.cache_max_entry_count < other.cache_max_entry_count
+        holds = same and smaller and ours.blocks_add_up and other.blocks_add_up
+        return Finding.of(holds, f"{ours}; control server: {other}")
+
+
+class WithImage(UndersizedKvBudget):
+    """An image too large for the KV cache is encoded in full, then refused."""
+
+    variant = "image"
+    # Attention over the patches grows with the square of their number: not larger than needed.
+    model = TinyQwen2VL(
+        image_tokens=IMAGE_TOKENS, hidden=256, vocab_size=1446, vision_width=32, vision_depth=1
+    )
+    reproducers = ()
+    prompt_tokens = IMAGE_TOKENS
+    # The chat template's tokens take one block.
+    predicted, larger = kv.larger_setting(IMAGE_TOKENS + 64, f"{IMAGE_TOKENS} tokens and an answer")
+    mitigations = (larger,)
+    rows = report.rows(IMAGE_TOKENS)
+    claims = tuple(claim for claim in report.claims(predicted) if claim.id != "prompt")
+
+    async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
+        images = [drive.picture("large", 7)]
+        for label, stream in WAYS.items():
+            await drive.chat(where + label, images=images, stream=stream)
+
+    @cause("the vision encoder had done its work by the time the prompt was refused")
+    def encoder_first(self, witness: kv.Witness) -> Finding:
+        """Both requests with the image went through the encoder; how long it took."""
+        took: dict[str, list[float]] = {"forward": [], "async_infer": [], "preprocess": []}
+        for step in witness.values("vision"):
+            took[step["step"]].append(step["seconds"])
+        # 0.6.4 encodes in `forward`; later ones have `async_infer` only, which calls the model.
+        seconds = took["forward"] or took["async_infer"]
+        if not seconds:
+            raise Missing("the witness saw no work of the vision encoder")
+        refused = witness.request(self.prompt_tokens)
+        spent = ", ".join(f"{s:.2f} s" for s in seconds)
+        text = f"vision encoder: {spent}; the engine's refusal: {refused.seconds * 1000:.1f} ms"
+        return Finding.of(min(seconds) > 0, text)
+
+
+class FullSize(UndersizedKvBudget):
+    """The same with the report's own sizes: blocks of 8 MiB (takes minutes)."""
+
+    variant = "full-size"
+    scale = 1
+    model = TinyText(architecture="gemma", layers=32, kv_heads=8, vocab_size=kv.VOCABULARY)
+
+
+SCENARIO = with_variants(UndersizedKvBudget(), WithImage(), FullSize())

@@ -1,0 +1,175 @@
+"""The tables of an undersized-kv-budget incident: what was seen beside what the report says."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import partial
+
+from mmrepro.kv_budget import Budget
+from mmrepro.scenario import (
+    Check,
+    Claim,
+    Evidence,
+    Finding,
+    Logs,
+    Missing,
+    Phase,
+    Reproducers,
+    Row,
+    RunFacts,
+    Truth,
+    claim,
+    row,
+    unmitigated,
+)
+from mmrepro.scenario import lmdeploy as kv
+
+AFFECTED = ">=0.6.4,<0.7.0"
+PROMPT = 3446
+"""Tokens of the report's prompt."""
+CHAIN = "lmdeploy_kv_chain.py"
+"""The report's bytes, by the installed engine's own code in its environment."""
+
+reported = partial(claim, source="the report", refutable_on=AFFECTED)
+with_small = partial(reported, given=unmitigated, otherwise="this run is mitigated")
+"""Under a mitigation the setting is not the report's."""
+
+
+def rows(tokens: int) -> tuple[Row, ...]:
+    """For a prompt of so many tokens."""
+    whole, streamed = "the prompt", "the prompt, streamed"
+    return (
+        row(
+            f"a prompt of {tokens} tokens", kv.answers(whole), kv.answers(kv.CONTROL + whole),
+            "HTTP 500", abnormal_if=False,
+        ),
+        row(
+            "the same, streamed", kv.answers(streamed), kv.answers(kv.CONTROL + streamed),
+            abnormal_if=False,
+        ),
+        smaller("cache_max_entry_count", "0.1 against 0.5"),
+        smaller("num_gpu_blocks", "21 (in one place 24) against 107"),
+        smaller("max_session_len", "1344 against 6848"),
+    )  # fmt: skip
+
+
+def smaller(name: str, told: str) -> Row:
+    """A number of LMDeploy's beside the control server's."""
+
+    def compared(witness: kv.Witness) -> Finding:
+        ours, other = (getattr(s, name) for s in (witness.sizing(), witness.sizing("control")))
+        return Finding.of(ours < other, f"{ours:g}")
+
+    return row(name, compared, sized(name, 0, "control"), told)
+
+
+def claims(best: Budget) -> tuple[Claim, ...]:
+    """``best``: the setting that ``mmrepro kv-budget`` foretells to be enough."""
+    with_08 = kv.kv_plan(kv.RELEASE).forward(Decimal("0.8"))
+    return (
+        with_small("fails-with-0.1", "with 0.1 the prompt gets HTTP 500", by="opaque-500"),
+        reported("works-with-0.5", "with 0.5 the same prompt is answered", by="control-answers"),
+        reported(
+            "works-with-0.8", "with 0.8 it is answered as well",
+            untested="this run starts no server with 0.8; `mmrepro kv-budget` says "
+            f"{with_08.blocks} blocks",
+        ),
+        with_small(
+            "validation-error",
+            "the traceback is pydantic's: finish_reason must be 'stop', 'length' or 'tool_calls', "
+            "got 'error'",
+            by="validation-error",
+        ),
+        with_small(
+            "status", "the engine's output is ResponseType.INPUT_LENGTH_ERROR",
+            by="input-length-error",
+        ),
+        claim(
+            "silence", "at the default log level the engine says nothing of a length",
+            "observation in the lab", by=says_nothing, refutable_on=AFFECTED,
+        ),
+        reported("prompt", "the prompt has 3446 tokens", by=as_long_as_reported),
+        with_small("blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)),
+        with_small(
+            "blocks-24", "blocks went “from 24 to 107”", by=sized("num_gpu_blocks", 24),
+            refutable_on="",
+            note="24 × 64 = 1536 tokens would contradict the report's own 1344; 21 × 64 is 1344",
+        ),
+        with_small(
+            "limit-1344", "max_input_len = max_session_len = 1344 = 21 × 64",
+            by=sized("max_session_len", 1344),
+        ),
+        reported(
+            "blocks-107", "with 0.5 there are 107 blocks",
+            by=sized("num_gpu_blocks", 107, "control"),
+        ),
+        reported(
+            "limit-6848", "with 0.5 the limit is 6848 tokens",
+            by=sized("max_session_len", 6848, "control"),
+        ),
+        reported(
+            "block-bytes", "cache_block_size is 8 388 608 B for InternVL2-8B",
+            by=computed("block_bytes", 8_388_608),
+        ),
+        reported(
+            "runtime", "the runtime reserve is 5061 MB", by=computed("runtime_mib", 5061),
+            note="MiB: >> 20, as LMDeploy logs it",
+        ),
+        reported(
+            "gpu-mem", "gpu_mem is 903 548 928 B with 0.5", by=computed("pool_big", 903_548_928)
+        ),
+        claim(
+            "prediction",
+            f"--cache-max-entry-count {best.setting} is enough: {best.blocks} blocks, "
+            f"{best.max_tokens} tokens",
+            "mmrepro kv-budget", by=foretold(best.setting), refutable_on=AFFECTED,
+        ),
+    )  # fmt: skip
+
+
+def says_nothing(logs: Logs) -> Finding:
+    count = logs.count("says-length")
+    return Finding.of(not count, f"{count} lines of LMDeploy's own that name a length or a limit")
+
+
+def as_long_as_reported(witness: kv.Witness) -> Finding:
+    tokens = witness.request(PROMPT).tokens
+    return Finding.of(tokens == PROMPT, f"the engine counts {tokens} tokens")
+
+
+def sized(name: str, told: int, *phases: Phase) -> Check:
+    """Whether a number of LMDeploy's is the report's."""
+
+    def same(witness: kv.Witness) -> Finding:
+        value: float = getattr(witness.sizing(*phases), name)
+        return Finding.of(value == told, f"{value:g}")
+
+    return same
+
+
+def computed(fact: str, told: int) -> Check:
+    def same(reproducers: Reproducers) -> Finding:
+        value = reproducers.facts(CHAIN).get(fact)
+        if not isinstance(value, int | float):
+            raise Missing(f"reproducers/{CHAIN} did not say {fact}")
+        return Finding.of(value == told, f"{value:.0f}, by reproducers/{CHAIN}")
+
+    return same
+
+
+def foretold(setting: Decimal) -> Check:
+    """Whether the engine has what ``mmrepro kv-budget`` foretells."""
+
+    def same(evidence: Evidence, witness: kv.Witness, facts: RunFacts) -> Finding:
+        if "kv-budget" not in facts.mitigations:
+            raise Missing("to test: mmrepro run undersized-kv-budget --mitigation kv-budget")
+        seen, plan = witness.sizing(), kv.kv_plan(facts.release).forward(setting)
+        answered = kv.answers("the prompt")(evidence)
+        same = (seen.num_gpu_blocks, seen.max_session_len) == (plan.blocks, plan.max_tokens)
+        return Finding.of(
+            same and answered.truth is Truth.MET,
+            f"the engine has {seen.num_gpu_blocks:g} blocks, {seen.max_session_len:g} tokens; "
+            f"{answered.observed}",
+        )
+
+    return same
