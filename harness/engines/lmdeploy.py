@@ -136,3 +136,8 @@ WITNESS = Patch(
         why="at its default log level LMDeploy says none of it",
     ),
 )
+WITNESS_PATTERNS = {
+    f"witness-{event}": f"mmrepro-witness-{event} "
+    for event in ("budget", "limit", "request", "vision")
+}
+"""What it writes: how the KV cache was sized, requests, the vision encoder's work."""

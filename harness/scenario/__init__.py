@@ -77,7 +77,16 @@ from mmrepro.scenario.declare import (
     upgrade,
 )
 from mmrepro.scenario.parts import Control, Factor, LiveFacts, RunFacts, SourceRef
-from mmrepro.signature import Condition, Finding, Outcome, Truth, checks, crash, live_server
+from mmrepro.signature import (
+    Condition,
+    Finding,
+    Outcome,
+    Truth,
+    answers,
+    checks,
+    crash,
+    live_server,
+)
 from mmrepro.signature.decide import all_met, unmet
 from mmrepro.signature.views import Logs, Measured, Metrics, Processes, Reproducers, Requests
 from mmrepro.traffic.drive import Drive
@@ -148,6 +157,7 @@ __all__ = [
     "all_met",
     "answered",
     "answered_row",
+    "answers",
     "cause",
     "checks",
     "claim",

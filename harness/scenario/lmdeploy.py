@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, ClassVar
 
 from mmrepro.engines.changes import Mitigation, Patch
-from mmrepro.engines.lmdeploy import WITNESS, device_memory
+from mmrepro.engines.lmdeploy import WITNESS, WITNESS_PATTERNS, device_memory
 from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
 from mmrepro.models import TinyText
@@ -19,10 +19,9 @@ from mmrepro.probes.data import LogsData
 from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.declare import Declared, cure, pull, quote, symptom
 from mmrepro.scenario.parts import Control
-from mmrepro.signature import Finding, Truth
+from mmrepro.signature import Finding, Truth, answers
 from mmrepro.signature.decide import guarded
-from mmrepro.signature.refusal import Grade, grade
-from mmrepro.signature.views import Requests, View
+from mmrepro.signature.views import View
 from mmrepro.traffic.drive import Drive
 
 RELEASE = "0.6.4"
@@ -38,10 +37,6 @@ CONTROL = "control server: "
 """Begins the labels of the control server's requests."""
 SHORT, ANSWER = "hi", 4
 LONG_DEADLINE_S = 240.0
-WITNESS_PATTERNS = {
-    f"witness-{event}": f"mmrepro-witness-{event} "
-    for event in ("budget", "limit", "request", "vision")
-}
 LIMIT_SOURCE = quote(
     "lmdeploy/pytorch/engine/engine.py", "Engine._get_max_session_len",
     "the longest prompt follows from the blocks", "max_tokens",
@@ -99,6 +94,7 @@ class SmallKvCache(Scenario):
         f"the same server with --cache-max-entry-count {BIG}",
         ("--cache-max-entry-count", str(BIG)),
     )
+    log_patterns = WITNESS_PATTERNS
     scale: ClassVar[int] = SCALE
     outgrowing: ClassVar[tuple[str, ...]]
     """Labels of what :meth:`outgrow` sends."""
@@ -130,10 +126,15 @@ class SmallKvCache(Scenario):
 
     def gate_check(self, evidence: Evidence) -> Finding:
         """The gate's requests, and before them those of the control server, were answered."""
-        control = guarded(answers(*(CONTROL + label for label in self.outgrowing)), evidence)
+        control = guarded(answers.given(*(CONTROL + label for label in self.outgrowing)), evidence)
         if control.truth is not Truth.MET:
             return Finding.of(False, control.observed)
         return super().gate_check(evidence)
+
+
+def control_answers(label: str, what: str) -> Declared:
+    statement = f"with --cache-max-entry-count {BIG} the same {what} is answered"
+    return symptom(statement, answers.given(CONTROL + label), id="control-answers")
 
 
 # ------------------------------------------------------------------ the witness
@@ -161,9 +162,9 @@ class Sizing:
     @property
     def limit_adds_up(self) -> bool:
         """Whether the longest prompt is these blocks' tokens: less one or two since 0.10.0."""
-        kept = self.num_reserved_gpu_blocks + 1
-        tokens = self.max_session_len / self.block_size
-        return tokens in (self.num_gpu_blocks, self.num_gpu_blocks - kept)
+        fewer = self.num_gpu_blocks - self.num_reserved_gpu_blocks - 1
+        lengths = (blocks * self.block_size for blocks in (self.num_gpu_blocks, fewer))
+        return self.max_session_len in lengths
 
     def __str__(self) -> str:
         return (
@@ -194,12 +195,12 @@ class Witness(View):
 
     def values(self, event: str, *phases: Phase) -> list[dict[str, Any]]:
         """Oldest first; of the run's own server unless a phase is given."""
-        lines = (
-            line.text.partition(f"mmrepro-witness-{event} ")[2]
-            for _, data in self.evidence.results(LogsData, *phases)
-            for line in data.matches.get(f"witness-{event}", ())
-        )
-        return [values for values in map(_object, lines) if values]
+        found = []
+        for _, data in self.evidence.results(LogsData, *phases):
+            for line in data.matches.get(f"witness-{event}", ()):
+                with suppress(ValueError):  # a line that was cut or torn says nothing
+                    found.append(json.loads(line.text.partition(f"mmrepro-witness-{event} ")[2]))
+        return [values for values in found if isinstance(values, dict)]
 
     def sizing(self, *phases: Phase) -> Sizing:
         """The last one. Raises Missing: not all of it was seen."""
@@ -212,61 +213,28 @@ class Witness(View):
         values = [seen.get(field.name) for field in fields(Sizing)]
         numbers = [v[0] if isinstance(v, list) and v else v for v in values]
         finite = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
-        if not finite or not seen["block_bytes"]:
+        if not finite or not numbers[2]:
             whose = "the control server" if "control" in phases else "the server"
             raise Missing(f"the witness did not see {whose} size its KV cache")
         return Sizing(*numbers)
 
-    def requests(self) -> list[Admission]:
-        return [
+    def requests(self, least: int = 1) -> list[Admission]:
+        """Those of at least so many tokens, oldest first. Raises Missing: it saw none."""
+        found = [
             Admission(v["input_tokens"], v["max_input_len"], v.get("status"), v["seconds"])
             for v in self.values("request")
             if isinstance(v.get("input_tokens"), int) and isinstance(v.get("max_input_len"), int)
         ]
+        long = [request for request in found if request.tokens >= least]
+        if not long:
+            raise Missing(
+                f"no request of {least} tokens or more was seen; LMDeploy logs no lengths"
+            )
+        return long
 
-    def request(self, least: int) -> Admission:
-        """The first one of at least so many tokens. Raises Missing."""
-        for request in self.requests():
-            if request.tokens >= least:
-                return request
-        raise Missing(f"the witness saw no request of {least} tokens or more")
-
-    def grade(self, record: RequestRecord) -> Grade:
-        """How ``record`` reads, and whether it names the longest prompt of the run's server."""
-        told = grade(record)
-        if not told.explained:
-            return told
-        try:
-            return grade(record, self.sizing().max_session_len)
-        except Missing:
-            return told
-
-
-def _object(text: str) -> dict[str, Any]:
-    """{} for a line that was cut or torn: it says nothing."""
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-# ------------------------------------------------------------------ conditions that they share
-
-
-def answers(*labels: str, or_explains: bool = False) -> Callable[[Evidence], Finding]:
-    """Whether each got an answer with tokens; ``or_explains``: or an error that says why not."""
-
-    def answered(evidence: Evidence) -> Finding:
-        sent = [Requests(evidence).first(label) for label in labels]
-        told = [Witness(evidence).grade(record) for record in sent]
-        bad = [t for t in told if not (t.kind == "answered" or (or_explains and t.explained))]
-        pairs = zip(sent, told, strict=True)
-        return Finding.of(not bad, "; ".join(f"{record.label}: {text}" for record, text in pairs))
-
-    return answered
-
-
-def control_answers(label: str, what: str) -> Declared:
-    statement = f"with --cache-max-entry-count {BIG} the same {what} is answered"
-    return symptom(statement, answers(CONTROL + label), id="control-answers")
+    def grade(self, record: RequestRecord) -> answers.Grade:
+        """How ``record`` reads, beside the longest prompt of the run's own server."""
+        told = answers.grade(record)
+        with suppress(Missing):
+            return answers.grade(record, self.sizing().max_session_len) if told.explained else told
+        return told

@@ -14,6 +14,7 @@ from mmrepro.scenario import (
     Requests,
     TinyQwen2VL,
     TinyText,
+    answers,
     cause,
     endpoints_green,
     issue,
@@ -30,7 +31,7 @@ OPAQUE_ANSWER = SpecifierSet(">=0.7.0,<0.10.0")
 """There the error is an answer with 200; from 0.10.0 on its text names the status."""
 WAYS = {"the prompt": False, "the prompt, streamed": True}
 """Labels; whether it is streamed."""
-OTHERS = kv.answers("short before", "short after")
+OTHERS = answers.given("short before", "short after")
 IMAGE_TOKENS = 1600
 VALIDATION = {
     "validation-error": r"validation errors? for ChatCompletionResponse\w*Choice",
@@ -53,11 +54,11 @@ def stream_breaks(requests: Requests, witness: kv.Witness) -> Finding:
 
 def refused_for_length(witness: kv.Witness) -> Finding:
     """Of a live server; it has no witness as a rule."""
-    for request in witness.requests():
-        if request.refused:
-            text = f"{request.tokens} tokens, at most {request.limit}"
-            return Finding.of(request.tokens > request.limit, text)
-    raise Missing("LMDeploy logs neither the prompt's tokens nor its limit")
+    refused = [request for request in witness.requests() if request.refused]
+    if not refused:
+        raise Missing("the witness saw no request refused for its length")
+    text = f"{refused[0].tokens} tokens, at most {refused[0].limit}"
+    return Finding.of(refused[0].tokens > refused[0].limit, text)
 
 
 class UndersizedKvBudget(kv.SmallKvCache):
@@ -89,7 +90,7 @@ class UndersizedKvBudget(kv.SmallKvCache):
         ),
     )  # fmt: skip
     reproducers = (report.CHAIN,)
-    log_patterns = kv.WITNESS_PATTERNS | VALIDATION
+    log_patterns = kv.SmallKvCache.log_patterns | VALIDATION
     key_log_patterns = tuple(log_patterns)
     prompt_tokens: ClassVar[int] = report.PROMPT
     predicted, larger = kv.larger_setting(
@@ -127,7 +128,7 @@ class UndersizedKvBudget(kv.SmallKvCache):
         endpoints_green(live=False),
     )
     live_only = some_requests_fail()
-    works_after = (kv.answers(*WAYS, or_explains=True), OTHERS)
+    works_after = (answers.given(*WAYS, or_explained=True), OTHERS)
 
     @cause("HTTP 500 ← the log holds pydantic's error: the finish reason may not be 'error'")
     def validation_error(self, logs: Logs) -> Finding:
@@ -147,14 +148,14 @@ class UndersizedKvBudget(kv.SmallKvCache):
         ),
     )
     def input_length_error(self, witness: kv.Witness) -> Finding:
-        sent = witness.request(self.prompt_tokens)
+        sent = witness.requests(self.prompt_tokens)[0]
         text = f"{sent.tokens} tokens, max_input_len {sent.limit}: status {sent.status}"
         return Finding.of(sent.tokens > sent.limit and sent.refused, text)
 
     @cause("max_input_len = max_session_len ← num_gpu_blocks × block_size, on both servers")
     def limit_from_blocks(self, witness: kv.Witness) -> Finding:
         ours, other = witness.sizing(), witness.sizing("control")
-        sent = witness.request(self.prompt_tokens)
+        sent = witness.requests(self.prompt_tokens)[0]
         fits = ours.max_session_len < sent.tokens <= other.max_session_len
         one_limit = ours.max_session_len == sent.limit
         return Finding.of(
@@ -194,21 +195,21 @@ class WithImage(UndersizedKvBudget):
     claims = tuple(claim for claim in report.claims(predicted) if claim.id != "prompt")
 
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
-        images = [drive.picture("large", 7)]
         for label, stream in WAYS.items():
-            await drive.chat(where + label, images=images, stream=stream)
+            await drive.chat(where + label, images=[drive.picture("large", 7)], stream=stream)
 
     @cause("the vision encoder had done its work by the time the prompt was refused")
     def encoder_first(self, witness: kv.Witness) -> Finding:
         """Both requests with the image went through the encoder; how long it took."""
-        took: dict[str, list[float]] = {"forward": [], "async_infer": [], "preprocess": []}
-        for step in witness.values("vision"):
-            took[step["step"]].append(step["seconds"])
+
+        def took(step: str) -> list[float]:
+            return [v["seconds"] for v in witness.values("vision") if v.get("step") == step]
+
         # 0.6.4 encodes in `forward`; later ones have `async_infer` only, which calls the model.
-        seconds = took["forward"] or took["async_infer"]
+        seconds = took("forward") or took("async_infer")
         if not seconds:
             raise Missing("the witness saw no work of the vision encoder")
-        refused = witness.request(self.prompt_tokens)
+        refused = witness.requests(self.prompt_tokens)[0]
         spent = ", ".join(f"{s:.2f} s" for s in seconds)
         text = f"vision encoder: {spent}; the engine's refusal: {refused.seconds * 1000:.1f} ms"
         return Finding.of(min(seconds) > 0, text)

@@ -18,6 +18,7 @@ from mmrepro.scenario import (
     Row,
     RunFacts,
     Truth,
+    answers,
     claim,
     row,
     unmitigated,
@@ -37,20 +38,17 @@ with_small = partial(reported, given=unmitigated, otherwise="this run is mitigat
 
 def rows(tokens: int) -> tuple[Row, ...]:
     """For a prompt of so many tokens."""
-    whole, streamed = "the prompt", "the prompt, streamed"
     return (
-        row(
-            f"a prompt of {tokens} tokens", kv.answers(whole), kv.answers(kv.CONTROL + whole),
-            "HTTP 500", abnormal_if=False,
-        ),
-        row(
-            "the same, streamed", kv.answers(streamed), kv.answers(kv.CONTROL + streamed),
-            abnormal_if=False,
-        ),
+        row(f"a prompt of {tokens} tokens", *beside("the prompt"), "HTTP 500", abnormal_if=False),
+        row("the same, streamed", *beside("the prompt, streamed"), abnormal_if=False),
         smaller("cache_max_entry_count", "0.1 against 0.5"),
         smaller("num_gpu_blocks", "21 (in one place 24) against 107"),
         smaller("max_session_len", "1344 against 6848"),
-    )  # fmt: skip
+    )
+
+
+def beside(label: str) -> tuple[Check, Check]:
+    return answers.given(label), answers.given(kv.CONTROL + label)
 
 
 def smaller(name: str, told: str) -> Row:
@@ -133,7 +131,7 @@ def says_nothing(logs: Logs) -> Finding:
 
 
 def as_long_as_reported(witness: kv.Witness) -> Finding:
-    tokens = witness.request(PROMPT).tokens
+    tokens = witness.requests(PROMPT)[0].tokens
     return Finding.of(tokens == PROMPT, f"the engine counts {tokens} tokens")
 
 
@@ -164,7 +162,7 @@ def foretold(setting: Decimal) -> Check:
         if "kv-budget" not in facts.mitigations:
             raise Missing("to test: mmrepro run undersized-kv-budget --mitigation kv-budget")
         seen, plan = witness.sizing(), kv.kv_plan(facts.release).forward(setting)
-        answered = kv.answers("the prompt")(evidence)
+        answered = answers.given("the prompt")(evidence)
         same = (seen.num_gpu_blocks, seen.max_session_len) == (plan.blocks, plan.max_tokens)
         return Finding.of(
             same and answered.truth is Truth.MET,

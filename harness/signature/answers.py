@@ -1,12 +1,18 @@
-"""How a client is told that a prompt does not fit: a request's record as people read it."""
+"""How an answer reads to a client, who may have asked for more than the engine can hold.
+
+"Answered" is more than HTTP 200 here: an engine may put its error into the answer's text.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from mmrepro.evidence import RequestRecord
+from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.signature.decide import Finding
+from mmrepro.signature.views import Requests
 
 Kind = Literal["answered", "opaque 500", "opaque answer", "named answer", "refusal", "broken"]
 _LENGTH = re.compile(r"length|too long|exceed|INPUT_LENGTH", re.IGNORECASE)
@@ -24,7 +30,8 @@ class Grade:
 
     kind: Kind
     words: str
-    names_limit: bool
+    names_limit: bool | None
+    """None: it is not known what the limit is."""
     names_cause: bool
 
     @property
@@ -41,7 +48,7 @@ class Grade:
             ("the cause", ", not the cause, the KV budget", self.names_cause),
         )
         told = " and ".join(name for name, _, there in named if there) or "the length"
-        lacks = "".join(lack for _, lack, there in named if not there)
+        lacks = "".join(lack for _, lack, there in named if there is False)
         how = "explained" if self.kind == "refusal" else "explained, but as an answer with 200"
         return f"{self.words}: {how}; it names {told}{lacks}"
 
@@ -52,14 +59,14 @@ def grade(record: RequestRecord, limit: float | None = None) -> Grade:
     message = _MESSAGE.search(text)
     shown = message[1] if message else text
     shown = shown if len(shown) <= 160 else shown[:159] + "…"
-    kind = _kind(record, by_length=_LENGTH.search(text) is not None)
+    kind = _kind(record, by_length=bool(_LENGTH.search(text)))
     words = f"HTTP {record.status} “{shown}” in {record.latency_s:.2f} s"
     if kind == "answered":
         words = f"HTTP 200 with {record.completion_tokens} tokens in {record.latency_s:.2f} s"
     elif kind == "broken":
         words = f"HTTP {record.status}, then {shown}"
-    names_limit = limit is not None and re.search(rf"\b{limit:g}\b", text) is not None
-    return Grade(kind, words, names_limit, names_cause=_CAUSE.search(text) is not None)
+    names_limit = None if limit is None else bool(re.search(rf"\b{limit:g}\b", text))
+    return Grade(kind, words, names_limit, names_cause=bool(_CAUSE.search(text)))
 
 
 def _kind(record: RequestRecord, *, by_length: bool) -> Kind:
@@ -73,3 +80,14 @@ def _kind(record: RequestRecord, *, by_length: bool) -> Kind:
     if record.finish_reason == "error" or record.text.startswith("internal error happened"):
         return "named answer" if by_length else "opaque answer"
     return "answered" if record.completion_tokens or record.text else "opaque answer"
+
+
+def given(*labels: str, or_explained: bool = False) -> Callable[[Evidence], Finding]:
+    """Whether each of these requests got tokens; ``or_explained``: or an error that says why."""
+
+    def answered(evidence: Evidence) -> Finding:
+        grades = {label: grade(Requests(evidence).first(label)) for label in labels}
+        met = all(g.kind == "answered" or (or_explained and g.explained) for g in grades.values())
+        return Finding.of(met, "; ".join(f"{label}: {told}" for label, told in grades.items()))
+
+    return answered
