@@ -80,22 +80,18 @@ class _Case:
 
     def claim(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> ClaimResult:
         found = self._tested(claim, by)
-        status = STATUS[OPPOSITE[found.truth] if claim.refuted else found.truth]
-        observed = f"{found.observed} ({claim.note})" if claim.note else found.observed
-        if status is ClaimStatus.REFUTED and not self._of(claim.refutable_on):
-            status = ClaimStatus.NOT_TESTED
-            observed = f"said of {claim.refutable_on}; on {self.facts.release}: {observed}"
         return ClaimResult(
-            id=claim.id, text=claim.text, source=claim.source, status=status, observed=observed
+            id=claim.id,
+            text=claim.text,
+            source=claim.source,
+            status=STATUS[OPPOSITE[found.truth] if claim.refuted else found.truth],
+            observed=f"{found.observed} ({claim.note})" if claim.note else found.observed,
         )
-
-    def _of(self, releases: str) -> bool:
-        return not releases or self.facts.version in SpecifierSet(releases)
 
     def _tested(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> Finding:
         if claim.untested:
             return Finding.unknown(claim.untested)
-        if not self._of(claim.releases):
+        if claim.releases and self.facts.version not in SpecifierSet(claim.releases):
             return Finding.unknown(
                 f"this run is of {self.facts.release}; it is said of {claim.releases}"
             )
@@ -105,8 +101,16 @@ class _Case:
                 why = claim.otherwise or f"not tested{without}"
                 return Finding.unknown(f"{why}: {self.found(condition).observed}")
         if isinstance(by, tuple):
-            return all_met(*(self.found(name) for name in by))
-        return self.found(by) if by else Finding.unknown("not tested")
+            return self._held(claim, all_met(*(self.found(name) for name in by)))
+        return self._held(claim, self.found(by)) if by else Finding.unknown("not tested")
+
+    def _held(self, claim: Claim, found: Finding) -> Finding:
+        """``found``, unless it would refute the claim by a release of which nobody said it."""
+        against = found.truth is (Truth.MET if claim.refuted else Truth.NOT_MET)
+        where = claim.refutable_on
+        if not (against and where) or self.facts.version in SpecifierSet(where):
+            return found
+        return Finding.unknown(f"said of {where}; on {self.facts.release}: {found.observed}")
 
     def found(self, by: str | Check) -> Finding:
         """Of a condition, by its id, or of a check. An id that there is not is unknown."""

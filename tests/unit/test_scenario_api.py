@@ -43,6 +43,7 @@ from mmrepro.scenario import (
     refused_or_answered,
     row,
     symptom,
+    unmitigated,
     upgrade,
     with_variants,
 )
@@ -221,10 +222,30 @@ def test_claims_follow_from_conditions() -> None:
         "fills": ClaimStatus.CONFIRMED,
     }
     told = {c.id: c.observed for c in SCENARIO.claim_results(hang_run(), FACTS)}
-    assert told["later"] == "this run is of 0.23.0"
+    assert told["later"] == "this run is of 0.23.0; it is said of >=0.24.0"
     assert told["never"] == "no such machine"
     assert told["if-green"].startswith("not tested without never-there: there is no condition")
     assert told["checked"] == "fill 1: answered (of thirty)"
+
+
+def test_what_another_release_does_otherwise_refutes_nothing() -> None:
+    class Reported(Hangs):
+        claims = (
+            claim("fits", "t", REPORT, by="no-answer", refutable_on="<0.20"),
+            claim("fails", "t", REPORT, by="no-answer", refuted=True, refutable_on="<0.20"),
+            claim("mine", "t", REPORT, by="no-answer", refuted=True, refutable_on=">=0.20"),
+            claim("as-it-was", "t", REPORT, by="no-answer", given=unmitigated),
+        )
+
+    def told(*mitigations: str) -> list[ClaimStatus]:
+        facts = RunFacts("0.23.0", Fidelity.CPU, frozenset(mitigations), 13.0)
+        return [c.status for c in Reported().claim_results(hang_run(), facts)][:4]
+
+    confirmed, refuted = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED
+    assert told() == [confirmed, ClaimStatus.NOT_TESTED, refuted, confirmed]
+    assert told("off")[3] is ClaimStatus.NOT_TESTED
+    observed = Reported().claim_results(hang_run(), FACTS)[1].observed
+    assert observed.startswith("said of <0.20; on 0.23.0: no answer in")
 
 
 def test_a_claim_on_what_was_not_seen_is_not_tested() -> None:
@@ -249,9 +270,11 @@ def test_rows_by_condition_and_by_check() -> None:
         rows = (
             row("green", "endpoints-green", "200", "200", abnormal_if=False),
             row("fill 1", answered("fill 1"), usual, abnormal_if=None),
+            row("fill 11", "no-answer", answered("fill 1")),
         )
 
-    green, fill = Rows().symptom_rows(hang_run(), FACTS)
+    green, fill, hung = Rows().symptom_rows(hang_run(), FACTS)
+    assert (hung.healthy, hung.abnormal) == ("fill 1: answered", True)
     assert (green.healthy, green.abnormal, green.reported) == ("200", False, "200")
     assert (fill.healthy, fill.abnormal) == ("", None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -26,12 +27,13 @@ from made_up_kv import (
     truncated_run,
     witness,
 )
-from mmrepro.evidence import Evidence
+from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimStatus
-from mmrepro.scenarios import kv_witness as kv
+from mmrepro.scenario import lmdeploy as kv
 from mmrepro.scenarios.kv_growth_crash import SCENARIO as GROWTH
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET
-from mmrepro.signature import Outcome, Truth
+from mmrepro.scenarios.undersized_kv_budget.report import PROMPT
+from mmrepro.signature import Outcome, Truth, answers, evaluate
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE
@@ -223,17 +225,21 @@ def test_what_is_expected_of_each_release() -> None:
 def test_every_release_gets_the_reports_budget(release: str) -> None:
     for variant in BUDGET.variants:
         plan = variant.plan_of(release)  # type: ignore[attr-defined]
-        small = plan.forward(BUDGET.at(kv.SMALL).setting)
-        big = plan.forward(BUDGET.at(kv.BIG).setting)
+        small, big = plan.forward(kv.SMALL), plan.forward(kv.BIG)
         assert (small.blocks, big.blocks) == (21, 107)
+        # The prediction's claim computes with the tiny models' bytes.
+        foretold = BUDGET.predicted.setting
+        assert plan.forward(foretold).blocks == kv.kv_plan(release).forward(foretold).blocks
 
 
 def test_the_predicted_setting_is_the_smallest() -> None:
-    best = BUDGET.predicted
-    assert best.max_tokens >= kv.PROMPT + 4
-    assert BUDGET.at(str(best.setting)).blocks == best.blocks
-    below = BUDGET.at(f"{float(best.setting) - 0.01:.2f}")
-    assert below.max_tokens < kv.PROMPT + 4
+    for variant in BUDGET.variants:
+        best, plan = variant.predicted, variant.plan_of(BUDGET.release)  # type: ignore[attr-defined]
+        tokens = variant.prompt_tokens + 4  # type: ignore[attr-defined]
+        assert best.max_tokens >= tokens
+        assert plan.forward(best.setting).blocks == best.blocks
+        if variant.variant != "image":  # which leaves room for the chat template
+            assert plan.forward(best.setting - Decimal("0.01")).max_tokens < PROMPT + 4 == tokens
 
 
 def test_the_encoder_works_before_the_refusal() -> None:
@@ -245,10 +251,10 @@ def test_the_encoder_works_before_the_refusal() -> None:
     evidence = opaque_run()
     found = log(sized(0.1, 21, 1344), ended(1661, 1344, "INPUT_LENGTH_ERROR"))
     replace_log(evidence, found)
-    truths = {c.id: c.check(evidence) for c in image.conditions(run_facts(image))}
+    truths = {c.id: c for c in evaluate(image.conditions(run_facts(image)), evidence)}
     assert truths["encoder-first"].truth is UNKNOWN
     found.matches["witness-vision"] = steps
-    truths = {c.id: c.check(evidence) for c in image.conditions(run_facts(image))}
+    truths = {c.id: c for c in evaluate(image.conditions(run_facts(image)), evidence)}
     assert truths["encoder-first"].truth is MET
     assert truths["encoder-first"].observed.startswith("vision encoder: 4.02 s; ")
 
@@ -278,16 +284,16 @@ def test_the_encoder_works_before_the_refusal() -> None:
 def test_how_a_refusal_reads(status: int | None, error: str, text: str, kind: str) -> None:
     record = request("trigger", "x", status)
     record.error, record.text = error, text
-    assert kv.grade(record, 1344).kind == kind
+    assert answers.grade(record, 1344).kind == kind
 
 
 def test_a_message_that_names_limit_and_cause() -> None:
     record = request("trigger", "x", 400)
     record.error = "3446 tokens exceed the limit of 1344: the KV cache has 21 blocks"
-    found = kv.grade(record, 1344)
+    found = answers.grade(record, 1344)
     assert (found.names_limit, found.names_cause) == (True, True)
     assert "names the limit and the cause" in str(found)
-    assert not kv.grade(record, 134).names_limit
+    assert not answers.grade(record, 134).names_limit
 
 
 @given(st.integers(1, 2**40), st.integers(0, 2**40), st.integers(1, 2**30), st.floats(0.01, 0.99))
@@ -296,23 +302,26 @@ def test_a_sizing_adds_up_only_with_its_own_blocks(
 ) -> None:
     blocks = int((free - runtime) * share / block)
     right = kv.Sizing(free, runtime, block, share, blocks, 0, 64, blocks * 64)
-    assert right.adds_up
+    assert right.blocks_add_up
     assert right.limit_adds_up
-    assert not kv.Sizing(free, runtime, block, share, blocks + 1, 0, 64, 0).adds_up
+    assert not kv.Sizing(free, runtime, block, share, blocks + 1, 0, 64, 0).blocks_add_up
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(), st.lists, max_leaves=5))
 def test_whatever_the_witness_line_holds_nothing_is_made_up(value: object) -> None:
     evidence = opaque_run()
     replace_log(evidence, log({"witness-limit": witness("limit", max_session_len=value)}))
-    assert kv.sizing(evidence) is None
+    with pytest.raises(Missing):
+        kv.Witness(evidence).sizing()
 
 
 def test_the_control_servers_log_is_never_taken_for_the_runs_own() -> None:
     evidence = opaque_run()
-    assert kv.sizing(evidence, "control") == kv.Sizing(FREE, RUNTIME, BLOCK, 0.5, 107, 0, 64, 6848)
+    control = kv.Witness(evidence).sizing("control")
+    assert control == kv.Sizing(FREE, RUNTIME, BLOCK, 0.5, 107, 0, 64, 6848)
     drop(evidence, "logs")
-    assert kv.sizing(evidence) is None
+    with pytest.raises(Missing):
+        kv.Witness(evidence).sizing()
 
 
 # ---------------------------------------------------------------- growth
