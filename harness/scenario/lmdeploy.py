@@ -14,7 +14,7 @@ from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.engines.lmdeploy import WITNESS, WITNESS_PATTERNS, device_memory
 from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
-from mmrepro.models import TinyText
+from mmrepro.models import TinyModel, TinyText
 from mmrepro.probes.data import LogsData
 from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.declare import Declared, cure, pull, quote, symptom
@@ -87,7 +87,7 @@ class SmallKvCache(Scenario):
     """Requests that outgrow a small KV cache, and the same on a server with a larger one."""
 
     engine, release = "lmdeploy", RELEASE
-    model = TinyText()
+    model: ClassVar[TinyModel] = TinyText()
     max_model_len = 32768
     server = f"--cache-max-entry-count {SMALL} --max-batch-size 128"
     control_server = Control(
@@ -211,7 +211,7 @@ class Witness(View):
         seen.setdefault("block_bytes", seen.get("rank_block_bytes"))  # 0.18.0
         seen["num_reserved_gpu_blocks"] = seen.get("num_reserved_gpu_blocks") or 0
         values = [seen.get(field.name) for field in fields(Sizing)]
-        numbers = [v[0] if isinstance(v, list) and v else v for v in values]
+        numbers: list[Any] = [v[0] if isinstance(v, list) and v else v for v in values]
         finite = all(isinstance(n, int | float) and math.isfinite(n) for n in numbers)
         if not finite or not numbers[2]:
             whose = "the control server" if "control" in phases else "the server"

@@ -89,7 +89,7 @@ class UndersizedKvBudget(kv.SmallKvCache):
             "max_input_len", "INPUT_LENGTH_ERROR",
         ),
     )  # fmt: skip
-    reproducers = (report.CHAIN,)
+    reproducers: ClassVar[tuple[str, ...]] = (report.CHAIN,)
     log_patterns = kv.SmallKvCache.log_patterns | VALIDATION
     key_log_patterns = tuple(log_patterns)
     prompt_tokens: ClassVar[int] = report.PROMPT
