@@ -182,6 +182,11 @@ def test_a_refusal_that_explains_is_not_the_bug_and_is_graded() -> None:
     assert claims["fails-with-0.1"] is ClaimStatus.NOT_TESTED
     assert claims["status"] is ClaimStatus.CONFIRMED
     assert "explained; it names the length, not the limit in tokens" in said
+    unseen = refused_run()
+    drop(unseen, "logs")  # what a client reads needs no witness; only its limit does
+    results = judge(BUDGET, unseen, "0.18.0")[2]
+    told = next(r for r in results if r.id == "opaque-500")
+    assert (told.truth, "the limit" in told.observed) == (NOT_MET, False)
 
 
 def test_under_the_predicted_setting_the_prompt_is_answered() -> None:
