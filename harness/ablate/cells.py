@@ -25,9 +25,12 @@ from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import Incident
 from mmrepro.incident.ablation import CellRun
 from mmrepro.incident.folder import discard, unused
+from mmrepro.incident.journal import Journal
 from mmrepro.records import Moment
 from mmrepro.reports import write_reports
-from mmrepro.run.runner import Run
+from mmrepro.run.judge import facts_of
+from mmrepro.run.options import RunOptions
+from mmrepro.run.runner import begin, execute
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
@@ -50,7 +53,7 @@ class Cells:
     """Of the ablation."""
     starter: Starter
     listener: Listener | None = None
-    make_run: Callable[..., Run] = Run
+    execute: Callable[[Scenario, RunOptions, Journal, Starter], Incident] = execute
     last_error: MmreproError | None = None
     """Why the latest lost run was run."""
     _code: str = ""
@@ -89,14 +92,13 @@ class Cells:
     def _once(self, flips: tuple[str, ...], index: int, key: str) -> CellRun:
         began, created = time.monotonic(), Moment.now()
         out = unused(self.folder / CELLS_DIR / slug(flips) / f"run-{index}")
-        running = self.make_run(
-            self.scenario, self.options.of_cell(flips, out), self.listener, self.starter
-        )
+        options = self.options.of_cell(flips, out)
+        journal = begin(self.scenario, options, self.listener)
         error = ""
         try:
-            running.execute()
+            self.execute(self.scenario, options, journal, self.starter)
         except UsageError:
-            discard(running.dir)
+            discard(journal.folder)
             raise
         except HOPELESS:
             raise
@@ -104,19 +106,25 @@ class Cells:
             self.last_error, error = failed, failed.message
         except BaseException:
             with contextlib.suppress(Exception):  # what was seen until then is worth a report
-                write_reports(running.dir)
+                write_reports(journal.folder)
             raise
-        write_reports(running.dir)
-        return _cell_run(running, key, index, created, time.monotonic() - began, error)
+        write_reports(journal.folder)
+        seconds = time.monotonic() - began
+        return _cell_run(self.scenario, journal.incident, key, index, created, seconds, error)
 
 
 def _cell_run(
-    running: Run, key: str, index: int, created: Moment, seconds: float, error: str
+    scenario: Scenario,
+    incident: Incident,
+    key: str,
+    index: int,
+    created: Moment,
+    seconds: float,
+    error: str,
 ) -> CellRun:
-    incident = running.incident
-    symptom, cause = _symptom(incident), Finding.unknown("no verdict was reached")
+    symptom, cause = _part(incident, "symptom"), Finding.unknown("no verdict was reached")
     if incident.verdict is not None:
-        cause = _cause(running, symptom)
+        cause = _cause(scenario, incident, symptom)
     return CellRun(
         key=key,
         index=index,
@@ -133,24 +141,20 @@ def _cell_run(
         start_mode=incident.engine.start_mode,
         stand_ins=incident.stand_ins,
         error=error or ("" if incident.verdict else "no verdict was reached"),
-        incident_dir=str(running.dir),
+        incident_dir=incident.incident_dir,
         command=incident.command,
     )
 
 
-def _symptom(incident: Incident) -> Finding:
-    return _part(incident, "symptom")
-
-
-def _cause(running: Run, symptom: Finding) -> Finding:
+def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:
     """With the symptom, the conditions of the cause; without it, what the scenario can still see.
 
     A scenario whose check crashes knows nothing: the cause is unknown, never gone.
     """
     if symptom.truth is Truth.MET:
-        return _part(running.incident, "cause")
+        return _part(incident, "cause")
     try:
-        return running.scenario.cause_remains(running.recorder.evidence, running.facts())
+        return scenario.cause_remains(incident.evidence, facts_of(incident, scenario))
     except Exception as error:
         return Finding.unknown(f"the check failed: {type(error).__name__}: {error}")
 

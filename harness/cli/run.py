@@ -13,7 +13,6 @@ from mmrepro.run.options import StartMode
 if TYPE_CHECKING:
     from mmrepro.incident import Incident
     from mmrepro.run.options import RunOptions
-    from mmrepro.run.runner import Run
     from mmrepro.run.starter import Starter
     from mmrepro.scenario import Scenario
     from rich.console import Console
@@ -137,25 +136,23 @@ def _one(
     from mmrepro.errors import UsageError
     from mmrepro.incident.folder import discard
     from mmrepro.reports import print_summary, write_reports
-    from mmrepro.run.runner import Run
+    from mmrepro.run.launch import target
+    from mmrepro.run.runner import begin, execute
 
-    display = Progress(console, "")
-    running = Run(scenario, options, display, starter)
-    display.title = (
-        f"{scenario.full_name} on {scenario.engine} {running.release} ({running.device})"
-    )
+    what = target(scenario, options)
+    title = f"{scenario.full_name} on {scenario.engine} {what.release} ({what.device})"
+    display = Progress(console, title)
+    journal = begin(scenario, options, display)
     try:
         with display:
-            incident = running.execute()
+            incident = execute(scenario, options, journal, starter)
     except UsageError:  # nothing was run: no incident
-        discard(running.dir)
+        discard(journal.folder)
         raise
     except BaseException:
-        _tell_partial(running)
+        _tell_partial(journal.folder)
         raise
-    write_reports(running.dir)
-    incident.incident_dir = str(running.dir)
-    incident.server = running.server()
+    write_reports(journal.folder)
     if not quiet:
         print_summary(incident, console)
         if incident.server is not None:
@@ -166,15 +163,15 @@ def _one(
     return incident
 
 
-def _tell_partial(running: Run) -> None:
+def _tell_partial(folder: Path) -> None:
     """What was collected until then is on disk; reports of it may be partial."""
     from mmrepro.reports import write_reports
 
     try:
-        write_reports(running.dir)
+        write_reports(folder)
     except Exception:
         typer.echo("The partial incident could not be turned into a report.", err=True)
-    typer.echo(f"Partial incident: {running.dir}", err=True)
+    typer.echo(f"Partial incident: {folder}", err=True)
 
 
 def _document(incidents: list[Incident]) -> str:

@@ -229,6 +229,10 @@ class Incident(Record):
     fidelity: Fidelity
     stand_ins: list[StandIn] = []
     gate: GateFacts | None = None
+    deadline_s: Annotated[
+        float | None,
+        Field(description="that the check went by: the gate's, or what the scenario made of it"),
+    ] = None
     verdict: Verdict | None = None
     symptoms: list[SymptomRow] = []
     exhibits: list[Exhibit] = []

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mmrepro.incident import GateFacts
+from mmrepro.signature import Finding, Truth
+
 FLOOR_S = 6.0
 CEILING_S = 120.0
 FACTOR = 30.0
@@ -18,7 +21,20 @@ class Deadlines:
 
     answer_s: float
     suspect_s: float
-    rule: str
+    rule: str = ""
+
+
+def of_gate(
+    finding: Finding, latencies_s: Sequence[float], before: Deadlines
+) -> tuple[GateFacts, Deadlines]:
+    """What a gate gave; where it failed, the deadlines stay those ``before``. Raises as derive."""
+    passed = finding.truth is Truth.MET
+    facts = GateFacts(passed=passed, why=finding.observed, latencies_s=list(latencies_s))
+    if not passed:
+        return facts, before
+    deadlines = derive(latencies_s)
+    facts.deadline_s, facts.deadline_rule = deadlines.answer_s, deadlines.rule
+    return facts, deadlines
 
 
 def derive(latencies_s: Sequence[float]) -> Deadlines:

@@ -43,7 +43,7 @@ def expectation(scenario: Scenario, facts: RunFacts) -> tuple[Outcome | None, st
 
 def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
     """What of the set-up a recorded run was judged with."""
-    gate = incident.gate.deadline_s if incident.gate else None
+    gate = incident.gate.deadline_s if incident.gate else None  # all that older incidents tell
     applied = frozenset(m.name for m in incident.mitigations if m.applied)
     known = {f.name for f in scenario.factors}
     flips = (s.name.removeprefix("factor ") for s in incident.engine.settings)
@@ -51,7 +51,7 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
         release=incident.engine.release,
         fidelity=incident.fidelity,
         mitigations=applied & {m.name for m in scenario.mitigations},
-        deadline_s=gate or deadline.FLOOR_S,
+        deadline_s=incident.deadline_s or gate or deadline.FLOOR_S,
         flips=frozenset(flips) & known,
     )
 

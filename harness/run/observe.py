@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from mmrepro.engines.base import SERVED_MODEL, Engine
+from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
 from mmrepro.probes.gpu import GpuProbe
@@ -17,9 +17,9 @@ from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ProcessesProbe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.probes.syscalls import SyscallsProbe
+from mmrepro.run.launch import Server
 from mmrepro.run.reproduce import Interpreter
 from mmrepro.scenario import Scenario
-from mmrepro.supervise import EngineProcess, procfs
 
 BASELINE_S = 5.0
 CHECK_S = 20.0
@@ -34,35 +34,18 @@ SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
 
 
 @dataclass(frozen=True)
-class Target:
-    """The running server that is probed."""
-
-    url: str
-    process: EngineProcess
-    engine: Engine
-
-    @property
-    def core_pid(self) -> int | None:
-        """The process that schedules; None if it is gone."""
-        for pid in self.process.process_ids():
-            raw = procfs.read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
-            name = procfs.read(pid, "comm").decode("utf-8", "replace").strip()
-            if self.engine.core_role in self.engine.role_of(name, raw.strip()):
-                return pid
-        return None
-
-
 class Probing:
-    def __init__(self, target: Target, scenario: Scenario, recorder: Recorder) -> None:
-        self.target = target
-        self.scenario = scenario
-        self.recorder = recorder
+    """What looks at a server, by the scenario's wishes; all that it gets goes to the recorder."""
+
+    server: Server
+    scenario: Scenario
+    recorder: Recorder
 
     async def baseline(self) -> None:
         """What healthy and idle looks like: the column that symptoms are held against."""
-        core = self.target.core_pid
+        core = self.server.core_pid
         probes: list[Probe[ProbeData]] = [
-            HttpProbe(self.target.url, self.target.engine.endpoints),
+            HttpProbe(self.server.url, self.server.spec.engine.endpoints),
             self._metrics(),
             self._processes(0.5),
             GpuProbe(samples=1),
@@ -78,11 +61,11 @@ class Probing:
         idle server or one that has ended: shorter windows show all that there is.
         """
         started = time.monotonic()
-        core = self.target.core_pid
+        core = self.server.core_pid
         await self._run(self._metrics(), BASELINE_S, label="metrics-1")
         waits = [
-            self._run(InferenceProbe(self.target.url, SERVED_MODEL, deadline_s), deadline_s + 5),
-            self._run(HttpProbe(self.target.url, self.target.engine.endpoints), CHECK_S),
+            self._run(InferenceProbe(self.server.url, SERVED_MODEL, deadline_s), deadline_s + 5),
+            self._run(HttpProbe(self.server.url, self.server.spec.engine.endpoints), CHECK_S),
             self._run(self._processes(1.0), CHECK_S),
             self._run(GpuProbe(), CHECK_S),
             self._core_probes(core, waiting=waiting),
@@ -95,23 +78,23 @@ class Probing:
         await self.logs()
 
     async def logs(self) -> None:
-        engine, scenario = self.target.engine, self.scenario
+        engine, scenario = self.server.spec.engine, self.scenario
         patterns = {**engine.log_patterns, **scenario.log_patterns}
-        probe = LogsProbe(self.target.process.log, patterns, engine.progress_pattern)
+        probe = LogsProbe(self.server.process.log, patterns, engine.progress_pattern)
         await self._run(probe, 120.0)
 
     def _processes(self, window_s: float) -> ProcessesProbe:
-        target = self.target
-        return ProcessesProbe(target.process.engine_pid, window_s, target.engine.role_of)
+        server = self.server
+        return ProcessesProbe(server.process.engine_pid, window_s, server.spec.engine.role_of)
 
     def _metrics(self) -> MetricsProbe:
-        return MetricsProbe(self.target.url + self.target.engine.metrics_path)
+        return MetricsProbe(self.server.url + self.server.spec.engine.metrics_path)
 
     async def _core_probes(self, core: int | None, *, waiting: bool) -> None:
         """Stacks first, then system calls: strace stops what py-spy reads."""
         if core is None:
             self.recorder.event(
-                f"no process {self.target.engine.core_role} is left to look at", level="error"
+                f"no process {self.server.spec.engine.core_role} is left to look at", level="error"
             )
             return
         locals_too = self.scenario.looks_for_locals
@@ -141,6 +124,6 @@ class Probing:
             result = await asyncio.to_thread(interpreter.run, name, self.recorder.dir)
             sink.write(f"{name}.json", result.model_dump_json(indent=1))
             self.recorder.evidence.reproducers.append(result)
-            said = result.error or f"ended with {result.exit_code}"
+            outcome = result.error or f"ended with {result.exit_code}"
             forked = ", forked from the warm parent" if result.forked else ""
-            self.recorder.event(f"reproducer {name}: {said} in {result.seconds:.2f} s{forked}")
+            self.recorder.event(f"reproducer {name}: {outcome} in {result.seconds:.2f} s{forked}")

@@ -45,9 +45,9 @@ class Interpreter:
         started = time.monotonic()
         result = ReproducerResult(name=name, exit_code=None, seconds=0.0)
         try:
-            result.forked, (result.exit_code, said, error) = self._outcome(name, folder)
+            result.forked, (result.exit_code, output, error) = self._outcome(name, folder)
             if result.exit_code == 0:
-                facts = json.loads(said.strip().splitlines()[-1])
+                facts = json.loads(output.strip().splitlines()[-1])
                 result = ReproducerResult.model_validate({**result.model_dump(), "facts": facts})
             else:
                 result.error = error.strip()[-500:]
@@ -76,8 +76,8 @@ class Interpreter:
             )
         except subprocess.TimeoutExpired as expired:
             raise TimeoutError from expired
-        said, error = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
-        return done.returncode, said, error
+        output, error = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
+        return done.returncode, output, error
 
     def _forked(self, name: str, folder: Path, parent: WarmParent) -> tuple[int, str, str]:
         script = reproducer_path(name)
@@ -98,5 +98,5 @@ class Interpreter:
                 time.sleep(POLL_S)
         finally:
             process.stop()
-        said = log.read_text(errors="replace")
-        return code, said, said
+        output = log.read_text(errors="replace")
+        return code, output, output

@@ -49,10 +49,10 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 def _find(tree: ast.AST, names: list[str]) -> Definition | None:
     """The last definition of that qualified name: overloads come before the real one."""
-    found: Definition | None = None
+    last: Definition | None = None
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, Definition) and node.name == names[0]:
-            found = node if len(names) == 1 else _find(node, names[1:]) or found
+            last = node if len(names) == 1 else _find(node, names[1:]) or last
         elif isinstance(node, ast.If | ast.Try):
-            found = _find(node, names) or found
-    return found
+            last = _find(node, names) or last
+    return last

@@ -25,7 +25,7 @@ class StartStages:
         self._read = 0
         self._rest = b""
         self._began = began
-        self._found: dict[str, float] = {}
+        self._ended: dict[str, float] = {}
 
     def look(self) -> None:
         """Read what the log has got since the last look."""
@@ -40,8 +40,8 @@ class StartStages:
         *lines, self._rest = (self._rest + new).split(b"\n")
         for line in lines:
             for stage, mark in self._marks.items():
-                if stage not in self._found and mark.search(line):
-                    self._found[stage] = now
+                if stage not in self._ended and mark.search(line):
+                    self._ended[stage] = now
 
     def ended(self, ready: float) -> dict[str, float]:
         """{stage: seconds}, in order; ``ready``: when the server was, monotonic seconds."""
@@ -50,8 +50,8 @@ class StartStages:
         before, unseen = self._began, []
         for stage in self._marks:
             unseen.append(stage)
-            if stage in self._found:
-                at = min(max(self._found[stage], before), ready)
+            if stage in self._ended:
+                at = min(max(self._ended[stage], before), ready)
                 stages[" + ".join(unseen)] = round(at - before, 2)
                 before, unseen = at, []
         stages[" + ".join([*unseen, LAST])] = round(ready - before, 2)

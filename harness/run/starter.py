@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +12,7 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments import Environment, cache_root
 from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
-from mmrepro.errors import UsageError
+from mmrepro.errors import EngineStartError, UsageError
 from mmrepro.incident import Setting, WarmParentFacts
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.digest import digest
@@ -24,7 +24,7 @@ from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, WarmParent
 
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
-
+START_ATTEMPTS = 5
 
 REPLACES = {
     StartMode.COLD: "the engine's own start method, nothing replaced",
@@ -45,6 +45,50 @@ class Started:
     process: EngineProcess
     mode: StartMode
     parent: WarmParentFacts | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """How a server is started next.
+
+    Attributes:
+        reasons: why the mode is no faster one; ``because``: what led to this attempt, "" at first.
+        number: of the start, from 1; where a mode was refused, nothing was started.
+        failed: modes in which the server did not become ready, and why.
+        restarts: starts of the run that were repeated, for the report.
+    """
+
+    mode: StartMode
+    reasons: tuple[str, ...] = ()
+    number: int = 1
+    failed: tuple[tuple[StartMode, str], ...] = ()
+    restarts: tuple[Setting, ...] = ()
+    because: str = ""
+
+    def refused(self, why: str) -> Attempt:
+        """The next one, if the mode cannot be used there: in a safer one."""
+        return self._in(SAFER[self.mode], f"not {self.mode}: {why}")
+
+    def ended(self, error: EngineStartError, race: str) -> Attempt | None:
+        """The next one, if the server did not become ready; None: that would not either.
+
+        ``race``: why the start failed by chance; "" if it did not.
+        """
+        if self.number == START_ATTEMPTS:
+            return None
+        again = replace(self, number=self.number + 1)
+        if race:
+            restart = Setting(name="start-up", value="repeated", why=race)
+            restarts = (*self.restarts, restart)
+            return replace(again, restarts=restarts, because=f"{race}; starting it again")
+        if self.mode not in SAFER or error.usage:
+            return None
+        failed = (*self.failed, (self.mode, error.message))
+        why = f"a start in mode {self.mode} failed: {error.message}"
+        return replace(again, failed=failed)._in(StartMode.COLD, why)
+
+    def _in(self, mode: StartMode, because: str) -> Attempt:
+        return replace(self, mode=mode, reasons=(*self.reasons, because), because=because)
 
 
 class Starter:
@@ -176,7 +220,7 @@ def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
         yield from sorted(folder.rglob("*.py"))
 
 
-def mode_settings(mode: StartMode, fallbacks: list[str]) -> list[Setting]:
+def mode_settings(mode: StartMode, fallbacks: Sequence[str]) -> list[Setting]:
     """The mode and what it replaces, for the report."""
     why = "; ".join([REPLACES[mode], *fallbacks])
     return [Setting(name="start mode", value=mode.value, why=why)]

@@ -1,14 +1,27 @@
-"""From evidence to the incident's tables: what the report shows besides the verdict."""
+"""What an incident holds: of the set-up, and, besides the verdict, of the judged evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import hashlib
+import shlex
+import uuid
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
 from typing import TypeVar
 
-from mmrepro.environments import Environment
+from mmrepro import __version__
+from mmrepro.engines import LaunchPlan
+from mmrepro.environments import Environment, cache_root
+from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
-from mmrepro.incident import Incident, LogExcerpt, MitigationFacts
+from mmrepro.incident import EngineFacts, Incident, LogExcerpt, MitigationFacts, ModelFacts
+from mmrepro.machine.facts import host_facts
+from mmrepro.models import TinyModel
 from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.records import Fidelity, Moment, Setting
+from mmrepro.reproducers import reproducer_path
+from mmrepro.run.options import RunOptions
 from mmrepro.run.source import read_definition
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.signature import Outcome
@@ -18,37 +31,133 @@ T = TypeVar("T")
 LINES_EACH = 3
 
 
-def assemble(
-    incident: Incident, scenario: Scenario, facts: RunFacts, environment: Environment | None
+def blank(
+    scenario: Scenario, options: RunOptions, release: str, device: str, folder: Path
+) -> Incident:
+    """The incident of a run that has just begun, valid as it is.
+
+    ``device``: ``cpu`` or ``cuda``, as decided; ``folder``: the run's own.
+    """
+    return Incident(
+        mmrepro_version=__version__,
+        id=uuid.uuid4().hex[:12],
+        created=Moment.now(),
+        state="interrupted",
+        failure="the run has not ended",
+        incident_dir=str(folder),
+        command=options.command(scenario.name),
+        scenario=scenario.facts,
+        engine=EngineFacts(name=scenario.engine, release=release),
+        host=host_facts(),
+        fidelity=Fidelity.GPU if device == "cuda" else Fidelity.CPU,
+        references=list(scenario.references),
+    )
+
+
+def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
+    """Folder and facts of the model: the user's own if ``given``, else ``tiny``.
+
+    Raises:
+        UsageError: ``given`` holds no model.
+    """
+    if given is not None:
+        path = given.resolve()
+        if not (path / "config.json").is_file():
+            raise UsageError(f"{path} holds no model: it has no config.json.")
+        return path, ModelFacts(kind="given with --model", path=str(path))
+    path = tiny.write(cache_root() / "models")
+    with (path / "model.safetensors").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return path, ModelFacts(
+        kind=tiny.kind,
+        path=str(path),
+        parameters=tiny.parameters,
+        seed=tiny.seed,
+        image_tokens=tiny.image_tokens,
+        sha256=digest,
+    )
+
+
+def note_environment(incident: Incident, environment: Environment, folder: Path) -> None:
+    """What the engine was installed as; the list with hashes is copied into ``folder``."""
+    engine = incident.engine
+    engine.wheel = environment.wheel
+    engine.python = environment.python_version
+    engine.resolved_until = environment.resolved_until
+    engine.packages = environment.packages
+    engine.settings = list(environment.notes)
+    copy = folder / environment.lock_file.name
+    with contextlib.suppress(OSError):
+        copy.write_bytes(environment.lock_file.read_bytes())
+        engine.packages_file = copy.name
+
+
+def changes(scenario: Scenario, flips: Iterable[str]) -> list[Setting]:
+    """What a run sets on purpose: flipped factors, the options of its control server."""
+    flipped = [scenario.factor(name) for name in flips]
+    settings = [
+        Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
+        for f in flipped
+    ]
+    if (control := scenario.control_server) is not None:
+        options = shlex.join(control.server_args)
+        settings.append(Setting(name="control server", value=options, why=control.description))
+    return settings
+
+
+def note_plan(incident: Incident, plan: LaunchPlan, settings: list[Setting], mode: str) -> None:
+    """How the server is about to be started."""
+    # Where mmrepro itself lies is no fact of the run: reports are the same from any checkout.
+    here = str(reproducer_path("").absolute())
+    incident.engine.command = plan.argv
+    incident.engine.environment = {k: v.replace(here, "{reproducers}") for k, v in plan.env.items()}
+    incident.engine.settings, incident.engine.start_mode = settings, mode
+    incident.stand_ins = plan.stand_ins
+    incident.fidelity = plan.fidelity
+
+
+def mitigation_table(scenario: Scenario, applied: Collection[str]) -> list[MitigationFacts]:
+    """Every mitigation; of none it is known yet whether it helps. ``applied``: names."""
+    variant = f" --variant {scenario.variant}" if scenario.variant else ""
+    return [
+        MitigationFacts(
+            name=mitigation.name,
+            description=mitigation.description,
+            applied=mitigation.name in applied,
+            command=f"mmrepro run {scenario.name}{variant} --mitigation {mitigation.name}",
+        )
+        for mitigation in scenario.mitigations
+    ]
+
+
+def note_judged(
+    incident: Incident, scenario: Scenario, facts: RunFacts, environment: Environment
 ) -> None:
-    """Fill symptoms, stack, log lines, sources, claims and mitigations of a judged incident.
+    """Symptoms, stack, log lines, sources, claims and mitigations of an incident with a verdict.
 
     A scenario's table that fails leaves its part empty and a warning: the verdict stands.
     """
     evidence = incident.evidence
-    incident.symptoms = (
-        _guarded(incident, lambda e: scenario.symptom_rows(e, facts), evidence) or []
-    )
-    incident.exhibits = _guarded(incident, lambda e: scenario.exhibits(e, facts), evidence) or []
-    incident.key_stack = _guarded(incident, scenario.key_stack, evidence)
-    incident.claims = _guarded(incident, lambda e: scenario.claim_results(e, facts), evidence) or []
+
+    def guarded(build: Callable[[], T], otherwise: T, name: str) -> T:
+        try:
+            return build()
+        except Exception as error:
+            why = f"the scenario's {name} failed: {type(error).__name__}: {error}"
+            incident.failure_detail.append(why)
+            return otherwise
+
+    incident.symptoms = guarded(lambda: scenario.symptom_rows(evidence, facts), [], "symptom_rows")
+    incident.exhibits = guarded(lambda: scenario.exhibits(evidence, facts), [], "exhibits")
+    incident.key_stack = guarded(lambda: scenario.key_stack(evidence), None, "key_stack")
+    incident.claims = guarded(lambda: scenario.claim_results(evidence, facts), [], "claims")
     incident.log_lines = log_excerpts(evidence, scenario)
     count_stand_ins(incident)
-    incident.mitigations = mitigation_table(incident, scenario, facts)
-    if environment is not None:
-        found = (read_definition(environment.site_packages, ref) for ref in scenario.sources)
-        incident.sources = [excerpt for excerpt in found if excerpt is not None]
-
-
-def _guarded(incident: Incident, build: Callable[[Evidence], T], evidence: Evidence) -> T | None:
-    try:
-        return build(evidence)
-    except Exception as error:
-        name = getattr(build, "__name__", "claims")
-        incident.failure_detail.append(
-            f"the scenario's {name} failed: {type(error).__name__}: {error}"
-        )
-        return None
+    for mitigation in incident.mitigations:  # of one that was not applied, a run tells nothing
+        if mitigation.applied and incident.outcome is not Outcome.INCONCLUSIVE:
+            mitigation.effective = incident.outcome is Outcome.NOT_REPRODUCED
+    excerpts = (read_definition(environment.site_packages, ref) for ref in scenario.sources)
+    incident.sources = [excerpt for excerpt in excerpts if excerpt is not None]
 
 
 def count_stand_ins(incident: Incident) -> None:
@@ -82,8 +191,6 @@ def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
 
 
 def excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
-    from pathlib import Path
-
     where = f" [{line.source}]" if line.source else ""
     return LogExcerpt(
         file=Path(file).name,
@@ -93,32 +200,3 @@ def excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
         text=f"{line.level}{where} {line.text}".strip(),
         note=note,
     )
-
-
-def mitigation_table(
-    incident: Incident, scenario: Scenario, facts: RunFacts
-) -> list[MitigationFacts]:
-    """Every mitigation; only an applied one, in a conclusive run, is said to help or not."""
-    verdict = incident.verdict
-    conclusive = verdict is not None and verdict.outcome is not Outcome.INCONCLUSIVE
-    table = []
-    for mitigation in scenario.mitigations:
-        applied = mitigation.name in facts.mitigations
-        effective: bool | None = None
-        if applied and conclusive and verdict is not None:
-            effective = verdict.outcome is Outcome.NOT_REPRODUCED
-        table.append(
-            MitigationFacts(
-                name=mitigation.name,
-                description=mitigation.description,
-                applied=applied,
-                effective=effective,
-                command=_command(scenario, mitigation.name),
-            )
-        )
-    return table
-
-
-def _command(scenario: Scenario, mitigation: str) -> str:
-    variant = f" --variant {scenario.variant}" if scenario.variant else ""
-    return f"mmrepro run {scenario.name}{variant} --mitigation {mitigation}"

@@ -26,7 +26,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(session, "ensure", lambda spec, progress: place)
     monkeypatch.setattr(plan, "existing", lambda spec: place)
     monkeypatch.setattr(cells, "write_reports", lambda folder: [])
-    monkeypatch.setattr(session, "Cells", partial(Cells, make_run=made.run))
+    monkeypatch.setattr(session, "Cells", partial(Cells, execute=made.execute))
     return made
 
 

@@ -38,7 +38,7 @@ def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
 
     def run(world: World, **more: object) -> Ablation:
         options = AblateOptions(**{"run": RUN, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
-        make = partial(Cells, make_run=world.run)
+        make = partial(Cells, execute=world.execute)
         return Ablating(GHOST, options, make_cells=make).execute()
 
     return run

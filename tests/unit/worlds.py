@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 
-from made_up import hang_run, healthy_run, judge, run_facts
+from made_up import hang_run, healthy_run, judge
 from mmrepro.environments import Environment, EnvironmentSpec
-from mmrepro.errors import MmreproError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import GateFacts, Incident, WheelFacts
-from mmrepro.incident.folder import write_incident
+from mmrepro.incident.journal import Journal
 from mmrepro.run.options import RunOptions
+from mmrepro.run.tables import changes
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Verdict
-from mmrepro.text.redact import Redactor
-from simple_incident import incident
 
 Happens = Callable[[frozenset[str]], Evidence]
 
@@ -46,43 +43,22 @@ class World:
     start_mode: str = ""
     """That the runs were made in."""
 
-    def run(
-        self, scenario: Scenario, options: RunOptions, listener: object, starter: object
-    ) -> FakeRun:
-        return FakeRun(self, scenario, options)
-
-
-class FakeRun:
-    """What ``mmrepro.run.runner.Run`` offers to cells."""
-
-    def __init__(self, world: World, scenario: Scenario, options: RunOptions) -> None:
-        self.world, self.scenario, self.options = world, scenario, options
-        assert options.out is not None
-        self.dir = options.out
-        self.dir.mkdir(parents=True)
-        self.incident: Incident = incident(command=options.command(scenario.name))
-        self.incident.engine.start_mode = world.start_mode
-        self.recorder = SimpleNamespace(evidence=Evidence())
-
-    def facts(self) -> object:
-        return run_facts(self.scenario)
-
-    def execute(self) -> Incident:
-        self.world.calls.append(self.options.flips)
-        try:
-            evidence = self.world.happens(frozenset(self.options.flips))
-        except MmreproError as error:
-            self.incident.state, self.incident.failure = "failed", error.message
-            write_incident(self.incident, self.dir, Redactor())
-            raise
-        outcome, _, results = judge(self.scenario, evidence)
-        self.recorder.evidence = evidence
-        self.incident.gate = GateFacts(passed=True, why="")
-        self.incident.verdict = Verdict(
-            outcome=outcome, explanation="as it was", conditions=results
-        )
-        write_incident(self.incident, self.dir, Redactor())
-        return self.incident
+    def execute(
+        self, scenario: Scenario, options: RunOptions, journal: Journal, starter: object
+    ) -> Incident:
+        """As ``mmrepro.run.runner.execute``: without an environment, a server, a look at it."""
+        self.calls.append(options.flips)
+        incident = journal.incident
+        incident.engine.start_mode = self.start_mode
+        incident.engine.settings = changes(scenario, options.flips)
+        with journal.whole_run():
+            evidence = self.happens(frozenset(options.flips))
+            for name in Evidence.model_fields:
+                setattr(incident.evidence, name, getattr(evidence, name))
+            outcome, _, results = judge(scenario, evidence)
+            incident.gate = GateFacts(passed=True, why="")
+            incident.verdict = Verdict(outcome=outcome, explanation="as it was", conditions=results)
+        return incident
 
 
 def environment(folder: Path) -> Environment:
