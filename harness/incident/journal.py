@@ -44,8 +44,10 @@ class Journal:
 
     def save(self) -> None:
         """Write the incident as it is; a full disk moves it. Raises as ``write_incident``."""
-        self.folder = write_incident(self.incident, self.folder, self._redactor)
-        self.incident.incident_dir = str(self.folder)
+        folder = write_incident(self.incident, self.folder, self._redactor)
+        if folder != self.folder:
+            self.folder, self.incident.incident_dir = folder, str(folder)
+            self.save()  # it tells where it is
 
     @contextlib.contextmanager
     def whole_run(self) -> Iterator[None]:

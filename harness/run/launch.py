@@ -202,10 +202,8 @@ def _ready(spec: ServerSpec, attempt: Attempt, journal: Journal, starter: Starte
         stages = StartStages(spec.engine.start_marks, started.process.log, server.began)
         ready = _wait(server, stages)
         server.sampler.read_metrics()
-        facts.start_seconds, facts.start_stages = (
-            round(ready - server.began, 2),
-            stages.ended(ready),
-        )
+        facts.start_seconds = round(ready - server.began, 2)
+        facts.start_stages = stages.ended(ready)
         recorder.event(f"engine ready after {facts.start_seconds:.1f} s")
         starter.note(started, plan, environment, facts.start_seconds)
         for unusable, why in attempt.failed:  # another start worked: it was the mode

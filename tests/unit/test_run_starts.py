@@ -1,0 +1,238 @@
+"""A server's start with FAKE servers: which mode is tried next, and what is remembered of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_engine_process import FakeStarter, close, ends, raises, ready, silent, starter
+from mmrepro.errors import EngineStartError, SupervisorError, WarmParentDied
+from mmrepro.incident import Setting
+from mmrepro.incident.journal import Journal
+from mmrepro.run import launch
+from mmrepro.run.deadline import Deadlines, of_gate
+from mmrepro.run.launch import Server, ServerSpec, start
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.starter import START_ATTEMPTS, Attempt
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.signature import Finding
+from mmrepro.supervise.warm import Refused
+from simple_incident import incident
+from worlds import environment
+
+COLD, FORK, WARM = StartMode.COLD, StartMode.FORK, StartMode.WARM
+GHOST = load_scenario("ghost-key-eviction")
+PORT_TAKEN = "OSError: [Errno 98] Address already in use"
+
+# ------------------------------------------------------------------ the next attempt
+
+
+def test_a_refused_mode_is_followed_by_a_safer_one_and_counts_as_no_start() -> None:
+    first = Attempt(WARM)
+    second = first.refused("its imports start threads")
+    third = second.refused("no fork here")
+    assert [a.mode for a in (first, second, third)] == [WARM, FORK, COLD]
+    assert third.reasons == ("not warm: its imports start threads", "not fork: no fork here")
+    assert third.because == third.reasons[-1]
+    assert (third.number, third.failed) == (1, ())
+
+
+@pytest.mark.parametrize("mode", [WARM, FORK])
+def test_a_start_that_failed_in_a_mode_is_followed_by_a_cold_one(mode: StartMode) -> None:
+    following = Attempt(mode).ended(EngineStartError("it ended."), "")
+    assert following is not None
+    assert (following.mode, following.number) == (COLD, 2)
+    assert following.failed == ((mode, "it ended."),)
+    assert following.because == f"a start in mode {mode} failed: it ended."
+    assert following.restarts == ()
+    assert following.ended(EngineStartError("it ended."), "") is None, "it was not the mode"
+
+
+def test_words_that_the_engine_refuses_are_refused_in_any_mode() -> None:
+    assert Attempt(FORK).ended(EngineStartError("usage: …", usage=True), "") is None
+
+
+def test_a_chance_failure_is_repeated_in_the_same_mode_a_few_times() -> None:
+    attempt, seen = Attempt(WARM), []
+    while following := attempt.ended(EngineStartError("it ended."), "the port was taken"):
+        attempt = following
+        seen.append(attempt.mode)
+    assert seen == [WARM] * (START_ATTEMPTS - 1)
+    again = Setting(name="start-up", value="repeated", why="the port was taken")
+    assert attempt.restarts == (again,) * (START_ATTEMPTS - 1)
+    assert (attempt.reasons, attempt.because) == ((), "the port was taken; starting it again")
+
+
+# ------------------------------------------------------------------ starts
+
+
+class Starts:
+    """``one(starter)`` starts a server in a journal of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "evidence").mkdir()
+        self.journal = Journal(incident(), folder)
+        self.made: list[FakeStarter] = []
+        self.spec = ServerSpec(
+            GHOST, RunOptions(device="cpu"), environment(folder / "environment"), folder
+        )
+
+    def one(self, starter: FakeStarter, **more: tuple[Setting, ...]) -> Server:
+        self.made.append(starter)
+        return start(self.spec, self.journal, starter.it, **more)
+
+    @property
+    def warnings(self) -> list[str]:
+        return [e.text for e in self.journal.recorder.evidence.events if e.level == "warning"]
+
+    @property
+    def mode_and_why(self) -> tuple[str, str]:
+        (setting,) = [s for s in self.journal.incident.engine.settings if s.name == "start mode"]
+        assert setting.value == self.journal.incident.engine.start_mode
+        return setting.value, setting.why
+
+
+@pytest.fixture
+def starts(tmp_path: Path) -> Iterator[Starts]:
+    made = Starts(tmp_path)
+    yield made
+    for each in made.made:
+        close(each.processes)
+
+
+def test_a_start_that_works_is_remembered(starts: Starts) -> None:
+    made = starter(ready, mode=FORK, reasons=("not warm: it was seen",))
+    server = starts.one(made)
+    server.sampler.stop()
+    assert (made.modes, made.worked, made.unusable) == ([FORK], [FORK], [])
+    assert starts.mode_and_why[0] == "fork"
+    assert "not warm: it was seen" in starts.mode_and_why[1]
+    assert server.url.endswith(str(made.processes[0].port))
+    assert (server.plan.argv, server.restarts) == (starts.journal.incident.engine.command, ())
+    assert made.processes[0].stopped == []
+
+
+def test_a_port_that_was_taken_is_another_port_and_told(starts: Starts) -> None:
+    earlier = (Setting(name="start-up", value="repeated", why="the control server's"),)
+    made = starter(ends(PORT_TAKEN), ready)
+    server = starts.one(made, restarts=earlier)
+    server.sampler.stop()
+    assert made.modes == [COLD, COLD]
+    assert starts.warnings == ["the port was taken meanwhile; starting it again"]
+    assert [r.why for r in server.restarts] == [
+        "the control server's", "the port was taken meanwhile",
+    ]  # fmt: skip
+    assert starts.journal.incident.engine.settings[-2:] == list(server.restarts)
+    evidence = starts.journal.recorder.dir
+    assert PORT_TAKEN in (evidence / "engine-start-1.log").read_text()
+    assert (evidence / "engine.log").read_text() == ""
+    assert made.processes[0].stopped == [1.0]
+    assert made.unusable == []
+
+
+def test_ports_that_are_always_taken_are_an_error_at_last(starts: Starts) -> None:
+    made = starter(*[ends(PORT_TAKEN)] * START_ATTEMPTS)
+    with pytest.raises(EngineStartError, match="Address already in use"):
+        starts.one(made)
+    assert made.modes == [COLD] * START_ATTEMPTS
+    assert len(starts.warnings) == START_ATTEMPTS - 1
+    assert all(p.stopped for p in made.processes)
+
+
+def test_a_parent_that_refuses_is_remembered_and_a_fork_tried(starts: Starts) -> None:
+    def refuses() -> None:
+        raise Refused("its imports opened pipe:")
+
+    made = starter(ready, mode=WARM, warms=refuses)
+    starts.one(made).sampler.stop()
+    assert made.modes == [FORK]
+    assert made.unusable == [(WARM, "its imports opened pipe:", True)]
+    assert starts.mode_and_why[0] == "fork"
+    assert starts.mode_and_why[1].endswith("not warm: its imports opened pipe:")
+    assert not list(starts.journal.recorder.dir.glob("engine-start-*"))
+    assert "warm parent" in starts.journal.incident.stages
+
+
+def test_a_parent_that_died_is_not_held_against_the_mode(starts: Starts) -> None:
+    made = starter(raises(WarmParentDied("it was killed")), ready, mode=WARM, parent=True)
+    starts.one(made).sampler.stop()
+    assert made.modes == [WARM, FORK]
+    assert made.unusable == []
+    assert starts.warnings == ["not warm: it was killed"]
+    assert "warm parent" not in starts.journal.incident.stages, "there was one"
+
+
+def test_a_fork_that_does_not_start_is_tried_cold_and_then_doubted(starts: Starts) -> None:
+    made = starter(ends("RuntimeError: not in a fork"), ready, mode=FORK)
+    starts.one(made).sampler.stop()
+    assert (made.modes, made.worked) == ([FORK, COLD], [COLD])
+    ((mode, why, certain),) = made.unusable
+    assert (mode, certain) == (FORK, False)
+    assert "not in a fork" in why
+    assert "a start in mode fork failed" in starts.mode_and_why[1]
+
+
+def test_what_starts_in_no_mode_says_nothing_of_the_modes(starts: Starts) -> None:
+    broken = ends("RuntimeError: nowhere")
+    made = starter(broken, broken, mode=FORK)
+    with pytest.raises(EngineStartError, match="RuntimeError: nowhere"):
+        starts.one(made)
+    assert (made.modes, made.worked, made.unusable) == ([FORK, COLD], [], [])
+
+
+def test_a_usage_error_is_told_at_once(starts: Starts) -> None:
+    made = starter(ends("error: unrecognized arguments: --no-such", code=2), mode=WARM, parent=True)
+    with pytest.raises(EngineStartError, match="ended with 2 while it started") as told:
+        starts.one(made)
+    assert told.value.usage
+    assert made.modes == [WARM]
+
+
+def test_a_mode_that_replaces_something_has_less_time_than_a_cold_start(
+    starts: Starts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "REPLACED_START_LIMIT_S", 0.1)
+    made = starter(silent, ready, mode=FORK)
+    starts.one(made).sampler.stop()
+    assert made.modes == [FORK, COLD]
+    assert "was not ready after 0.1 s" in starts.warnings[0]
+
+
+def test_a_process_that_cannot_be_started_is_not_tried_again(starts: Starts) -> None:
+    made = starter(raises(SupervisorError("no such command")), mode=FORK)
+    with pytest.raises(SupervisorError, match="no such command"):
+        starts.one(made)
+    assert made.modes == [FORK]
+
+
+def test_two_starts_never_share_a_port(starts: Starts) -> None:
+    made = starter(ends(PORT_TAKEN), ends(PORT_TAKEN), ready)
+    starts.one(made).sampler.stop()
+    command = starts.journal.incident.engine.command
+    assert command[command.index("--port") + 1] == str(made.processes[-1].port)
+
+
+# ------------------------------------------------------------------ what the gate gives
+
+BEFORE = Deadlines(240.0, 60.0)
+
+
+def test_a_gate_that_passed_gives_the_deadlines() -> None:
+    facts, deadlines = of_gate(Finding.of(True, "all answered"), [5.0, 0.5, 1.0], BEFORE)
+    assert (facts.passed, facts.why, facts.latencies_s) == (True, "all answered", [5.0, 0.5, 1.0])
+    assert (deadlines.answer_s, deadlines.suspect_s) == (30.0, 12.0)
+    assert (facts.deadline_s, facts.deadline_rule) == (30.0, deadlines.rule)
+
+
+@pytest.mark.parametrize("finding", [Finding.of(False, "500"), Finding.unknown("no log")])
+def test_a_gate_that_did_not_leaves_them(finding: Finding) -> None:
+    facts, deadlines = of_gate(finding, [], BEFORE)
+    assert (facts.passed, facts.why) == (False, finding.observed)
+    assert (facts.deadline_s, facts.deadline_rule) == (None, "")
+    assert deadlines is BEFORE
+
+
+def test_a_gate_that_passed_without_an_answer_is_none() -> None:
+    with pytest.raises(ValueError, match="no latency"):
+        of_gate(Finding.of(True, "all refused"), [], BEFORE)
