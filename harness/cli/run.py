@@ -90,7 +90,7 @@ def run(
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
-    found = load_scenario(scenario).with_variant(variant)
+    chosen = load_scenario(scenario).with_variant(variant)
     if keep_server and repeat > 1:
         raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
     options = RunOptions(
@@ -110,11 +110,11 @@ def run(
         start_mode=start_mode,
     )
     console = Console(stderr=json)
-    several = repeat > 1 or found.control_server is not None
+    several = repeat > 1 or chosen.control_server is not None
     with Starter(options.start_mode, several=several) as starter:
         incidents = [
             _one(
-                found,
+                chosen,
                 options.numbered(number) if repeat > 1 else options,
                 starter,
                 console,
@@ -200,8 +200,8 @@ def _tell_repeats(incidents: list[Incident], console: Console) -> None:
     from collections import Counter
 
     counts = Counter(str(incident.outcome) for incident in incidents)
-    said = ", ".join(f"{count} × {outcome}" for outcome, count in counts.most_common())
-    console.print(f"\n{len(incidents)} runs: {said}", highlight=False)
+    told = ", ".join(f"{count} × {outcome}" for outcome, count in counts.most_common())
+    console.print(f"\n{len(incidents)} runs: {told}", highlight=False)
 
 
 def _exit_code(incident: Incident) -> ExitCode:
