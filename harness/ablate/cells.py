@@ -27,7 +27,6 @@ from mmrepro.incident.ablation import CellRun
 from mmrepro.incident.folder import discard, unused
 from mmrepro.incident.journal import Journal
 from mmrepro.records import Moment
-from mmrepro.reports import write_reports
 from mmrepro.run.judge import facts_of
 from mmrepro.run.options import RunOptions
 from mmrepro.run.runner import begin, execute
@@ -52,6 +51,8 @@ class Cells:
     folder: Path
     """Of the ablation."""
     starter: Starter
+    report: Callable[[Path], object]
+    """Writes the reports of the run whose folder it gets."""
     listener: Listener | None = None
     execute: Callable[[Scenario, RunOptions, Journal, Starter], Incident] = execute
     last_error: MmreproError | None = None
@@ -106,9 +107,9 @@ class Cells:
             self.last_error, error = failed, failed.message
         except BaseException:
             with contextlib.suppress(Exception):  # what was seen until then is worth a report
-                write_reports(journal.folder)
+                self.report(journal.folder)
             raise
-        write_reports(journal.folder)
+        self.report(journal.folder)
         seconds = time.monotonic() - began
         return _cell_run(self.scenario, journal.incident, key, index, created, seconds, error)
 

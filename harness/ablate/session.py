@@ -31,7 +31,6 @@ from mmrepro.incident.ablation import (
 from mmrepro.incident.folder import is_there, new_folder, prepared
 from mmrepro.machine.facts import host_facts
 from mmrepro.records import Moment
-from mmrepro.reports.ablation import write_ablation
 from mmrepro.run.launch import chosen_release
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
@@ -66,7 +65,12 @@ class Ablating:
         options: AblateOptions,
         watcher: Watcher | None = None,
         make_cells: MakeCells | None = None,
+        *,
+        write: Callable[[Ablation, Path], object],
+        report: Callable[[Path], object],
     ) -> None:
+        """``write`` writes the ablation's documents below its folder, each time that it has
+        grown; ``report`` the reports of one run."""
         self.scenario = scenario
         self.options = options
         self.watcher = watcher
@@ -79,6 +83,7 @@ class Ablating:
         self.ablation = self._blank()
         self.make_cells = make_cells or Cells
         self._cells: Cells | None = None
+        self._write_documents, self._report = write, report
 
     @property
     def names(self) -> list[str]:
@@ -194,7 +199,7 @@ class Ablating:
         self._write()
 
     def _write(self) -> None:
-        write_ablation(Redactor().redact_model(self.ablation), self.dir)
+        self._write_documents(Redactor().redact_model(self.ablation), self.dir)
 
     # ------------------------------------------------------------------ set-up
 
@@ -210,6 +215,7 @@ class Ablating:
             store=self.store,
             folder=self.dir,
             starter=starter,
+            report=self._report,
             listener=self.watcher.event if self.watcher is not None else None,
         )
 

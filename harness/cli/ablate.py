@@ -103,11 +103,13 @@ def _run(scenario: Scenario, options: AblateOptions, console: Console, *, quiet:
     from mmrepro.ablate.plan import plan
     from mmrepro.ablate.session import Ablating
     from mmrepro.cli.ablate_progress import AblationProgress
+    from mmrepro.reports import write_reports
+    from mmrepro.reports.ablation import write_ablation
     from mmrepro.reports.ablation_terminal import print_ablation
 
     expected = plan(scenario, options)
     display = AblationProgress(console, expected.seconds_each, sum(c.runs for c in expected.cells))
-    running = Ablating(scenario, options, display)
+    running = Ablating(scenario, options, display, write=write_ablation, report=write_reports)
     display.ablation = running.ablation
     try:
         with display:

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from mmrepro.ablate import cells, plan, session
+from mmrepro import reports
+from mmrepro.ablate import plan, session
 from mmrepro.ablate.cells import Cells
 from mmrepro.errors import ExitCode
 from mmrepro.evidence import Evidence
@@ -25,7 +26,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(session, "ensure", lambda spec, progress: place)
     monkeypatch.setattr(plan, "existing", lambda spec: place)
-    monkeypatch.setattr(cells, "write_reports", lambda folder: [])
+    monkeypatch.setattr(reports, "write_reports", lambda folder: [])
     monkeypatch.setattr(session, "Cells", partial(Cells, execute=made.execute))
     return made
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from made_up import hang_run, healthy_run
-from mmrepro.ablate import cells, plan, session
+from mmrepro.ablate import plan, session
 from mmrepro.ablate.cells import Cells, slug
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.session import Ablating
@@ -17,7 +17,7 @@ from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageErr
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
 from mmrepro.incident.ablation import Ablation, CellState, Conclusion, FactorClass
-from mmrepro.reports.ablation import load_ablation
+from mmrepro.reports.ablation import load_ablation, write_ablation
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.scenario.registry import load_scenario
 from worlds import World, as_in_0_23, environment
@@ -34,12 +34,13 @@ def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
     place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
     monkeypatch.setattr(session, "ensure", lambda spec, progress: place)
     monkeypatch.setattr(plan, "existing", lambda spec: place)
-    monkeypatch.setattr(cells, "write_reports", lambda folder: [])
 
     def run(world: World, **more: object) -> Ablation:
         options = AblateOptions(**{"run": RUN, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
         make = partial(Cells, execute=world.execute)
-        return Ablating(GHOST, options, make_cells=make).execute()
+        return Ablating(
+            GHOST, options, make_cells=make, write=write_ablation, report=lambda folder: None
+        ).execute()
 
     return run
 
