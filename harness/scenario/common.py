@@ -7,6 +7,7 @@ stand at the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mmrepro.engines import Engine
@@ -284,6 +285,16 @@ def answered_row(label: str) -> Check:
         sent = requests.first(label)
         said = f"{sent.status} in" if sent.status is not None else "no answer in"
         return Finding.of(sent.answered, f"{said} {sent.latency_s:.2f} s")
+
+    return told
+
+
+def status_of(label: str) -> Callable[[Requests], str]:
+    """For a row of the table: what another request, called so, was answered with."""
+
+    def told(requests: Requests) -> str:
+        sent = requests.first(label)
+        return f"{sent.status} ({sent.label})"
 
     return told
 
