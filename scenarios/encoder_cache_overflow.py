@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from mmrepro.scenario import (
     Drive,
-    Engine,
     Finding,
     HttpData,
-    Metrics,
     Requests,
     Scenario,
     StackSample,
@@ -22,6 +20,7 @@ from mmrepro.scenario import (
     checks,
     claim,
     core_burns_cpu,
+    counted_as_running,
     cure,
     idle_cpu,
     issue,
@@ -31,7 +30,6 @@ from mmrepro.scenario import (
     quote,
     refused_or_answered,
     row,
-    status_of,
     symptom,
     tokens_stand_still,
     upgrade,
@@ -55,7 +53,6 @@ OTHER = "meanwhile: an ordinary image"
 MIN_SAMPLES = 3
 MIN_LOCALS = 2
 
-RUNNING = "the scheduler counts the request as running, in two readings"
 REPORT = issue(
     "vllm#26223", "Requests with multimodal data larger than the encoder cache hang", "the report"
 )
@@ -64,12 +61,6 @@ FIX = pull(
     "Early-reject requests with MM data longer than encode cache capacity",
     release="0.16.0",
 )
-
-
-def counted_as_running(metrics: Metrics, engine: Engine) -> Finding:
-    values = metrics.readings(engine.metrics["running"])
-    text = "num_requests_running " + " → ".join(f"{value:g}" for value in values)
-    return Finding.of(all(value >= 1 for value in values), text)
 
 
 class EncoderCacheOverflow(Scenario):
@@ -134,10 +125,12 @@ class EncoderCacheOverflow(Scenario):
     symptoms = (
         never_answered(BIG, f"the {BIG} gets no answer and no refusal"),
         process_alive(),
-        symptom(RUNNING, counted_as_running, required=False, live=False),
+        counted_as_running(
+            "the scheduler counts the request as running, in two readings", required=False
+        ),
         core_burns_cpu(required=False, live=False),
     )
-    live_only = (symptom(RUNNING, counted_as_running), tokens_stand_still())
+    live_only = (tokens_stand_still(),)
 
     @symptom(
         "other requests and /health are starved as well: each empty step sends the API server a "
@@ -197,7 +190,7 @@ class EncoderCacheOverflow(Scenario):
 
     works_after = (refused_or_answered(BIG), answered(CONTROL, TEXT, OTHER))
     rows = (
-        row(BIG, "no-answer", status_of(CONTROL)),
+        row(BIG, "no-answer", answered_row(CONTROL)),
         row(TEXT, answered_row(TEXT), "200", abnormal_if=False),
         row(OTHER, answered_row(OTHER), "200", abnormal_if=False),
         row("/health, /v1/models", checks.endpoints_green, "200, 200", abnormal_if=False),
