@@ -34,6 +34,7 @@ from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.scenario.base import Scenario, with_variants
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.common import (
+    Label,
     added_not_scheduled,
     answered,
     answered_row,
@@ -121,6 +122,7 @@ __all__ = [
     "InferenceData",
     "KeyFrame",
     "KeyStack",
+    "Label",
     "LiveFacts",
     "LogLine",
     "Logs",

@@ -30,8 +30,8 @@ from mmrepro.scenario import (
     symptom,
     upgrade,
 )
-from mmrepro.scenarios.chunked_mm_prefill import race_report, report
-from mmrepro.scenarios.chunked_mm_prefill.race_report import FIRST, SECOND
+from mmrepro.scenarios.chunked_mm_prefill import report
+from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
 
 if TYPE_CHECKING:
     from mmrepro.incident.ablation import Ablation
@@ -58,15 +58,6 @@ BARRIER = Patch(
         why="the mitigation under test, as vllm#28706 and vllm#31373 do it",
     ),
 )
-HYPOTHESES = {
-    "prefix-caching": "hypothesis 1: prefix caching is the cause (refuted in the report)",
-    "chunk-budget": "hypothesis 2: a chunk budget below the image's tokens is the cause (confirmed "
-    "in the report: 8192 cures it)",
-    "eager-mode": "hypothesis 3: CUDA graphs (in the report the explanation; never tried alone)",
-    "async-scheduling": "asynchronous scheduling is the cause (not considered in the report)",
-}
-"""By the factor that decides it."""
-
 STREAM = {
     "stream-overwrite": r"mmrepro-stream: step \d+: overwrite: the host writes is_mm_embed",
     "stream-mask": r"mmrepro-stream: step \d+: mask: ",
@@ -251,7 +242,7 @@ class AsyncRace(Scenario):
     def wrong_mask(self, logs: Logs) -> Finding:
         errors = logs.lines("stream-error")
         if not errors:
-            return counted(logs, "stream-error", "failed on the device")
+            return Finding.of(False, counted(logs, "stream-error", "failed on the device").observed)
         text = errors[0].text.removeprefix("mmrepro-stream: ")
         counts = MASK.search(text)
         if counts is None or "None" in counts.groups():
@@ -266,14 +257,14 @@ class AsyncRace(Scenario):
     works_after = (answered(SILENT, FIRST, SECOND, crash.AFTER), right_rows)
     wrong_rows = row("steps with embeddings in wrong rows", "silent-steps", "none")
     rows = (*report.rows(failing), wrong_rows)
-    claims = race_report.CLAIMS
+    claims = report.RACE_CLAIMS
 
     def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
         """The report's three, and the one that it did not have."""
         from mmrepro.scenario.hypotheses import causes, hypothesis
 
         judged = []
-        for factor, text in HYPOTHESES.items():
+        for factor, text in report.HYPOTHESES.items():
             name = "graphs" if factor == "eager-mode" else factor
             judged.append(hypothesis(name, text, report.SOURCE, causes(ablation, factor)))
         unknown = "not established: the report names no build, and why its request 1 passes is open"
