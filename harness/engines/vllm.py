@@ -9,7 +9,7 @@ from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_thread
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
-from mmrepro.records import Setting, StandIn
+from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.supervise.client import TMP_PLACEHOLDER
 from packaging.version import Version
 
@@ -26,6 +26,23 @@ CONTRACT_PROBE = Patch(
         "_merge_multimodal_embeddings, and reads their buffers",
         why="each step is held against the multimodal prefill contract",
     ),
+)
+
+EMULATED_STREAM = Patch(
+    "emulated_stream",
+    StandIn(
+        name="emulated_stream",
+        replaces="the order in which vLLM's CPU model runner does device work: work on weights, KV "
+        "cache and device buffers is queued and runs in order, as late as the engine's own "
+        "waiting allows, as a GPU's stream may; torch.Event and torch.cuda streams wait for that "
+        "queue; the thread that waits for outputs waits only when they are wanted; attention "
+        "lengths are read from the host's copies; attention is called without its opaque operator",
+        why="a CPU does each operation at once, so that what the host does too early goes unseen. "
+        "No line of the engine is changed. It shows that the engine does not order its work, not "
+        "how often a GPU is late enough for it to matter",
+    ),
+    fidelity=Fidelity.EMULATED_STREAM,
+    device="cpu",
 )
 
 

@@ -80,9 +80,14 @@ class TinyDotsOCR(QwenModel):
     kind: ClassVar[str] = "tiny dots.ocr with random weights"
 
     @property
+    def image_token(self) -> str:
+        """The placeholder token as a text has it."""
+        return DOTS_OCR.image
+
+    @property
     def image_token_id(self) -> int:
         """Id of the placeholder token that stands for one row of an image."""
-        return DOTS_OCR.id_of(DOTS_OCR.image)
+        return DOTS_OCR.id_of(self.image_token)
 
     @property
     def key(self) -> str:

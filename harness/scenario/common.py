@@ -1,22 +1,27 @@
 """Conditions that several scenarios share, each with its form for an observer.
 
 Every function returns what ``symptoms`` and ``causes`` take. ``more``: ``required``, ``live``,
-``reported``, ``id`` (see :class:`mmrepro.scenario.declare.Declared`). Checks for ``works_after``
-stand at the end.
+``reported``, ``id`` (see :class:`mmrepro.scenario.declare.Declared`). Checks for ``works_after``,
+claims and rows stand at the end.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import InferenceData
 from mmrepro.scenario.bind import Check
-from mmrepro.scenario.declare import Declared, cause, symptom
+from mmrepro.scenario.declare import Declared, Row, cause, row, symptom
 from mmrepro.scenario.parts import RunFacts
-from mmrepro.signature import Finding, checks, crash, live_server
-from mmrepro.signature.views import Processes, Requests
+from mmrepro.signature import Finding, Truth, checks, crash, live_server
+from mmrepro.signature.views import Metrics, Processes, Requests
+
+Label = str | Callable[[Evidence], str]
+"""Of a request, or a function that finds it."""
 
 # ------------------------------------------------------------------ hangs that look healthy
 
@@ -73,6 +78,18 @@ def nothing_queued(**more: Any) -> Declared:
 
     statement = "num_requests_running and num_requests_waiting are 0"
     return symptom(statement, queue_empty, **{"id": "nothing-queued", "live": True, **more})
+
+
+def counted_as_running(statement: str, **more: Any) -> Declared:
+    """The scheduler says so of a request, in two readings; an observer requires it."""
+
+    def running(metrics: Metrics, engine: Engine) -> Finding:
+        values = metrics.readings(engine.metrics["running"])
+        text = "num_requests_running " + " → ".join(f"{value:g}" for value in values)
+        return Finding.of(all(value >= 1 for value in values), text)
+
+    live = symptom(statement, running, id="counted-as-running")
+    return symptom(statement, running, **{"id": live.id, "live": live, **more})
 
 
 def added_not_scheduled(**more: Any) -> Declared:
@@ -146,14 +163,11 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 # ------------------------------------------------------------------ crashes
 
 
-def request_gets_500(label: str | Check, statement: str, **more: Any) -> Declared:
-    """The request gets 500, and a new text after it is not answered (:func:`crash.watch`).
-
-    ``label``: the request's, or a function that finds it.
-    """
+def request_gets_500(label: Label, statement: str, **more: Any) -> Declared:
+    """The request gets 500, and a new text after it is not answered (:func:`crash.watch`)."""
 
     def fails(evidence: Evidence) -> Finding:
-        name = label if isinstance(label, str) else str(label(evidence))
+        name = label if isinstance(label, str) else label(evidence)
         return crash.requests_fail_with_500(evidence, name)
 
     return symptom(statement, fails, **{"id": "request-500", **more})
@@ -200,6 +214,23 @@ def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) ->
 
     found: Declared = part(statement, first, **{"id": "first-error", "live": True, **more})
     return found
+
+
+def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]:
+    """A request takes the server down."""
+    fails = request_gets_500(failing, statement, **more)
+    return fails, core_died(), health_503(**more), server_exits(**more)
+
+
+def death_rows(failing: Label, reply: str = "", error: str = "") -> tuple[Row, ...]:
+    """The death as a user sees it; ``reply`` and ``error`` (its first) are the report's."""
+    return (
+        row(failing, "request-500", answered_row("gate: image"), reply),
+        row("EngineCore", "core-died", "alive", "dies"),
+        row("/health", "health-503", "200"),
+        row("the server's process", "server-exits", "alive"),
+        row("first error of the log", "first-error", "none", error),
+    )
 
 
 # ------------------------------------------------------------------ requests that fail
@@ -275,6 +306,44 @@ def trigger_answered(requests: Requests) -> Finding:
     if not sent:
         return Finding.unknown("the trigger sent no request")
     return Finding.of(True, f"all {len(sent)} requests of the trigger answered")
+
+
+def happened(check: Check) -> Check:
+    """``check``, where it is met; else unknown: that nothing failed then means nothing."""
+
+    @wraps(check)
+    def seen(*given: Any) -> Finding:
+        found = check(*given)
+        if found.truth is Truth.MET:
+            return found
+        return Finding.unknown(f"that did not happen: {found.observed}")
+
+    return seen
+
+
+# ------------------------------------------------------------------ for claims (``given``)
+
+
+def changed(*names: str) -> Check:
+    """The run has one of these factors flipped, or mitigations."""
+
+    def applied(facts: RunFacts) -> Finding:
+        there = sorted((facts.flips | facts.mitigations) & set(names))
+        return Finding.of(bool(there), f"changed: {', '.join(there) or 'nothing'}")
+
+    return applied
+
+
+def unchanged(name: str) -> Check:
+    """The factor called so is not flipped."""
+
+    def kept(facts: RunFacts) -> Finding:
+        return Finding.of(name not in facts.flips, f"flipped: {name}")
+
+    return kept
+
+
+# ------------------------------------------------------------------ for rows of the table
 
 
 def answered_row(label: str) -> Check:

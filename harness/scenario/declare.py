@@ -153,12 +153,12 @@ class Row:
 
     Attributes:
         by: id of the condition that tells, or a check.
-        healthy: what it is otherwise; a function is called with what it asks for, as a check
-            is: of what a check finds, what it observed is told.
+        name, healthy: of what it tells, and what that is otherwise; a function is called with what
+            it asks for, as a check is: of what a check finds, what it observed is told.
         abnormal_if: whether "met" is the abnormal case; None: it is neither.
     """
 
-    name: str
+    name: str | Callable[..., str]
     by: str | Check
     healthy: str | Callable[..., str | Finding] = ""
     reported: str = ""
@@ -166,7 +166,7 @@ class Row:
 
 
 def row(
-    name: str,
+    name: str | Callable[..., str],
     by: str | Check,
     healthy: str | Callable[..., str | Finding] = "",
     reported: str = "",

@@ -31,6 +31,13 @@ def cures(ablation: Ablation, factor: str) -> Finding:
     return classed(ablation, factor, (FactorClass.NECESSARY, FactorClass.SUFFICIENT))
 
 
+def causes(ablation: Ablation, factor: str) -> Finding:
+    """Whether ``factor`` is the cause; unknown where it is one only together with others."""
+    cured = cures(ablation, factor)
+    part = classed(ablation, factor, (FactorClass.CONTRIBUTES,))
+    return Finding.unknown(cured.observed) if part.truth is Truth.MET else cured
+
+
 def matters(ablation: Ablation, factor: str) -> Finding:
     """Whether ``factor`` changes anything, be it only that the failure is hidden."""
     return classed(

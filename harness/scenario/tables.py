@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from mmrepro.evidence import Evidence, Missing
@@ -62,21 +62,23 @@ class _Case:
 
     def row(self, row: Row) -> SymptomRow:
         found = self.found(row.by)
-        healthy = row.healthy
-        if callable(healthy):
-            try:
-                told = bind(healthy, self.scenario, self.facts)(self.evidence)
-                healthy = told.observed if isinstance(told, Finding) else str(told)
-            except Missing:
-                healthy = ""
         known = found.truth is not Truth.UNKNOWN and row.abnormal_if is not None
         return SymptomRow(
-            check=row.name,
-            healthy=healthy,
+            check=self.text(row.name),
+            healthy=self.text(row.healthy),
             observed=found.observed,
             abnormal=(found.truth is Truth.MET) == row.abnormal_if if known else None,
             reported=row.reported,
         )
+
+    def text(self, text: str | Callable[..., str | Finding]) -> str:
+        if isinstance(text, str):
+            return text
+        try:
+            told = bind(text, self.scenario, self.facts)(self.evidence)
+        except Missing:
+            return ""
+        return told.observed if isinstance(told, Finding) else str(told)
 
     def claim(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> ClaimResult:
         found = self._tested(claim, by)

@@ -100,6 +100,8 @@ def health_is_503(evidence: Evidence) -> Finding:
 
 def server_exits(evidence: Evidence) -> Finding:
     """The whole server ends by itself, some seconds after its engine."""
+    if evidence.engine_exit is None and not evidence.labelled(HEALTH):
+        return Finding.unknown("/health was not asked after the failure")
     if evidence.engine_exit is None:
         return Finding.of(False, "the server's process goes on without its engine")
     silent = [r for r in evidence.labelled(HEALTH) if r.status is None]

@@ -79,11 +79,11 @@ def test_0_14_0_orders_the_buffer(run_once: RunOnce):
 
 
 PLAIN = """
-from mmrepro.scenarios.async_race import SYNC, AsyncRace
+from mmrepro.scenarios.chunked_mm_prefill.async_race import SYNC, AsyncRace
 
 class Plain(AsyncRace):
     patches = ()
-    server_args = (*AsyncRace.server_args, *SYNC)
+    server = f"{AsyncRace.server} {SYNC}"
 
 SCENARIO = Plain()
 """

@@ -12,8 +12,9 @@ from made_up import request
 from mmrepro.evidence import RequestRecord
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.records import Moment
-from mmrepro.scenarios import placeholder_mask as mask
+from mmrepro.scenarios.chunked_mm_prefill import placeholder as mask
 from mmrepro.signature import Truth
+from mmrepro.signature.views import Requests
 from mmrepro.traffic.drive import Drive
 
 SCENARIO = mask.GeneratedPlaceholder()
@@ -84,7 +85,7 @@ def test_an_image_that_no_text_outlived_is_followed_by_another(
 ) -> None:
     server, recorder = triggered(tmp_path, missed, status)
     assert server.images == missed + 1
-    said = SCENARIO.stray_placeholder(recorder.evidence)
+    said = mask.generated_beside(Requests(recorder.evidence))
     assert said.truth is Truth.MET, said.observed
     assert recorder.evidence.labelled(mask.IMAGE)[-1].status == status
 
@@ -92,7 +93,7 @@ def test_an_image_that_no_text_outlived_is_followed_by_another(
 def test_it_gives_up_after_some_images_and_says_so(tmp_path: Path) -> None:
     server, recorder = triggered(tmp_path, missed=99)
     assert server.images == mask.MAX_IMAGES
-    assert SCENARIO.stray_placeholder(recorder.evidence).truth is Truth.NOT_MET
+    assert mask.generated_beside(Requests(recorder.evidence)).truth is Truth.NOT_MET
 
 
 def test_the_texts_do_not_begin_with_the_same_length(tmp_path: Path) -> None:

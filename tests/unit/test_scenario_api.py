@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mmrepro.errors import BrokenScenario
 from mmrepro.incident import ClaimStatus
 from mmrepro.run.judge import judge
 from mmrepro.scenario import (
+    Check,
     Condition,
     Drive,
     Engine,
@@ -30,10 +32,13 @@ from mmrepro.scenario import (
     Truth,
     answered,
     cause,
+    changed,
     claim,
     core_burns_cpu,
+    counted_as_running,
     cure,
     endpoints_green,
+    happened,
     issue,
     never_answered,
     new_request_unanswered,
@@ -43,6 +48,7 @@ from mmrepro.scenario import (
     refused_or_answered,
     row,
     symptom,
+    unchanged,
     unmitigated,
     upgrade,
     with_variants,
@@ -265,15 +271,20 @@ def test_rows_by_condition_and_by_check() -> None:
     def usual(requests: Requests) -> str:
         return requests.first("no such").label
 
+    def last(requests: Requests) -> str:
+        return requests.within("trigger")[-1].label
+
     class Rows(Hangs):
         symptoms = (*Hangs.symptoms, endpoints_green())
         rows = (
             row("green", "endpoints-green", "200", "200", abnormal_if=False),
             row("fill 1", answered("fill 1"), usual, abnormal_if=None),
             row("fill 11", "no-answer", answered("fill 1")),
+            row(last, "no-answer"),
         )
 
-    green, fill, hung = Rows().symptom_rows(hang_run(), FACTS)
+    green, fill, hung, named = Rows().symptom_rows(hang_run(), FACTS)
+    assert named.check == "fill 11"
     assert (hung.healthy, hung.abnormal) == ("fill 1: answered", True)
     assert (green.healthy, green.abnormal, green.reported) == ("200", False, "200")
     assert (fill.healthy, fill.abnormal) == ("", None)
@@ -319,6 +330,54 @@ def test_healthy_after_needs_every_check() -> None:
     assert SCENARIO.healthy_after(evidence, FACTS).truth is NOT_MET
     evidence.requests = [r for r in evidence.requests if r.label != "fill 1"]
     assert SCENARIO.healthy_after(evidence, FACTS).truth is not MET
+
+
+def test_that_nothing_failed_means_nothing_where_the_trigger_was_not_there() -> None:
+    class Triggered(Hangs):
+        works_after = (happened(refused_or_answered("image X, too long")), happened(fills))
+
+    evidence = hang_run()
+    assert Triggered().healthy_after(evidence, FACTS).truth is MET
+    evidence.facts["fills_until_hang"] = 0
+    found = Triggered().healthy_after(evidence, FACTS)
+    assert (found.truth, found.observed) == (UNKNOWN, "that did not happen: 0 fills")
+    evidence.facts.clear()
+    assert Triggered().healthy_after(evidence, FACTS).truth is UNKNOWN
+
+
+def fills(measured: Measured) -> Finding:
+    count = measured.number("fills_until_hang")
+    return Finding.of(count > 0, f"{count:g} fills")
+
+
+@pytest.mark.parametrize(
+    ("given", "flips", "mitigations", "status"),
+    [
+        (changed("cache", "off"), {"cache"}, set(), ClaimStatus.CONFIRMED),
+        (changed("cache", "off"), set(), {"off"}, ClaimStatus.CONFIRMED),
+        (changed("cache", "off"), {"another"}, set(), ClaimStatus.NOT_TESTED),
+        (unchanged("cache"), {"another"}, {"off"}, ClaimStatus.CONFIRMED),
+        (unchanged("cache"), {"cache"}, set(), ClaimStatus.NOT_TESTED),
+    ],
+)
+def test_a_claim_that_only_a_changed_run_tests(
+    given: Check, flips: set[str], mitigations: set[str], status: ClaimStatus
+) -> None:
+    class Given(Hangs):
+        claims = (claim("one", "it hangs all the same", REPORT, by="no-answer", given=given),)
+
+    facts = replace(FACTS, flips=frozenset(flips), mitigations=frozenset(mitigations))
+    assert Given().claim_results(hang_run(), facts)[0].status is status
+
+
+def test_what_is_shown_of_a_run_and_required_of_a_look() -> None:
+    class Running(Hangs):
+        symptoms = (counted_as_running("one runs", required=False),)
+
+    by_id = {c.id: c for c in Running().conditions(FACTS)}
+    live = {c.id: c for c in Running().live_conditions(LIVE)}
+    assert not by_id["counted-as-running"].required
+    assert live["counted-as-running"].required
 
 
 # ------------------------------------------------------------------ what a check may ask for

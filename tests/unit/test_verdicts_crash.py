@@ -24,12 +24,13 @@ from made_up_crash import (
     with_stream,
 )
 from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.incident.ablation import Ablation, FactorClass, FactorResult
 from mmrepro.probes.data import StacksData
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios import async_race as race_module
 from mmrepro.scenarios import encoder_cache_overflow as overflow
-from mmrepro.scenarios import placeholder_mask as mask
+from mmrepro.scenarios.chunked_mm_prefill import async_race as race_module
+from mmrepro.scenarios.chunked_mm_prefill import placeholder as mask
 from mmrepro.signature import Outcome, Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -131,6 +132,12 @@ DEATHS: list[Case] = [
         INCONCLUSIVE,
     ),
     ("/health not asked", without("health"), {"health-503": UNKNOWN}, INCONCLUSIVE),
+    (
+        "nobody was asked after the failure, and the server goes on",
+        both(without("health"), lambda e: setattr(e, "engine_exit", None)),
+        {"server-exits": UNKNOWN},
+        INCONCLUSIVE,
+    ),
     (
         "another error came first",
         lambda e: swap(e, death_log("IndexError: list index out of range")),
@@ -418,3 +425,30 @@ def test_the_claims_about_the_way_in_are_refuted_only_by_a_crash() -> None:
     assert crashed.pop("reporters-crash") == "not-tested"
     assert set(crashed.values()) == {"refuted"}
     assert set(survived.values()) == {"not-tested"}
+
+
+@pytest.mark.parametrize(
+    ("factor_class", "status"),
+    [
+        (FactorClass.NECESSARY, "confirmed"),
+        (FactorClass.SUFFICIENT, "confirmed"),
+        (FactorClass.CONTRIBUTES, "not-tested"),
+        (FactorClass.IRRELEVANT, "refuted"),
+        (FactorClass.HIDES, "refuted"),
+        (FactorClass.OTHER, "not-tested"),
+        (None, "not-tested"),
+    ],
+)
+def test_the_reports_hypotheses_against_an_ablations_table(
+    factor_class: FactorClass | None, status: str
+) -> None:
+    names = ("prefix-caching", "chunk-budget", "eager-mode", "async-scheduling")
+    results = {
+        name: FactorResult.model_construct(name=name, factor_class=factor_class, why="as it ran")
+        for name in names
+    }
+    ablation = Ablation.model_construct(factors=list(results.values()))
+    told = {c.id: (c.status.value, c.source) for c in RACE.hypotheses(ablation)}
+    assert told.pop("reporters-build")[0] == "not-tested"
+    assert set(told) == {"prefix-caching", "chunk-budget", "graphs", "async-scheduling"}
+    assert set(told.values()) == {(status, "the report of 2025-11-01")}
