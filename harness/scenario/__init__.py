@@ -87,7 +87,7 @@ from mmrepro.signature import (
     crash,
     live_server,
 )
-from mmrepro.signature.decide import all_met, unmet
+from mmrepro.signature.decide import all_met, guarded, unmet
 from mmrepro.signature.views import Logs, Measured, Metrics, Processes, Reproducers, Requests
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.pictures import Picture
@@ -169,6 +169,7 @@ __all__ = [
     "endpoints_green",
     "every_request_fails",
     "first_error",
+    "guarded",
     "health_503",
     "idle_cpu",
     "issue",

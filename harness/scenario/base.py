@@ -91,6 +91,8 @@ class Scenario(ABC):
     """Conditions of a live server besides those that a run has too."""
     works_after: ClassVar[tuple[Check, ...]] = ()
     """Checks that are all met where the engine still does its work after the trigger."""
+    lasting_causes: ClassVar[tuple[str, ...]] = ()
+    """Ids of the conditions of the cause that can be seen without the symptom; (): all can."""
     rows: ClassVar[tuple[Row, ...]] = ()
     """The table of symptoms; (): one row for each condition of the symptom."""
     claims: ClassVar[tuple[Claim, ...]] = ()
@@ -212,10 +214,11 @@ class Scenario(ABC):
         """Whether the cause is still there in a run that may lack the symptom.
 
         It tells a cure (not met) from what only hides the failure (met). As everywhere, it is
-        unknown unless evidence tells. Override it where some conditions of the cause can be seen
-        only while the symptom lasts (the stack of a hang, say).
+        unknown unless evidence tells. Where some conditions of the cause can be seen only while
+        the symptom lasts (the stack of a hang, say), ``lasting_causes`` names the others.
         """
         causes = [c for c in self.conditions(facts) if c.required and c.part == "cause"]
+        causes = [c for c in causes if not self.lasting_causes or c.id in self.lasting_causes]
         results = evaluate(causes, evidence)
         truth = combine([r.truth for r in results])
         decisive = [r for r in results if r.truth is truth] or results

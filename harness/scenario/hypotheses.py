@@ -45,6 +45,17 @@ def matters(ablation: Ablation, factor: str) -> Finding:
     )
 
 
+def takes_all(ablation: Ablation, *factors: str) -> Finding:
+    """Whether none of ``factors`` cures alone, and all of them do together."""
+    alone = [cures(ablation, name) for name in factors]
+    told = "; ".join(one.observed for one in alone)
+    if any(one.truth is Truth.MET for one in alone):
+        return Finding.of(False, told)
+    if any(set(factors) <= set(cure.flips) for cure in ablation.cures):
+        return Finding.of(True, told)
+    return Finding.unknown(f"no combination with all of them was seen to cure; {told}")
+
+
 def hypothesis(
     name: str, text: str, source: str, finding: Finding, *, note: str = ""
 ) -> ClaimResult:
