@@ -1,0 +1,60 @@
+"""What may or may not matter to ghost-key-eviction, and the two parts of its fix."""
+
+from __future__ import annotations
+
+from mmrepro.scenario import Factor, Patch, StandIn
+from mmrepro.scenario.vllm import (
+    CACHE_GB,
+    MM_CACHE,
+    PREFIX_CACHING,
+    REFUSAL,
+)
+
+PATCH = Patch(
+    "ghost_key_patch",
+    StandIn(
+        name="ghost_key_patch",
+        replaces="vllm.utils.cache.LRUCache.touch and .popitem, by the fixed versions",
+        why="the mitigation under test, as the report's author patched by hand",
+    ),
+)
+
+
+def half(method: str, what: str) -> Factor:
+    """One of the two parts of the fix."""
+    stand_in = StandIn(
+        name=f"ghost_key_patch, {method}() alone",
+        replaces=f"vllm.utils.cache.LRUCache.{method}, by the fixed version",
+        why="which part of the fix is needed is to be found out",
+    )
+    return Factor(
+        f"{method}-fix",
+        what,
+        f"the engine's LRUCache.{method}()",
+        f"{method}() as fixed",
+        patch=Patch(PATCH.folder, stand_in, env={"MMREPRO_GHOST_KEY_PATCH": method}),
+        claim="vllm#43595: both parts are needed",
+    )
+
+
+FACTORS = (
+    PREFIX_CACHING,
+    Factor(
+        "concurrency",
+        "how many requests the scheduler runs at once",
+        "--max-num-seqs 8",
+        server_args=("--max-num-seqs", "1"),
+        claim="vllm#43941: it takes high concurrency",
+    ),
+    Factor(
+        "cache-size",
+        "how much the multimodal processor cache holds before it evicts",
+        f"--mm-processor-cache-gb {CACHE_GB}",
+        server_args=("--mm-processor-cache-gb", "4"),
+        claim="a larger cache is the first thing that one tries; 4 is vLLM's default",
+    ),
+    REFUSAL,
+    MM_CACHE,
+    half("touch", "the first part of vllm#43595: touch() ignores keys that are not cached"),
+    half("popitem", "the second part of vllm#43595: popitem() drops keys that are not cached"),
+)
