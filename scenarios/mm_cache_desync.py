@@ -15,24 +15,7 @@ from mmrepro.scenario import (
     row,
     some_requests_fail,
     symptom,
-)
-from mmrepro.scenario.vllm import (
-    AGAIN,
-    DISABLE_CACHE,
-    LRU_FIX,
-    MM_CACHE,
-    MM_CACHE_ISSUE,
-    PREFIX_CACHING,
-    RECEIVER,
-    REFUSAL,
-    MmCacheScenario,
-    cached_item_assertion,
-    desynchronise,
-    image_fails,
-    missing_hashes,
-    missing_item,
-    refused_for_length,
-    statuses,
+    vllm,
 )
 
 RETRIES = 4
@@ -40,18 +23,18 @@ OTHER, TEXT = "control: another image", "control: text only"
 
 
 def fails_for_ever(requests: Requests) -> Finding:
-    again = requests.all(AGAIN)
+    again = requests.all(vllm.AGAIN)
     if len(again) < RETRIES:
         return Finding.unknown(f"image X was sent {len(again)} times of {RETRIES}")
-    return Finding.of(all(r.status == 500 for r in again), f"image X: {statuses(again)}")
+    return Finding.of(all(r.status == 500 for r in again), vllm.statuses(requests))
 
 
 def fails_at_all(requests: Requests) -> Finding:
-    again = requests.all(AGAIN)
-    return Finding.of(any(r.status == 500 for r in again), statuses(again))
+    failed = any(r.status == 500 for r in requests.all(vllm.AGAIN))
+    return Finding.of(failed, vllm.statuses(requests))
 
 
-class MmCacheDesync(MmCacheScenario):
+class MmCacheDesync(vllm.MmCacheScenario):
     """The image of a refused request fails with HTTP 500 when it is sent again.
 
     What: A multimodal request that is refused with HTTP 400 for its length leaves its image in
@@ -69,7 +52,7 @@ class MmCacheDesync(MmCacheScenario):
     name = "mm-cache-desync"
     release = "0.24.0"
     affected = ">=0.14.0"
-    references = (MM_CACHE_ISSUE,)
+    references = (vllm.MM_CACHE_ISSUE,)
     sources = (
         quote(
             "vllm/multimodal/cache.py",
@@ -79,28 +62,28 @@ class MmCacheDesync(MmCacheScenario):
             "return None, cached_item",
             "self._cache[mm_hash] =",
         ),
-        RECEIVER,
+        vllm.RECEIVER,
     )
-    mitigations = (DISABLE_CACHE,)
-    factors = (PREFIX_CACHING, REFUSAL, MM_CACHE)
+    mitigations = (vllm.DISABLE_CACHE,)
+    factors = (vllm.PREFIX_CACHING, vllm.REFUSAL, vllm.MM_CACHE)
 
     async def trigger(self, drive: Drive) -> None:
         image = drive.picture("X", 777)
         before = await drive.metric("vllm:mm_cache_hits_total")
-        await desynchronise(drive, image)
+        await vllm.desynchronise(drive, image)
         # Between the two readings, because the API server adds a request's hits only when the
         # engine's next output arrives.
         await drive.ask(OTHER, image=drive.picture("Y", 778))
         drive.fact("mm_cache_hits_before", before)
         drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
         for attempt in range(2, RETRIES + 1):
-            await drive.ask(f"{AGAIN} ({attempt})", image=image)
+            await drive.ask(f"{vllm.AGAIN} ({attempt})", image=image)
         await drive.ask(TEXT)
 
     symptoms = (
         symptom(
             "a short request with the image of the refused one gets HTTP 500",
-            image_fails,
+            vllm.image_fails,
             id="same-image-500",
         ),
         symptom(
@@ -119,7 +102,7 @@ class MmCacheDesync(MmCacheScenario):
     causes = (
         cause(
             "the image's first request was refused with HTTP 400 for its length",
-            refused_for_length,
+            vllm.refused_for_length,
         ),
     )
     # Which image fails is not known to one who does not send it: the log tells that some do.
@@ -130,16 +113,16 @@ class MmCacheDesync(MmCacheScenario):
         "once for each failed request",
         live=cause(
             "EngineCore logs that it does not hold an image that it was promised",
-            missing_item,
+            vllm.missing_item,
             id="receiver-misses",
         ),
     )
     def receiver_misses(self, logs: Logs, requests: Requests) -> Finding:
-        missing = missing_item(logs)
+        missing = vllm.missing_item(logs)
         if missing.truth is not Truth.MET:
             return missing
-        hashes = missing_hashes(logs)
-        failed = sum(r.status == 500 for r in requests.all(AGAIN))
+        hashes = vllm.missing_hashes(logs)
+        failed = sum(r.status == 500 for r in requests.all(vllm.AGAIN))
         text = f"{len(hashes)} lines for {len(set(hashes))} hash, {failed} failed requests"
         return Finding.of(len(set(hashes)) == 1 and len(hashes) == failed, text)
 
@@ -150,11 +133,11 @@ class MmCacheDesync(MmCacheScenario):
     def sender_hits(self, measured: Measured, requests: Requests) -> Finding:
         before = measured.number("mm_cache_hits_before")
         after = measured.number("mm_cache_hits_after")
-        status = requests.first(AGAIN).status
+        status = requests.first(vllm.AGAIN).status
         text = f"hits {before:g} → {after:g} over the request that got {status}"
         return Finding.of(status == 500 and after - before == 1, text)
 
-    works_after = (answered(AGAIN, f"{AGAIN} ({RETRIES})"), answered(OTHER, TEXT))
+    works_after = (answered(vllm.AGAIN, f"{vllm.AGAIN} ({RETRIES})"), answered(OTHER, TEXT))
     rows = (
         row(
             "too long request with image X",
@@ -171,31 +154,22 @@ class MmCacheDesync(MmCacheScenario):
         claim(
             "step-1",
             "a too long request with an image is refused with 400",
-            MM_CACHE_ISSUE,
             by="refused-for-length",
         ),
-        claim(
-            "step-2",
-            "the same image in a short request then gets 500",
-            MM_CACHE_ISSUE,
-            by="same-image-500",
-        ),
+        claim("step-2", "the same image in a short request then gets 500", by="same-image-500"),
         claim(
             "assertion",
             "the log holds Expected a cached item for mm_hash",
-            MM_CACHE_ISSUE,
-            by=cached_item_assertion,
+            by=vllm.cached_item_assertion,
         ),
         claim(
             "two-caches",
             "the API server's cache holds the image, EngineCore's does not",
-            MM_CACHE_ISSUE,
-            by=("sender-hits", missing_item),
+            by=("sender-hits", vllm.missing_item),
         ),
         claim(
             "for-ever",
             "the image fails from then on, every time",
-            MM_CACHE_ISSUE,
             by="for-ever",
             given="same-image-500",
             otherwise="image X did not fail in this run",
@@ -203,7 +177,7 @@ class MmCacheDesync(MmCacheScenario):
         claim(
             "fixed-desync",
             "vllm#43595 (0.24.0) fixes the desynchronised caches",
-            LRU_FIX,
+            vllm.LRU_FIX,
             by="same-image-500",
             refuted=True,
             releases=">=0.24.0",

@@ -26,7 +26,7 @@ from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import StackSample
 from mmrepro.scenario import tables
 from mmrepro.scenario.bind import Check, bind, observable
-from mmrepro.scenario.declare import Claim, Declared, Row, tagged
+from mmrepro.scenario.declare import Claim, Declared, Hypothesis, Row, tagged
 from mmrepro.scenario.parts import Control, Factor, LiveFacts, RunFacts, SourceRef
 from mmrepro.signature import (
     Condition,
@@ -97,6 +97,8 @@ class Scenario(ABC):
     """The table of symptoms; (): one row for each condition of the symptom."""
     claims: ClassVar[tuple[Claim, ...]] = ()
     """Statements of the original report (``@claim`` methods come after them)."""
+    ablation_hypotheses: ClassVar[tuple[Hypothesis, ...]] = ()
+    """Explanations and cures that were offered, for an ablation's table to judge."""
 
     variants: tuple[Scenario, ...] = ()
     """The ways in which the failure mode shows, the default first; see :func:`with_variants`."""
@@ -115,6 +117,11 @@ class Scenario(ABC):
     @property
     def explanation(self) -> str:
         return _told(self, "Why:")
+
+    @property
+    def report(self) -> str:
+        """Id of the original report: the first reference."""
+        return next((reference.id for reference in self.references), "")
 
     @property
     def server_args(self) -> tuple[str, ...]:
@@ -241,7 +248,11 @@ class Scenario(ABC):
 
     def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
         """The original report's explanations, judged by the table of an ablation."""
-        return []
+        if not self.ablation_hypotheses:
+            return []
+        from mmrepro.scenario.hypotheses import judged
+
+        return [judged(one, ablation, self.report) for one in self.ablation_hypotheses]
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
         """What the report shows side by side: pictures and answers, curves."""

@@ -7,10 +7,8 @@ the receiver's LRU order that is not in the cache, and the first eviction never 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mmrepro.scenario import (
-    ClaimResult,
     Condition,
     Drive,
     Evidence,
@@ -34,36 +32,12 @@ from mmrepro.scenario import (
     some_request_unanswered,
     spins_in_user_space,
     upgrade,
+    vllm,
 )
-from mmrepro.scenario.vllm import (
-    DISABLE_CACHE,
-    LRU_FIX,
-    MM_CACHE_ISSUE,
-    RECEIVER,
-    MmCacheScenario,
-    cached_item_assertion,
-    desynchronise,
-)
-from mmrepro.scenarios.ghost_key_eviction.evidence import (
-    FILLS,
-    LOOP,
-    NEW,
-    THREAD,
-    WORKS_AFTER,
-    eviction_never_ends,
-    ghost_in,
-    ghost_is_the_key,
-    ghosts,
-    inside_the_eviction,
-)
-from mmrepro.scenarios.ghost_key_eviction.factors import FACTORS, PATCH
-from mmrepro.scenarios.ghost_key_eviction.report import CLAIMS, ROWS
-
-if TYPE_CHECKING:
-    from mmrepro.incident.ablation import Ablation
+from mmrepro.scenarios.ghost_key_eviction import ablation, ghost, report
 
 
-class GhostKeyEviction(MmCacheScenario):
+class GhostKeyEviction(vllm.MmCacheScenario):
     """EngineCore hangs in multimodal cache eviction while /health stays 200.
 
     What: After a multimodal request was refused for its length and its image was sent again,
@@ -83,8 +57,8 @@ class GhostKeyEviction(MmCacheScenario):
     release = "0.23.0"
     affected = ">=0.14.0,<0.24.0"
     references = (
-        MM_CACHE_ISSUE,
-        LRU_FIX,
+        vllm.MM_CACHE_ISSUE,
+        vllm.LRU_FIX,
         issue(
             "vllm#47958",
             "EngineCore process_input_sockets thread hangs indefinitely in mm cache eviction",
@@ -112,25 +86,26 @@ class GhostKeyEviction(MmCacheScenario):
             "while",
             "self.popitem()",
         ),
-        RECEIVER,
+        vllm.RECEIVER,
     )
     mitigations = (
         upgrade("0.24.0", "upgrade to 0.24.0, the first release with vllm#43595"),
-        DISABLE_CACHE,
+        vllm.DISABLE_CACHE,
         cure(
             "patch",
             description="vllm#43595 applied at start: touch() ignores missing keys, popitem() "
             "drops ghosts",
-            patch=PATCH,
+            patch=ablation.PATCH,
         ),
     )
-    factors = FACTORS
+    factors = ablation.FACTORS
+    ablation_hypotheses = ablation.HYPOTHESES
     reproducers = ("ghost_key.py",)
 
     async def trigger(self, drive: Drive) -> None:
-        await desynchronise(drive, drive.picture("X", 777))
+        await vllm.desynchronise(drive, drive.picture("X", 777))
         first = drive.picture("fill-1", 1001)
-        for i in range(1, FILLS + 1):
+        for i in range(1, ghost.FILLS + 1):
             image = first if i == 1 else drive.picture(f"fill-{i}", 1000 + i)
             if await drive.ask(f"fill {i}", image=image) is None:
                 drive.fact("fills_until_hang", i)
@@ -138,13 +113,13 @@ class GhostKeyEviction(MmCacheScenario):
         # No hang. Was there an eviction at all? The first image must have left the cache.
         hits = await drive.metric("vllm:mm_cache_hits_total")
         await drive.ask("fill 1, again", image=first)
-        await drive.ask(NEW, image=drive.picture("after", 9001))
+        await drive.ask(ghost.NEW, image=drive.picture("after", 9001))
         drive.fact("mm_cache_hits_before", hits)
         drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
         drive.fact("mm_cache_queries", await drive.metric("vllm:mm_cache_queries_total"))
 
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
-        return bool(ghosts(StacksData(samples=list(samples))))
+        return bool(ghost.keys(StacksData(samples=list(samples))))
 
     symptoms = (
         some_request_unanswered(),
@@ -161,27 +136,28 @@ class GhostKeyEviction(MmCacheScenario):
             "in every stack sample the thread process_input_sockets is inside the eviction loop: "
             "popitem ← __setitem__ ← __setitem__ ← get_and_update_item ← "
             "get_and_update_features ← preprocess_add_request",
-            inside_the_eviction,
+            ghost.in_the_loop,
             id="eviction-stack",
         ),
         cause(
             'EngineCore logged "Expected a cached item for mm_hash=…" before the hang',
-            cached_item_assertion,
+            vllm.cached_item_assertion,
         ),
         cause(
             "the key that popitem() tries to evict is the mm_hash of that assertion",
-            ghost_is_the_key,
+            ghost.is_the_key,
+            id="ghost-is-the-key",
         ),
         cause(
             "the installed LRUCache, alone, never ends an eviction after touch() of a missing key",
-            eviction_never_ends,
+            ghost.never_evicted,
             id="engine-code-loops",
         ),
     )
-    lasting_causes = ("cached-item-assertion", "engine-code-loops")
-    works_after = WORKS_AFTER
-    rows = ROWS
-    claims = CLAIMS
+    lasting_causes = ("cached-item-assertion", "engine-code-loops")  # the others need the hang
+    works_after = ghost.WORKS_AFTER
+    rows = report.ROWS
+    claims = report.CLAIMS
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         exposed = Condition(
@@ -196,13 +172,13 @@ class GhostKeyEviction(MmCacheScenario):
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
         """Of those inside the loop the one that shows the most: ``popitem``, and its key."""
         samples = [s for _, data in evidence.results(StacksData, "check") for s in data.samples]
-        threads = [(s.pid, t) for s in samples for t in s.threads if t.within(THREAD)]
-        looping = [(pid, t) for pid, t in threads if t.within(*LOOP)]
+        threads = [(s.pid, t) for s in samples for t in s.threads if t.within(ghost.THREAD)]
+        looping = [(pid, t) for pid, t in threads if t.within(*ghost.LOOP)]
         if not looping:
             return None
-        pid, best = max(looping, key=lambda one: (one[1].within("popitem"), bool(ghost_in(one[1]))))
+        pid, best = max(looping, key=lambda x: (x[1].within("popitem"), bool(ghost.key_in(x[1]))))
         stacks = StacksData(samples=samples)
-        key = guarded(lambda seen: ghost_is_the_key(stacks, Logs(seen)), evidence)
+        key = guarded(lambda seen: ghost.is_the_key(stacks, Logs(seen)), evidence)
         return KeyStack.of(
             best,
             process=f"EngineCore (pid {pid})",
@@ -210,37 +186,6 @@ class GhostKeyEviction(MmCacheScenario):
             samples=len(threads),
             note=key.observed,
         )
-
-    def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
-        from mmrepro.scenario.hypotheses import cures, hypothesis, matters, takes_all
-
-        return [
-            hypothesis(
-                "high-concurrency",
-                "it takes high concurrency",
-                MM_CACHE_ISSUE.id,
-                matters(ablation, "concurrency"),
-                note="The traffic here is one request at a time in any case",
-            ),
-            hypothesis(
-                "disable-cache",
-                "turning the multimodal processor cache off cures it",
-                MM_CACHE_ISSUE.id,
-                cures(ablation, "mm-cache"),
-            ),
-            hypothesis(
-                "larger-cache",
-                "a larger multimodal processor cache cures it",
-                "the obvious guess",
-                cures(ablation, "cache-size"),
-            ),
-            hypothesis(
-                "both-parts",
-                "the fix needs both parts, in touch() and in popitem()",
-                LRU_FIX.id,
-                takes_all(ablation, "touch-fix", "popitem-fix"),
-            ),
-        ]
 
 
 SCENARIO = GhostKeyEviction()

@@ -2,80 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from mmrepro.scenario import (
-    Check,
-    Claim,
-    Engine,
-    Evidence,
-    Finding,
-    GpuData,
-    LogsData,
-    Measured,
-    RunFacts,
-    Truth,
     answered,
     checks,
     claim,
+    gpu_idle,
     idle_cpu,
+    idle_while_asked,
+    last_line,
     row,
     usual_latency,
+    vllm,
 )
-from mmrepro.scenario.vllm import (
-    AGAIN,
-    DISABLE_CACHE,
-    LRU_FIX,
-    MM_CACHE,
-    MM_CACHE_ISSUE,
-    image_fails,
-    refused_for_length,
-)
-from mmrepro.scenarios.ghost_key_eviction.evidence import WORKS_AFTER, both_parts_needed
+from mmrepro.scenarios.ghost_key_eviction import ghost
 
+of_hang = partial(claim, given="no-answer", otherwise="there was no hang in this run")
+"""A statement of the report about the hang: only a run that hung tests it."""
 
-def idle_while_asked(evidence: Evidence, engine: Engine) -> Finding:
-    """An empty queue is abnormal while a request waits for its answer, and normal otherwise."""
-    queue = checks.queue_empty(evidence, engine.metrics["running"], engine.metrics["waiting"])
-    if queue.truth is Truth.UNKNOWN:
-        return queue
-    hung = checks.unanswered(evidence).truth is Truth.MET
-    return Finding.of((queue.truth is Truth.MET) == hung, queue.observed)
-
-
-def gpu_idle(gpu: GpuData) -> Finding:
-    busy = max((max(d.utilization_pct, default=0) for d in gpu.devices), default=0)
-    return Finding.of(busy == 0, f"at most {busy} %")
-
-
-def waits_for_work(log: LogsData, engine: Engine) -> Finding:
-    for process, line in log.last_by_process.items():
-        if engine.core_role in process:
-            return Finding.of("waiting for work" in line.text, f"{process}: {line.text}")
-    return Finding.unknown(f"the log has no line of {engine.core_role}")
-
-
-def one_at_a_time_hangs(measured: Measured) -> Finding:
-    fills = measured.number("fills_until_hang")
-    text = f"one request at a time hangs it at image {fills:g} after the failed one"
-    return Finding.of(True, text)
-
-
-def cache_is_on(facts: RunFacts) -> Finding:
-    off = DISABLE_CACHE.name in facts.mitigations or MM_CACHE.name in facts.flips
-    return Finding.of(not off, "the cache is off" if off else "the cache is on")
-
-
-def of_hang(name: str, text: str, by: str | Check, *, refuted: bool = False) -> Claim:
-    """A statement of the report about the hang: only a run that hung tests it."""
-    return claim(
-        name,
-        text,
-        MM_CACHE_ISSUE,
-        by=by,
-        refuted=refuted,
-        given="no-answer",
-        otherwise="there was no hang in this run",
-    )
-
+of_fix = partial(claim, source=vllm.LRU_FIX, given=ghost.has_the_cache, releases=">=0.24.0")
+"""One about the release with the fix: an older one does not test it, nor one without the cache."""
 
 ROWS = (
     row("process alive", checks.engine_alive, "yes", "yes", abnormal_if=False),
@@ -94,77 +41,73 @@ CLAIMS = (
     of_hang(
         "alive-and-green",
         "the process lives, /health and /v1/models answer 200",
-        "endpoints-green",
+        by="endpoints-green",
     ),
     of_hang(
-        "no-answer", "/v1/chat/completions gets no answer (the report waited 15 s)", "no-answer"
+        "no-answer",
+        "/v1/chat/completions gets no answer (the report waited 15 s)",
+        by="no-answer",
+        note="the deadline here follows from the gate's latencies",
     ),
     of_hang(
-        "idle-metrics", "num_requests_running and num_requests_waiting are 0", "nothing-queued"
+        "idle-metrics", "num_requests_running and num_requests_waiting are 0", by="nothing-queued"
     ),
     of_hang(
         "added-request",
         'the API server logged "Added request" for the unanswered request',
-        "added-not-scheduled",
+        by="added-not-scheduled",
     ),
-    of_hang("cpu", "EngineCore burns CPU (136 %)", "core-burns-cpu"),
-    claim("gpu-idle", "GPU utilisation is 0 %, memory stays held", MM_CACHE_ISSUE, by=gpu_idle),
+    of_hang("cpu", "EngineCore burns CPU (136 %)", by="core-burns-cpu"),
+    claim("gpu-idle", "GPU utilisation is 0 %, memory stays held", by=gpu_idle),
     of_hang(
         "stack",
         "py-spy: process_input_sockets, active, with the GIL, in popitem below the cache update",
-        "eviction-stack",
+        by="eviction-stack",
     ),
     of_hang(
         "user-space",
         "strace: pure user-space spinning (8 futex calls in 3 s)",
-        "user-space-spin",
+        by="user-space-spin",
     ),
-    of_hang("last-line", 'the last EngineCore log line is "waiting for work"', waits_for_work),
+    of_hang(
+        "last-line",
+        'the last EngineCore log line is "waiting for work"',
+        by=last_line("waiting for work"),
+    ),
     of_hang(
         "assertion-before",
         "Expected a cached item for mm_hash stands in the log before the hang",
-        "cached-item-assertion",
+        by="cached-item-assertion",
     ),
     claim(
         "step-1",
         "step 1: a too long request with image X is refused with 400",
-        MM_CACHE_ISSUE,
-        by=refused_for_length,
+        by=vllm.refused_for_length,
     ),
-    claim("step-2", "step 2: image X in a short request gets 500", MM_CACHE_ISSUE, by=image_fails),
+    claim("step-2", "step 2: image X in a short request gets 500", by=vllm.image_fails),
     of_hang(
         "cause",
         "touch() makes a ghost key that popitem() cannot remove, so eviction never ends",
-        "engine-code-loops",
+        by="engine-code-loops",
+        note="the installed class alone, by reproducers/ghost_key.py",
     ),
     of_hang(
         "at-will",
         "it is hard to trigger at will: days of uptime, high concurrency, luck",
-        one_at_a_time_hangs,
+        by=ghost.hangs_one_at_a_time,
         refuted=True,
     ),
     claim(
         "both-parts",
         "the fix needs both parts, in touch() and in popitem()",
-        LRU_FIX,
-        by=both_parts_needed,
+        vllm.LRU_FIX,
+        by=ghost.both_parts_needed,
     ),
-    # "Fixed in 0.24.0" is two claims, and a run on an older release tests neither.
-    claim(
-        "fixed-hang",
-        "0.24.0 fixes the hang",
-        LRU_FIX,
-        by=WORKS_AFTER,
-        given=cache_is_on,
-        releases=">=0.24.0",
-    ),
-    claim(
+    of_fix("fixed-hang", "0.24.0 fixes the hang", by=ghost.WORKS_AFTER),
+    of_fix(
         "fixed-desync",
         "0.24.0 fixes the cause, the desynchronised caches",
-        LRU_FIX,
-        by=answered(AGAIN),
-        given=cache_is_on,
-        releases=">=0.24.0",
+        by=answered(vllm.AGAIN),
         note="see the scenario mm-cache-desync",
     ),
 )

@@ -77,7 +77,7 @@ def test_each_thing_that_decides(
 
 def test_the_scenarios_own_files_and_no_other_scenarios() -> None:
     own = {path.name for path in scenario_files(GHOST) if path.parent.name == GHOST_FOLDER}
-    assert own == {"__init__.py", "evidence.py", "factors.py", "report.py"}
+    assert own == {"__init__.py", "ablation.py", "ghost.py", "report.py"}
     built_on = {path.name for path in scenario_files(GHOST) if path.parent.name != GHOST_FOLDER}
     assert "vllm.py" in built_on
     assert "mm_cache_desync.py" not in built_on, "no scenario is another's library"
@@ -101,7 +101,7 @@ def test_an_edited_scenario_is_another_one(tmp_path: Path) -> None:
     )
     mine = load_scenario(str(file))
     names = {p.name for p in scenario_files(mine)}
-    assert {"mine.py", "its_helper_module.py", "evidence.py"} <= names
+    assert {"mine.py", "its_helper_module.py", "ghost.py"} <= names
     before = code_digest(mine)
     assert code_digest(mine) == before
     helper.write_text("FILLS = 22\n")

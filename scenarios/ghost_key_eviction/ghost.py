@@ -7,12 +7,13 @@ from mmrepro.scenario import (
     Logs,
     Measured,
     Reproducers,
-    Requests,
+    RunFacts,
     StacksData,
     ThreadStack,
     answered,
+    trigger_ended,
+    vllm,
 )
-from mmrepro.scenario.vllm import ASSERTION, missing_hashes
 from mmrepro.signature.digests import digest_in, same_digest
 
 FILLS = 30
@@ -34,7 +35,7 @@ LOOP = (
 MIN_SAMPLES = 3
 
 
-def ghost_in(thread: ThreadStack) -> str:
+def key_in(thread: ThreadStack) -> str:
     """The key that ``popitem`` is about to evict, from py-spy's locals; "": not there."""
     for frame in thread.frames:
         local = {"popitem": "lru_key", "pop": "key"}.get(frame.name, "")
@@ -43,12 +44,12 @@ def ghost_in(thread: ThreadStack) -> str:
     return ""
 
 
-def ghosts(stacks: StacksData) -> list[str]:
+def keys(stacks: StacksData) -> list[str]:
     """One of each sample that shows it."""
-    return [key for thread in stacks.threads(THREAD) if (key := ghost_in(thread))]
+    return [key for thread in stacks.threads(THREAD) if (key := key_in(thread))]
 
 
-def inside_the_eviction(stacks: StacksData) -> Finding:
+def in_the_loop(stacks: StacksData) -> Finding:
     threads = stacks.threads(THREAD)
     if len(threads) < MIN_SAMPLES:
         text = f"{THREAD} in {len(threads)} of {len(stacks.samples)} samples"
@@ -63,11 +64,11 @@ def inside_the_eviction(stacks: StacksData) -> Finding:
     return Finding.of(len(inside) == len(threads) and popping > 0, text)
 
 
-def ghost_is_the_key(stacks: StacksData, logs: Logs) -> Finding:
-    return same_digest(ghosts(stacks), missing_hashes(logs, (ASSERTION,)), "popitem evicts")
+def is_the_key(stacks: StacksData, logs: Logs) -> Finding:
+    return same_digest(keys(stacks), vllm.missing_hashes(logs, (vllm.ASSERTION,)), "popitem evicts")
 
 
-def eviction_never_ends(reproducers: Reproducers) -> Finding:
+def never_evicted(reproducers: Reproducers) -> Finding:
     inserts = reproducers.truth(REPRODUCER, "touch_inserts_missing_key")
     ends = reproducers.truth(REPRODUCER, "eviction_ends")
     text = (
@@ -88,9 +89,14 @@ def both_parts_needed(reproducers: Reproducers) -> Finding:
     return Finding.of(not alone, f"alone ends the loop: {', '.join(alone) or 'neither part'}")
 
 
-def nothing_hung(requests: Requests) -> Finding:
-    hung = [r.label for r in requests.within("trigger") if r.timed_out]
-    return Finding.of(not hung, f"{hung[0]} was not answered" if hung else "all requests ended")
+def hangs_one_at_a_time(measured: Measured) -> Finding:
+    fills = measured.number("fills_until_hang")
+    return Finding.of(True, f"one request at a time hangs it {fills:g} images after the failed one")
+
+
+def has_the_cache(facts: RunFacts) -> Finding:
+    off = vllm.DISABLE_CACHE.name in facts.mitigations or vllm.MM_CACHE.name in facts.flips
+    return Finding.of(not off, f"the multimodal cache is {'off' if off else 'on'}")
 
 
 def evicted(measured: Measured) -> Finding:
@@ -102,4 +108,4 @@ def evicted(measured: Measured) -> Finding:
     return Finding.of(True, "image fill-1 was evicted")
 
 
-WORKS_AFTER = (nothing_hung, answered("fill", NEW), evicted)
+WORKS_AFTER = (trigger_ended, answered("fill", NEW), evicted)

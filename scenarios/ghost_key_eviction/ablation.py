@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from mmrepro.scenario import Factor, Patch, StandIn
-from mmrepro.scenario.vllm import (
-    CACHE_GB,
-    MM_CACHE,
-    PREFIX_CACHING,
-    REFUSAL,
-)
+from mmrepro.scenario import Factor, Patch, StandIn, hypothesis, vllm
 
 PATCH = Patch(
     "ghost_key_patch",
@@ -38,7 +32,7 @@ def half(method: str, what: str) -> Factor:
 
 
 FACTORS = (
-    PREFIX_CACHING,
+    vllm.PREFIX_CACHING,
     Factor(
         "concurrency",
         "how many requests the scheduler runs at once",
@@ -49,12 +43,35 @@ FACTORS = (
     Factor(
         "cache-size",
         "how much the multimodal processor cache holds before it evicts",
-        f"--mm-processor-cache-gb {CACHE_GB}",
+        f"--mm-processor-cache-gb {vllm.CACHE_GB}",
         server_args=("--mm-processor-cache-gb", "4"),
         claim="a larger cache is the first thing that one tries; 4 is vLLM's default",
     ),
-    REFUSAL,
-    MM_CACHE,
+    vllm.REFUSAL,
+    vllm.MM_CACHE,
     half("touch", "the first part of vllm#43595: touch() ignores keys that are not cached"),
     half("popitem", "the second part of vllm#43595: popitem() drops keys that are not cached"),
+)
+HYPOTHESES = (
+    hypothesis(
+        "high-concurrency",
+        "it takes high concurrency",
+        matters="concurrency",
+        note="The traffic here is one request at a time in any case",
+    ),
+    hypothesis(
+        "disable-cache", "turning the multimodal processor cache off cures it", cures="mm-cache"
+    ),
+    hypothesis(
+        "larger-cache",
+        "a larger multimodal processor cache cures it",
+        "the obvious guess",
+        cures="cache-size",
+    ),
+    hypothesis(
+        "both-parts",
+        "the fix needs both parts, in touch() and in popitem()",
+        vllm.LRU_FIX,
+        cures=("touch-fix", "popitem-fix"),
+    ),
 )
