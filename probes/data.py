@@ -134,9 +134,12 @@ class ThreadStack(Record):
     owns_gil: bool
     frames: Annotated[list[Frame], Field(description="innermost first")]
 
-    def within(self, function: str) -> bool:
-        """Whether a frame is of ``function``, a bare name such as ``schedule``."""
-        return any(frame.name == function for frame in self.frames)
+    def within(self, *functions: str) -> bool:
+        """Whether a frame is of the function, a bare name such as ``schedule``; of several,
+        innermost first, whether their frames lie next to each other."""
+        names = tuple(frame.name for frame in self.frames)
+        starts = range(len(names) - len(functions) + 1)
+        return any(names[start : start + len(functions)] == functions for start in starts)
 
     def frame(self, function: str) -> Frame:
         """The innermost frame of ``function``. Raises StopIteration: there is none."""

@@ -11,7 +11,7 @@ from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, SymptomRow
 from mmrepro.models import TinyQwen3
 from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario
-from mmrepro.scenarios.mm_cache_desync import claim
+from mmrepro.scenario.hypotheses import hypothesis
 from mmrepro.scenarios.mm_prefill_contract import switched_on
 from mmrepro.signature import Finding, Truth, checks, combine, evaluate
 from mmrepro.traffic.drive import Drive
@@ -102,8 +102,10 @@ class BorrowedFault(Scenario):
         else:
             cause = Finding.unknown("the trigger was not run")
         return [
-            claim("root-cause", f"it fails for the reason of {self.origin}", cause, self.origin),
-            claim("fixed", "it works with that place put right", fixed, self.origin),
+            hypothesis(
+                "root-cause", f"it fails for the reason of {self.origin}", self.origin, cause
+            ),
+            hypothesis("fixed", "it works with that place put right", self.origin, fixed),
         ]
 
 

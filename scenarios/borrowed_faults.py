@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import StackSample, StacksData, ThreadStack
 from mmrepro.scenario import LiveFacts, RunFacts, with_variants
+from mmrepro.scenario.vllm import MM_CACHE_ISSUE
 from mmrepro.scenarios.borrowed_base import (
     AFTER,
     METRICS,
@@ -25,19 +26,13 @@ from mmrepro.scenarios.borrowed_base import (
 from mmrepro.scenarios.borrowed_kv_budget import KvBudget
 from mmrepro.scenarios.borrowed_pad_value import PadValueKey
 from mmrepro.scenarios.borrowed_reused_mask import ReusedMask
-from mmrepro.scenarios.ghost_key_evidence import (
-    MIN_SAMPLES,
-    counted,
-    digest_in,
-    is_named,
-    matches,
-)
-from mmrepro.scenarios.mm_cache_desync import ISSUE, short_hash
 from mmrepro.signature import Condition, Finding, checks
 from mmrepro.signature import live_server as live
+from mmrepro.signature.digests import digest_in, same_digest
 from mmrepro.traffic.drive import Drive
 
 FILLS = 5
+MIN_SAMPLES = 3
 TOO_LONG, AGAIN = "image X, too long", "image X again"
 MISSING = re.compile(r"Expected a cached item for mm_hash='([0-9a-f]{64})'")
 PATH = ("put", "received", "<genexpr>", "add", "_take", "_loop")
@@ -45,7 +40,7 @@ PATH = ("put", "received", "<genexpr>", "add", "_take", "_loop")
 
 def loop_threads(sample: StackSample) -> list[ThreadStack]:
     """The engine's thread: its outermost own frame is Service._loop."""
-    return [t for t in sample.threads if matches(t.frames, ("_loop",))]
+    return [t for t in sample.threads if t.within("_loop")]
 
 
 def ghost_of(thread: ThreadStack) -> str:
@@ -68,9 +63,9 @@ def eviction_stack(evidence: Evidence) -> Finding:
         why = evidence.why_missing("stacks", "check")
         return Finding.unknown(f"the engine's loop in {len(threads)} of {samples} samples; {why}")
     # Not active in some: it gives the GIL to the front's threads, in the middle of its loop.
-    inside = [t for t in threads if matches(t.frames, PATH)]
+    inside = [t for t in threads if t.within(*PATH)]
     running = sum(t.active for t in inside)
-    popping = sum(matches(t.frames, ("pop_oldest", *PATH)) for t in inside)
+    popping = sum(t.within("pop_oldest", *PATH) for t in inside)
     text = f"{len(inside)} of {len(threads)} samples in ImageCache.put, {popping} in pop_oldest"
     met = len(inside) == len(threads) and popping > 0 and running > 0
     return Finding.of(met, f"{text}, {running} running", *raw)
@@ -84,11 +79,7 @@ def ghost_is_the_key(evidence: Evidence) -> Finding:
     lines = checks.log_lines(evidence, "cached-item-assertion")
     named = {m[1] for line in lines if (m := MISSING.search(line.text))}
     keys = [key for t in _threads(evidence)[0] if (key := ghost_of(t))]
-    if not keys or not named:
-        return Finding.unknown(f"{len(keys)} keys in stacks, {len(named)} digests in the log")
-    wanted = ", ".join(short_hash(d) for d in sorted(named))
-    said = f"pop_oldest looks at {counted(keys)}; the assertion named {wanted}"
-    return Finding(is_named(keys, named), said)
+    return same_digest(keys, named, "pop_oldest looks at")
 
 
 class GhostKeyLru(BorrowedFault):
@@ -104,7 +95,7 @@ class GhostKeyLru(BorrowedFault):
     variant = "ghost-key-lru"
     origin = "vllm#43941"
     options_of_fault = ("--mm-cache-tokens", "130")
-    references = (ISSUE,)
+    references = (MM_CACHE_ISSUE,)
     log_patterns = {"cached-item-assertion": r"AssertionError: Expected a cached item for mm_hash="}
     key_log_patterns = ("cached-item-assertion",)
 

@@ -16,7 +16,7 @@ from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import ClaimResult, Reference, SymptomRow
 from mmrepro.models import TinyQwen3
 from mmrepro.scenario import LiveFacts, Mitigation, RunFacts, Scenario, with_variants
-from mmrepro.scenarios.mm_cache_desync import claim
+from mmrepro.scenario.hypotheses import hypothesis
 from mmrepro.signature import Condition, Finding, Truth, checks
 from mmrepro.signature import live_server as live
 from mmrepro.traffic.drive import Drive
@@ -205,9 +205,9 @@ class PrefillContract(Scenario):
             fixed = self.healthy_after(evidence, facts)
         text = self._text_alike(evidence)
         return [
-            claim("root-cause", f"the error comes {self.reason}", raised, source),
-            claim("decode-undisturbed", "text and decode are as they were", text, source),
-            claim("fixed", "images are answered with that place put right", fixed, source),
+            hypothesis("root-cause", f"the error comes {self.reason}", source, raised),
+            hypothesis("decode-undisturbed", "text and decode are as they were", source, text),
+            hypothesis("fixed", "images are answered with that place put right", source, fixed),
         ]
 
     @property

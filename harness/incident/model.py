@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Diagnosis
+from mmrepro.probes.data import ThreadStack
 from mmrepro.records import Fidelity, HostFacts, Moment, Record, Setting, StandIn, WheelFacts
 from mmrepro.signature import Outcome, Verdict
 from pydantic import BeforeValidator, Field, PlainSerializer
@@ -150,6 +151,22 @@ class KeyStack(Record):
     seen: Annotated[int, Field(description="samples that show it")]
     samples: int
     note: str = ""
+
+    @classmethod
+    def of(
+        cls, stack: ThreadStack, *, process: str, seen: int, samples: int, note: str = ""
+    ) -> KeyStack:
+        """A thread as one sample shows it."""
+        return cls(
+            process=process,
+            thread=stack.name,
+            active=stack.active,
+            owns_gil=stack.owns_gil,
+            frames=[KeyFrame(**frame.model_dump()) for frame in stack.frames],
+            seen=seen,
+            samples=samples,
+            note=note,
+        )
 
 
 class LogExcerpt(Record):

@@ -48,9 +48,12 @@ from mmrepro.scenario.common import (
     endpoints_green,
     every_request_fails,
     first_error,
+    gpu_idle,
     happened,
     health_503,
     idle_cpu,
+    idle_while_asked,
+    last_line,
     never_answered,
     new_request_unanswered,
     no_progress,
@@ -65,6 +68,7 @@ from mmrepro.scenario.common import (
     spins_in_user_space,
     tokens_stand_still,
     trigger_answered,
+    trigger_ended,
     unchanged,
     unmitigated,
     usual_latency,
@@ -76,6 +80,7 @@ from mmrepro.scenario.declare import (
     cause,
     claim,
     cure,
+    hypothesis,
     issue,
     pull,
     quote,
@@ -94,7 +99,7 @@ from mmrepro.signature import (
     crash,
     live_server,
 )
-from mmrepro.signature.decide import all_met, unmet
+from mmrepro.signature.decide import all_met, guarded, unmet
 from mmrepro.signature.views import Logs, Measured, Metrics, Processes, Reproducers, Requests
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.pictures import Picture
@@ -181,10 +186,15 @@ __all__ = [
     "endpoints_green",
     "every_request_fails",
     "first_error",
+    "gpu_idle",
+    "guarded",
     "happened",
     "health_503",
+    "hypothesis",
     "idle_cpu",
+    "idle_while_asked",
     "issue",
+    "last_line",
     "live_server",
     "never_answered",
     "new_request_unanswered",
@@ -204,6 +214,7 @@ __all__ = [
     "symptom",
     "tokens_stand_still",
     "trigger_answered",
+    "trigger_ended",
     "unchanged",
     "unmet",
     "unmitigated",

@@ -26,7 +26,7 @@ from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import StackSample
 from mmrepro.scenario import tables
 from mmrepro.scenario.bind import Check, bind, observable
-from mmrepro.scenario.declare import Claim, Declared, Row, tagged
+from mmrepro.scenario.declare import Claim, Declared, Hypothesis, Row, tagged
 from mmrepro.scenario.parts import Control, Factor, LiveFacts, RunFacts, SourceRef
 from mmrepro.signature import (
     Condition,
@@ -91,10 +91,14 @@ class Scenario(ABC):
     """Conditions of a live server besides those that a run has too."""
     works_after: ClassVar[tuple[Check, ...]] = ()
     """Checks that are all met where the engine still does its work after the trigger."""
+    lasting_causes: ClassVar[tuple[str, ...]] = ()
+    """Ids of the conditions of the cause that can be seen without the symptom; (): all can."""
     rows: ClassVar[tuple[Row, ...]] = ()
     """The table of symptoms; (): one row for each condition of the symptom."""
     claims: ClassVar[tuple[Claim, ...]] = ()
     """Statements of the original report (``@claim`` methods come after them)."""
+    ablation_hypotheses: ClassVar[tuple[Hypothesis, ...]] = ()
+    """Explanations and cures that were offered, for an ablation's table to judge."""
 
     variants: tuple[Scenario, ...] = ()
     """The ways in which the failure mode shows, the default first; see :func:`with_variants`."""
@@ -113,6 +117,11 @@ class Scenario(ABC):
     @property
     def explanation(self) -> str:
         return _told(self, "Why:")
+
+    @property
+    def report(self) -> str:
+        """Id of the original report: the first reference."""
+        return next((reference.id for reference in self.references), "")
 
     @property
     def server_args(self) -> tuple[str, ...]:
@@ -212,10 +221,11 @@ class Scenario(ABC):
         """Whether the cause is still there in a run that may lack the symptom.
 
         It tells a cure (not met) from what only hides the failure (met). As everywhere, it is
-        unknown unless evidence tells. Override it where some conditions of the cause can be seen
-        only while the symptom lasts (the stack of a hang, say).
+        unknown unless evidence tells. Where some conditions of the cause can be seen only while
+        the symptom lasts (the stack of a hang, say), ``lasting_causes`` names the others.
         """
         causes = [c for c in self.conditions(facts) if c.required and c.part == "cause"]
+        causes = [c for c in causes if not self.lasting_causes or c.id in self.lasting_causes]
         results = evaluate(causes, evidence)
         truth = combine([r.truth for r in results])
         decisive = [r for r in results if r.truth is truth] or results
@@ -238,7 +248,11 @@ class Scenario(ABC):
 
     def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
         """The original report's explanations, judged by the table of an ablation."""
-        return []
+        if not self.ablation_hypotheses:
+            return []
+        from mmrepro.scenario.hypotheses import judged
+
+        return [judged(one, ablation, self.report) for one in self.ablation_hypotheses]
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
         """What the report shows side by side: pictures and answers, curves."""

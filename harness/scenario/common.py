@@ -13,7 +13,7 @@ from typing import Any
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence
-from mmrepro.probes.data import InferenceData
+from mmrepro.probes.data import GpuData, InferenceData, LogsData
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import Declared, Row, cause, row, symptom
 from mmrepro.scenario.parts import RunFacts
@@ -308,6 +308,15 @@ def trigger_answered(requests: Requests) -> Finding:
     return Finding.of(True, f"all {len(sent)} requests of the trigger answered")
 
 
+def trigger_ended(requests: Requests) -> Finding:
+    """No request of the trigger hung, be it that some were refused or failed."""
+    sent = requests.within("trigger")
+    hung = next((r.label for r in sent if r.timed_out), "")
+    if not sent:
+        return Finding.unknown("the trigger sent no request")
+    return Finding.of(not hung, f"{hung} was not answered" if hung else "every request ended")
+
+
 def happened(check: Check) -> Check:
     """``check``, where it is met; else unknown: that nothing failed then means nothing."""
 
@@ -355,6 +364,33 @@ def answered_row(label: str) -> Check:
         return Finding.of(sent.answered, f"{said} {sent.latency_s:.2f} s")
 
     return told
+
+
+def idle_while_asked(evidence: Evidence, engine: Engine) -> Finding:
+    """For a row of the table: an empty queue is abnormal while a request waits for its answer, and
+    normal otherwise."""
+    queue = checks.queue_empty(evidence, engine.metrics["running"], engine.metrics["waiting"])
+    if queue.truth is Truth.UNKNOWN:
+        return queue
+    hung = checks.unanswered(evidence).truth is Truth.MET
+    return Finding.of((queue.truth is Truth.MET) == hung, queue.observed)
+
+
+def gpu_idle(gpu: GpuData) -> Finding:
+    busy = max((max(d.utilization_pct, default=0) for d in gpu.devices), default=0)
+    return Finding.of(busy == 0, f"at most {busy} %")
+
+
+def last_line(words: str) -> Check:
+    """The last line that the core logged holds ``words``."""
+
+    def says(log: LogsData, engine: Engine) -> Finding:
+        for process, line in log.last_by_process.items():
+            if engine.core_role in process:
+                return Finding.of(words in line.text, f"{process}: {line.text}")
+        return Finding.unknown(f"the log has no line of {engine.core_role}")
+
+    return says
 
 
 def idle_cpu(processes: Processes, engine: Engine) -> str:

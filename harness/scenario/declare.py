@@ -181,6 +181,7 @@ class Claim:
     """A statement of the original report, judged by conditions of this run.
 
     Attributes:
+        source: where it is made; "": in the scenario's first reference.
         by: ids of conditions, or checks: all met confirms it, one not met refutes it. Nothing:
             the method that it decorates.
         given: ids of conditions, or checks, without which the run tests nothing of it;
@@ -188,7 +189,7 @@ class Claim:
         releases: those that it is made of: a run of another one tests nothing of it.
         refutable_on: on another release, what speaks against it tests nothing of it.
         untested: why it cannot be tested at all.
-        note: stands behind what was observed.
+        note: stands behind what was observed, if it was tested.
         refuted: what is met refutes it, and what is not met confirms it.
     """
 
@@ -241,6 +242,45 @@ def claim(
         untested=untested,
         note=note,
         refuted=refuted,
+    )
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """An explanation or a cure that was offered, for the table of an ablation to judge.
+
+    Attributes:
+        source: where it is made; "": in the scenario's first reference.
+        matters: name of the factor that is said to change anything.
+        cures: names of the factors that are said to cure; of several: all together, none alone.
+        note: stands behind what the table says.
+    """
+
+    id: str
+    text: str
+    source: str = ""
+    matters: str = ""
+    cures: tuple[str, ...] = ()
+    note: str = ""
+
+
+def hypothesis(
+    name: str,
+    text: str,
+    source: str | Reference = "",
+    *,
+    matters: str = "",
+    cures: str | tuple[str, ...] = (),
+    note: str = "",
+) -> Hypothesis:
+    """One of ``ablation_hypotheses``: ``hypothesis("cache", "it is the cache", cures="cache")``."""
+    return Hypothesis(
+        id=name,
+        text=text,
+        source=source if isinstance(source, str) else source.id,
+        matters=matters,
+        cures=(cures,) if isinstance(cures, str) else cures,
+        note=note,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from mmrepro.incident import ClaimResult, ClaimStatus
 from mmrepro.incident.ablation import Ablation, FactorClass
+from mmrepro.scenario.declare import Hypothesis
 from mmrepro.signature import Finding, Truth
 
 STATUS = {
@@ -50,6 +51,29 @@ def matters(ablation: Ablation, factor: str) -> Finding:
             FactorClass.HIDES,
         ),
     )
+
+
+def judged(declared: Hypothesis, ablation: Ablation, source: str) -> ClaimResult:
+    """A declared hypothesis; ``source``: of one that names none."""
+    if declared.matters:
+        finding = matters(ablation, declared.matters)
+    elif len(declared.cures) == 1:
+        finding = cures(ablation, declared.cures[0])
+    else:
+        finding = takes_all(ablation, *declared.cures)
+    source = declared.source or source
+    return hypothesis(declared.id, declared.text, source, finding, note=declared.note)
+
+
+def takes_all(ablation: Ablation, *factors: str) -> Finding:
+    """Whether none of ``factors`` cures alone, and all of them do together."""
+    alone = [cures(ablation, name) for name in factors]
+    told = "; ".join(one.observed for one in alone)
+    if any(one.truth is Truth.MET for one in alone):
+        return Finding.of(False, told)
+    if any(set(factors) <= set(cure.flips) for cure in ablation.cures):
+        return Finding.of(True, told)
+    return Finding.unknown(f"no combination with all of them was seen to cure; {told}")
 
 
 def hypothesis(

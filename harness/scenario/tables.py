@@ -82,12 +82,13 @@ class _Case:
 
     def claim(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> ClaimResult:
         found = self._tested(claim, by)
+        note = f" ({claim.note})" if claim.note and found.truth is not Truth.UNKNOWN else ""
         return ClaimResult(
             id=claim.id,
             text=claim.text,
-            source=claim.source,
+            source=claim.source or self.scenario.report,
             status=STATUS[OPPOSITE[found.truth] if claim.refuted else found.truth],
-            observed=f"{found.observed} ({claim.note})" if claim.note else found.observed,
+            observed=found.observed + note,
         )
 
     def _tested(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> Finding:

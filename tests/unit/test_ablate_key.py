@@ -15,6 +15,7 @@ from mmrepro.scenario.registry import load_scenario
 from worlds import environment
 
 GHOST = load_scenario("ghost-key-eviction")
+GHOST_FOLDER = "ghost_key_eviction"
 RUN = RunOptions(device="cpu")
 Parts = Callable[..., dict[str, str]]
 
@@ -75,12 +76,14 @@ def test_each_thing_that_decides(
 
 
 def test_the_scenarios_own_files_and_no_other_scenarios() -> None:
-    names = {path.name for path in scenario_files(GHOST)}
-    assert {"ghost_key_eviction.py", "ghost_key_evidence.py", "ghost_key_factors.py"} <= names
-    assert "mm_cache_desync.py" in names, "what it is built on"
-    assert "ghost_key_eviction.py" not in {
-        path.name for path in scenario_files(load_scenario("mm-cache-desync"))
-    }
+    own = {path.name for path in scenario_files(GHOST) if path.parent.name == GHOST_FOLDER}
+    assert own == {"__init__.py", "ablation.py", "ghost.py", "report.py"}
+    built_on = {path.name for path in scenario_files(GHOST) if path.parent.name != GHOST_FOLDER}
+    assert "vllm.py" in built_on
+    assert "mm_cache_desync.py" not in built_on, "no scenario is another's library"
+    other = scenario_files(load_scenario("mm-cache-desync"))
+    assert "mm_cache_desync.py" in {path.name for path in other}
+    assert GHOST_FOLDER not in {path.parent.name for path in other}
 
 
 def test_an_edited_scenario_is_another_one(tmp_path: Path) -> None:
@@ -98,7 +101,7 @@ def test_an_edited_scenario_is_another_one(tmp_path: Path) -> None:
     )
     mine = load_scenario(str(file))
     names = {p.name for p in scenario_files(mine)}
-    assert {"mine.py", "its_helper_module.py", "ghost_key_evidence.py"} <= names
+    assert {"mine.py", "its_helper_module.py", "ghost.py"} <= names
     before = code_digest(mine)
     assert code_digest(mine) == before
     helper.write_text("FILLS = 22\n")

@@ -6,7 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up import GHOST, drop, hang_run, http, logs, probed, processes, request, stacks, thread
+from made_up import (
+    GHOST,
+    drop,
+    hang_run,
+    healthy_run,
+    http,
+    logs,
+    metrics,
+    probed,
+    processes,
+    request,
+    stacks,
+    swap,
+    thread,
+)
 from mmrepro.errors import BrokenScenario
 from mmrepro.incident import ClaimStatus
 from mmrepro.run.judge import judge
@@ -39,7 +53,9 @@ from mmrepro.scenario import (
     cure,
     endpoints_green,
     happened,
+    idle_while_asked,
     issue,
+    last_line,
     never_answered,
     new_request_unanswered,
     no_progress,
@@ -48,6 +64,7 @@ from mmrepro.scenario import (
     refused_or_answered,
     row,
     symptom,
+    trigger_ended,
     unchanged,
     unmitigated,
     upgrade,
@@ -254,6 +271,71 @@ def test_what_another_release_does_otherwise_refutes_nothing() -> None:
     assert observed.startswith("said of <0.20; on 0.23.0: no answer in")
 
 
+def test_a_claim_may_rest_on_checks_and_on_the_first_reference() -> None:
+    def without_a_cure(facts: RunFacts) -> Finding:
+        return Finding.of(not facts.mitigations, f"cures: {sorted(facts.mitigations)}")
+
+    class Checked(Hangs):
+        references = (REPORT, pull("vllm#43595", "the fix"))
+        claims = (
+            claim("both", "t", by=("no-answer", answered("fill 1"))),
+            claim("one-fails", "t", by=("no-answer", answered("fill 11"))),
+            claim("uncured", "t", "elsewhere", by="no-answer", given=without_a_cure, note="so"),
+        )
+
+    def told(facts: RunFacts) -> list[tuple[str, str]]:
+        found = {c.id: c for c in Checked().claim_results(hang_run(), facts)}
+        assert [found[name].source for name in ("both", "uncured")] == ["vllm#43941", "elsewhere"]
+        assert found["both"].status is ClaimStatus.CONFIRMED
+        assert found["one-fails"].status is ClaimStatus.REFUTED
+        return [(found["uncured"].status, found["uncured"].observed)]
+
+    ((status, observed),) = told(FACTS)
+    assert (status, observed[-5:]) == (ClaimStatus.CONFIRMED, " (so)")
+    cured = RunFacts("0.23.0", Fidelity.CPU, frozenset({"off"}), 13.0)
+    assert told(cured) == [(ClaimStatus.NOT_TESTED, "not tested: cures: ['off']")]
+
+
+def test_of_the_cause_what_lasts_is_told_without_the_symptom() -> None:
+    class Lasting(Hangs):
+        lasting_causes = ("class-loops",)
+
+    evidence = hang_run()
+    drop(evidence, "logs")
+    assert SCENARIO.cause_remains(evidence, FACTS).truth is UNKNOWN
+    assert Lasting().cause_remains(evidence, FACTS).truth is MET
+
+
+def test_a_trigger_without_requests_ended_no_request() -> None:
+    ended = bind(trigger_ended, SCENARIO, FACTS)
+    over = hang_run()
+    over.requests.pop()
+    assert [ended(e).truth for e in (hang_run(), over, Evidence())] == [NOT_MET, MET, UNKNOWN]
+
+
+def test_the_last_line_of_the_core() -> None:
+    waits = bind(last_line("waiting for work"), SCENARIO, FACTS)
+    evidence = hang_run()
+    assert waits(evidence).truth is MET
+    swap(evidence, logs(last="something else"))
+    assert waits(evidence).truth is NOT_MET
+    log = logs()
+    log.last_by_process.clear()
+    swap(evidence, log)
+    assert waits(evidence).truth is UNKNOWN
+
+
+def test_an_empty_queue_is_abnormal_only_while_a_request_waits() -> None:
+    abnormal = bind(idle_while_asked, SCENARIO, FACTS)
+    assert abnormal(hang_run()).truth is MET
+    assert abnormal(healthy_run()).truth is NOT_MET
+    evidence = hang_run()
+    swap(evidence, metrics(running=1))
+    assert abnormal(evidence).truth is NOT_MET
+    drop(evidence, "metrics")
+    assert abnormal(evidence).truth is UNKNOWN
+
+
 def test_a_claim_on_what_was_not_seen_is_not_tested() -> None:
     assert set(statuses(Evidence()).values()) == {ClaimStatus.NOT_TESTED}
 
@@ -449,6 +531,10 @@ def test_locals_of_a_frame() -> None:
     assert data.texts("lru_key", frame="popitem") == ["'a'", "'b'"]
     assert data.numbers("lru_key", frame="popitem") == []
     assert len(data.threads("process_input_sockets")) == 3
+    first = data.samples[0].threads[0]
+    assert first.within("popitem", "process_input_sockets")
+    assert not first.within("process_input_sockets", "popitem")
+    assert not first.within("popitem", "process_input_sockets", "run")
     data.samples[0].threads[0].frames[0].locals["n"] = "12"
     data.samples[2].threads[0].frames[0].locals["n"] = "<not built yet>"
     assert data.numbers("n", frame="popitem") == [12]

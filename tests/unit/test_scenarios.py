@@ -7,7 +7,18 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from made_up import desync_run, hang_run, healthy_run, run_facts
+from made_up import (
+    GHOST,
+    LOOP,
+    desync_run,
+    drop,
+    hang_run,
+    healthy_run,
+    run_facts,
+    stacks,
+    swap,
+    thread,
+)
 from mmrepro.engines import ENGINES, LaunchRequest
 from mmrepro.errors import BrokenScenario, UnknownScenario, UsageError
 from mmrepro.evidence import Evidence
@@ -105,12 +116,13 @@ def test_whether_the_ghost_remains_without_the_hang() -> None:
     """The spin and its stack need the hang; a ghost and a class that cannot evict it do not."""
     scenario = load_scenario("ghost-key-eviction")
     facts = run_facts(scenario)
-    assert Scenario.cause_remains(scenario, hang_run(), facts).truth is Truth.MET
-    assert Scenario.cause_remains(scenario, healthy_run(), facts).truth is Truth.NOT_MET
-    assert Scenario.cause_remains(scenario, Evidence(), facts).truth is Truth.UNKNOWN
+    whole = type("Whole", (type(scenario),), {"lasting_causes": ()})()
+    assert whole.cause_remains(hang_run(), facts).truth is Truth.MET
+    assert whole.cause_remains(healthy_run(), facts).truth is Truth.NOT_MET
+    assert whole.cause_remains(Evidence(), facts).truth is Truth.UNKNOWN
     hidden = healthy_run()
     hidden.reproducers = hang_run().reproducers
-    assert Scenario.cause_remains(scenario, hidden, facts).truth is Truth.NOT_MET
+    assert whole.cause_remains(hidden, facts).truth is Truth.NOT_MET
     assert scenario.cause_remains(hidden, facts).truth is Truth.MET
     assert scenario.cause_remains(healthy_run(), facts).truth is Truth.NOT_MET
     hidden.reproducers = []
@@ -173,6 +185,20 @@ def test_the_key_stack_is_one_with_the_ghost() -> None:
     assert stack.frames[0].function == "LRUCache.popitem"
     assert "lru_key" in stack.frames[0].locals
     assert (stack.seen, stack.samples, stack.owns_gil) == (5, 5, True)
+
+
+def test_of_stacks_in_popitem_the_key_stack_is_the_one_that_shows_the_key() -> None:
+    evidence = hang_run()
+    shown, blank = thread(*LOOP, key=GHOST), thread(*LOOP)
+    swap(evidence, stacks(thread(*LOOP[1:]), blank, shown, blank))
+    stack = load_scenario("ghost-key-eviction").key_stack(evidence)
+    assert stack is not None
+    assert stack.frames[0].locals == {"lru_key": repr(GHOST)}
+    assert stack.note.startswith("popitem evicts 1 × ")
+    drop(evidence, "logs")
+    stack = load_scenario("ghost-key-eviction").key_stack(evidence)
+    assert stack is not None
+    assert "logs" in stack.note, "a stack is shown although the log cannot be read"
 
 
 def test_what_the_hang_claims_of_its_fix() -> None:

@@ -20,8 +20,8 @@ from made_up import (
     swap,
 )
 from mmrepro.evidence import Evidence
+from mmrepro.scenario.vllm import desynchronise
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
-from mmrepro.scenarios.mm_cache_desync import desynchronise
 from mmrepro.signature import Outcome, Truth
 from mmrepro.traffic.pictures import Picture
 
@@ -193,10 +193,7 @@ class Chats:
     async def text_of_tokens(self, tokens: int) -> str:
         return "long"
 
-    async def unless_stuck(self, request: object) -> None:
-        return None
-
-    def chat(self, label: str, **_: object) -> None:
+    async def ask(self, label: str, **_: object) -> None:
         self.labels.append(label)
 
 

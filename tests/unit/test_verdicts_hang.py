@@ -51,6 +51,15 @@ def test_the_hang_reproduces() -> None:
     assert all(r.observed for r in results)
 
 
+def test_the_evidence_of_the_ghost_is_what_was_read() -> None:
+    """The key comes from the stacks, the assertion from the log: both are cited."""
+    files = {r.id: r.evidence for r in judge(GHOST_KEY, hang_run())[2]}
+    assert files["ghost-is-the-key"] == ["check-stacks.raw", "check-logs.raw"]
+    assert files["eviction-stack"] == ["check-stacks.raw"]
+    assert files["cached-item-assertion"] == ["check-logs.raw"]
+    assert files["engine-code-loops"] == ["ghost_key.py.json"]
+
+
 def test_a_fixed_release_does_not_reproduce_the_hang() -> None:
     outcome, truths, _ = judge(GHOST_KEY, healthy_run(), "0.24.0")
     assert outcome is NOT_REPRODUCED

@@ -1,0 +1,191 @@
+"""vLLM: EngineCore spins for ever when the multimodal cache evicts, with /health green.
+
+Starts from the desynchronised caches of ``mm-cache-desync``: the failed request leaves a key in
+the receiver's LRU order that is not in the cache, and the first eviction never ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmrepro.scenario import (
+    Condition,
+    Drive,
+    Evidence,
+    KeyStack,
+    LiveFacts,
+    Logs,
+    StackSample,
+    StacksData,
+    added_not_scheduled,
+    cause,
+    core_burns_cpu,
+    cure,
+    endpoints_green,
+    guarded,
+    issue,
+    new_request_unanswered,
+    no_progress,
+    not_answered,
+    nothing_queued,
+    quote,
+    some_request_unanswered,
+    spins_in_user_space,
+    upgrade,
+    vllm,
+)
+from mmrepro.scenarios.ghost_key_eviction import ablation, ghost, report
+
+
+class GhostKeyEviction(vllm.MmCacheScenario):
+    """EngineCore hangs in multimodal cache eviction while /health stays 200.
+
+    What: After a multimodal request was refused for its length and its image was sent again,
+    the next eviction of EngineCore's multimodal cache never ends. One thread spins in user
+    space and holds the GIL; /health and /v1/models answer 200, nothing runs, nothing waits, and
+    no request is ever answered again.
+
+    Why: `LRUCache.touch()` puts a key that is not in the cache into the LRU order: a ghost. The
+    request that failed with 'Expected a cached item' has just touched one. When the cache is
+    full, `popitem()` picks the oldest key, which is now the ghost; `pop()` finds nothing and
+    returns None, so `currsize` does not shrink, and cachetools' `while currsize + size >
+    maxsize: popitem()` never ends. The loop runs in the thread that receives requests, so none
+    reaches the scheduler.
+    """
+
+    name = "ghost-key-eviction"
+    release = "0.23.0"
+    affected = ">=0.14.0,<0.24.0"
+    references = (
+        vllm.MM_CACHE_ISSUE,
+        vllm.LRU_FIX,
+        issue(
+            "vllm#47958",
+            "EngineCore process_input_sockets thread hangs indefinitely in mm cache eviction",
+            "the same hang in production, found by a py-spy dump",
+        ),
+    )
+    sources = (
+        quote(
+            "vllm/utils/cache.py",
+            "LRUCache.touch",
+            "a missing key gets a place in the LRU order",
+            "except KeyError",
+            "order[key] = None",
+        ),
+        quote(
+            "vllm/utils/cache.py",
+            "LRUCache.popitem",
+            "the oldest key of the order is taken to be in the cache",
+            "value = self.pop(",
+        ),
+        quote(
+            "cachetools/__init__.py",
+            "Cache.__setitem__",
+            "the loop that never ends: popitem() removes nothing, so the size stays",
+            "while",
+            "self.popitem()",
+        ),
+        vllm.RECEIVER,
+    )
+    mitigations = (
+        upgrade("0.24.0", "upgrade to 0.24.0, the first release with vllm#43595"),
+        vllm.DISABLE_CACHE,
+        cure(
+            "patch",
+            description="vllm#43595 applied at start: touch() ignores missing keys, popitem() "
+            "drops ghosts",
+            patch=ablation.PATCH,
+        ),
+    )
+    factors = ablation.FACTORS
+    ablation_hypotheses = ablation.HYPOTHESES
+    reproducers = ("ghost_key.py",)
+
+    async def trigger(self, drive: Drive) -> None:
+        await vllm.desynchronise(drive, drive.picture("X", 777))
+        first = drive.picture("fill-1", 1001)
+        for i in range(1, ghost.FILLS + 1):
+            image = first if i == 1 else drive.picture(f"fill-{i}", 1000 + i)
+            if await drive.ask(f"fill {i}", image=image) is None:
+                drive.fact("fills_until_hang", i)
+                return
+        # No hang. Was there an eviction at all? The first image must have left the cache.
+        hits = await drive.metric("vllm:mm_cache_hits_total")
+        await drive.ask("fill 1, again", image=first)
+        await drive.ask(ghost.NEW, image=drive.picture("after", 9001))
+        drive.fact("mm_cache_hits_before", hits)
+        drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
+        drive.fact("mm_cache_queries", await drive.metric("vllm:mm_cache_queries_total"))
+
+    def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
+        return bool(ghost.keys(StacksData(samples=list(samples))))
+
+    symptoms = (
+        some_request_unanswered(),
+        new_request_unanswered(live=not_answered(id="no-answer-later")),
+        endpoints_green("/health and /v1/models answer 200 all the while"),
+        nothing_queued(),
+        added_not_scheduled(),
+        no_progress(),
+        core_burns_cpu(),
+    )
+    causes = (
+        spins_in_user_space(),
+        cause(
+            "in every stack sample the thread process_input_sockets is inside the eviction loop: "
+            "popitem ← __setitem__ ← __setitem__ ← get_and_update_item ← "
+            "get_and_update_features ← preprocess_add_request",
+            ghost.in_the_loop,
+            id="eviction-stack",
+        ),
+        cause(
+            'EngineCore logged "Expected a cached item for mm_hash=…" before the hang',
+            vllm.cached_item_assertion,
+        ),
+        cause(
+            "the key that popitem() tries to evict is the mm_hash of that assertion",
+            ghost.is_the_key,
+            id="ghost-is-the-key",
+        ),
+        cause(
+            "the installed LRUCache, alone, never ends an eviction after touch() of a missing key",
+            ghost.never_evicted,
+            id="engine-code-loops",
+        ),
+    )
+    lasting_causes = ("cached-item-assertion", "engine-code-loops")  # the others need the hang
+    works_after = ghost.WORKS_AFTER
+    rows = report.ROWS
+    claims = report.CLAIMS
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        exposed = Condition(
+            "affected-release",
+            "cause",
+            f"the release is one of those whose LRU order takes in ghosts ({self.affected_range})",
+            lambda _: self.exposure(facts),
+            required=False,
+        )
+        return [*super().live_conditions(facts), exposed]
+
+    def key_stack(self, evidence: Evidence) -> KeyStack | None:
+        """Of those inside the loop the one that shows the most: ``popitem``, and its key."""
+        samples = [s for _, data in evidence.results(StacksData, "check") for s in data.samples]
+        threads = [(s.pid, t) for s in samples for t in s.threads if t.within(ghost.THREAD)]
+        looping = [(pid, t) for pid, t in threads if t.within(*ghost.LOOP)]
+        if not looping:
+            return None
+        pid, best = max(looping, key=lambda x: (x[1].within("popitem"), bool(ghost.key_in(x[1]))))
+        stacks = StacksData(samples=samples)
+        key = guarded(lambda seen: ghost.is_the_key(stacks, Logs(seen)), evidence)
+        return KeyStack.of(
+            best,
+            process=f"EngineCore (pid {pid})",
+            seen=len(looping),
+            samples=len(threads),
+            note=key.observed,
+        )
+
+
+SCENARIO = GhostKeyEviction()

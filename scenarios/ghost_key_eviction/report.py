@@ -1,0 +1,113 @@
+"""The tables of a ghost-key-eviction incident: the symptoms, the statements of the report."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from mmrepro.scenario import (
+    answered,
+    checks,
+    claim,
+    gpu_idle,
+    idle_cpu,
+    idle_while_asked,
+    last_line,
+    row,
+    usual_latency,
+    vllm,
+)
+from mmrepro.scenarios.ghost_key_eviction import ghost
+
+of_hang = partial(claim, given="no-answer", otherwise="there was no hang in this run")
+"""A statement of the report about the hang: only a run that hung tests it."""
+
+of_fix = partial(claim, source=vllm.LRU_FIX, given=ghost.has_the_cache, releases=">=0.24.0")
+"""One about the release with the fix: an older one does not test it, nor one without the cache."""
+
+ROWS = (
+    row("process alive", checks.engine_alive, "yes", "yes", abnormal_if=False),
+    row("/health, /v1/models", "endpoints-green", "200, 200", "200, 200", abnormal_if=False),
+    row("/v1/chat/completions", "no-answer", usual_latency, "no answer in 15 s"),
+    row("a new text-only request", "no-answer-later", usual_latency),
+    row("running, waiting", idle_while_asked, "0, 0 when idle", "0 and 0, with a request added"),
+    row("requests added, finished", "added-not-scheduled", "equal", "added, never scheduled"),
+    row("EngineCore CPU", "core-burns-cpu", idle_cpu, "136 %"),
+    row(
+        "system calls of EngineCore", "user-space-spin", "blocked when idle", "8 futex calls in 3 s"
+    ),
+    row("GPU utilisation", gpu_idle, reported="0 %, memory held", abnormal_if=None),
+)
+CLAIMS = (
+    of_hang(
+        "alive-and-green",
+        "the process lives, /health and /v1/models answer 200",
+        by="endpoints-green",
+    ),
+    of_hang(
+        "no-answer",
+        "/v1/chat/completions gets no answer (the report waited 15 s)",
+        by="no-answer",
+        note="the deadline here follows from the gate's latencies",
+    ),
+    of_hang(
+        "idle-metrics", "num_requests_running and num_requests_waiting are 0", by="nothing-queued"
+    ),
+    of_hang(
+        "added-request",
+        'the API server logged "Added request" for the unanswered request',
+        by="added-not-scheduled",
+    ),
+    of_hang("cpu", "EngineCore burns CPU (136 %)", by="core-burns-cpu"),
+    claim("gpu-idle", "GPU utilisation is 0 %, memory stays held", by=gpu_idle),
+    of_hang(
+        "stack",
+        "py-spy: process_input_sockets, active, with the GIL, in popitem below the cache update",
+        by="eviction-stack",
+    ),
+    of_hang(
+        "user-space",
+        "strace: pure user-space spinning (8 futex calls in 3 s)",
+        by="user-space-spin",
+    ),
+    of_hang(
+        "last-line",
+        'the last EngineCore log line is "waiting for work"',
+        by=last_line("waiting for work"),
+    ),
+    of_hang(
+        "assertion-before",
+        "Expected a cached item for mm_hash stands in the log before the hang",
+        by="cached-item-assertion",
+    ),
+    claim(
+        "step-1",
+        "step 1: a too long request with image X is refused with 400",
+        by=vllm.refused_for_length,
+    ),
+    claim("step-2", "step 2: image X in a short request gets 500", by=vllm.image_fails),
+    of_hang(
+        "cause",
+        "touch() makes a ghost key that popitem() cannot remove, so eviction never ends",
+        by="engine-code-loops",
+        note="the installed class alone, by reproducers/ghost_key.py",
+    ),
+    of_hang(
+        "at-will",
+        "it is hard to trigger at will: days of uptime, high concurrency, luck",
+        by=ghost.hangs_one_at_a_time,
+        refuted=True,
+    ),
+    claim(
+        "both-parts",
+        "the fix needs both parts, in touch() and in popitem()",
+        vllm.LRU_FIX,
+        by=ghost.both_parts_needed,
+    ),
+    of_fix("fixed-hang", "0.24.0 fixes the hang", by=ghost.WORKS_AFTER),
+    of_fix(
+        "fixed-desync",
+        "0.24.0 fixes the cause, the desynchronised caches",
+        by=answered(vllm.AGAIN),
+        note="see the scenario mm-cache-desync",
+    ),
+)
