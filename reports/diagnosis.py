@@ -157,7 +157,7 @@ def matches_markdown(diagnosis: Diagnosis) -> str:
             [
                 f"{view.TRUTH_MARKS[c.truth]} {view.TRUTH_WORDS[c.truth]}",
                 c.part if c.required else f"{c.part} (supporting)",
-                gfm.cell(c.statement),
+                f"{gfm.code(c.id, 80)} {gfm.cell(c.statement)}",
                 gfm.cell(c.observed),
                 ", ".join(gfm.code(f, 160) for f in c.evidence[:4]) or "–",
             ]

@@ -180,7 +180,8 @@ def _conditions(incident: Incident) -> str:
         files = ", ".join(gfm.code(f, 160) for f in c.evidence[:4])
         part = c.part if c.required else f"{c.part} (supporting)"
         mark = f"{view.TRUTH_MARKS[c.truth]} {view.TRUTH_WORDS[c.truth]}"
-        rows.append([mark, part, gfm.cell(c.statement), gfm.cell(c.observed), files or "–"])
+        said = f"{gfm.code(c.id, 80)} {gfm.cell(c.statement)}"
+        rows.append([mark, part, said, gfm.cell(c.observed), files or "–"])
     return gfm.table(["", "part", "condition", "observed", "in evidence/"], rows)
 
 

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -345,3 +346,13 @@ def test_a_folder_with_spaces_can_be_pasted_into_a_shell() -> None:
     incident = sample_incident(incident_dir="~/my runs/one; rm -rf x")
     reports.print_summary(incident, Console(file=out))
     assert "mmrepro report ~/'my runs/one; rm -rf x'" in out.getvalue()
+
+
+@pytest.mark.parametrize("render", [reports.render_markdown, reports.render_html])
+def test_each_condition_is_named_by_its_id(render: Callable[[Incident], str]) -> None:
+    """It is what ``mmrepro judge`` calls it, and what the scenario's file is searched for."""
+    verdict = sample_incident().verdict
+    assert verdict is not None
+    text = render(sample_incident())
+    for condition in verdict.conditions:
+        assert f"`{condition.id}`" in text or f">{condition.id}</code>" in text, condition.id
