@@ -15,6 +15,7 @@ from mmrepro.cli.env import app as env_app
 from mmrepro.cli.judge import judge
 from mmrepro.cli.kv_budget import kv_budget
 from mmrepro.cli.logs import logs
+from mmrepro.cli.new import new
 from mmrepro.cli.probe import probe
 from mmrepro.cli.report import report_command, schema
 from mmrepro.cli.run import run
@@ -59,6 +60,7 @@ app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("collide", short_help="Find two pictures that an engine takes for one.")(collide)
 app.command("report", short_help="Make a report again from an incident.")(report_command)
 app.command("judge", short_help="Judge recorded evidence again.")(judge)
+app.command("new", short_help="Write a scenario for you to fill in.")(new)
 app.command("watch", short_help="A deep health check of a live server.")(watch)
 app.command("logs", short_help="What a server's logs tell, as one timeline.")(logs)
 app.command("bundle", short_help="Pack an incident for an upstream issue.")(bundle)

@@ -1,0 +1,188 @@
+"""``mmrepro new``: a scenario that runs, and its test, for somebody to fill in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mmrepro.scenario import Scenario
+
+
+def new(
+    scenario: Annotated[
+        str, typer.Argument(help="Its name: small letters, digits, dashes.", metavar="SCENARIO")
+    ],
+    engine: Annotated[str, typer.Option(help="vllm, sglang, lmdeploy or minivllm.")],
+    release: Annotated[
+        str,
+        typer.Option(
+            help="Release of the engine that fails.  [default: the known scenarios' last]"
+        ),
+    ] = "",
+    out: Annotated[Path, typer.Option(help="Folder for the two files.")] = Path(),
+    force: Annotated[
+        bool, typer.Option("--force", help="Write over files that are there.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Write a scenario file that runs, and a test that fails until it is filled in.
+
+    Example:  mmrepro new odd-image --engine minivllm
+    """
+    plan = _plan(scenario, engine, release)
+    files = _write(plan, out, force=force)
+    following = f"mmrepro run {_typed(files[0])}"
+    if json:
+        import json as jsonlib
+
+        document = {
+            "scenario": plan.name,
+            "engine": plan.engine,
+            "release": plan.release,
+            "files": [str(file) for file in files],
+            "next": following,
+        }
+        typer.echo(jsonlib.dumps(document, indent=1))
+        return
+    typer.echo(
+        f"{files[0]}: a scenario of {plan.engine} {plan.release} that runs and finds nothing."
+    )
+    typer.echo(f"{files[1]}: red until its TODOs are filled in and runs of it are recorded.")
+    typer.echo(f"Next: {following}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the templates are filled with.
+
+    Attributes:
+        model: name of a class of :mod:`mmrepro.models`.
+        images: whether that model takes images.
+    """
+
+    name: str
+    engine: str
+    release: str
+    model: str
+    images: bool
+
+    @property
+    def module(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def cls(self) -> str:
+        return "".join(word.capitalize() for word in self.name.split("-"))
+
+    @property
+    def test(self) -> str:
+        return f"test_{self.module}.py"
+
+
+def _plan(name: str, engine: str, release: str) -> Plan:
+    """Raises UsageError: a bad name, no such engine, no such release."""
+    from mmrepro.engines import ENGINES
+    from mmrepro.errors import UsageError
+
+    _check_name(name)
+    if engine not in ENGINES:
+        raise UsageError(
+            f"There is no engine {engine!r}; there is {', '.join(sorted(ENGINES))}.",
+            hint=f"mmrepro new {name} --engine vllm",
+        )
+    if release:
+        ENGINES[engine].environment_spec(release, "cpu")
+    last = _last_known(engine)
+    model = last.model
+    return Plan(
+        name, engine, release or last.release, type(model).__name__, bool(model.image_tokens)
+    )
+
+
+def _check_name(name: str) -> None:
+    """Raises UsageError: it names no module, hides one of Python's, or is taken."""
+    import keyword
+    import re
+    import sys
+
+    from mmrepro.errors import UsageError
+    from mmrepro.scenario.registry import scenario_names
+
+    if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
+        raise UsageError(
+            f"{name!r} is no name of a scenario: small letters, digits and dashes make one.",
+            hint="mmrepro new odd-image --engine minivllm",
+        )
+    module = name.replace("-", "_")
+    if keyword.iskeyword(module) or module in sys.stdlib_module_names:
+        raise UsageError(
+            f"{module}.py would hide what Python calls {module}.",
+            hint=f"mmrepro new {name}-failure --engine vllm",
+        )
+    if name in scenario_names():
+        raise UsageError(f"There is a scenario {name} already.", hint=f"mmrepro show {name}")
+
+
+def _last_known(engine: str) -> Scenario:
+    """The known scenario of ``engine`` with the newest release: release and model go together."""
+    from mmrepro import models
+    from mmrepro.diagnose.match import all_scenarios
+    from packaging.version import Version
+
+    found = [
+        scenario
+        for scenario in all_scenarios()
+        if scenario.engine == engine and type(scenario.model).__name__ in models.__all__
+    ]
+    return max(found, key=lambda scenario: Version(scenario.release))
+
+
+def _write(plan: Plan, out: Path, *, force: bool) -> tuple[Path, Path]:
+    """Raises UsageError: a file is there. Raises UnwritableOutput."""
+    from mmrepro.errors import UnwritableOutput, UsageError
+
+    files = out / f"{plan.module}.py", out / plan.test
+    there = [str(file) for file in files if file.exists()]
+    if there and not force:
+        raise UsageError(
+            f"{' and '.join(there)} {'exist' if len(there) > 1 else 'exists'} already.",
+            hint=f"mmrepro new {plan.name} --engine {plan.engine} --force, or --out DIR",
+        )
+    texts = _rendered(plan)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UnwritableOutput(
+            f"{out} cannot be written: {error.strerror or error}.", hint="mmrepro new … --out DIR"
+        ) from error
+    return files
+
+
+def _rendered(plan: Plan) -> tuple[str, ...]:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(  # noqa: S701 - Python is written, not HTML
+        loader=PackageLoader("mmrepro.cli", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    facts = {
+        name: getattr(plan, name)
+        for name in ("name", "engine", "release", "model", "images", "module", "cls", "test")
+    }
+    names = ("scenario.py.j2", "test_scenario.py.j2")
+    return tuple(templates.get_template(name).render(facts) for name in names)
+
+
+def _typed(file: Path) -> str:
+    """As a shell takes it, and as a path where it would be read as a name."""
+    import shlex
+
+    return shlex.quote(f"./{file}" if not file.is_absolute() else str(file))
