@@ -27,13 +27,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
-from mmrepro.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest
 from mmrepro.errors import MmreproError
 from mmrepro.incident import INCIDENT_FILE, Incident
-from mmrepro.redact import PLACEHOLDER, Redactor
-from mmrepro.registry import load_scenario
+from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
-from mmrepro.rundir import incident_json
+from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.text.redact import PLACEHOLDER, Redactor
 
 HERE: Final = Path(__file__).resolve().parent
 CHECKOUT: Final = HERE.parents[1]
@@ -133,7 +133,7 @@ def name_of(case: str) -> str:
     changes += ["contract-probe"] if words.contract_probe else []
     release = words.release
     if not release and not changes:
-        release = load_scenario(words.scenario).with_variant(words.variant).default_release
+        release = load_scenario(words.scenario).with_variant(words.variant).release
     parts = [words.scenario, words.variant, release, *changes]
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, parts))).strip("-")
 
