@@ -41,6 +41,13 @@ def diagnose(
         bool,
         typer.Option("--native", help="C frames as well: pauses the server for each sample."),
     ] = False,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Try this one besides the known ones: a name, or a path that ends in .py.",
+            metavar="NAME|FILE",
+        ),
+    ] = None,
     header: Annotated[
         list[str] | None,
         typer.Option(help="Sent with each request, e.g. 'Authorization: Bearer KEY'."),
@@ -71,6 +78,7 @@ def diagnose(
         samples=samples,
         request=not no_request,
         native=native,
+        scenarios=tuple(scenario or ()),
         out=out,
         headers=parse_headers(header or ()),
     )

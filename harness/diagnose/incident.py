@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from mmrepro import __version__
@@ -26,12 +27,20 @@ from mmrepro.records import Moment
 from mmrepro.scenario import Scenario
 
 
-def build(diagnosis: Diagnosis, evidence: Evidence, folder: Path, command: str) -> Incident:
-    """The incident of a diagnosis; its scenario is the known failure that was found, if one was."""
-    from mmrepro.diagnose.match import all_scenarios
+def build(
+    diagnosis: Diagnosis,
+    evidence: Evidence,
+    folder: Path,
+    command: str,
+    scenarios: Sequence[Scenario],
+) -> Incident:
+    """The incident of a diagnosis; its scenario is the known failure that was found, if one was.
 
+    Args:
+        scenarios: those that were tried.
+    """
     best = diagnosis.found[0] if diagnosis.found else None
-    scenario = _scenario(best, all_scenarios())
+    scenario = _scenario(best, scenarios)
     seen = as_seen_by(scenario, evidence) if scenario else evidence
     target = diagnosis.target
     return Incident(
@@ -60,7 +69,7 @@ def build(diagnosis: Diagnosis, evidence: Evidence, folder: Path, command: str) 
     )
 
 
-def _scenario(best: Match | None, known: list[Scenario]) -> Scenario | None:
+def _scenario(best: Match | None, known: Sequence[Scenario]) -> Scenario | None:
     if best is None:
         return None
     return next((s for s in known if (s.name, s.variant) == (best.scenario, best.variant)), None)

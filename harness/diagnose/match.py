@@ -13,13 +13,27 @@ from mmrepro.signature import ConditionResult, Finding, Truth, combine, evaluate
 ORDER = list(Fit)
 
 
-def all_scenarios() -> list[Scenario]:
-    """Every registered scenario, each variant for itself; broken plug-ins are left out."""
+def all_scenarios(besides: Iterable[str] = ()) -> list[Scenario]:
+    """Every registered scenario, each variant for itself; broken plug-ins are left out.
+
+    Args:
+        besides: names or files (``FILE.py``) of further ones, in the place of a registered one of
+            the same name.
+
+    Raises:
+        UsageError: one of ``besides`` is none, or broken.
+    """
     from mmrepro.errors import BrokenScenario
     from mmrepro.scenario.registry import load_scenario, scenario_names
 
     scenarios: list[Scenario] = []
+    for name in besides:
+        scenario = load_scenario(name)
+        scenarios += scenario.variants or (scenario,)
+    given = {scenario.name for scenario in scenarios}
     for name in scenario_names():
+        if name in given:
+            continue
         try:
             scenario = load_scenario(name)
         except BrokenScenario:

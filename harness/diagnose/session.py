@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class DiagnoseOptions(LookOptions):
     Attributes:
         engine: its name, or "auto".
         samples: of each process's stacks, in each of two rounds.
+        scenarios: names or files of scenarios that are tried besides the registered ones.
         out: the incident's folder; None: one below ``incidents/``, kept unless it is healthy.
         headers: sent with every request (an API key); never written anywhere.
     """
@@ -46,6 +48,7 @@ class DiagnoseOptions(LookOptions):
     pid: int = 0
     logs: tuple[Path, ...] = ()
     engine: str = "auto"
+    scenarios: tuple[str, ...] = ()
     out: Path | None = None
 
 
@@ -62,12 +65,14 @@ def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diag
     """Diagnose a live server; never writes to it, signals it or leaves anything running.
 
     Raises:
-        UsageError: no address, an unknown engine, or an output folder that cannot be used.
+        UsageError: no address, an unknown engine or scenario, or an output folder that cannot be
+            used.
         KeyboardInterrupt: nothing is kept then.
     """
     from mmrepro.diagnose.incident import build
 
     taken = Moment.now()
+    scenarios = all_scenarios(options.scenarios)
     target = discover.find(options.url, options.pid)
     if options.engine != "auto":
         discover.name_engine(target, frozenset(), options.engine)
@@ -75,8 +80,8 @@ def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diag
     recorder = Recorder(folder, listener)
     recorder.phase = "check"
     try:
-        diagnosis = _look(options, target, recorder, taken)
-        incident = build(diagnosis, recorder.evidence, folder, _command(options))
+        diagnosis = _look(options, target, recorder, taken, scenarios)
+        incident = build(diagnosis, recorder.evidence, folder, _command(options), scenarios)
         redactor = Redactor()
         for value in options.headers.values():
             redactor.add(value, "header")
@@ -93,10 +98,13 @@ def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diag
 
 
 def _look(
-    options: DiagnoseOptions, target: discover.Target, recorder: Recorder, taken: Moment
+    options: DiagnoseOptions,
+    target: discover.Target,
+    recorder: Recorder,
+    taken: Moment,
+    scenarios: Sequence[Scenario],
 ) -> Diagnosis:
     facts, evidence = target.facts, recorder.evidence
-    scenarios = all_scenarios()
     collector = Collector(target, options, recorder)
     try:
         discover.find_logs(target, options.logs)
@@ -237,6 +245,8 @@ def _command(options: DiagnoseOptions) -> str:
         words += ["--log", str(log)]
     if options.engine != "auto":
         words += ["--engine", options.engine]
+    for scenario in options.scenarios:
+        words += ["--scenario", scenario]
     if not options.request:
         words.append("--no-request")
     return shlex.join(words)

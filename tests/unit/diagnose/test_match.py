@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
 from mmrepro.diagnose.match import all_scenarios, judge, match, match_all, ranked
 from mmrepro.diagnose.patterns import as_seen_by, union
+from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.errors import UnknownScenario
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.probes.data import LogLine, LogsData
@@ -262,3 +265,27 @@ def test_two_scenarios_may_call_different_lines_by_the_same_name() -> None:
     assert counts(two) == [0, 2, 18]
     assert [line.number for line in checks.log_lines(as_seen_by(one, evidence), "line")] == [1, 2]
     assert checks.log_count(evidence, "line") is None
+
+
+PACKED = Path(__file__).parents[2] / "pack/odd_image.py"
+
+
+def test_a_file_is_tried_besides_the_known_ones() -> None:
+    found = all_scenarios([str(PACKED)])
+    assert [s.name for s in found].count("odd-image") == 1
+    assert len(found) == len(all_scenarios()) + 1
+
+
+def test_a_file_takes_the_place_of_a_known_one(tmp_path: Path) -> None:
+    """Whoever works on a known signature tries his own, not both."""
+    file = tmp_path / "mine.py"
+    file.write_text(PACKED.read_text().replace('"odd-image"', '"ghost-key-eviction"'))
+    same = [s for s in all_scenarios([str(file)]) if s.name == "ghost-key-eviction"]
+    assert [s.engine for s in same] == ["minivllm"]
+
+
+def test_a_file_that_is_none_is_said_before_the_server_is_touched(tmp_path: Path) -> None:
+    options = DiagnoseOptions(url="http://127.0.0.1:9", scenarios=("none.py",), out=tmp_path / "x")
+    with pytest.raises(UnknownScenario):
+        diagnose(options)
+    assert not (tmp_path / "x").exists()
