@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # A shell that starts something in the background makes it ignore SIGINT, and children inherit
@@ -22,3 +26,24 @@ sys.dont_write_bytecode = False
 settings.register_profile("mmrepro", deadline=None, max_examples=40, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "mmrepro"))
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tests/pack, installed where nothing else is.
+
+    From a copy: a build leaves files beside its sources. Without isolation and offline: the build
+    backend is here already.
+    """
+    source = tmp_path_factory.mktemp("pack") / "source"
+    shutil.copytree(Path(__file__).parent / "pack", source)
+    target = source.parent / "site"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--offline", "--no-deps"),
+            *("--no-build-isolation", "--python", sys.executable, "--target", str(target)),
+            str(source),
+        ],
+        check=True,
+    )
+    return target
