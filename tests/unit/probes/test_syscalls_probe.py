@@ -26,6 +26,15 @@ def collect(pid: int, evidence, use_strace: bool, window_s: float = 0.5):
     return result.data
 
 
+def collect_with_a_core(pid: int, evidence, use_strace: bool):
+    """Once the machine has given it half a core for a whole window: others are at work as well."""
+    for _ in range(60):
+        data = collect(pid, evidence, use_strace)
+        if data.user_pct + data.system_pct >= 50.0:
+            break
+    return data
+
+
 def assert_runs_untraced(pid: int) -> None:
     assert proc.tracer_of(pid) == 0
     assert proc.read_stat(pid).state in "RSD"
@@ -36,7 +45,7 @@ def test_a_spinning_process_spins_in_user_space(start_victim, evidence, use_stra
     victim = start_victim("spinning")
     # Its main thread gets to its read only once the spinning thread lends it the GIL.
     assert proc.wait_until(lambda: [*waiting_threads(victim.pid)[2].values()] == ["read"], 10)
-    data = collect(victim.pid, evidence, use_strace)
+    data = collect_with_a_core(victim.pid, evidence, use_strace)
     assert data.verdict == "spinning-in-user-space", data.why
     assert data.method == ("strace" if use_strace else "proc")
     assert data.user_pct > 10 * data.system_pct
@@ -223,7 +232,7 @@ def test_polling_threads_beside_it_do_not_hide_a_spin():
 @needs_strace
 def test_the_busiest_thread_is_counted_alone_where_others_poll(start_victim, evidence):
     victim = start_victim("spinning-beside-a-poller")
-    data = collect(victim.pid, evidence, use_strace=True)
+    data = collect_with_a_core(victim.pid, evidence, use_strace=True)
     assert data.verdict == "spinning-in-user-space", data.why
     assert data.total > 200 * data.window_s
     assert_runs_untraced(victim.pid)
