@@ -89,7 +89,8 @@ def _conditions(incident: Incident, out: Printer) -> None:
     for c in incident.verdict.conditions[:40]:
         part = c.part if c.required else f"{c.part}, supporting"
         out.line(
-            "  ", (view.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part}: ", c.statement + ": ",
+            "  ", (view.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part} {c.id}: ",
+            c.statement + ": ",
             (c.observed, "dim"),
         )  # fmt: skip
 

@@ -67,12 +67,13 @@ def show(
     Example:  mmrepro show ghost-key-eviction
     """
     from mmrepro.incident import Fidelity
-    from mmrepro.scenario import RunFacts
+    from mmrepro.scenario import LiveFacts, RunFacts
     from mmrepro.scenario.registry import load_scenario
 
     loaded = load_scenario(scenario).with_variant(variant)
     facts = RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0)
     conditions = loaded.conditions(facts)
+    live = {c.id for c in loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))}
     if json:
         document = {
             "name": loaded.name,
@@ -86,7 +87,13 @@ def show(
             "default_release": loaded.release,
             "server_args": list(loaded.server_args),
             "conditions": [
-                {"id": c.id, "part": c.part, "statement": c.statement, "required": c.required}
+                {
+                    "id": c.id,
+                    "part": c.part,
+                    "statement": c.statement,
+                    "required": c.required,
+                    "live": c.id in live,
+                }
                 for c in conditions
             ],
             "mitigations": [
@@ -115,7 +122,10 @@ def show(
         out.print(f"\n[bold]Conditions of the {part}")
         for condition in conditions:
             if condition.part == part:
-                out.print(Padding(f"[cyan]{condition.id}[/]  {condition.statement}", (0, 2)))
+                marks = "" if condition.required else ", supporting"
+                marks += "" if condition.id in live else ", not on a live server"
+                told = f"[cyan]{condition.id}[/]  {condition.statement}[dim]{marks}[/]"
+                out.print(Padding(told, (0, 2)))
     if loaded.variants:
         out.print("\n[bold]Variants")
         for other in loaded.variants:

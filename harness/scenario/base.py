@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -168,6 +168,17 @@ class Scenario(ABC):
         found += [replace(one, check=getattr(self, name)) for name, one in methods.items()]
         return sorted(found, key=lambda one: one.part == "cause")
 
+    def named_conditions(self) -> Iterator[tuple[str, str]]:
+        """The conditions that rows and claims name: by what, and the id."""
+        for row in self.rows:
+            if isinstance(row.by, str):
+                yield f"the row {row.name!r}", row.by
+        for one in (*self.claims, *tagged(type(self)).claims.values()):
+            by = one.by if isinstance(one.by, tuple) else ()
+            for name in (*by, *one.given):
+                if isinstance(name, str):
+                    yield f"the claim {one.id!r}", name
+
     def _bound(self, declared: Declared, facts: RunFacts) -> Condition:
         assert declared.check is not None
         check = bind(declared.check, self, facts)
@@ -185,15 +196,15 @@ class Scenario(ABC):
         run = RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s)
         if not self.declared():  # a signature of its own making
             return self.conditions(run)
-        found = list(self.live_only)
+        observed = {declared.id: declared for declared in self.live_only}
         for declared in self.declared():
             live = declared.live
             if isinstance(live, Declared):
-                found.append(live)
+                observed.setdefault(live.id, live)
             elif live or (live is None and observable(declared.check or _nothing)):
-                found.append(declared)
-        found.sort(key=lambda declared: declared.part == "cause")
-        return [self._bound(declared, run) for declared in found]
+                observed.setdefault(declared.id, declared)
+        ordered = sorted(observed.values(), key=lambda declared: declared.part == "cause")
+        return [self._bound(declared, run) for declared in ordered]
 
     def exposure(self, facts: LiveFacts) -> Finding:
         """Whether a server of this release and with these options can fail so."""

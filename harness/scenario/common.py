@@ -66,7 +66,7 @@ def new_request_unanswered(**more: Any) -> Declared:
 
 
 def endpoints_green(statement: str = "/health and /v1/models answer 200", **more: Any) -> Declared:
-    more = {"id": "endpoints-green", "live": True, **more}
+    more = {"id": "endpoints-green", "live": True, "abnormal": False, **more}
     return symptom(statement, checks.endpoints_green, **more)
 
 
@@ -157,7 +157,9 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
         state = processes.of(engine.core_role)[-1].state
         return Finding.of(state not in ("Z", "X"), f"{engine.core_role} is in state {state}")
 
-    return symptom(statement, core_alive, **{"id": "core-alive", "live": True, **more})
+    return symptom(
+        statement, core_alive, **{"id": "core-alive", "live": True, "abnormal": False, **more}
+    )
 
 
 # ------------------------------------------------------------------ crashes

@@ -91,6 +91,8 @@ class Declared:
         live: the same on a live server that is only looked at; True: as it is; False: nothing;
             None: as it is where an observer has all that ``check`` asks for.
         reported: what the original report says of it, for the table of symptoms.
+        abnormal: whether "met" is the abnormal case, for that table; that other requests are
+            answered, say, is not.
     """
 
     id: str
@@ -100,6 +102,7 @@ class Declared:
     required: bool = True
     live: bool | Declared | None = None
     reported: str = ""
+    abnormal: bool = True
 
 
 TAG: Final = "__mmrepro__"
@@ -113,7 +116,7 @@ def symptom(statement: str, check: Check | None = None, **more: Any) -> Any:
     """A condition of the symptom: ``@symptom("…")`` above a method, or with the check given.
 
     Its id is the method's name, with dashes; ``id=…`` says otherwise. Further: ``required``,
-    ``live``, ``reported`` (see :class:`Declared`).
+    ``live``, ``reported``, ``abnormal`` (see :class:`Declared`).
     """
     return _condition("symptom", statement, check, more)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from mmrepro.errors import BrokenScenario, UnknownScenario
 from mmrepro.records import Fidelity
-from mmrepro.scenario import RunFacts, Scenario
+from mmrepro.scenario import LiveFacts, RunFacts, Scenario
+from mmrepro.scenario.declare import tagged
 from packaging.version import Version
 
 GROUP = "mmrepro.scenarios"
@@ -75,7 +76,7 @@ def _checked(candidate: object, where: str) -> Scenario:
     if not isinstance(candidate, Scenario):
         raise BrokenScenario(
             f"{where} binds no scenario to the name SCENARIO.",
-            hint="mmrepro show ghost-key-eviction",
+            hint="SCENARIO = TheClass(); mmrepro new NAME writes a file that has it",
         )
     for scenario in candidate.variants or (candidate,):
         _check(scenario, where)
@@ -103,14 +104,43 @@ def _check(scenario: Scenario, where: str) -> None:
         shlex.split(scenario.server)
     except ValueError as error:
         raise BrokenScenario(f"The scenario in {where}: {error}.") from error
-    facts = RunFacts(scenario.release, Fidelity.CPU, frozenset(), 0.0)
     try:
-        ids = [condition.id for condition in scenario.conditions(facts)]
+        _check_ids(scenario, where)
     except BrokenScenario as error:
+        if where in error.message:
+            raise
         raise BrokenScenario(
             f"The scenario in {where}: {error.message}", hint=error.hint
         ) from error
-    twice = sorted({name for name in ids if ids.count(name) > 1})
-    if twice or not ids:
-        what = f"has two conditions called {twice[0]}" if twice else "has no condition"
-        raise BrokenScenario(f"The scenario in {where} {what}.")
+
+
+def _check_ids(scenario: Scenario, where: str) -> None:
+    """Raises BrokenScenario: two conditions of one name, a row or a claim by one that is not."""
+    marked = tagged(type(scenario))
+    for name in (*marked.declared, *marked.claims):
+        if hasattr(Scenario, name):
+            raise BrokenScenario(
+                f"The scenario in {where} has a condition or claim in the method {name!r}, which "
+                "is a hook of Scenario.",
+                hint=f'another name, and id="{name.replace("_", "-")}"',
+            )
+    known: set[str] = set()
+    live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
+    for conditions in (*(scenario.conditions(_facts(scenario, f)) for f in Fidelity), live):
+        ids = [condition.id for condition in conditions]
+        if twice := sorted({name for name in ids if ids.count(name) > 1}):
+            raise BrokenScenario(f"The scenario in {where} has two conditions called {twice[0]}.")
+        if conditions is not live:
+            known.update(ids)
+    if not known:
+        raise BrokenScenario(f"The scenario in {where} has no condition.")
+    for what, name in scenario.named_conditions():
+        if name not in known:
+            raise BrokenScenario(
+                f"The scenario in {where} has {what} by {name!r}, which is no condition of it.",
+                hint=f"its conditions: {', '.join(sorted(known))}",
+            )
+
+
+def _facts(scenario: Scenario, fidelity: Fidelity) -> RunFacts:
+    return RunFacts(scenario.release, fidelity, frozenset(), 0.0)

@@ -33,7 +33,7 @@ def symptom_rows(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> lis
     """``scenario.rows``; where there are none, a row for each condition of the symptom."""
     case = _Case(scenario, evidence, facts)
     rows = scenario.rows or tuple(
-        Row(c.statement, c.id, reported=c.reported)
+        Row(c.statement, c.id, reported=c.reported, abnormal_if=c.abnormal)
         for c in scenario.declared()
         if c.part == "symptom"
     )

@@ -311,6 +311,20 @@ BROKEN = {
         DECLARED + "    symptoms = causes = (endpoints_green(),)\nSCENARIO = S()\n",
         "has two conditions called endpoints-green",
     ),
+    "a claim by nothing": (
+        DECLARED + "    symptoms = (endpoints_green(),)\n"
+        "    claims = (claim('c', 'it is', 'r', by='no-such'),)\nSCENARIO = S()\n",
+        "has the claim 'c' by 'no-such', which is no condition of it",
+    ),
+    "a row by nothing": (
+        DECLARED + "    symptoms = (endpoints_green(),)\n"
+        "    rows = (row('r', 'no-such'),)\nSCENARIO = S()\n",
+        "has the row 'r' by 'no-such', which is no condition of it",
+    ),
+    "a hook's name": (
+        DECLARED + "    @cause('c')\n    def control(self, logs: Logs): ...\nSCENARIO = S()\n",
+        "in the method 'control', which is a hook of Scenario",
+    ),
     "no summary": (DECLARED.replace("What:", "") + "SCENARIO = S()\n", "begins with 'What:'"),
 }
 
