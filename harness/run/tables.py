@@ -157,7 +157,7 @@ def note_judged(
             return otherwise
 
     incident.symptoms = guarded(lambda: scenario.symptom_rows(evidence, facts), [], "symptom_rows")
-    exhibits = guarded(lambda: scenario.exhibits(evidence, facts), [], "exhibits")
+    exhibits: list[Exhibit] = guarded(lambda: scenario.exhibits(evidence, facts), [], "exhibits")
     incident.exhibits = with_pictures(exhibits, Path(incident.incident_dir) / EVIDENCE_DIR)
     incident.key_stack = guarded(lambda: scenario.key_stack(evidence), None, "key_stack")
     incident.claims = guarded(lambda: scenario.claim_results(evidence, facts), [], "claims")
