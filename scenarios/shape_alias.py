@@ -42,11 +42,7 @@ ANALYSIS = "analysis"
 SHARED = ("T after W", "control after W", "W after T", "control after T")
 
 
-PICTURES = {
-    "W": tiles("W", 2, 4, seed=7),
-    "T": tiles("T", 4, 2, seed=7),
-    CONTROL: tiles(CONTROL, 4, 2, seed=8),
-}
+PICTURES = {"W": tiles("W", 2, 4, 7), "T": tiles("T", 4, 2, 7), CONTROL: tiles(CONTROL, 4, 2, 8)}
 
 
 def told_apart(answers: ComparedAnswers) -> Finding:
@@ -116,7 +112,8 @@ class ShapeAlias(PictureAlias):
             f"W: grid {facts.get('grid_w')}, hash {facts.get('hash_w')}; "
             f"T: grid {facts.get('grid_t')}, hash {facts.get('hash_t')}"
         )
-        return Finding.of(bool(facts.get("hashes_equal") and facts.get("grids_differ")), text)
+        met = facts.get("hashes_equal") is True and facts.get("grids_differ") is True
+        return Finding.of(met, text)
 
     rows = (
         row("T after W, same text", "t-after-w", own_answer("T")),

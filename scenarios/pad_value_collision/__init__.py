@@ -131,15 +131,14 @@ class PadValueCollision(PictureAlias):
     # ------------------------------------------------------------------ traffic
 
     async def gate(self, drive: Drive) -> None:
-        if searched(drive):
+        if "search" in drive.options and not drive.options.get("pair"):
             await asyncio.to_thread(search, drive)
         await super().gate(drive)
 
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
-        if searched(drive):
-            return read_pair(drive.recorder.dir / "pair")
-        given = drive.options.get("pair")
-        return read_pair(Path(given).expanduser().absolute() if given else pad_value_pair())
+        searched = drive.recorder.dir / "pair"
+        default = searched if searched.is_dir() else pad_value_pair()
+        return read_pair(Path(drive.options.get("pair") or default).expanduser().absolute())
 
     def fields(self, drive: Drive, picture: str) -> Mapping[str, object]:
         salts = {f: f"tenant-{picture}" for name, f in SALTS.items() if name in drive.mitigations}
@@ -190,11 +189,9 @@ class PadValueCollision(PictureAlias):
     @cause("the engine's own code gives both pictures one pad value, and different hashes")
     def equal_pad_values(self, reproducers: Reproducers) -> Finding:
         facts = reproducers.facts(REPRODUCER)
-        text = (
-            f"A: hash {facts.get('hash_a')}, pad value {facts.get('pad_a')}; "
-            f"B: hash {facts.get('hash_b')}, pad value {facts.get('pad_b')}"
-        )
-        return Finding.of(bool(facts.get("pads_equal") and facts.get("hashes_differ")), text)
+        text = "A: hash {hash_a}, pad value {pad_a}; B: hash {hash_b}, pad value {pad_b}"
+        met = facts.get("pads_equal") is True and facts.get("hashes_differ") is True
+        return Finding.of(met, text.format_map(facts))
 
     @cause("the engine's RadixCache alone matches all of B on A's entry", required=False)
     def radix_match(self, reproducers: Reproducers) -> Finding:
@@ -215,10 +212,6 @@ def read_pair(folder: Path) -> dict[str, Picture]:
     """The three pictures of a pair's folder. Raises UsageError: one is missing or no picture."""
     hint = "mmrepro collide --engine sglang --release 0.5.6 --out PAIR"
     return {name: read_picture(folder / f"{name}.png", hint) for name in ("A", "B", CONTROL)}
-
-
-def searched(drive: Drive) -> bool:
-    return "search" in drive.options and not drive.options.get("pair")
 
 
 def search(drive: Drive) -> None:
