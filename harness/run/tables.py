@@ -15,11 +15,18 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.environments import Environment, cache_root
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
-from mmrepro.incident import EngineFacts, Incident, LogExcerpt, MitigationFacts, ModelFacts
+from mmrepro.incident import (
+    EngineFacts,
+    Exhibit,
+    Incident,
+    LogExcerpt,
+    MitigationFacts,
+    ModelFacts,
+)
 from mmrepro.machine.facts import host_facts
 from mmrepro.models import TinyModel
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.records import Fidelity, Moment, Setting
+from mmrepro.records import EVIDENCE_DIR, Fidelity, Moment, Setting
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunOptions
 from mmrepro.run.source import read_definition
@@ -29,6 +36,8 @@ from mmrepro.signature.checks import log_count
 
 T = TypeVar("T")
 LINES_EACH = 3
+MAX_PICTURE_BYTES = 1 << 20
+"""As ``Shown.png`` has it."""
 
 
 def blank(
@@ -148,7 +157,8 @@ def note_judged(
             return otherwise
 
     incident.symptoms = guarded(lambda: scenario.symptom_rows(evidence, facts), [], "symptom_rows")
-    incident.exhibits = guarded(lambda: scenario.exhibits(evidence, facts), [], "exhibits")
+    exhibits: list[Exhibit] = guarded(lambda: scenario.exhibits(evidence, facts), [], "exhibits")
+    incident.exhibits = with_pictures(exhibits, Path(incident.incident_dir) / EVIDENCE_DIR)
     incident.key_stack = guarded(lambda: scenario.key_stack(evidence), None, "key_stack")
     incident.claims = guarded(lambda: scenario.claim_results(evidence, facts), [], "claims")
     incident.log_lines = log_excerpts(evidence, scenario)
@@ -158,6 +168,16 @@ def note_judged(
             mitigation.effective = incident.outcome is Outcome.NOT_REPRODUCED
     excerpts = (read_definition(environment.site_packages, ref) for ref in scenario.sources)
     incident.sources = [excerpt for excerpt in excerpts if excerpt is not None]
+
+
+def with_pictures(exhibits: list[Exhibit], folder: Path) -> list[Exhibit]:
+    """The exhibits with the pictures that they name, read from ``folder``; without those that are
+    not there, or are too large for an incident."""
+    for shown in (shown for exhibit in exhibits for shown in exhibit.shown):
+        file = folder / shown.file
+        if not shown.png and file.is_file() and file.stat().st_size <= MAX_PICTURE_BYTES:
+            shown.png = file.read_bytes()
+    return exhibits
 
 
 def count_stand_ins(incident: Incident) -> None:

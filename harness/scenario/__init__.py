@@ -15,6 +15,7 @@ from mmrepro.incident import (
     Shown,
     SymptomRow,
 )
+from mmrepro.incident.birthday import collision_probability, images_for
 from mmrepro.models import TinyDotsOCR, TinyModel, TinyQwen2VL, TinyQwen3, TinyText
 from mmrepro.probes.data import (
     Frame,
@@ -99,10 +100,11 @@ from mmrepro.signature import (
     crash,
     live_server,
 )
+from mmrepro.signature.comparison import ComparedAnswers
 from mmrepro.signature.decide import all_met, guarded, unmet
 from mmrepro.signature.views import Logs, Measured, Metrics, Processes, Reproducers, Requests
 from mmrepro.traffic.drive import Drive
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.pictures import Picture, read_picture, tiles
 
 __all__ = [
     "Birthday",
@@ -110,6 +112,7 @@ __all__ = [
     "Claim",
     "ClaimResult",
     "ClaimStatus",
+    "ComparedAnswers",
     "Condition",
     "Control",
     "Declared",
@@ -175,6 +178,7 @@ __all__ = [
     "changed",
     "checks",
     "claim",
+    "collision_probability",
     "core_burns_cpu",
     "core_died",
     "core_is_dead",
@@ -193,6 +197,7 @@ __all__ = [
     "hypothesis",
     "idle_cpu",
     "idle_while_asked",
+    "images_for",
     "issue",
     "last_line",
     "live_server",
@@ -204,6 +209,7 @@ __all__ = [
     "process_alive",
     "pull",
     "quote",
+    "read_picture",
     "refused_or_answered",
     "request_gets_500",
     "row",
@@ -212,6 +218,7 @@ __all__ = [
     "some_requests_fail",
     "spins_in_user_space",
     "symptom",
+    "tiles",
     "tokens_stand_still",
     "trigger_answered",
     "trigger_ended",

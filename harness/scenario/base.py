@@ -89,8 +89,9 @@ class Scenario(ABC):
     """Conditions of the cause (``@cause`` methods come after them)."""
     live_only: ClassVar[tuple[Declared, ...]] = ()
     """Conditions of a live server besides those that a run has too."""
-    works_after: ClassVar[tuple[Check, ...]] = ()
-    """Checks that are all met where the engine still does its work after the trigger."""
+    works_after: ClassVar[tuple[str | Check, ...]] = ()
+    """Checks, or ids of conditions, that are all met where the engine still does its work after the
+    trigger."""
     lasting_causes: ClassVar[tuple[str, ...]] = ()
     """Ids of the conditions of the cause that can be seen without the symptom; (): all can."""
     rows: ClassVar[tuple[Row, ...]] = ()
@@ -225,8 +226,11 @@ class Scenario(ABC):
         """Whether the trigger ran to its end and the engine still does its work after it."""
         if not self.works_after:
             return Finding.unknown(f"{self.name} does not say what works_after it")
-        found = (guarded(bind(check, self, facts), evidence) for check in self.works_after)
-        return all_met(*found)
+        by_id = {condition.id: condition.check for condition in self.conditions(facts)}
+        checks = (
+            by_id[c] if isinstance(c, str) else bind(c, self, facts) for c in self.works_after
+        )
+        return all_met(*(guarded(check, evidence) for check in checks))
 
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """Whether the cause is still there in a run that may lack the symptom.

@@ -6,7 +6,9 @@ import base64
 import hashlib
 import io
 from dataclasses import dataclass
+from pathlib import Path
 
+from mmrepro.errors import UsageError
 from mmrepro.evidence import ImageSent
 
 
@@ -49,3 +51,39 @@ def noise(name: str, seed: int, size: tuple[int, int]) -> Picture:
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
     return Picture(name, buffer.getvalue(), width, height)
+
+
+def tiles(name: str, rows: int, columns: int, seed: int, side: int = 28) -> Picture:
+    """Tiles of ``side`` pixels, each of four colours, in so many rows and columns.
+
+    28 pixels are what Qwen2-VL's processor takes at a time, row by row of tiles, so that the order
+    of the preprocessed pixels is that of the tiles, whatever their layout: 2 x 4 tiles and 4 x 2
+    tiles of one seed are the same bytes.
+    """
+    import numpy as np
+    from PIL import Image
+
+    shape = (rows * columns, 2, 2, 3)
+    cells = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    made = cells.repeat(side // 2, axis=1).repeat(side // 2, axis=2)
+    grid = made.reshape(rows, columns, side, side, 3).transpose(0, 2, 1, 3, 4)
+    width, height = columns * side, rows * side
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(grid.reshape(height, width, 3))).save(buffer, "PNG")
+    return Picture(name, buffer.getvalue(), width, height)
+
+
+def read_picture(path: Path, hint: str = "") -> Picture:
+    """The picture in a file, called as the file is.
+
+    Raises:
+        UsageError: it cannot be read, or is no picture; with ``hint``.
+    """
+    from PIL import Image
+
+    try:
+        data = path.read_bytes()
+        with Image.open(io.BytesIO(data)) as image:
+            return Picture(path.stem, data, image.width, image.height)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error

@@ -3,10 +3,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+from pathlib import Path
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mmrepro.traffic.pictures import noise
+from mmrepro.errors import UsageError
+from mmrepro.traffic.pictures import noise, read_picture, tiles
 from PIL import Image
 
 SEEDS = st.integers(0, 2**31)
@@ -47,3 +51,26 @@ def test_the_data_url_holds_the_file() -> None:
 
 def test_noise_of_patches_stays_small() -> None:
     assert len(noise("X", 1, (420, 420)).png) < 60_000
+
+
+def test_tiles_of_one_seed_are_the_same_in_any_layout() -> None:
+    def cut(rows: int, columns: int) -> np.ndarray:  # type: ignore[type-arg]
+        with Image.open(io.BytesIO(tiles("W", rows, columns, 7).png)) as image:
+            pixels = np.asarray(image)
+        assert pixels.shape == (rows * 28, columns * 28, 3)
+        grid = pixels.reshape(rows, 28, columns, 28, 3).transpose(0, 2, 1, 3, 4)
+        return grid.reshape(rows * columns, 28, 28, 3)
+
+    assert np.array_equal(cut(2, 4), cut(4, 2))
+    assert len({tile.tobytes() for tile in cut(2, 4)}) == 8
+
+
+def test_a_picture_is_read_from_a_file(tmp_path: Path) -> None:
+    made = noise("A", 1, (56, 28))
+    (tmp_path / "A.png").write_bytes(made.png)
+    assert read_picture(tmp_path / "A.png") == made
+    (tmp_path / "B.png").write_bytes(b"no picture")
+    for name in ("B", "C"):
+        with pytest.raises(UsageError, match=rf"{name}\.png cannot be read") as raised:
+            read_picture(tmp_path / f"{name}.png", "make one")
+        assert raised.value.hint == "make one"

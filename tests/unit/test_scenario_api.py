@@ -462,6 +462,16 @@ def test_what_is_shown_of_a_run_and_required_of_a_look() -> None:
     assert live["counted-as-running"].required
 
 
+def test_healthy_after_by_the_id_of_a_condition() -> None:
+    class ByName(Hangs):
+        works_after = ("in-the-log", answered("fill 1"))
+
+    assert ByName().healthy_after(hang_run(), FACTS).observed == "a line; fill 1: answered"
+    evidence = hang_run()
+    drop(evidence, "logs")
+    assert ByName().healthy_after(evidence, FACTS).truth is UNKNOWN
+
+
 # ------------------------------------------------------------------ what a check may ask for
 
 

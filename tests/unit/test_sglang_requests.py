@@ -9,7 +9,7 @@ import pytest
 from made_up import request
 from mmrepro.evidence import RequestRecord
 from mmrepro.scenario import Scenario
-from mmrepro.scenarios import prefix_sharing as sharing
+from mmrepro.scenario import sglang as sharing
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from made_up import http, probed, request
-from mmrepro.evidence import Evidence, ReproducerResult, RequestRecord
+from mmrepro.evidence import Evidence, Missing, ReproducerResult, RequestRecord
 from mmrepro.incident import ClaimStatus, Fidelity
 from mmrepro.probes.data import LogsData
 from mmrepro.run.judge import judge as judge_run
+from mmrepro.run.tables import with_pictures
 from mmrepro.scenario import RunFacts, Scenario
+from mmrepro.scenario import sglang as sharing
 from mmrepro.scenarios import pad_value_collision as collision
-from mmrepro.scenarios import prefix_sharing as sharing
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
@@ -233,9 +234,9 @@ def test_nothing_counts_as_zero_only_if_the_counter_agrees() -> None:
     evidence = run(collides=True)
     as_056(evidence)
     evidence.facts["cached_tokens_total"] = 1
-    fresh = sharing.one(evidence, "A first")
-    assert fresh is not None
-    assert sharing.cached(evidence, fresh) is None
+    assert sharing.ComparedAnswers(evidence).to("A first").cached_tokens is None
+    with pytest.raises(Missing, match="A first: what came from the cache is unknown"):
+        sharing.ComparedAnswers(evidence).cached("A first")
 
 
 def test_without_a_stand_in_nothing_is_asked_of_it() -> None:
@@ -312,14 +313,26 @@ def test_a_missing_pair_is_said(tmp_path: Path) -> None:
 
 
 def test_the_comparison_shows_pictures_and_answers() -> None:
-    COLLISION.pair = collision.read_pair(pad_value_pair())
     run_facts = RunFacts("0.5.6", Fidelity.CPU_STAND_IN, frozenset(), 13.0)
-    sides, birthday = COLLISION.exhibits(run(collides=True), run_facts)
+    exhibits = COLLISION.exhibits(run(collides=True), run_facts)
+    sides, birthday = with_pictures(exhibits, pad_value_pair())
     texts = {s.caption: s.text for s in sides.shown}
     assert texts["B after A"] == texts["A alone"] != texts["B alone"]
     assert all(s.png.startswith(b"\x89PNG") for s in sides.shown)
     assert birthday.birthday is not None
     assert 38_582 in [p.images for p in birthday.birthday.pools]
+
+
+def test_a_run_without_its_files_shows_the_answers_alone(tmp_path: Path) -> None:
+    (tmp_path / "A.png").write_bytes(b"x" * ((1 << 20) + 1))
+    run_facts = RunFacts("0.5.6", Fidelity.CPU_STAND_IN, frozenset(), 13.0)
+    evidence = run(collides=True)
+    without("control after A")(evidence)
+    sides, _ = with_pictures(COLLISION.exhibits(evidence, run_facts), tmp_path)
+    assert {s.png for s in sides.shown} == {b""}
+    assert [s.file for s in sides.shown] == ["A.png", "B.png", "B.png", "control.png"]
+    assert sides.shown[-1].text == "no answer"
+    assert sides.shown[2].facts["against its own"].startswith("token 1")
 
 
 # ------------------------------------------------------------------ the shape alias

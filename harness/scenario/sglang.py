@@ -1,0 +1,180 @@
+"""For scenarios of SGLang: two pictures that one of its caches takes for one."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from mmrepro.evidence import Evidence, Missing
+from mmrepro.incident import Exhibit, Shown
+from mmrepro.records import Fidelity
+from mmrepro.scenario.base import Scenario
+from mmrepro.scenario.declare import cause
+from mmrepro.scenario.parts import LiveFacts, RunFacts
+from mmrepro.signature import Condition, Finding
+from mmrepro.signature.comparison import CACHED_TOTAL, ComparedAnswers, first_difference, spelled
+from mmrepro.signature.views import Logs
+from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.pictures import Picture
+
+CONTROL = "control"
+TOKENS, TEXT = 12, "describe the image please"
+FLUSH, FLUSH_TRIES, FLUSH_PAUSE_S = "flush the prefix cache", 50, 0.1
+
+
+async def flush(drive: Drive) -> None:
+    """Empty the prefix cache; SGLang refuses while a request is just being taken off its books."""
+    for _ in range(FLUSH_TRIES):
+        record = await drive.traffic.raw(FLUSH, path="/flush_cache", deadline_s=drive.deadline_s)
+        if record.status == 200 or record.timed_out:
+            return
+        await asyncio.sleep(FLUSH_PAUSE_S)
+
+
+class PictureAlias(Scenario):
+    """Two pictures, each sent after the other, and a control that is like neither of them.
+
+    ``pair`` names the two; ``pictures`` holds them and the control.
+    """
+
+    engine = "sglang"
+    max_model_len = 4096
+    pair: ClassVar[tuple[str, str]]
+    prefix_cached: ClassVar[bool] = True
+    """Whether an answer may be computed on a cached prefix, which may round in another way."""
+    exhibit: ClassVar[tuple[str, str]]
+    """Title of the comparison in the report, and what there is to see."""
+
+    @property
+    def orders(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        first, second = self.pair
+        return (first, second), (second, first)
+
+    @abstractmethod
+    def pictures(self, drive: Drive) -> Mapping[str, Picture]:
+        """By name."""
+
+    def fields(self, drive: Drive, picture: str) -> Mapping[str, object]:
+        """Further fields of a request with the picture of that name."""
+        return {}
+
+    async def between(self, drive: Drive) -> None:
+        """Make the next answers independent of those before."""
+        await flush(drive)
+
+    async def gate(self, drive: Drive) -> None:
+        pictures = self.pictures(drive)
+        for name, picture in pictures.items():
+            drive.attach(f"{name}.png", picture.png)
+        drive.reproducer_env["MMREPRO_PAIR"] = str(drive.recorder.dir)
+        if drive.model is not None:
+            drive.reproducer_env["MMREPRO_MODEL"] = str(drive.model)
+        size = (pictures[CONTROL].width, pictures[CONTROL].height)
+        another = drive.picture("other-1", 11, size)
+        await self.ask(drive, "gate: warm-up", drive.picture("warm-up", 10, size))
+        if self.prefix_cached:
+            await self.between(drive)
+            await self.ask(drive, "gate: another picture", another)
+            other = drive.picture("other-2", 12, size)
+            await self.ask(drive, "gate: other picture after another", other)
+        for name, picture in pictures.items():
+            await self.between(drive)
+            await self.ask(drive, f"gate: {name} alone", picture)
+            await self.ask(drive, f"gate: {name} again", picture)
+            if self.prefix_cached:
+                await self.between(drive)
+                await self.ask(drive, "gate: another picture", another)
+                await self.ask(drive, f"gate: {name} after others", picture)
+        await self._read_counter(drive)
+
+    async def trigger(self, drive: Drive) -> None:
+        pictures = self.pictures(drive)
+        for first, second in self.orders:
+            await self.between(drive)
+            await self.ask(drive, f"{first} first", pictures[first])
+            await self.ask(drive, f"{second} after {first}", pictures[second])
+            await self.ask(drive, f"{CONTROL} after {first}", pictures[CONTROL])
+        await self._read_counter(drive)
+
+    async def ask(self, drive: Drive, label: str, picture: Picture) -> None:
+        """One request with the picture before the text, with logprobs."""
+        extra = {"logprobs": True, "top_logprobs": 1, **self.fields(drive, picture.name)}
+        await drive.chat(label, text=TEXT, images=[picture], max_tokens=TOKENS, extra=extra)
+
+    async def _read_counter(self, drive: Drive) -> None:
+        """The server's own; it appears with its first cached token, and is zero before."""
+        total = await drive.metric(f"sglang:{CACHED_TOTAL}")
+        prompt = await drive.metric("sglang:prompt_tokens_total")
+        drive.fact(CACHED_TOTAL, total if total is not None or prompt is None else 0.0)
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        """Each picture has an answer of its own, and the same one each time."""
+        gate = evidence.requests_in("gate")
+        if bad := next((r for r in gate if r.label != FLUSH and not r.answered), None):
+            return Finding.of(False, f"{bad.label}: {bad.error or f'HTTP {bad.status}'}")
+        flushes = [r.status for r in evidence.requests if r.label == FLUSH]
+        if self.prefix_cached and flushes[-1:] != [200]:
+            return Finding.of(False, f"/flush_cache: {flushes[-1] if flushes else 'not asked for'}")
+        return ComparedAnswers(evidence).differ(*self.pair, CONTROL)
+
+    @cause("no kernel that the stand-in only pretends to have was called")
+    def no_pretended_kernel(self, logs: Logs) -> Finding:
+        """The log has to show as well that it would have counted calls."""
+        loaded = logs.count("sgl_kernel_stub-loaded")
+        calls = logs.count("sgl_kernel_stub-called") + logs.count("vllm_names-called")
+        if not loaded:
+            return Finding.unknown("the log does not show that the stand-in was loaded")
+        if calls:
+            said = "calls of kernels that are only pretended: the answers may not be the engine's"
+            return Finding.unknown(f"{calls} {said}")
+        return Finding.of(True, f"it reported itself {loaded} times, 0 calls")
+
+    def conditions(self, facts: RunFacts) -> list[Condition]:
+        """On a GPU there is no stand-in of which anything could be asked."""
+        behind_stub = facts.fidelity is Fidelity.CPU_STAND_IN
+        return [
+            c for c in super().conditions(facts) if behind_stub or c.id != "no-pretended-kernel"
+        ]
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        """The run's: most need the pictures' answers, and are named as what was not seen."""
+        release = facts.release or self.release
+        return self.conditions(RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s))
+
+    def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
+        first, second = self.pair
+        alone = [f"gate: {first} alone", f"gate: {second} alone"]
+        labels = [*alone, f"{second} after {first}", f"{CONTROL} after {first}"]
+        title, note = self.exhibit
+        note += " The weights are random: an answer is not sense, but it is the picture's own."
+        answers = ComparedAnswers(evidence)
+        return [Exhibit(title=title, note=note, shown=[shown(answers, label) for label in labels])]
+
+
+def own_answer(picture: str) -> Callable[[ComparedAnswers], str]:
+    """For a row of the table: what the picture was answered in the gate."""
+
+    def told(answers: ComparedAnswers) -> str:
+        return spelled(answers.alone(picture)[0])
+
+    return told
+
+
+def shown(answers: ComparedAnswers, label: str) -> Shown:
+    """One column of the comparison; the label begins with the picture's name."""
+    caption = label.removeprefix("gate: ")
+    name = caption.split()[0]
+    column = Shown(caption=caption, file=f"{name}.png", text="no answer")
+    try:
+        answer, own = answers.to(label), answers.alone(name)[0]
+        column.text = spelled(answer)
+        column.facts["logprobs"] = ", ".join(f"{p:.3f}" for p in answer.logprobs[:5]) + " …"
+        if answer is not own:
+            column.facts["against its own"] = first_difference(answer, own)
+        cached = answers.cached(label)
+        column.facts["from the cache"] = f"{cached} of {answer.prompt_tokens} prompt tokens"
+    except Missing:
+        pass  # it shows what there is
+    return column

@@ -1,0 +1,228 @@
+"""SGLang: two pictures with one 30-bit pad value share KV cache, and one gets the other's answer.
+
+The pictures come as a pair that was searched once (scenarios/data/pad_value_pair); ``--option
+search`` searches a new one in the run's own environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from mmrepro.scenario import (
+    ComparedAnswers,
+    Drive,
+    Evidence,
+    Exhibit,
+    Finding,
+    Outcome,
+    Picture,
+    Reproducers,
+    RunFacts,
+    all_met,
+    answered,
+    cause,
+    checks,
+    cure,
+    issue,
+    pull,
+    quote,
+    read_picture,
+    symptom,
+    upgrade,
+)
+from mmrepro.scenario.sglang import CONTROL, PictureAlias
+from mmrepro.scenarios.data import pad_value_pair
+from mmrepro.scenarios.pad_value_collision import report
+from mmrepro.scenarios.pad_value_collision.report import PASSED_ON_SINCE, REPRODUCER, SALTS
+
+BATCH = "sglang/srt/managers/schedule_batch.py"
+VICTIMS = ("B after A", "A after B")
+CONTROLS = ("control after A", "control after B")
+OTHER = "gate: other picture after another"
+"""It has nothing in common with the picture before it but the text before both."""
+
+
+class PadValueCollision(PictureAlias):
+    """SGLang answers one picture with another's cached features.
+
+    What: Two different pictures whose hashes agree in their low 30 bits share KV cache: the
+    second is answered with the first one's answer, token for token, with HTTP 200 and no word
+    in the log. A picture that differs from it in one bit is answered correctly.
+
+    Why: SGLang puts a number in the place of a picture's tokens, `pad_value = hash % (1 <<
+    30)`, and RadixAttention matches prefixes on token ids alone. Two pictures with one pad
+    value and the same text before them are one prefix. The tokens of the second picture are
+    then taken from the cache, so that its own features are never used. By the birthday problem
+    38 582 pictures hold such a pair with a chance of one half.
+    """
+
+    name, release = "pad-value-collision", "0.5.6"
+    # 0.5.22 still takes 30 bits (managers/schedule_batch.py:260); 0.5.23 four values of 62 bits
+    affected = ">=0.5.3,<0.5.23"
+    pair = ("A", "B")
+    reproducers = (REPRODUCER,)
+    key_log_patterns = ("prefill",)
+    options = {
+        "search": "search a new pair in this run's environment first (half a minute or so)",
+        "pair": "PAIR=FOLDER: use the pair that mmrepro collide wrote there",
+    }
+    sources = (
+        quote(
+            BATCH,
+            "MultimodalDataItem.set_pad_value",
+            "64 bits of SHA-256 become 30",
+            *("% (1 << 30)", "_compute_pad_value(self.hash)"),
+        ),
+        quote(
+            BATCH,
+            "_compute_pad_value",
+            "from about 0.5.9 on: shifted beyond the vocabulary, still 30 bits",
+            "% (1 << 30)",
+        ),
+        quote(
+            "sglang/srt/managers/mm_utils.py",
+            "data_hash",
+            "what is hashed, and how much of it is kept",
+            "[:8]",
+        ),
+    )
+    mitigations = (
+        *(
+            cure(
+                name,
+                description=f"send `{field}` with each request, another one for each picture",
+                effective_on=f">={PASSED_ON_SINCE}",
+            )
+            for name, field in SALTS.items()
+        ),
+        cure(
+            "disable-radix-cache",
+            "--disable-radix-cache",
+            "no prefix cache at all (costs the prefill of every repeated prompt)",
+        ),
+        upgrade("0.5.23", "0.5.23: four pad values of 62 bits each, from the whole digest"),
+    )
+    references = (
+        issue(
+            "sglang#2151",
+            "llava use image hash as token, leading to cache bug",
+            "the first report; closed by #2256",
+        ),
+        pull("sglang#2256", "Fix hash collision for multi modal models", "history"),
+        pull("sglang#2309", "Fix the padded hash value for image tokens", "history"),
+        pull(
+            "sglang#14428",
+            "Modify data_hash to use full SHA-256 digest",
+            "says that the collision of pad values remains",
+        ),
+    )
+    exhibit = ("The pictures and their answers", "The same text with each, greedy.")
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        outcome, why = super().expected(release, mitigations)
+        useless = sorted(mitigations & SALTS.keys())
+        if outcome is Outcome.REPRODUCED and useless:
+            dropped = " and ".join(SALTS[name] for name in useless)
+            why += f"; its scheduler drops {dropped}, which is passed on since {PASSED_ON_SINCE}"
+        return outcome, why
+
+    # ------------------------------------------------------------------ traffic
+
+    async def gate(self, drive: Drive) -> None:
+        if "search" in drive.options and not drive.options.get("pair"):
+            await asyncio.to_thread(search, drive)
+        await super().gate(drive)
+
+    def pictures(self, drive: Drive) -> Mapping[str, Picture]:
+        searched = drive.recorder.dir / "pair"
+        default = searched if searched.is_dir() else pad_value_pair()
+        return read_pair(Path(drive.options.get("pair") or default).expanduser().absolute())
+
+    def fields(self, drive: Drive, picture: str) -> Mapping[str, object]:
+        salts = {f: f"tenant-{picture}" for name, f in SALTS.items() if name in drive.mitigations}
+        return salts if picture in (*self.pair, CONTROL) else {}
+
+    # ------------------------------------------------------------------ signature
+
+    @symptom("B, sent after A, is answered as A is, token for token, and not as B alone")
+    def b_gets_a(self, answers: ComparedAnswers) -> Finding:
+        whose, text = answers.after("A", "B")
+        return Finding.of(whose == "A", text)
+
+    @symptom("and the other way round: A, sent after B, gets B's answer")
+    def a_gets_b(self, answers: ComparedAnswers) -> Finding:
+        whose, text = answers.after("B", "A")
+        return Finding.of(whose == "B", text)
+
+    @symptom("both of these answers are HTTP 200, whole")
+    def silent(self, answers: ComparedAnswers) -> Finding:
+        records = [answers.to(label) for label in VICTIMS]
+        whole = all(r.status == 200 and r.finish_reason in ("length", "stop") for r in records)
+        ends = (f"{r.label}: HTTP {r.status}, finish_reason {r.finish_reason}" for r in records)
+        return Finding.of(whole, "; ".join(ends))
+
+    @symptom(
+        "a picture that nearly equals B shares the text before it only, and gets its own answer",
+        id=CONTROL,
+    )
+    def control_gets_its_own(self, answers: ComparedAnswers) -> Finding:
+        """Unknown where it shares more: then not the equal pad values make the difference."""
+        before, shared = answers.cached(OTHER), answers.from_cache(*CONTROLS)
+        text = f"from the cache: {shared}; the text before the picture has {before}"
+        if any(answers.cached(label) > before for label in CONTROLS):
+            return Finding.unknown(f"{text}: a collision cannot be told from any picture")
+        own = all_met(answers.own("A", CONTROL), answers.own("B", CONTROL))
+        return Finding(own.truth, f"{own.observed}; {text}")
+
+    @symptom("/health, /health_generate and /v1/models answer 200", required=False)
+    def endpoints_green(self, evidence: Evidence) -> Finding:
+        return checks.endpoints_green(evidence)
+
+    @cause("the wrong answers took the picture's tokens from the prefix cache")
+    def kv_reused(self, answers: ComparedAnswers) -> Finding:
+        before, shared = answers.cached(OTHER), answers.from_cache(*VICTIMS)
+        text = f"prompt tokens from the cache: {shared}; the text before the picture has {before}"
+        return Finding.of(all(answers.cached(label) > before for label in VICTIMS), text)
+
+    @cause("the engine's own code gives both pictures one pad value, and different hashes")
+    def equal_pad_values(self, reproducers: Reproducers) -> Finding:
+        facts = reproducers.facts(REPRODUCER)
+        text = "A: hash {hash_a}, pad value {pad_a}; B: hash {hash_b}, pad value {pad_b}"
+        met = facts.get("pads_equal") is True and facts.get("hashes_differ") is True
+        return Finding.of(met, text.format_map(facts))
+
+    @cause("the engine's RadixCache alone matches all of B on A's entry", required=False)
+    def radix_match(self, reproducers: Reproducers) -> Finding:
+        facts = reproducers.facts(REPRODUCER)
+        names = ("match_b_after_a", "tokens", "match_control_after_a", "prefix_tokens")
+        b, tokens, control, prefix = (facts.get(name) for name in names)
+        text = f"B matches {b} of {tokens} tokens of A; the control {control}"
+        return Finding.of(b == tokens and control == prefix, text)
+
+    works_after = (CONTROL, answered(*VICTIMS), report.own_answers)
+    rows, claims = report.ROWS, report.CLAIMS
+
+    def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
+        return [*super().exhibits(evidence, facts), report.CURVE]
+
+
+def read_pair(folder: Path) -> dict[str, Picture]:
+    """The three pictures of a pair's folder. Raises UsageError: one is missing or no picture."""
+    hint = "mmrepro collide --engine sglang --release 0.5.6 --out PAIR"
+    return {name: read_picture(folder / f"{name}.png", hint) for name in ("A", "B", CONTROL)}
+
+
+def search(drive: Drive) -> None:
+    """A new pair from this run's own environment; it is kept below evidence/."""
+    from mmrepro.collide.interpreter import place_for
+    from mmrepro.collide.search import find_pair
+
+    drive.note("searching a pair whose pad values are equal")
+    place = place_for("sglang", drive.release, model=drive.model)
+    pair = find_pair(place, drive.recorder.dir / "pair", bits=report.BITS)
+    drive.note(f"found after {pair.search.images} pictures, {pair.search.search_s:.1f} s")
+
+
+SCENARIO = PadValueCollision()

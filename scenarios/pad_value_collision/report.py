@@ -1,0 +1,155 @@
+"""What the analysis of the pad value collision states, judged; its rows, and the birthday curve."""
+
+from __future__ import annotations
+
+from mmrepro.scenario import (
+    Birthday,
+    ComparedAnswers,
+    Exhibit,
+    Finding,
+    Pool,
+    Reproducers,
+    RunFacts,
+    Truth,
+    all_met,
+    changed,
+    claim,
+    collision_probability,
+    images_for,
+    row,
+    unmitigated,
+)
+from mmrepro.scenario.sglang import CONTROL, own_answer
+
+REPRODUCER = "pad_value_collision.py"
+BITS = 30
+REPORTED_POOL = 46_000
+PASSED_ON_SINCE = "0.5.11"
+"""First release whose scheduler passes extra_key on to the request (managers/scheduler.py:2001 of
+0.5.11; 0.5.10 builds Req without it)."""
+SALTS = {"cache-salt": "cache_salt", "extra-key": "extra_key"}
+"""Mitigations that are fields of a request."""
+
+
+def pad_range(reproducers: Reproducers) -> Finding:
+    facts = reproducers.facts(REPRODUCER)
+    names = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
+    low, high, wraps = (facts.get(name) for name in names)
+    if None in (low, high, wraps):
+        return Finding.unknown("the reproducer does not tell")
+    space = "2^30 different ones" if wraps == low else "more than 2^30 different ones"
+    text = f"hash 0 gives {low}, hash 2^30 - 1 gives {high}, hash 2^30 gives {wraps}: {space}"
+    return Finding.of(low == wraps == 0 and high == (1 << BITS) - 1, text)
+
+
+def half_chance(reproducers: Reproducers) -> Finding:
+    """Arithmetic, once the engine's own code has shown that there are 2^30 values."""
+    facts = reproducers.facts(REPRODUCER)
+    if facts.get("pad_of_2_30") is None or facts.get("pad_of_2_30") != facts.get("pad_of_0"):
+        return Finding.unknown("this release has more than 2^30 pad values")
+    half, there = images_for(0.5, BITS), collision_probability(REPORTED_POOL, BITS)
+    text = f"50 % is reached at {half:,} images; {REPORTED_POOL:,} give {there:.1%}"
+    return Finding.of(abs(there - 0.5) < 0.01, text)
+
+
+def uncured(answers: ComparedAnswers, facts: RunFacts) -> Finding:
+    """No mitigation helped: one that does leaves nothing to see."""
+    plain = unmitigated(facts)
+    if plain.truth is Truth.MET:
+        return plain
+    after_a, after_b = answers.after("A", "B"), answers.after("B", "A")
+    text = f"{plain.observed}: {after_a[1]}; {after_b[1]}"
+    return Finding.of(after_a[0] == "A" and after_b[0] == "B", text)
+
+
+def own_answers(answers: ComparedAnswers) -> Finding:
+    """Each picture of the pair, and the control after each, gets its own answer."""
+    orders = (("A", "B"), ("B", "A"), ("A", CONTROL), ("B", CONTROL))
+    return all_met(*(answers.own(first, second) for first, second in orders))
+
+
+def isolated(answers: ComparedAnswers, reproducers: Reproducers, facts: RunFacts) -> Finding:
+    """The run that sends salts decides; the engine's cache alone is not the server."""
+    alone = reproducers.facts(REPRODUCER).get("match_b_after_a_other_key")
+    text = (
+        f"on {facts.release}: {answers.from_cache('B after A', 'A after B')} from the cache; the "
+        f"radix cache by itself matches {alone} tokens under another key"
+    )
+    return Finding(own_answers(answers).truth, text)
+
+
+ANALYSIS = "analysis"
+SWAPPED = ("b-gets-a", "a-gets-b")
+SERVED = (*SWAPPED, "silent", "kv-reused")
+
+CLAIMS = (
+    claim("pad-range", "pad values lie in [0, 2^30)", ANALYSIS, by=pad_range),
+    claim(
+        "half-chance",
+        "about 46 000 images give a 50 % chance of a collision",
+        ANALYSIS,
+        by=half_chance,
+    ),
+    claim(
+        "kv-reused",
+        "two pictures with one pad value share KV cache",
+        ANALYSIS,
+        by="kv-reused",
+        given=("equal-pad-values", uncured),
+    ),
+    claim(
+        "a-features",
+        "B is answered with A's features",
+        ANALYSIS,
+        by=SWAPPED,
+        given=("equal-pad-values", uncured),
+    ),
+    claim(
+        "embeddings",
+        "the embeddings are still replaced correctly, so it does not crash",
+        ANALYSIS,
+        by=SERVED,
+        given=SERVED,
+        otherwise="no collision was served in this run",
+        refuted=True,
+    ),
+    claim(
+        "extra-key",
+        "extra_key isolates completely",
+        ANALYSIS,
+        by=isolated,
+        given=changed(*SALTS),
+        otherwise="to test: mmrepro run pad-value-collision --mitigation cache-salt",
+        note=f"the scheduler passes the key on since {PASSED_ON_SINCE}",
+    ),
+    claim(
+        "fixed-2256",
+        "sglang#2256 and #2309 fixed it",
+        "history",
+        by=SWAPPED,
+        given=(unmitigated, "equal-pad-values", *SWAPPED),
+        refuted=True,
+        note="both are of 2024, and in every release that can be run here",
+    ),
+)
+
+OTHERS = "answered with the features of the other picture"
+ROWS = (
+    row("B after A, same text", "b-gets-a", own_answer("B"), OTHERS),
+    row("A after B, same text", "a-gets-b", own_answer("A"), OTHERS),
+    row("prompt tokens from the cache", "kv-reused", "the text before"),
+    row("control picture after A, after B", "control", "its own", abnormal_if=False),
+    row("HTTP status after the other picture", "silent", "200", abnormal_if=False),
+)
+
+POOLS = {
+    images_for(0.5, BITS): "one half",
+    REPORTED_POOL: "the analysis' 50 %",
+    10_000: "a shop's catalogue",
+    100_000: "a day of a busy service",
+}
+CURVE = Exhibit(
+    title="How soon two of many pictures collide",
+    note="Pictures that one server's prefix cache holds at a time, 30 bits each.",
+    birthday=Birthday(bits=BITS, pools=[Pool(images=n, label=what) for n, what in POOLS.items()]),
+)
