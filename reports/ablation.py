@@ -12,7 +12,7 @@ from mmrepro.incident.ablation import ABLATION_FILE, SCHEMA_VERSION, Ablation
 from mmrepro.reports import ablation_view as view
 from mmrepro.reports import gfm
 from mmrepro.reports.html import make_environment, style_sheet
-from mmrepro.reports.view import CLAIM_MARKS, CLAIM_WORDS, duration
+from mmrepro.reports.words import CLAIM_MARKS, CLAIM_WORDS, duration
 from mmrepro.reports.writing import replace_file
 from mmrepro.text.sanitize import one_line
 from pydantic import ValidationError

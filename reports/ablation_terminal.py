@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mmrepro.incident.ablation import Ablation
 from mmrepro.reports import ablation_view as view
 from mmrepro.reports.lines import TONES, Printer
-from mmrepro.reports.view import CLAIM_MARKS, CLAIM_WORDS
+from mmrepro.reports.words import CLAIM_MARKS, CLAIM_WORDS
 from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:

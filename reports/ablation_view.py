@@ -16,7 +16,7 @@ from mmrepro.incident.ablation import (
     Cure,
     FactorClass,
 )
-from mmrepro.reports.view import FIDELITY_WORDS, OUTCOME_WORDS
+from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_WORDS
 from mmrepro.signature import Truth
 
 CLASS_WORDS: Final[dict[FactorClass, str]] = {

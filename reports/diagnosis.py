@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mmrepro.incident.diagnosis import FIT_WORDS, STATE_WORDS, Diagnosis, Fit, Match, ServerState
-from mmrepro.reports import gfm, view
+from mmrepro.reports import gfm, words
 from mmrepro.reports.lines import TONES, TRUTHS, Printer
 from mmrepro.text.sanitize import one_line
 
@@ -41,14 +41,14 @@ def effect_sentence(diagnosis: Diagnosis) -> str:
     """What the look did to the server, as measured."""
     effect = diagnosis.effect
     paused = (
-        f"paused it for at most {view.duration(effect.paused_s)}"
+        f"paused it for at most {words.duration(effect.paused_s)}"
         if effect.paused_s
         else "never paused it"
     )
     return (
         f"In {effect.seconds:.1f} s mmrepro sent {len(effect.requests)} HTTP requests "
         f"({effect.inferences} of them a completion), took {effect.stack_samples} stack samples, "
-        f"{paused}, and used {effect.cpu_s:.1f} s of CPU and {view.size(effect.peak_rss_bytes)} "
+        f"{paused}, and used {effect.cpu_s:.1f} s of CPU and {words.size(effect.peak_rss_bytes)} "
         "of memory."
     )
 
@@ -108,7 +108,7 @@ def _print_matches(diagnosis: Diagnosis, out: Printer) -> None:
         for c in match.conditions:
             part = c.part if c.required else f"{c.part}, supporting"
             out.line(
-                "      ", (view.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part}: ",
+                "      ", (words.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part}: ",
                 c.statement + ": ", (c.observed, "dim"),
             )  # fmt: skip
         for reference in match.references[:3]:
@@ -155,7 +155,7 @@ def matches_markdown(diagnosis: Diagnosis) -> str:
     for match in [m for m in diagnosis.matches if m.fit in _SHOWN][:3]:
         conditions = [
             [
-                f"{view.TRUTH_MARKS[c.truth]} {view.TRUTH_WORDS[c.truth]}",
+                f"{words.TRUTH_MARKS[c.truth]} {words.TRUTH_WORDS[c.truth]}",
                 c.part if c.required else f"{c.part} (supporting)",
                 f"{gfm.code(c.id, 80)} {gfm.cell(c.statement)}",
                 gfm.cell(c.observed),

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from mmrepro.incident import Incident
-from mmrepro.reports import gfm, timeline, view
+from mmrepro.reports import gfm, timeline, view, words
 from mmrepro.text.sanitize import clip, one_line, plain
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ def render_html(incident: Incident) -> str:
         environment=view.environment(incident),
         footprint=view.footprint(incident),
         left_behind=view.left_behind(incident),
-        longest_stage=max(filter(view.sane, incident.stages.values()), default=0.0),
-        fidelity=view.FIDELITY_WORDS[incident.fidelity],
+        longest_stage=max(filter(words.sane, incident.stages.values()), default=0.0),
+        fidelity=words.FIDELITY_WORDS[incident.fidelity],
         view=view,
+        words=words,
         diagnosis=incident.diagnosis,
         effect=effect_sentence(incident.diagnosis) if incident.diagnosis else "",
         style=style,
@@ -70,8 +71,8 @@ def make_environment() -> Environment:
         finalize=safe,
     )
     environment.filters.update(
-        duration=view.duration,
-        span=view.span,
+        duration=words.duration,
+        span=words.span,
         href=gfm.evidence_href,
         web=gfm.is_web_address,
         clip=clip,

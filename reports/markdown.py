@@ -7,7 +7,7 @@ from typing import Final
 
 from mmrepro.incident import Incident, KeyStack
 from mmrepro.probes.base import ProbeStatus
-from mmrepro.reports import diagnosis, gfm, timeline, view
+from mmrepro.reports import diagnosis, gfm, timeline, view, words
 from mmrepro.text.sanitize import one_line
 
 # GitHub refuses comments over 65 536 characters; people add a few lines of their own.
@@ -110,7 +110,7 @@ def _symptoms(incident: Incident) -> str:
                 gfm.cell(row.reported),
                 gfm.cell(row.healthy),
                 f"**{gfm.cell(row.observed)}**" if row.abnormal else gfm.cell(row.observed),
-                view.abnormal_words(row.abnormal),
+                words.abnormal_words(row.abnormal),
             ]
             for row in incident.symptoms[:60]
         ],
@@ -179,7 +179,7 @@ def _conditions(incident: Incident) -> str:
     for c in incident.verdict.conditions[:80]:
         files = ", ".join(gfm.code(f, 160) for f in c.evidence[:4])
         part = c.part if c.required else f"{c.part} (supporting)"
-        mark = f"{view.TRUTH_MARKS[c.truth]} {view.TRUTH_WORDS[c.truth]}"
+        mark = f"{words.TRUTH_MARKS[c.truth]} {words.TRUTH_WORDS[c.truth]}"
         said = f"{gfm.code(c.id, 80)} {gfm.cell(c.statement)}"
         rows.append([mark, part, said, gfm.cell(c.observed), files or "–"])
     return gfm.table(["", "part", "condition", "observed", "in evidence/"], rows)
@@ -253,7 +253,7 @@ def _reproducers(incident: Incident) -> str:
             [
                 gfm.code(r.name),
                 "–" if r.exit_code is None else str(r.exit_code),
-                view.duration(r.seconds),
+                words.duration(r.seconds),
                 gfm.cell(view.facts(r)),
                 gfm.cell(r.error),
             ]
@@ -271,7 +271,7 @@ def _claims(incident: Incident) -> str:
             [
                 gfm.cell(c.text),
                 gfm.cell(c.source),
-                f"{view.CLAIM_MARKS[c.status]} {view.CLAIM_WORDS[c.status]}",
+                f"{words.CLAIM_MARKS[c.status]} {words.CLAIM_WORDS[c.status]}",
                 gfm.cell(c.observed),
             ]
             for c in incident.claims[:60]
@@ -288,7 +288,7 @@ def _mitigations(incident: Incident) -> str:
             [
                 gfm.code(m.name),
                 gfm.cell(m.description),
-                view.effective_words(m.applied, m.effective),
+                words.effective_words(m.applied, m.effective),
                 gfm.code(m.command),
             ]
             for m in incident.mitigations[:40]
@@ -297,7 +297,7 @@ def _mitigations(incident: Incident) -> str:
 
 
 def _differences(incident: Incident) -> str:
-    parts = [f"Fidelity **{incident.fidelity}**: {view.FIDELITY_WORDS[incident.fidelity]}."]
+    parts = [f"Fidelity **{incident.fidelity}**: {words.FIDELITY_WORDS[incident.fidelity]}."]
     if incident.stand_ins:
         parts.append(
             gfm.table(
@@ -362,12 +362,12 @@ def _run(incident: Incident) -> str:
     parts = []
     gate = incident.gate
     if gate:
-        latencies = view.span(gate.latencies_s)
+        latencies = words.span(gate.latencies_s)
         rule = f" ({gfm.text(gate.deadline_rule)})" if gate.deadline_rule else ""
         parts.append(
             f"Gate {'passed' if gate.passed else '**failed**'}: {gfm.text(view.sentence(gate.why))}"
             + (f" Latencies {latencies}." if latencies else "")
-            + (f" Deadline {view.duration(gate.deadline_s)}{rule}." if gate.deadline_s else "")
+            + (f" Deadline {words.duration(gate.deadline_s)}{rule}." if gate.deadline_s else "")
         )
     parts += [view.latencies(incident)] if view.latencies(incident) else []
     if view.engine_exit(incident):
@@ -381,7 +381,7 @@ def _run(incident: Incident) -> str:
                 gfm.code(p.probe),
                 gfm.cell(p.phase),
                 str(p.status) if p.status is ProbeStatus.OK else f"**{p.status}**",
-                view.duration(p.seconds),
+                words.duration(p.seconds),
                 gfm.cell(p.reason),
             ]
             for p in incident.evidence.probes[:120]
@@ -394,7 +394,7 @@ def _run(incident: Incident) -> str:
         ("Within the engine's start", incident.engine.start_stages),
     ):
         if stages:
-            spent = [f"{gfm.text(n, 60)} {view.duration(s)}" for n, s in list(stages.items())[:30]]
+            spent = [f"{gfm.text(n, 60)} {words.duration(s)}" for n, s in list(stages.items())[:30]]
             parts.append(f"{what}: {', '.join(spent)}.")
     parts.append("Left behind: " + view.left_behind(incident))
     parts += [f"- {gfm.code(item, 200)}" for item in incident.left_behind[:20]]

@@ -16,7 +16,7 @@ from typing import Final
 from markupsafe import Markup, escape
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import Incident
-from mmrepro.reports import timeline, view
+from mmrepro.reports import timeline, view, words
 from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080
@@ -54,7 +54,7 @@ def picture(incident: Incident) -> Markup:
         return Markup("")
     body: list[Markup] = []
     y = 44.0
-    requests = [r for r in incident.evidence.requests if view.sane(r.sent.mono)]
+    requests = [r for r in incident.evidence.requests if words.sane(r.sent.mono)]
     if requests:
         part, y = _requests(requests[:MAX_BARS], axis, y)
         body += part
@@ -102,13 +102,13 @@ def _axis(incident: Incident) -> Axis | None:
     """From shortly before the gate to the end: start-up would squeeze all that matters."""
     evidence = incident.evidence
     starts = [r.sent.mono for r in evidence.requests]
-    sampled = [p.mono for p in evidence.series if view.sane(p.mono)]
-    if any(view.sane(s) for s in starts):
+    sampled = [p.mono for p in evidence.series if words.sane(p.mono)]
+    if any(words.sane(s) for s in starts):
         ends = [r.sent.mono + r.latency_s for r in evidence.requests]
         ends += [e.at.mono for e in evidence.events if e.phase in ("check", "after", "stop")]
         ends += [p.started.mono for p in evidence.probes]
-        low = min(s for s in starts if view.sane(s))
-        high = max([low, *(e for e in ends if view.sane(e))])
+        low = min(s for s in starts if words.sane(s))
+        high = max([low, *(e for e in ends if words.sane(e))])
     elif len(sampled) > 1:
         low, high = min(sampled), max(sampled)
     else:
@@ -116,7 +116,7 @@ def _axis(incident: Incident) -> Axis | None:
     # A day is more than any run takes; a wild number must not flatten the picture.
     high = min(high, low + 86_400)
     margin = max((high - low) * 0.02, 0.05)
-    zero = incident.created.mono if view.sane(incident.created.mono) else low
+    zero = incident.created.mono if words.sane(incident.created.mono) else low
     return Axis(low - margin, high + margin, zero)
 
 
@@ -150,7 +150,7 @@ def _bands(incident: Incident, axis: Axis, bottom: float) -> Iterator[Markup]:
         + [(p.phase, p.started.mono) for p in evidence.probes if p.phase]
     )
     for phase, mono in moments:
-        if view.sane(mono):
+        if words.sane(mono):
             starts[phase] = min(mono, starts.get(phase, mono))
     ordered = sorted(starts.items(), key=lambda item: item[1])
     last_label = -math.inf
@@ -182,12 +182,12 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
         top = y
         failed: list[Markup] = []
         for request in sorted((r for r in requests if r.phase == phase), key=lambda r: r.sent.mono):
-            latency = request.latency_s if view.sane(request.latency_s) else 0.0
+            latency = request.latency_s if words.sane(request.latency_s) else 0.0
             left = axis.x(request.sent.mono)
             width = max(axis.x(request.sent.mono + max(latency, 0.0)) - left, 3.0)
             label = "" if view.status_class(request) == "ok" else view.status_words(request)
             if request.timed_out:
-                label = f"no answer in {view.duration(latency)}"
+                label = f"no answer in {words.duration(latency)}"
             taken = left + width + 2 + (7.5 * len(label) if label and width < 90 else 0)
             row = next((i for i, end in enumerate(rows) if end <= left), None)
             if row is None:
@@ -200,14 +200,14 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
         out.append(_text(LEFT - 8, top + 9, one_line(phase, 16), "label end"))
         y = top + len(rows) * ROW + 6
     x = float(LEFT)
-    for kind, words in STATUS_WORDS.items():
+    for kind, wording in STATUS_WORDS.items():
         out.append(
             Markup(
                 '<rect class="req {}" x="{:.0f}" y="{:.1f}" width="10" height="10" rx="2"/>'
             ).format(kind, x, y + 2)
         )
-        out.append(_text(x + 14, y + 11, words, "tick"))
-        x += 34 + 6.4 * len(words)
+        out.append(_text(x + 14, y + 11, wording, "tick"))
+        x += 34 + 6.4 * len(wording)
     return out, y + 34
 
 
@@ -215,7 +215,7 @@ def _bar(request: RequestRecord, left: float, y: float, width: float, label: str
     kind = view.status_class(request)
     tip = (
         f"request {request.id}, {request.phase}: {one_line(request.label, 120)}: "
-        f"{view.status_words(request)} after {view.duration(request.latency_s)}"
+        f"{view.status_words(request)} after {words.duration(request.latency_s)}"
     )
     bar = Markup(
         '<rect class="req {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="11" rx="2">'
@@ -278,9 +278,9 @@ def _panel(
         )
         labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
     previous = -math.inf
-    for wanted, number, words in sorted(labels):
+    for wanted, number, wording in sorted(labels):
         previous = max(wanted + 4, previous + 13)
-        out.append(_text(LEFT + PLOT + 6, previous, words, f"name s{number}-text"))
+        out.append(_text(LEFT + PLOT + 6, previous, wording, f"name s{number}-text"))
     return out, y + height + 34
 
 

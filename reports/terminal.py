@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Final
 
 from mmrepro.incident import ClaimStatus, Incident, KeyStack
-from mmrepro.reports import view
+from mmrepro.reports import view, words
 from mmrepro.reports.lines import TONES, TRUTHS, Printer
 from mmrepro.text.sanitize import one_line
 
@@ -89,7 +89,7 @@ def _conditions(incident: Incident, out: Printer) -> None:
     for c in incident.verdict.conditions[:40]:
         part = c.part if c.required else f"{c.part}, supporting"
         out.line(
-            "  ", (view.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part} {c.id}: ",
+            "  ", (words.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part} {c.id}: ",
             c.statement + ": ",
             (c.observed, "dim"),
         )  # fmt: skip
@@ -100,8 +100,8 @@ def _claims(incident: Incident, out: Printer) -> None:
         return
     out.heading("Claims of the original report")
     for claim in incident.claims[:30]:
-        mark, style = view.CLAIM_MARKS[claim.status], _CLAIMS[claim.status]
-        out.line("  ", (f"{mark} {view.CLAIM_WORDS[claim.status]}", style), ": ", claim.text)
+        mark, style = words.CLAIM_MARKS[claim.status], _CLAIMS[claim.status]
+        out.line("  ", (f"{mark} {words.CLAIM_WORDS[claim.status]}", style), ": ", claim.text)
 
 
 def _next(incident: Incident, out: Printer) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident
-from mmrepro.reports import view
+from mmrepro.reports import view, words
 
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
@@ -47,7 +47,7 @@ def lines(incident: Incident) -> list[Line]:
                 {"ok": "info", "client": "warning"}.get(group.kind, "error"),
             )
         )
-    return sorted((m for m in merged if view.sane(m.at)), key=lambda m: m.at)
+    return sorted((m for m in merged if words.sane(m.at)), key=lambda m: m.at)
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ def metric_tracks(evidence: Evidence) -> list[Track]:
 def _tracks(evidence: Evidence, field: str) -> list[Track]:
     """Tracks of one field, the most active first; values that are not numbers are dropped."""
     by_name: dict[str, list[tuple[float, float]]] = {}
-    for point in sorted(evidence.series, key=lambda p: p.mono if view.sane(p.mono) else 0.0):
+    for point in sorted(evidence.series, key=lambda p: p.mono if words.sane(p.mono) else 0.0):
         values: dict[str, float] = getattr(point, field)
         for name, value in values.items():
-            if view.sane(value) and view.sane(point.mono):
+            if words.sane(value) and words.sane(point.mono):
                 by_name.setdefault(name, []).append((point.mono, value))
     tracks = [Track(name, points) for name, points in by_name.items()]
     return sorted(tracks, key=lambda t: -max(v for _, v in t.points))

@@ -2,107 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from mmrepro.evidence import ReproducerResult, RequestRecord
-from mmrepro.incident import ClaimStatus, Fidelity, Incident, StandIn
+from mmrepro.incident import Incident, StandIn
 from mmrepro.incident.birthday import collision_probability
 from mmrepro.probes.data import ProcessesData
+from mmrepro.reports.words import (
+    FIDELITY_WORDS,
+    OUTCOME_SENTENCES,
+    OUTCOME_WORDS,
+    duration,
+    size,
+    span,
+)
 from mmrepro.signature import Outcome, Truth
-
-OUTCOME_WORDS: Final[dict[Outcome, str]] = {
-    Outcome.REPRODUCED: "Reproduced",
-    Outcome.DIFFERENT_FAILURE: "Different failure",
-    Outcome.NOT_REPRODUCED: "Not reproduced",
-    Outcome.INCONCLUSIVE: "Inconclusive",
-}
-OUTCOME_SENTENCES: Final[dict[Outcome, str]] = {
-    Outcome.REPRODUCED: "This run reproduced it on {engine}",
-    Outcome.DIFFERENT_FAILURE: "This run saw a different failure on {engine}",
-    Outcome.NOT_REPRODUCED: "This run did not reproduce it on {engine}",
-    Outcome.INCONCLUSIVE: "This run on {engine} is inconclusive",
-}
-FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
-    Fidelity.GPU: "the engine's own GPU build on a real GPU, as in production",
-    Fidelity.CPU: "the engine's own CPU backend: its real server, scheduler and caches; "
-    "no GPU kernel ran",
-    Fidelity.CPU_STAND_IN: "the real engine on a CPU, behind stand-ins that replace its device "
-    "operations (listed below)",
-    Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also reorder device "
-    "work as a GPU stream would (listed below)",
-    Fidelity.IN_PROCESS: "the engine's real classes called in one process, without a server",
-    Fidelity.LIVE: "a live server that mmrepro did not start and only looked at",
-}
-TRUTH_MARKS: Final[dict[Truth, str]] = {Truth.MET: "✔", Truth.NOT_MET: "✘", Truth.UNKNOWN: "?"}
-TRUTH_WORDS: Final[dict[Truth, str]] = {
-    Truth.MET: "met",
-    Truth.NOT_MET: "not met",
-    Truth.UNKNOWN: "unknown",
-}
-CLAIM_MARKS: Final[dict[ClaimStatus, str]] = {
-    ClaimStatus.CONFIRMED: "✔",
-    ClaimStatus.REFUTED: "✘",
-    ClaimStatus.NOT_TESTED: "–",
-}
-CLAIM_WORDS: Final[dict[ClaimStatus, str]] = {
-    ClaimStatus.CONFIRMED: "confirmed",
-    ClaimStatus.REFUTED: "refuted",
-    ClaimStatus.NOT_TESTED: "not tested",
-}
-
-
-def abnormal_words(abnormal: bool | None) -> str:
-    return {True: "yes", False: "no", None: "could not be told"}[abnormal]
-
-
-def effective_words(applied: bool, effective: bool | None) -> str:
-    """What a run says of a mitigation; one that was not applied says nothing of it."""
-    if not applied:
-        return "not tried in this run"
-    return {
-        True: "prevented the failure",
-        False: "did not prevent it",
-        None: "applied; its effect could not be told",
-    }[effective]
-
-
-def sane(number: float) -> bool:
-    """A number that a picture can be drawn of: finite, and of a size that runs produce."""
-    return math.isfinite(number) and abs(number) < 1e12
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 31 ms, 4.2 s, 2 min 05 s, 3 h 12 min."""
-    if not sane(seconds):
-        return "?"
-    if seconds < 0:
-        return "-" + duration(-seconds)
-    if seconds < 0.0995:
-        return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 or seconds == 0 else "<1 ms"
-    if seconds < 99.5:
-        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
-
-
-def span(values: Iterable[float]) -> str:
-    """``31 ms`` or ``31–52 ms`` of finite values; empty when there are none."""
-    known = sorted(v for v in values if sane(v))
-    if not known:
-        return ""
-    low, high = duration(known[0]), duration(known[-1])
-    if low == high:
-        return low
-    number, _, unit = low.partition(" ")
-    return f"{number}–{high}" if unit == high.partition(" ")[2] else f"{low} – {high}"
-
-
-def size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
 
 
 def since_start(incident: Incident, mono: float) -> float:

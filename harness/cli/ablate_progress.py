@@ -10,7 +10,7 @@ from mmrepro.evidence import Event
 from mmrepro.incident.ablation import Ablation, Cell, Role
 from mmrepro.reports.ablation_terminal import factor_table
 from mmrepro.reports.ablation_view import STATE_WORDS, flips_words
-from mmrepro.reports.view import duration
+from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner

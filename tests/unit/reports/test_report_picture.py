@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mmrepro.evidence import Evidence, SeriesPoint
 from mmrepro.incident import Incident
-from mmrepro.reports import render_html, render_markdown, timeline, view
+from mmrepro.reports import render_html, render_markdown, timeline, view, words
 from mmrepro.reports.picture import WIDTH, picture
 from sample import sample_incident
 from sample_evidence import at
@@ -110,10 +110,10 @@ def test_durations_are_for_people() -> None:
         math.nan: "?",
         -2: "-2.0 s",
     }
-    assert {seconds: view.duration(seconds) for seconds in known} == known
-    assert view.span([0.044, 0.031]) == "31–44 ms"
-    assert view.span([0.044, 2.0]) == "44 ms – 2.0 s"
-    assert view.span([]) == ""
+    assert {seconds: words.duration(seconds) for seconds in known} == known
+    assert words.span([0.044, 0.031]) == "31–44 ms"
+    assert words.span([0.044, 2.0]) == "44 ms – 2.0 s"
+    assert words.span([]) == ""
 
 
 def test_requests_that_went_alike_are_one_row() -> None:
