@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from pydantic import Field
 Phase = Literal["start", "control", "gate", "trigger", "check", "after", "stop"]
 P = TypeVar("P", bound=ProbeData)
 
+_MESSAGE = re.compile(r'"message": "((?:[^"\\]|\\.)*)"')
 FILES_EACH = 3
 """Raw files of one probe result that are named as evidence: stacks have dozens."""
 
@@ -92,6 +94,15 @@ class RequestRecord(Record):
     def answered(self) -> bool:
         """A well-formed completion came back in time."""
         return self.status == 200 and not self.timed_out and not self.error
+
+    @property
+    def reply(self) -> str:
+        """For people: the status, and the message of an error."""
+        if self.timed_out:
+            return f"no answer in {self.latency_s:.1f} s"
+        named = _MESSAGE.search(self.error)
+        message = named[1] if named else self.error
+        return f"{self.status or 'no answer'} {message[:160]}".strip()
 
 
 class Event(Record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from mmrepro.incident import (
 from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import StackSample
 from mmrepro.scenario import tables
-from mmrepro.scenario.bind import Check, bind, observable
+from mmrepro.scenario.bind import Check, bind, observable, own
 from mmrepro.scenario.declare import Claim, Declared, Hypothesis, Row, tagged
 from mmrepro.scenario.parts import Control, Factor, LiveFacts, RunFacts, SourceRef
 from mmrepro.signature import (
@@ -177,15 +178,18 @@ class Scenario(ABC):
         for one in (*self.claims, *tagged(type(self)).claims.values()):
             by = one.by if isinstance(one.by, tuple) else ()
             for name in (*by, *one.given):
-                if isinstance(name, str):
+                if isinstance(name, str) and name != "cause":
                     yield f"the claim {one.id!r}", name
 
     def _bound(self, declared: Declared, facts: RunFacts) -> Condition:
         assert declared.check is not None
         check = bind(declared.check, self, facts)
-        return Condition(
-            declared.id, declared.part, declared.statement, check, required=declared.required
-        )
+        statement = self.filled(declared.statement)
+        return Condition(declared.id, declared.part, statement, check, required=declared.required)
+
+    def filled(self, text: str) -> str:
+        """``text`` with the attribute called so in the place of ``{name}``: variants share it."""
+        return re.sub(r"\{(\w+)\}", lambda name: str(getattr(self, name[1], name[0])), text)
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         """The signature on a live server: no gate was run, and no traffic but one small request.
@@ -202,7 +206,9 @@ class Scenario(ABC):
             live = declared.live
             if isinstance(live, Declared):
                 observed.setdefault(live.id, live)
-            elif live or (live is None and observable(declared.check or _nothing)):
+            elif live == "optional":
+                observed.setdefault(declared.id, replace(declared, required=False))
+            elif live or (live is None and observable(own(declared.check or _nothing, self))):
                 observed.setdefault(declared.id, declared)
         ordered = sorted(observed.values(), key=lambda declared: declared.part == "cause")
         return [self._bound(declared, run) for declared in ordered]

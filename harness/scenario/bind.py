@@ -31,12 +31,20 @@ def bind(check: Callable[..., Any], scenario: Scenario, facts: RunFacts) -> Call
     Raises:
         BrokenScenario: it asks for something that there is not.
     """
-    wanted = parameters(check)
+    method = own(check, scenario)
+    wanted = parameters(method)
 
     def bound(evidence: Evidence) -> Any:
-        return check(*(_given(kind, scenario, facts, evidence) for kind in wanted))
+        return method(*(_given(kind, scenario, facts, evidence) for kind in wanted))
 
     return bound
+
+
+def own(check: Callable[..., Any], scenario: Scenario) -> Callable[..., Any]:
+    """A function of the scenario's class, named in the class's body, as the method that it is."""
+    name = getattr(check, "__name__", "")
+    named = any(vars(cls).get(name) is check for cls in type(scenario).__mro__)
+    return getattr(scenario, name) if named else check
 
 
 def observable(check: Callable[..., Any]) -> bool:

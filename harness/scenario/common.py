@@ -18,7 +18,7 @@ from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import Declared, Row, cause, row, symptom
 from mmrepro.scenario.parts import RunFacts
 from mmrepro.signature import Finding, Truth, checks, crash, live_server
-from mmrepro.signature.views import Metrics, Processes, Requests
+from mmrepro.signature.views import Logs, Metrics, Processes, Requests
 
 Label = str | Callable[[Evidence], str]
 """Of a request, or a function that finds it."""
@@ -235,6 +235,19 @@ def death_rows(failing: Label, reply: str = "", error: str = "") -> tuple[Row, .
     )
 
 
+def in_log(statement: str, *patterns: str, part: Any = cause, **more: Any) -> Declared:
+    """The log holds lines of each of these patterns; the first one's name is the condition's id."""
+
+    def logged(logs: Logs) -> Finding:
+        counts = {pattern: logs.count(pattern) for pattern in patterns}
+        text = ", ".join(f"{count} × {pattern}" for pattern, count in counts.items())
+        times = [f", first at {line.time}" for line in logs.lines(patterns[0]) if line.time]
+        return Finding.of(all(counts.values()), text + "".join(times[:1]))
+
+    declared: Declared = part(statement, logged, **{"id": patterns[0], **more})
+    return declared
+
+
 # ------------------------------------------------------------------ requests that fail
 
 
@@ -284,6 +297,42 @@ def answered(*labels: str) -> Check:
         return Finding.of(True, f"{', '.join(labels)}: answered")
 
     return all_answered
+
+
+def not_logged(pattern: str) -> Check:
+    """The log holds no line of this pattern."""
+
+    def unlogged(logs: Logs) -> Finding:
+        count = logs.count(pattern)
+        return Finding.of(not count, f"{count} × {pattern} in the log")
+
+    return unlogged
+
+
+def answered_alike(*labels: str) -> Check:
+    """Each request called so was answered, and all of them with one text."""
+
+    def alike(requests: Requests) -> Finding:
+        sent = [record for label in labels for record in requests.all(label)]
+        if silent := [record for record in sent if not record.answered]:
+            return Finding.of(False, f"{silent[0].label}: {silent[0].reply}")
+        texts = sorted({record.text for record in sent})
+        ways = "all alike" if len(texts) == 1 else f"{len(texts)} different texts: {texts}"
+        return Finding.of(len(texts) == 1, f"{len(sent)} answers ({'; '.join(labels)}): {ways}")
+
+    return alike
+
+
+def as_by_control(*labels: str) -> Check:
+    """Each request called so is answered as by the control server, token for token."""
+
+    def alike(requests: Requests) -> Finding:
+        pairs = {label: requests.pair(label) for label in labels}
+        other = [label for label, (mine, right) in pairs.items() if mine.text != right.text]
+        named = ", ".join(other) or "none"
+        return Finding.of(not other, f"answered otherwise than by the control server: {named}")
+
+    return alike
 
 
 def refused_or_answered(label: str, status: int = 400) -> Check:

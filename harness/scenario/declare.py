@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.errors import BrokenScenario
@@ -86,10 +86,12 @@ class Declared:
     """A condition before it is bound to a run.
 
     Attributes:
+        statement: ``{name}`` in it is the scenario's attribute called so.
         check: see :data:`mmrepro.scenario.bind.Check`; None: the method that it decorates.
         required: False: shown, never decisive.
-        live: the same on a live server that is only looked at; True: as it is; False: nothing;
-            None: as it is where an observer has all that ``check`` asks for.
+        live: the same on a live server that is only looked at; True: as it is; "optional": but not
+            required; False: nothing; None: as it is where an observer has all that ``check`` asks
+            for.
         reported: what the original report says of it, for the table of symptoms.
         abnormal: whether "met" is the abnormal case, for that table; that other requests are
             answered, say, is not.
@@ -100,7 +102,7 @@ class Declared:
     statement: str
     check: Check | None = None
     required: bool = True
-    live: bool | Declared | None = None
+    live: bool | Literal["optional"] | Declared | None = None
     reported: str = ""
     abnormal: bool = True
 
@@ -182,6 +184,9 @@ def row(
 @dataclass(frozen=True)
 class Claim:
     """A statement of the original report, judged by conditions of this run.
+
+    ``{name}`` in text, source or ``otherwise`` is the scenario's attribute called so; "cause", as
+    the id of a condition, stands for all required ones of the cause.
 
     Attributes:
         source: where it is made; "": in the scenario's first reference.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mmrepro.evidence import Evidence, Missing
@@ -10,7 +11,7 @@ from mmrepro.incident import ClaimResult, ClaimStatus, SymptomRow
 from mmrepro.scenario.bind import Check, bind
 from mmrepro.scenario.declare import Claim, Row, tagged
 from mmrepro.scenario.parts import RunFacts
-from mmrepro.signature import Finding, Truth, evaluate
+from mmrepro.signature import Finding, Truth, combine, evaluate
 from mmrepro.signature.decide import all_met, guarded
 from packaging.specifiers import SpecifierSet
 
@@ -33,7 +34,7 @@ def symptom_rows(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> lis
     """``scenario.rows``; where there are none, a row for each condition of the symptom."""
     case = _Case(scenario, evidence, facts)
     rows = scenario.rows or tuple(
-        Row(c.statement, c.id, reported=c.reported, abnormal_if=c.abnormal)
+        Row(scenario.filled(c.statement), c.id, reported=c.reported, abnormal_if=c.abnormal)
         for c in scenario.declared()
         if c.part == "symptom"
     )
@@ -45,9 +46,21 @@ def claim_results(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> li
     case = _Case(scenario, evidence, facts)
     methods = tagged(type(scenario)).claims
     return [
-        *(case.claim(claim, claim.by) for claim in scenario.claims),
-        *(case.claim(claim, getattr(scenario, name)) for name, claim in methods.items()),
+        *(case.claim(_filled(claim, scenario), claim.by) for claim in scenario.claims),
+        *(
+            case.claim(_filled(claim, scenario), getattr(scenario, name))
+            for name, claim in methods.items()
+        ),
     ]
+
+
+def _filled(claim: Claim, scenario: Scenario) -> Claim:
+    return replace(
+        claim,
+        text=scenario.filled(claim.text),
+        source=scenario.filled(claim.source),
+        otherwise=scenario.filled(claim.otherwise),
+    )
 
 
 class _Case:
@@ -56,8 +69,11 @@ class _Case:
     def __init__(self, scenario: Scenario, evidence: Evidence, facts: RunFacts) -> None:
         self.scenario, self.evidence, self.facts = scenario, evidence, facts
         judged = evaluate(scenario.conditions(facts), evidence)
+        causes = [r for r in judged if r.required and r.part == "cause"]
+        observed = "; ".join(f"{r.id}: {r.observed}" for r in causes)
         self.results: Mapping[str, Finding] = {
-            r.id: Finding(r.truth, r.observed, tuple(r.evidence)) for r in judged
+            "cause": Finding(combine([r.truth for r in causes]), observed),
+            **{r.id: Finding(r.truth, r.observed, tuple(r.evidence)) for r in judged},
         }
 
     def row(self, row: Row) -> SymptomRow:

@@ -6,11 +6,12 @@ A check names what it reads by the types of its parameters. What is not there ra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.probes.data import LogLine, ProcessUse
-from mmrepro.signature import checks
+from mmrepro.signature import Finding, checks
 
 
 class View:
@@ -40,6 +41,20 @@ class Requests(View):
 
     def last(self, label: str) -> RequestRecord:
         return self.all(label)[-1]
+
+    def failed(self, label: str, message: str) -> Finding:
+        """Whether the first request called ``label`` got HTTP 500 with ``message``."""
+        sent = self.first(label)
+        return Finding.of(sent.status == 500 and message in sent.error, sent.reply)
+
+    def pair(self, label: str) -> tuple[RequestRecord, RequestRecord]:
+        """What this server and what the control server answered. Raises Missing: not both did."""
+        answered = [r for r in self.evidence.requests if r.label == label and r.answered]
+        mine = next((r for r in answered if r.phase == "trigger"), None)
+        right = next((r for r in answered if r.phase == "control"), None)
+        if mine is None or right is None:
+            raise Missing(f"{label} was not answered by this and by a control server")
+        return mine, right
 
     def within(self, *phases: Phase) -> list[RequestRecord]:
         return self.evidence.requests_in(*phases)
@@ -94,6 +109,11 @@ class Logs(View):
         """Those that were kept; there may be more (``count``). Raises Missing as ``count``."""
         self.count(pattern)
         return checks.log_lines(self.evidence, pattern)
+
+    def search(self, pattern: str, wanted: str) -> list[re.Match[str]]:
+        """Where regular expression ``wanted`` is in those lines. Raises Missing as ``count``."""
+        found = (re.search(wanted, line.text) for line in self.lines(pattern))
+        return [match for match in found if match]
 
 
 class Metrics(View):
