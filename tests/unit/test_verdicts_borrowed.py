@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from made_up import at, probed, request, run_facts
 from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
@@ -18,16 +16,16 @@ from mmrepro.probes.data import (
     StacksData,
     ThreadStack,
 )
-from mmrepro.scenario import LiveFacts
+from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios import borrowed_faults as module
-from mmrepro.scenarios import borrowed_kv_budget as kv
-from mmrepro.scenarios import borrowed_pad_value as pad
-from mmrepro.scenarios import borrowed_reused_mask as mask
-from mmrepro.signature import Truth
+from mmrepro.scenarios.borrowed_faults import kv_budget as kv
+from mmrepro.scenarios.borrowed_faults import pad_value as pad
+from mmrepro.scenarios.borrowed_faults import reused_mask as mask
+from mmrepro.signature import Truth, evaluate
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 VARIANTS = load_scenario("borrowed-faults").variants
+GHOST_KEY, PAD_VALUE, KV_BUDGET, REUSED_MASK = VARIANTS
 DIGEST = "ab" * 32
 FUNCTIONS = ("ImageCache.pop_oldest", "ImageCache.put", "ImageCache.received", "<genexpr>")
 FUNCTIONS += ("Engine.add", "Service._take", "Service._loop")
@@ -35,6 +33,12 @@ FUNCTIONS += ("Engine.add", "Service._take", "Service._loop")
 
 def seen(*data: AnyProbeData) -> Evidence:
     return Evidence(probes=[probed(d) for d in data])
+
+
+def truth_of(scenario: Scenario, condition: str, evidence: Evidence) -> Truth:
+    """Of the condition called so."""
+    results = evaluate(scenario.conditions(run_facts(scenario)), evidence)
+    return next(r.truth for r in results if r.id == condition)
 
 
 def log(**lines: list[str]) -> LogsData:
@@ -77,7 +81,7 @@ def assertion(digest: str = DIGEST) -> LogsData:
     ],
 )
 def test_the_eviction_stack(data: StacksData, truth: Truth) -> None:
-    assert module.eviction_stack(seen(data)).truth is truth
+    assert truth_of(GHOST_KEY, "eviction-stack", seen(data)) is truth
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_the_eviction_stack(data: StacksData, truth: Truth) -> None:
     ],
 )
 def test_the_ghost_is_the_missing_item(data: list[AnyProbeData], truth: Truth) -> None:
-    assert module.ghost_is_the_key(seen(*data)).truth is truth
+    assert truth_of(GHOST_KEY, "ghost-is-the-key", seen(*data)) is truth
 
 
 def picture(phase: Phase, label: str, text: str, cached: int | None, digest: int) -> RequestRecord:
@@ -118,7 +122,7 @@ def corrupted(
     )
 
 
-CHECKS = (pad.wrong_answer, pad.others_right, pad.one_key, pad.taken_from_cache)
+CONDITIONS = ("wrong-answer", "others-right", "one-key", "taken-from-cache")
 
 
 @pytest.mark.parametrize(
@@ -136,17 +140,17 @@ CHECKS = (pad.wrong_answer, pad.others_right, pad.one_key, pad.taken_from_cache)
     ],
 )
 def test_the_silent_one(evidence: Evidence, truths: tuple[Truth, ...]) -> None:
-    assert tuple(check(evidence).truth for check in CHECKS) == truths
-    healthy = VARIANTS[1].healthy_after(evidence, run_facts(VARIANTS[1])).truth
+    assert tuple(truth_of(PAD_VALUE, name, evidence) for name in CONDITIONS) == truths
+    healthy = PAD_VALUE.healthy_after(evidence, run_facts(PAD_VALUE)).truth
     assert (healthy is MET) == (truths[:2] == (NOT_MET, MET))
 
 
 def test_a_pair_that_the_control_server_answers_alike_shows_nothing() -> None:
     evidence = corrupted()
     evidence.requests.append(request("gate", "gate: text only"))
-    assert VARIANTS[1].gate_check(evidence).truth is MET
+    assert PAD_VALUE.gate_check(evidence).truth is MET
     evidence.requests[1].text = "a"
-    assert VARIANTS[1].gate_check(evidence).truth is NOT_MET
+    assert PAD_VALUE.gate_check(evidence).truth is NOT_MET
 
 
 def blocks(count: int) -> MetricsData:
@@ -170,48 +174,59 @@ def added(tokens: int) -> LogsData:
     ],
 )
 def test_the_budget(data: list[AnyProbeData], truth: Truth) -> None:
-    assert kv.budget_too_small(seen(*data)).truth is truth
-
-
-Check = Callable[[Evidence], "module.Finding"]
+    assert truth_of(KV_BUDGET, "budget-too-small", seen(*data)) is truth
 
 
 @pytest.mark.parametrize(
-    ("check", "data", "truth"),
+    ("scenario", "condition", "data", "truth"),
     [
-        (kv.raised_in_decode, log(nothing_to_preempt=["x"], raised_in_decode=["x"]), MET),
-        (kv.raised_in_decode, log(nothing_to_preempt=["x"], raised_in_decode=[]), NOT_MET),
-        (kv.raised_in_decode, log(), UNKNOWN),
         (
-            mask.mask_of_another_step,
+            KV_BUDGET,
+            "nothing-to-preempt",
+            log(nothing_to_preempt=["x"], raised_in_decode=["x"]),
+            MET,
+        ),
+        (
+            KV_BUDGET,
+            "nothing-to-preempt",
+            log(nothing_to_preempt=["x"], raised_in_decode=[]),
+            NOT_MET,
+        ),
+        (KV_BUDGET, "nothing-to-preempt", log(), UNKNOWN),
+        (
+            REUSED_MASK,
+            "mask-of-another-step",
             log(mask_rows=["mask-rows: 37 tokens are marked for 0 rows"]),
             MET,
         ),
         (
-            mask.mask_of_another_step,
+            REUSED_MASK,
+            "mask-of-another-step",
             log(mask_rows=["mask-rows: 3 tokens are marked for 4 rows"]),
             NOT_MET,
         ),
-        (mask.mask_of_another_step, log(mask_rows=[]), NOT_MET),
-        (mask.mask_of_another_step, log(), UNKNOWN),
+        (REUSED_MASK, "mask-of-another-step", log(mask_rows=[]), NOT_MET),
+        (REUSED_MASK, "mask-of-another-step", log(), UNKNOWN),
     ],
 )
-def test_what_the_log_tells(check: Check, data: LogsData, truth: Truth) -> None:
-    assert check(seen(data)).truth is truth
+def test_what_the_log_tells(
+    scenario: Scenario, condition: str, data: LogsData, truth: Truth
+) -> None:
+    assert truth_of(scenario, condition, seen(data)) is truth
 
 
 def test_one_scattered_request_is_enough_and_another_500_is_none() -> None:
     evidence = Evidence(requests=[request("trigger", label) for label in mask.TOGETHER])
-    assert mask.some_scattered(evidence).truth is NOT_MET
+    assert truth_of(REUSED_MASK, "image-500", evidence) is NOT_MET
     evidence.requests[2].status, evidence.requests[2].error = 500, "CUDA error"
-    assert mask.some_scattered(evidence).truth is NOT_MET
+    assert truth_of(REUSED_MASK, "image-500", evidence) is NOT_MET
     evidence.requests[2].error = f"RuntimeError: {mask.SCATTER}"
-    assert mask.some_scattered(evidence).truth is MET
-    assert mask.some_scattered(Evidence()).truth is UNKNOWN
+    assert truth_of(REUSED_MASK, "image-500", evidence) is MET
+    assert truth_of(REUSED_MASK, "image-500", Evidence()) is UNKNOWN
 
 
 @pytest.mark.parametrize("scenario", VARIANTS, ids=lambda s: s.variant)
-def test_exposed_is_who_runs_with_the_switch(scenario: module.Scenario) -> None:
+def test_exposed_is_who_runs_with_the_switch(scenario: Scenario) -> None:
     def truth(*command: str) -> Truth:
         return scenario.exposure(LiveFacts("minivllm", "0.1", command, 15.0)).truth
 

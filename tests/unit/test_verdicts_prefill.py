@@ -58,13 +58,12 @@ def failed_run(scenario: Scenario, slots: int = 21, tokens: int = 27) -> Evidenc
         matches={"contract-violated": short},
         match_counts=counts,
     )
-    labels = (module.WHOLE, module.ODD, module.WHOLE + ", streamed")
     return Evidence(
         requests=[
             request("gate", module.TEXTS[0]),
-            request("gate", module.TEXTS[0] + ", streamed"),
-            *(image(scenario, label) for label in labels),
-            request("trigger", module.TEXTS[1]),
+            request("gate", module.TEXTS[1]),
+            *(image(scenario, label) for label in module.IMAGES),
+            request("trigger", module.TEXTS[2]),
         ],
         probes=[probed(http(200, 200)), probed(log)],
     )
@@ -125,9 +124,9 @@ CASES = {
     "whole blocks fail too": (relabel(module.WHOLE, status=500, error="x"), "image-500", NOT_MET),
     "400 instead": (relabel(module.ODD, status=400), "image-500", NOT_MET),
     "the image was not sent": (without(module.ODD), "image-500", UNKNOWN),
-    "text answers change": (relabel(module.TEXTS[1], text="other"), "text-undisturbed", NOT_MET),
-    "text fails": (relabel(module.TEXTS[1], status=500, error="x"), "text-undisturbed", NOT_MET),
-    "text was not sent": (without(module.TEXTS[1]), "text-undisturbed", UNKNOWN),
+    "text answers change": (relabel(module.TEXTS[2], text="other"), "text-undisturbed", NOT_MET),
+    "text fails": (relabel(module.TEXTS[2], status=500, error="x"), "text-undisturbed", NOT_MET),
+    "text was not sent": (without(module.TEXTS[2]), "text-undisturbed", UNKNOWN),
     "/health is red": (lambda e: swap(e, http(503, 200)), "endpoints-green", NOT_MET),
 }
 

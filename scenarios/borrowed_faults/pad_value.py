@@ -1,0 +1,106 @@
+"""minivllm as SGLang: prefix keys of a few bits, and one picture gets another's answer."""
+
+from mmrepro.scenario import (
+    Control,
+    Drive,
+    Evidence,
+    Finding,
+    Picture,
+    Requests,
+    answered,
+    as_by_control,
+    cause,
+    issue,
+    row,
+    symptom,
+)
+from mmrepro.scenario.minivllm import MinivllmFault
+
+LABELS = FIRST, SECOND, OTHER = "picture A", "picture B", "picture C"
+PAD_RANGE = 1 << 16
+"""That of reproducers/minivllm/config.py."""
+
+
+def pictures(drive: Drive) -> list[Picture]:
+    """A and B, whose digests agree modulo the pad range, and C, of which nothing else is known.
+
+    By the birthday problem some three hundred pictures hold such a pair.
+    """
+    seen: dict[int, Picture] = {}
+    for seed in range(5000, 5001 + PAD_RANGE):
+        made = drive.picture(f"noise-{seed}", seed)
+        pad = int(made.sent().sha256, 16) % PAD_RANGE
+        if pad in seen:
+            return [seen[pad], made, drive.picture("C", 4)]
+        seen[pad] = made
+    raise AssertionError("there are more pictures than values")
+
+
+class PadValueKey(MinivllmFault):
+    """A picture is answered with another one's keys and values, silently.
+
+    What: Two pictures whose digests agree modulo 65536 share KV cache: the second is answered as
+    the first, token for token, with HTTP 200 and no word in the log.
+
+    Why: A prefix key holds, in the place of a picture, its digest modulo 65536. Two pictures with
+    one such value are one prefix, and the second one's embeddings are never used. SGLang takes 30
+    bits, which 38 582 pictures exhaust by the birthday problem; here 300 do.
+    """
+
+    name, variant = "borrowed-faults", "pad-value-key"
+    origin = "sglang#2151"
+    control_server = Control("the same server without prefix caching", ("--no-prefix-caching",))
+    references = (
+        issue(
+            "sglang#2151",
+            "llava use image hash as token, leading to cache bug",
+            "the first report; the real thing is the scenario pad-value-collision",
+        ),
+    )
+    rows = (*MinivllmFault.rows, row("the answer to B", "wrong-answer", "as by the control server"))
+
+    async def trigger(self, drive: Drive) -> None:
+        for label, picture in zip(LABELS, pictures(drive), strict=True):
+            await drive.ask(label, image=picture, max_tokens=16, extra={"ignore_eos": True})
+
+    control = trigger
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        """The pictures of the pair are told apart by a server that shares nothing."""
+        texts = {r.label: r.text for r in evidence.requests_in("control") if r.answered}
+        if silent := [label for label in LABELS if label not in texts]:
+            return Finding.of(False, f"the control server did not answer {silent[0]}")
+        if texts[FIRST] == texts[SECOND]:
+            return Finding.of(False, "the control server answers A and B alike: nothing to see")
+        return super().gate_check(evidence)
+
+    @symptom("B gets A's answer, HTTP 200, where the control server answers otherwise", live=True)
+    def wrong_answer(self, requests: Requests) -> Finding:
+        first, (second, right) = requests.pair(FIRST)[0], requests.pair(SECOND)
+        text = f"A: {first.text!r}; B: {second.text!r}; B by the control server: {right.text!r}"
+        return Finding.of(second.text == first.text != right.text, text)
+
+    @symptom("A and C are answered as by the control server", live=True)
+    def others_right(self, requests: Requests) -> Finding:
+        return as_by_control(FIRST, OTHER)(requests)
+
+    @cause(f"the digests of A and B agree modulo {PAD_RANGE}, that of C does not", live=True)
+    def one_key(self, requests: Requests) -> Finding:
+        digests = [requests.pair(label)[0].images[0].sha256 for label in LABELS]
+        pads = [int(digest, 16) % PAD_RANGE for digest in digests]
+        one = len(set(digests)) == len(LABELS) and pads[0] == pads[1] != pads[2]
+        return Finding.of(one, f"digests modulo it: {', '.join(map(str, pads))}")
+
+    @cause(
+        "all of B, never sent before, comes from the KV cache; nothing of A and C does", live=True
+    )
+    def taken_from_cache(self, requests: Requests) -> Finding:
+        cached = [requests.pair(label)[0].cached_tokens for label in LABELS]
+        tokens = self.model.image_tokens
+        text = f"cached tokens of A, B and C: {cached}; a picture has {tokens}"
+        if None in cached:
+            return Finding.unknown(text)
+        first, second, other = (share or 0 for share in cached)
+        return Finding.of(first == other == 0 and second >= tokens, text)
+
+    works_after = (answered(*LABELS), as_by_control(*LABELS))

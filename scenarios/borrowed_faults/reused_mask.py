@@ -1,0 +1,86 @@
+"""vLLM's reused mask, as minivllm has it: a step is prepared in the mask that one still reads."""
+
+import asyncio
+
+from mmrepro.scenario import (
+    Drive,
+    Finding,
+    Logs,
+    Requests,
+    answered,
+    cause,
+    endpoints_green,
+    in_log,
+    issue,
+    not_logged,
+    pull,
+    some_requests_fail,
+    symptom,
+)
+from mmrepro.scenario.minivllm import AFTER, MinivllmFault
+
+TOGETHER = tuple(f"image {i} and a long text" for i in range(1, 5))
+SCATTER = "Number of elements of source < number of ones in mask"
+
+
+class ReusedMask(MinivllmFault):
+    """The next step is prepared in the mask that this step still reads.
+
+    What: Requests with images that are prefilled in chunks beside each other end in masked_scatter
+    or get wrong embeddings; alone, in one step, they are answered.
+
+    Why: With asynchronous scheduling the next prefill step is prepared before this one has run.
+    There is one mask buffer for both: this step scatters its embeddings by the next one's mask.
+    Where that marks more tokens, masked_scatter refuses; else nobody notices.
+    """
+
+    name, variant = "borrowed-faults", "reused-mask"
+    origin = "vllm#30624"
+    server = "--max-batched-tokens 96 --num-blocks 600 --no-prefix-caching --check-contract=log"
+    references = (
+        issue(
+            "vllm#30624",
+            "`masked_scatter_size_check` failed when running Qwen3VLMoE",
+            "the real thing is chunked-mm-prefill, variant async-race",
+        ),
+        pull("vllm#31841", "Two buffers for is_mm_embed", release="0.14.0"),
+    )
+    log_patterns = {
+        "scatter-error": r"RuntimeError: .*" + SCATTER,
+        "mask-rows": r"contract violated: mask-rows: ",
+    }
+    key_log_patterns = ("mask-rows", "scatter-error")
+    live_only = some_requests_fail()
+
+    async def trigger(self, drive: Drive) -> None:
+        asked = (
+            drive.ask(label, text="x" * 1800, image=drive.picture(label, i))
+            for i, label in enumerate(TOGETHER, 1)
+        )
+        await asyncio.gather(*asked)
+        await drive.ask(AFTER)
+
+    def image_500(self, requests: Requests) -> Finding:
+        sent = [requests.first(label) for label in TOGETHER]
+        scattered = [r for r in sent if r.status == 500 and SCATTER in r.error]
+        return Finding.of(bool(scattered), "; ".join(f"{r.label}: {r.reply}" for r in sent))
+
+    symptoms = (
+        symptom("requests with an image get HTTP 500 from masked_scatter", image_500),
+        symptom("text is answered afterwards", answered(AFTER), id="text-answered"),
+        endpoints_green(),
+    )
+    causes = (in_log(f"the log holds masked_scatter's '{SCATTER}'", "scatter-error"),)
+
+    # The contract's words are there only with --check-contract.
+    @cause(
+        "the contract names a step whose mask marks more tokens than it has embeddings",
+        live="optional",
+    )
+    def mask_of_another_step(self, logs: Logs) -> Finding:
+        steps = logs.search("mask-rows", r"(\d+) tokens are marked for (\d+) rows")
+        beyond = [step[0] for step in steps if int(step[1]) > int(step[2])]
+        text = f"{len(steps)} steps whose mask does not fit its rows"
+        return Finding.of(bool(beyond), "; ".join([text, *beyond[:1]]))
+
+    works_after = (answered(*TOGETHER, AFTER), not_logged("contract-violated"))
