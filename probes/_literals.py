@@ -7,8 +7,7 @@ texts are decoded and shown to the expression itself.
 from __future__ import annotations
 
 import re
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser as sre_parser  # type: ignore[attr-defined]
+from re import _constants as sre, _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
 MIN_CHARS = 3

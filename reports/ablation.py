@@ -9,8 +9,7 @@ from typing import Final
 
 from mmrepro.errors import BadIncident
 from mmrepro.incident.ablation import ABLATION_FILE, SCHEMA_VERSION, Ablation
-from mmrepro.reports import ablation_view as view
-from mmrepro.reports import gfm
+from mmrepro.reports import ablation_view as view, gfm
 from mmrepro.reports.html import make_environment, style_sheet
 from mmrepro.reports.words import CLAIM_MARKS, CLAIM_WORDS, duration
 from mmrepro.reports.writing import replace_file

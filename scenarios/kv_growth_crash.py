@@ -15,11 +15,11 @@ from mmrepro.scenario import (
     claim,
     endpoints_green,
     every_request_fails,
+    lmdeploy as kv,
     quote,
     row,
     symptom,
 )
-from mmrepro.scenario import lmdeploy as kv
 
 ROOM = 44
 """Tokens of answer that still fit after the prompt: 1300 of 1344 on 0.6.4."""

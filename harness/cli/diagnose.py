@@ -65,8 +65,7 @@ def diagnose(
     Example:  mmrepro diagnose http://127.0.0.1:8000
     """
     from mmrepro.cli.headers import parse_headers
-    from mmrepro.diagnose.session import DiagnoseOptions
-    from mmrepro.diagnose.session import diagnose as look
+    from mmrepro.diagnose.session import DiagnoseOptions, diagnose as look
 
     options = DiagnoseOptions(
         url=url,

@@ -73,6 +73,8 @@ def _scenario(incident: Incident, given: str) -> Any:
 
 
 def _document(path: Path, incident: Incident, found: Rejudged) -> dict[str, Any]:
+    from dataclasses import asdict
+
     return {
         "incident": str(path),
         "scenario": incident.scenario.name,
@@ -81,16 +83,7 @@ def _document(path: Path, incident: Incident, found: Rejudged) -> dict[str, Any]
         "now": found.now.outcome.value,
         "differs": found.differs,
         "explanation": found.now.explanation,
-        "parts": [
-            {
-                "kind": part.kind,
-                "id": part.id,
-                "then": part.then or None,
-                "now": part.now or None,
-                "observed": part.observed,
-            }
-            for part in found.parts
-        ],
+        "parts": [asdict(part) for part in found.parts],
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +56,7 @@ def new(
 
 
 @dataclass(frozen=True)
-class Plan:
+class Blank:
     """What the templates are filled with.
 
     Attributes:
@@ -83,24 +83,17 @@ class Plan:
         return f"test_{self.module}.py"
 
 
-def _plan(name: str, engine: str, release: str) -> Plan:
+def _plan(name: str, engine: str, release: str) -> Blank:
     """Raises UsageError: a bad name, no such engine, no such release."""
-    from mmrepro.engines import ENGINES
-    from mmrepro.errors import UsageError
+    from mmrepro.engines import get_engine
 
     _check_name(name)
-    if engine not in ENGINES:
-        raise UsageError(
-            f"There is no engine {engine!r}; there is {', '.join(sorted(ENGINES))}.",
-            hint=f"mmrepro new {name} --engine vllm",
-        )
+    adapter = get_engine(engine)
     if release:
-        ENGINES[engine].environment_spec(release, "cpu")
+        adapter.environment_spec(release, "cpu")
     last = _last_known(engine)
-    model = last.model
-    return Plan(
-        name, engine, release or last.release, type(model).__name__, bool(model.image_tokens)
-    )
+    model = type(last.model).__name__
+    return Blank(name, engine, release or last.release, model, bool(last.model.image_tokens))
 
 
 def _check_name(name: str) -> None:
@@ -136,12 +129,12 @@ def _last_known(engine: str) -> Scenario:
     found = [
         scenario
         for scenario in all_scenarios()
-        if scenario.engine == engine and type(scenario.model).__name__ in models.__all__
+        if scenario.engine == engine and hasattr(models, type(scenario.model).__name__)
     ]
     return max(found, key=lambda scenario: Version(scenario.release))
 
 
-def _write(plan: Plan, out: Path, *, force: bool) -> tuple[Path, Path]:
+def _write(plan: Blank, out: Path, *, force: bool) -> tuple[Path, Path]:
     """Raises UsageError: a file is there. Raises UnwritableOutput."""
     from mmrepro.errors import UnwritableOutput, UsageError
 
@@ -164,7 +157,7 @@ def _write(plan: Plan, out: Path, *, force: bool) -> tuple[Path, Path]:
     return files
 
 
-def _rendered(plan: Plan) -> tuple[str, ...]:
+def _rendered(plan: Blank) -> tuple[str, ...]:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(  # noqa: S701 - Python is written, not HTML
@@ -173,10 +166,7 @@ def _rendered(plan: Plan) -> tuple[str, ...]:
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    facts = {
-        name: getattr(plan, name)
-        for name in ("name", "engine", "release", "model", "images", "module", "cls", "test")
-    }
+    facts = {**asdict(plan), "module": plan.module, "cls": plan.cls, "test": plan.test}
     names = ("scenario.py.j2", "test_scenario.py.j2")
     return tuple(templates.get_template(name).render(facts) for name in names)
 

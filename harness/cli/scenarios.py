@@ -126,21 +126,19 @@ def show(
                 marks += "" if condition.id in live else ", not on a live server"
                 told = f"[cyan]{condition.id}[/]  {condition.statement}[dim]{marks}[/]"
                 out.print(Padding(told, (0, 2)))
-    if loaded.variants:
-        out.print("\n[bold]Variants")
-        for other in loaded.variants:
-            out.print(Padding(f"[cyan]{other.variant}[/]  {other.title}", (0, 2)))
-    out.print("\n[bold]Mitigations")
-    for mitigation in loaded.mitigations:
-        out.print(Padding(f"[cyan]{mitigation.name}[/]  {mitigation.description}", (0, 2)))
-    if loaded.options:
-        out.print("\n[bold]Options (--option NAME=VALUE)")
-    for name, description in loaded.options.items():
-        out.print(Padding(f"[cyan]{name}[/]  {description}", (0, 2)))
-    if loaded.factors:
-        out.print("\n[bold]Factors (mmrepro ablate)")
-    for factor in loaded.factors:
-        out.print(Padding(f"[cyan]{factor.name}[/]  {factor.failing} → {factor.setting}", (0, 2)))
+    for title, entries in (
+        ("Variants", [(v.variant, v.title) for v in loaded.variants]),
+        ("Mitigations", [(m.name, m.description) for m in loaded.mitigations]),
+        ("Options (--option NAME=VALUE)", list(loaded.options.items())),
+        (
+            "Factors (mmrepro ablate)",
+            [(f.name, f"{f.failing} → {f.setting}") for f in loaded.factors],
+        ),
+    ):
+        if entries:
+            out.print(f"\n[bold]{title}")
+        for name, told in entries:
+            out.print(Padding(f"[cyan]{name}[/]  {told}", (0, 2)))
     out.print("\n[bold]References")
     for reference in loaded.references:
         out.print(Padding(f"{reference.id}  {reference.title}  {reference.url}", (0, 2)))

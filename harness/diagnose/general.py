@@ -11,7 +11,7 @@ from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Assessment, ServerState, TargetFacts
 from mmrepro.probes.data import LogsData
-from mmrepro.signature import checks
+from mmrepro.signature.views import log_count, log_lines
 
 SLOW_SHARE = 0.5
 """A small request that takes more of its deadline than that is slow."""
@@ -320,10 +320,10 @@ def _front(view: View) -> list[str]:
 
 def core_died(view: View) -> str:
     """What the log says of the core's death; "" when it says nothing."""
-    count = checks.log_count(view.evidence, "engine-died")
+    count = log_count(view.evidence, "engine-died")
     if not count:
         return ""
-    line = checks.log_lines(view.evidence, "engine-died")[0]
+    line = log_lines(view.evidence, "engine-died")[0]
     return f"its log says at {line.time or '?'}: {line.text[:200]}"
 
 

@@ -18,6 +18,7 @@ from mmrepro.probes.data import (
     SyscallsData,
 )
 from mmrepro.signature import checks
+from mmrepro.signature.views import metric_readings, spinning
 
 TOKENS = ("prompt_tokens", "generation_tokens")
 COUNTERS = ("finished", *TOKENS)
@@ -93,7 +94,7 @@ class View:
     def readings(self, short: str) -> list[float]:
         engine = ENGINES.get(self.facts.engine)
         names = engine.metrics.get(short, ()) if engine else ()
-        return checks.metric_readings(self.evidence, names, "check")
+        return metric_readings(self.evidence, names, "check")
 
     @property
     def progress(self) -> bool | None:
@@ -150,7 +151,7 @@ class View:
             for p in data.processes
             if p.pid == pid
         ]
-        if pid is not None and checks.spinning(self.evidence, {pid}):
+        if pid is not None and spinning(self.evidence, {pid}):
             return True
         return any(u >= HOT_PCT for u in uses) if uses else None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mmrepro.engines.base import (
-    Engine,
-    LaunchPlan,
-    LaunchRequest,
-    Signs,
-    root_cause_lines,
-    worth_another,
+    Engine as Engine,
+    LaunchPlan as LaunchPlan,
+    LaunchRequest as LaunchRequest,
+    Signs as Signs,
+    root_cause_lines as root_cause_lines,
+    worth_another as worth_another,
 )
 from mmrepro.engines.lmdeploy import LmdeployEngine
 from mmrepro.engines.minivllm import MinivllmEngine
@@ -22,18 +22,6 @@ ENGINES: dict[str, Engine] = {
     engine.name: engine
     for engine in (VllmEngine(), SglangEngine(), LmdeployEngine(), MinivllmEngine())
 }
-
-__all__ = [
-    "ENGINES",
-    "Engine",
-    "LaunchPlan",
-    "LaunchRequest",
-    "Signs",
-    "get_engine",
-    "root_cause_lines",
-    "spec_for",
-    "worth_another",
-]
 
 
 def get_engine(name: str) -> Engine:

@@ -5,31 +5,26 @@ made by uv; see build.py for the steps, releases.py for the dates, requirements.
 changed in an engine's requirements.
 """
 
-from mmrepro.environments.build import ensure, existing
-from mmrepro.environments.sglang import sglang_spec
-from mmrepro.environments.spec import Environment, EnvironmentSpec, Manifest, Reason
-from mmrepro.environments.store import Pruned, Size, Stored, list_environments, prune
-from mmrepro.environments.uv import Progress
-from mmrepro.environments.vllm import vllm_spec
-from mmrepro.machine.cache import Device, cache_root, detect_device, environments_root
-
-__all__ = [
-    "Device",
-    "Environment",
-    "EnvironmentSpec",
-    "Manifest",
-    "Progress",
-    "Pruned",
-    "Reason",
-    "Size",
-    "Stored",
-    "cache_root",
-    "detect_device",
-    "ensure",
-    "environments_root",
-    "existing",
-    "list_environments",
-    "prune",
-    "sglang_spec",
-    "vllm_spec",
-]
+from mmrepro.environments.build import ensure as ensure, existing as existing
+from mmrepro.environments.sglang import sglang_spec as sglang_spec
+from mmrepro.environments.spec import (
+    Environment as Environment,
+    EnvironmentSpec as EnvironmentSpec,
+    Manifest as Manifest,
+    Reason as Reason,
+)
+from mmrepro.environments.store import (
+    Pruned as Pruned,
+    Size as Size,
+    Stored as Stored,
+    list_environments as list_environments,
+    prune as prune,
+)
+from mmrepro.environments.uv import Progress as Progress
+from mmrepro.environments.vllm import vllm_spec as vllm_spec
+from mmrepro.machine.cache import (
+    Device as Device,
+    cache_root as cache_root,
+    detect_device as detect_device,
+    environments_root as environments_root,
+)

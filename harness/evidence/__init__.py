@@ -1,25 +1,13 @@
 """What was seen: the model of evidence, the recorder that collects it, the running sampler."""
 
 from mmrepro.evidence.model import (
-    Event,
-    Evidence,
-    ImageSent,
-    Missing,
-    Phase,
-    ReproducerResult,
-    RequestRecord,
-    SeriesPoint,
-    files_read,
+    Event as Event,
+    Evidence as Evidence,
+    ImageSent as ImageSent,
+    Missing as Missing,
+    Phase as Phase,
+    ReproducerResult as ReproducerResult,
+    RequestRecord as RequestRecord,
+    SeriesPoint as SeriesPoint,
+    files_read as files_read,
 )
-
-__all__ = [
-    "Event",
-    "Evidence",
-    "ImageSent",
-    "Missing",
-    "Phase",
-    "ReproducerResult",
-    "RequestRecord",
-    "SeriesPoint",
-    "files_read",
-]

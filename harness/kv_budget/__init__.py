@@ -13,24 +13,19 @@ Nothing here starts an engine or needs one. Every formula names the line it was 
 (``plan.sources``); ``docs/kv-budget.md`` compares it with what the real engines log.
 """
 
-from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest, Source, smallest, steps
-from mmrepro.kv_budget.geometry import Geometry
-from mmrepro.kv_budget.lmdeploy import LmdeployPlan, block_bytes_of, block_size_of
-from mmrepro.kv_budget.sglang import SglangPlan
-from mmrepro.kv_budget.vllm import VllmCpuPlan, VllmPlan
-
-__all__ = [
-    "Budget",
-    "Geometry",
-    "LmdeployPlan",
-    "MemoryPlan",
-    "SglangPlan",
-    "Smallest",
-    "Source",
-    "VllmCpuPlan",
-    "VllmPlan",
-    "block_bytes_of",
-    "block_size_of",
-    "smallest",
-    "steps",
-]
+from mmrepro.kv_budget.base import (
+    Budget as Budget,
+    MemoryPlan as MemoryPlan,
+    Smallest as Smallest,
+    Source as Source,
+    smallest as smallest,
+    steps as steps,
+)
+from mmrepro.kv_budget.geometry import Geometry as Geometry
+from mmrepro.kv_budget.lmdeploy import (
+    LmdeployPlan as LmdeployPlan,
+    block_bytes_of as block_bytes_of,
+    block_size_of as block_size_of,
+)
+from mmrepro.kv_budget.sglang import SglangPlan as SglangPlan
+from mmrepro.kv_budget.vllm import VllmCpuPlan as VllmCpuPlan, VllmPlan as VllmPlan

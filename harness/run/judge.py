@@ -106,31 +106,21 @@ def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:
         )
     evidence, facts = incident.evidence, facts_of(incident, scenario)
     now = judge(scenario, evidence, facts)
-    claims = scenario.claim_results(evidence, facts)
-    then_parts = [*_conditions(incident.verdict.conditions), *_claims(incident.claims)]
-    now_parts = [*_conditions(now.conditions), *_claims(claims)]
-    return Rejudged(incident.verdict, now, _paired(then_parts, now_parts))
+    before = _told(incident.verdict.conditions, incident.claims)
+    after = _told(now.conditions, scenario.claim_results(evidence, facts))
+    parts = []
+    for key in {**after, **before}:
+        kind, _, observed = after.get(key) or before[key]
+        then_, now_ = (told[key][1] if key in told else "" for told in (before, after))
+        parts.append(Change(kind, key[1], then_, now_, observed))
+    return Rejudged(incident.verdict, now, tuple(parts))
 
 
-Told = tuple[str, str, str, str]
-"""Kind, id, truth or status, what was observed."""
-
-
-def _conditions(results: Iterable[ConditionResult]) -> list[Told]:
-    return [(r.part, r.id, r.truth.value, r.observed) for r in results]
-
-
-def _claims(claims: Iterable[ClaimResult]) -> list[Told]:
-    return [("claim", c.id, c.status.value, c.observed) for c in claims]
-
-
-def _paired(then: list[Told], now: list[Told]) -> tuple[Change, ...]:
-    before = {(kind == "claim", name): truth for kind, name, truth, _ in then}
-    after = {(kind == "claim", name): truth for kind, name, truth, _ in now}
-    parts: dict[tuple[bool, str], Told] = {}
-    for told in (*now, *then):
-        parts.setdefault((told[0] == "claim", told[1]), told)
-    return tuple(
-        Change(kind, name, before.get(key, ""), after.get(key, ""), observed)
-        for key, (kind, name, _, observed) in parts.items()
-    )
+def _told(
+    conditions: Iterable[ConditionResult], claims: Iterable[ClaimResult]
+) -> dict[tuple[bool, str], tuple[str, str, str]]:
+    """Kind, truth or status, and what was observed, by whether it is a claim and its id."""
+    return {
+        **{(False, r.id): (r.part, r.truth.value, r.observed) for r in conditions},
+        **{(True, c.id): ("claim", c.status.value, c.observed) for c in claims},
+    }

@@ -32,7 +32,7 @@ from mmrepro.run.options import RunOptions
 from mmrepro.run.source import read_definition
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.signature import Outcome
-from mmrepro.signature.checks import log_count
+from mmrepro.signature.views import log_count
 
 T = TypeVar("T")
 LINES_EACH = 3

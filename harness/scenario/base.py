@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.errors import UsageError
@@ -27,7 +27,7 @@ from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import StackSample
 from mmrepro.scenario import tables
 from mmrepro.scenario.bind import Check, bind, observable, own
-from mmrepro.scenario.declare import Claim, Declared, Hypothesis, Row, tagged
+from mmrepro.scenario.declare import Claim, Declared, Hypothesis, Row, many, tagged
 from mmrepro.scenario.parts import Control, Factor, LiveFacts, RunFacts, SourceRef
 from mmrepro.signature import (
     Condition,
@@ -40,6 +40,8 @@ from mmrepro.signature.decide import all_met, guarded
 from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     from mmrepro.incident.ablation import Ablation
@@ -176,8 +178,7 @@ class Scenario(ABC):
             if isinstance(row.by, str):
                 yield f"the row {row.name!r}", row.by
         for one in (*self.claims, *tagged(type(self)).claims.values()):
-            by = one.by if isinstance(one.by, tuple) else ()
-            for name in (*by, *one.given):
+            for name in (*many(one.by or ()), *many(one.given)):
                 if isinstance(name, str) and name != "cause":
                     yield f"the claim {one.id!r}", name
 
@@ -302,56 +303,36 @@ class Scenario(ABC):
     # ------------------------------------------------------------------ by name
 
     def mitigation(self, name: str) -> Mitigation:
-        for mitigation in self.mitigations:
-            if mitigation.name == name:
-                return mitigation
-        offered = ", ".join(m.name for m in self.mitigations) or "none"
-        raise UsageError(
-            f"Scenario {self.name} has no mitigation {name!r}; it has: {offered}.",
-            hint=f"mmrepro show {self.name}",
-        )
+        """Raises UsageError and lists them."""
+        return self._named("mitigation", name, {m.name: m for m in self.mitigations})
 
     def factor(self, name: str) -> Factor:
-        for factor in self.factors:
-            if factor.name == name:
-                return factor
-        offered = ", ".join(f.name for f in self.factors) or "none"
-        raise UsageError(
-            f"Scenario {self.full_name} has no factor {name!r}; it has: {offered}.",
-            hint=f"mmrepro show {self.name}",
-        )
+        """Raises UsageError and lists them."""
+        return self._named("factor", name, {f.name: f for f in self.factors})
 
     def read_options(self, given: Sequence[str]) -> dict[str, str]:
         """``NAME`` and ``NAME=VALUE`` as a mapping. Raises UsageError: there is no such option."""
-        given_options: dict[str, str] = {}
-        for text in given:
-            name, _, value = text.partition("=")
-            if name not in self.options:
-                offered = ", ".join(self.options) or "none"
-                raise UsageError(
-                    f"Scenario {self.full_name} has no option {name!r}; it has: {offered}.",
-                    hint=f"mmrepro show {self.name}",
-                )
-            given_options[name] = value
-        return given_options
+        options = {name: value for name, _, value in (text.partition("=") for text in given)}
+        for name in options:
+            self._named("option", name, self.options)
+        return options
+
+    def with_variant(self, name: str) -> Scenario:
+        """The variant called ``name``; "" means the default. Raises UsageError and lists them."""
+        return self._named("variant", name, {v.variant: v for v in self.variants}) if name else self
+
+    def _named(self, kind: str, name: str, offered: Mapping[str, T]) -> T:
+        if name in offered:
+            return offered[name]
+        raise UsageError(
+            f"Scenario {self.name} has no {kind} {name!r}; it has: {', '.join(offered) or 'none'}.",
+            hint=f"mmrepro show {self.name}",
+        )
 
     @property
     def full_name(self) -> str:
         """Name and variant, e.g. ``chunked-mm-prefill-async-race``."""
         return f"{self.name}-{self.variant}" if self.variant else self.name
-
-    def with_variant(self, name: str) -> Scenario:
-        """The variant called ``name``; "" means the default. Raises UsageError and lists them."""
-        if not name:
-            return self
-        for variant in self.variants:
-            if variant.variant == name:
-                return variant
-        offered = ", ".join(v.variant for v in self.variants) or "none"
-        raise UsageError(
-            f"Scenario {self.name} has no variant {name!r}; it has: {offered}.",
-            hint=f"mmrepro show {self.name}",
-        )
 
     @property
     def affected_range(self) -> str:

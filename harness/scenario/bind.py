@@ -14,7 +14,7 @@ from mmrepro.evidence import Evidence, Missing
 from mmrepro.probes.base import ProbeData
 from mmrepro.probes.data import StacksData
 from mmrepro.scenario.parts import RunFacts
-from mmrepro.signature.decide import Checker, Finding
+from mmrepro.signature.decide import Finding
 from mmrepro.signature.views import View
 
 if TYPE_CHECKING:
@@ -110,7 +110,3 @@ def _probed(kind: type[ProbeData], evidence: Evidence) -> ProbeData:
         samples = [s for data in found if isinstance(data, StacksData) for s in data.samples]
         return StacksData(samples=samples)
     return found[-1]
-
-
-def checker(check: Check, scenario: Scenario, facts: RunFacts) -> Checker:
-    return bind(check, scenario, facts)

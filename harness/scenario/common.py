@@ -28,11 +28,8 @@ Label = str | Callable[[Evidence], str]
 
 def not_answered(**more: Any) -> Declared:
     """A small text-only request, sent after the trigger, gets no answer."""
-    return symptom(
-        "a small text-only request is not answered",
-        checks.probe_unanswered,
-        **{"id": "no-answer", "live": True, **more},
-    )
+    statement = "a small text-only request is not answered"
+    return symptom(statement, checks.probe_unanswered, **{"id": "no-answer", **more})
 
 
 def never_answered(label: str, statement: str = "", **more: Any) -> Declared:
@@ -54,112 +51,63 @@ def never_answered(label: str, statement: str = "", **more: Any) -> Declared:
 def some_request_unanswered(**more: Any) -> Declared:
     """A request of the trigger is not answered, after others were."""
     statement = "a request is not answered within a deadline many times the usual latency"
-    more = {"id": "no-answer", "live": False, **more}
-    return symptom(statement, checks.unanswered, **more)
+    return symptom(statement, checks.unanswered, **{"id": "no-answer", **more})
 
 
 def new_request_unanswered(**more: Any) -> Declared:
     """After that, a fresh small request is not answered either."""
     statement = "a new text-only request is not answered either"
-    more = {"id": "no-answer-later", "live": True, **more}
-    return symptom(statement, checks.probe_unanswered, **more)
+    return symptom(statement, checks.probe_unanswered, **{"id": "no-answer-later", **more})
 
 
 def endpoints_green(statement: str = "/health and /v1/models answer 200", **more: Any) -> Declared:
-    more = {"id": "endpoints-green", "live": True, "abnormal": False, **more}
-    return symptom(statement, checks.endpoints_green, **more)
+    return symptom(statement, checks.endpoints_green, **{"abnormal": False, **more})
 
 
 def nothing_queued(**more: Any) -> Declared:
     """The scheduler says that it has nothing to do, in two readings."""
-
-    def queue_empty(evidence: Evidence, engine: Engine) -> Finding:
-        return checks.queue_empty(evidence, engine.metrics["running"], engine.metrics["waiting"])
-
     statement = "num_requests_running and num_requests_waiting are 0"
-    return symptom(statement, queue_empty, **{"id": "nothing-queued", "live": True, **more})
+    return symptom(statement, checks.queue_empty, **{"id": "nothing-queued", **more})
 
 
 def counted_as_running(statement: str, **more: Any) -> Declared:
     """The scheduler says so of a request, in two readings; an observer requires it."""
-
-    def running(metrics: Metrics, engine: Engine) -> Finding:
-        values = metrics.readings(engine.metrics["running"])
-        text = "num_requests_running " + " → ".join(f"{value:g}" for value in values)
-        return Finding.of(all(value >= 1 for value in values), text)
-
-    live = symptom(statement, running, id="counted-as-running")
-    return symptom(statement, running, **{"id": live.id, "live": live, **more})
+    live = symptom(statement, checks.counted_as_running)
+    return symptom(statement, checks.counted_as_running, **{"live": live, **more})
 
 
 def added_not_scheduled(**more: Any) -> Declared:
     """No observer's: what clients give up counts as finished."""
-
-    def added_but_unfinished(evidence: Evidence, engine: Engine) -> Finding:
-        return checks.added_but_unfinished(evidence, engine.metrics["finished"])
-
     statement = 'the API server logged "Added request" for requests that never finished'
     more = {"id": "added-not-scheduled", "live": False, **more}
-    return symptom(statement, added_but_unfinished, **more)
+    return symptom(statement, checks.added_but_unfinished, **more)
 
 
 def tokens_stand_still(**more: Any) -> Declared:
-    """Counters of tokens; not of requests: a frozen vLLM counts as finished those that their
-    clients give up."""
-
-    def no_progress(evidence: Evidence, engine: Engine) -> Finding:
-        names = live_server.COUNTERS
-        return checks.no_progress(
-            evidence, {name: engine.metrics[name] for name in names if name in engine.metrics}
-        )
-
-    more = {"id": "no-progress", "live": True, **more}
-    return symptom("counters of tokens stand still", no_progress, **more)
+    statement = "counters of tokens stand still"
+    return symptom(statement, checks.tokens_stand_still, **{"id": "no-progress", **more})
 
 
 def no_progress(**more: Any) -> Declared:
     """Counters of finished requests and of tokens; for an observer, of tokens."""
-
-    def stand_still(evidence: Evidence, engine: Engine) -> Finding:
-        names = ("finished", *live_server.COUNTERS)
-        return checks.no_progress(evidence, {name: engine.metrics[name] for name in names})
-
     statement = "counters of finished requests and tokens stand still"
-    more = {"id": "no-progress", "live": tokens_stand_still(), **more}
-    return symptom(statement, stand_still, **more)
+    return symptom(statement, checks.no_progress, **{"live": tokens_stand_still(), **more})
 
 
 def core_burns_cpu(**more: Any) -> Declared:
     """The core process uses a whole core, where it used none in the gate."""
-
-    def burns(evidence: Evidence, engine: Engine) -> Finding:
-        return checks.core_burns_cpu(evidence, engine.core_role)
-
-    def busy(evidence: Evidence, engine: Engine) -> Finding:
-        return checks.core_busy(evidence, engine.core_role)
-
     statement = "EngineCore uses a whole core in user space"
-    live = symptom(statement, busy, id="core-busy")
-    more = {"id": "core-burns-cpu", "live": live, **more}
-    return symptom(f"{statement}, idle before", burns, **more)
+    more = {"live": symptom(statement, checks.core_busy), **more}
+    return symptom(f"{statement}, idle before", checks.core_burns_cpu, **more)
 
 
 def spins_in_user_space(**more: Any) -> Declared:
     statement = "EngineCore spins in user space instead of waiting in a system call"
-    more = {"id": "user-space-spin", "live": True, **more}
-    return cause(statement, checks.spins_in_user_space, **more)
+    return cause(statement, checks.spins_in_user_space, **{"id": "user-space-spin", **more})
 
 
 def process_alive(statement: str = "EngineCore did not die of it", **more: Any) -> Declared:
-    def core_alive(evidence: Evidence, engine: Engine, processes: Processes) -> Finding:
-        if evidence.engine_exit is not None:
-            return Finding.of(False, f"the server ended with {evidence.engine_exit}")
-        state = processes.of(engine.core_role)[-1].state
-        return Finding.of(state not in ("Z", "X"), f"{engine.core_role} is in state {state}")
-
-    return symptom(
-        statement, core_alive, **{"id": "core-alive", "live": True, "abnormal": False, **more}
-    )
+    return symptom(statement, checks.core_alive, **{"live": True, "abnormal": False, **more})
 
 
 # ------------------------------------------------------------------ crashes
@@ -168,29 +116,24 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 def request_gets_500(label: Label, statement: str, **more: Any) -> Declared:
     """The request gets 500, and a new text after it is not answered (:func:`crash.watch`)."""
 
-    def fails(evidence: Evidence) -> Finding:
-        name = label if isinstance(label, str) else label(evidence)
-        return crash.requests_fail_with_500(evidence, name)
+    def fails(requests: Requests) -> Finding:
+        name = label if isinstance(label, str) else label(requests.evidence)
+        return crash.requests_fail_with_500(requests, name)
 
     return symptom(statement, fails, **{"id": "request-500", **more})
 
 
 def core_died(**more: Any) -> Declared:
     """The core is gone; an observer sees that no process has its role, and the log's word."""
-
-    def died(evidence: Evidence, engine: Engine) -> Finding:
-        return crash.core_died(evidence, engine.core_role)
-
     statement = "EngineCore is gone, and the API server says EngineDeadError"
-    more = {"id": "core-died", "live": core_is_dead("engine-dead"), **more}
-    return symptom(statement, died, **more)
+    return symptom(statement, crash.core_died, **{"live": core_is_dead("engine-dead"), **more})
 
 
 def core_is_dead(pattern: str) -> Declared:
     """For an observer. ``pattern``: the log pattern of what the front calls it."""
 
-    def dead(evidence: Evidence, engine: Engine) -> Finding:
-        return live_server.core_is_dead(evidence, engine.core_role, pattern)
+    def dead(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
+        return live_server.core_is_dead(evidence, logs, engine.core_role, pattern)
 
     return symptom("EngineCore is gone, and the log says that it died", dead, id="core-died")
 
@@ -211,10 +154,10 @@ def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) ->
     ``part``: :func:`cause` or :func:`symptom`.
     """
 
-    def first(evidence: Evidence, engine: Engine) -> Finding:
-        return crash.first_error(evidence, engine.core_role, pattern)
+    def first(logs: Logs, engine: Engine) -> Finding:
+        return crash.first_error(logs, engine.core_role, pattern)
 
-    found: Declared = part(statement, first, **{"id": "first-error", "live": True, **more})
+    found: Declared = part(statement, first, **{"id": "first-error", **more})
     return found
 
 
@@ -254,19 +197,13 @@ def in_log(statement: str, *patterns: str, part: Any = cause, **more: Any) -> De
 def some_requests_fail() -> tuple[Declared, ...]:
     """For an observer: single requests get 500, the rest goes on."""
 
-    def others_answered(evidence: Evidence, engine: Engine) -> Finding:
-        names = (name for name in live_server.COUNTERS if name in engine.metrics)
-        counters = {name: engine.metrics[name] for name in names}
-        return checks.engine_works(evidence, counters, engine.core_role)
+    def requests_fail(logs: Logs) -> Finding:
+        return checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
 
-    def requests_fail(evidence: Evidence) -> Finding:
-        return checks.logged(evidence, live_server.FAILED, "requests that got HTTP 500")
-
+    works = "the engine works otherwise: a small text-only request is answered"
     return (
         symptom("requests end with HTTP 500, as the access log shows", requests_fail),
-        symptom(
-            "the engine works otherwise: a small text-only request is answered", others_answered
-        ),
+        symptom(works, checks.engine_works, id="others-answered"),
         endpoints_green(),
     )
 
@@ -417,13 +354,11 @@ def answered_row(label: str) -> Check:
     return told
 
 
-def idle_while_asked(evidence: Evidence, engine: Engine) -> Finding:
+def idle_while_asked(requests: Requests, metrics: Metrics, engine: Engine) -> Finding:
     """For a row of the table: an empty queue is abnormal while a request waits for its answer, and
     normal otherwise."""
-    queue = checks.queue_empty(evidence, engine.metrics["running"], engine.metrics["waiting"])
-    if queue.truth is Truth.UNKNOWN:
-        return queue
-    hung = checks.unanswered(evidence).truth is Truth.MET
+    queue = checks.queue_empty(metrics, engine)
+    hung = any(sent.timed_out for sent in requests.within("trigger"))
     return Finding.of((queue.truth is Truth.MET) == hung, queue.observed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal, TypeVar, overload
 
 from mmrepro.engines.changes import Mitigation, Patch
@@ -151,6 +151,9 @@ def _dashed(name: str) -> str:
 
 # ------------------------------------------------------------------ rows and claims
 
+Many = tuple[str | Check, ...]
+"""Ids of conditions, and checks."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -170,15 +173,7 @@ class Row:
     abnormal_if: bool | None = True
 
 
-def row(
-    name: str | Callable[..., str],
-    by: str | Check,
-    healthy: str | Callable[..., str | Finding] = "",
-    reported: str = "",
-    *,
-    abnormal_if: bool | None = True,
-) -> Row:
-    return Row(name, by, healthy, reported, abnormal_if)
+row = Row
 
 
 @dataclass(frozen=True)
@@ -203,9 +198,10 @@ class Claim:
 
     id: str
     text: str
-    source: str
-    by: tuple[str | Check, ...] | Check | None = None
-    given: tuple[str | Check, ...] = ()
+    source: str | Reference = ""
+    _: KW_ONLY
+    by: str | Many | Check | None = None
+    given: str | Many | Check = ()
     otherwise: str = ""
     releases: str = ""
     refutable_on: str = ""
@@ -214,43 +210,12 @@ class Claim:
     refuted: bool = False
 
     def __call__(self, method: F) -> F:
+        """As a decorator: ``@claim("at-will", "…", REPORT)``."""
         setattr(method, TAG, self)
         return method
 
 
-def claim(
-    name: str,
-    text: str,
-    source: str | Reference = "",
-    *,
-    by: str | tuple[str | Check, ...] | Check | None = None,
-    given: str | Check | tuple[str | Check, ...] = (),
-    otherwise: str = "",
-    releases: str = "",
-    refutable_on: str = "",
-    untested: str = "",
-    note: str = "",
-    refuted: bool = False,
-) -> Claim:
-    """A claim, in ``claims`` or as a decorator: ``@claim("at-will", "…", REPORT)``.
-
-    Args:
-        given: conditions without which nothing is tested; ``otherwise``: what is said then.
-        refuted: what is met refutes it, and what is not met confirms it.
-    """
-    return Claim(
-        id=name,
-        text=text,
-        source=source if isinstance(source, str) else source.id,
-        by=(by,) if isinstance(by, str) else by,
-        given=given if isinstance(given, tuple) else (given,),
-        otherwise=otherwise,
-        releases=releases,
-        refutable_on=refutable_on,
-        untested=untested,
-        note=note,
-        refuted=refuted,
-    )
+claim = Claim
 
 
 @dataclass(frozen=True)
@@ -259,37 +224,34 @@ class Hypothesis:
 
     Attributes:
         source: where it is made; "": in the scenario's first reference.
-        matters: name of the factor that is said to change anything.
+        matters, causes: name of the factor that is said to change anything, or to be the cause.
         cures: names of the factors that are said to cure; of several: all together, none alone.
+        untested: why the table cannot tell.
         note: stands behind what the table says.
     """
 
     id: str
     text: str
-    source: str = ""
+    source: str | Reference = ""
+    _: KW_ONLY
+    untested: str = ""
     matters: str = ""
-    cures: tuple[str, ...] = ()
+    causes: str = ""
+    cures: str | tuple[str, ...] = ()
     note: str = ""
 
 
-def hypothesis(
-    name: str,
-    text: str,
-    source: str | Reference = "",
-    *,
-    matters: str = "",
-    cures: str | tuple[str, ...] = (),
-    note: str = "",
-) -> Hypothesis:
-    """One of ``ablation_hypotheses``: ``hypothesis("cache", "it is the cache", cures="cache")``."""
-    return Hypothesis(
-        id=name,
-        text=text,
-        source=source if isinstance(source, str) else source.id,
-        matters=matters,
-        cures=(cures,) if isinstance(cures, str) else cures,
-        note=note,
-    )
+hypothesis = Hypothesis
+
+
+def named(source: str | Reference) -> str:
+    """Where a claim is made, as reports print it."""
+    return source if isinstance(source, str) else source.id
+
+
+def many(of: str | Many | Check) -> Many:
+    """Conditions and checks, of which one alone may be given as it is."""
+    return of if isinstance(of, tuple) else (of,)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from mmrepro.incident import ClaimResult, ClaimStatus
+from mmrepro.incident import ClaimResult
 from mmrepro.incident.ablation import Ablation, FactorClass
-from mmrepro.scenario.declare import Hypothesis
+from mmrepro.scenario.declare import Hypothesis, named
+from mmrepro.scenario.tables import STATUS
 from mmrepro.signature import Finding, Truth
-
-STATUS = {
-    Truth.MET: ClaimStatus.CONFIRMED,
-    Truth.NOT_MET: ClaimStatus.REFUTED,
-    Truth.UNKNOWN: ClaimStatus.NOT_TESTED,
-}
 
 
 def classed(ablation: Ablation, factor: str, classes: Collection[FactorClass]) -> Finding:
@@ -55,18 +50,29 @@ def matters(ablation: Ablation, factor: str) -> Finding:
 
 def judged(declared: Hypothesis, ablation: Ablation, source: str) -> ClaimResult:
     """A declared hypothesis; ``source``: of one that names none."""
-    if declared.matters:
+    if declared.untested:
+        finding = Finding.unknown(declared.untested)
+    elif declared.matters:
         finding = matters(ablation, declared.matters)
-    elif len(declared.cures) == 1:
-        finding = cures(ablation, declared.cures[0])
+    elif declared.causes:
+        finding = causes(ablation, declared.causes)
     else:
-        finding = takes_all(ablation, *declared.cures)
-    source = declared.source or source
-    return hypothesis(declared.id, declared.text, source, finding, note=declared.note)
+        cured = declared.cures
+        finding = takes_all(ablation, *((cured,) if isinstance(cured, str) else cured))
+    return ClaimResult(
+        id=declared.id,
+        text=declared.text,
+        source=named(declared.source) or source,
+        status=STATUS[finding.truth],
+        observed=f"{finding.observed}. {declared.note}" if declared.note else finding.observed,
+    )
 
 
 def takes_all(ablation: Ablation, *factors: str) -> Finding:
-    """Whether none of ``factors`` cures alone, and all of them do together."""
+    """Whether none of ``factors`` cures alone, and all of them do together; of one: whether it
+    cures."""
+    if len(factors) == 1:
+        return cures(ablation, factors[0])
     alone = [cures(ablation, name) for name in factors]
     told = "; ".join(one.observed for one in alone)
     if any(one.truth is Truth.MET for one in alone):
@@ -74,18 +80,3 @@ def takes_all(ablation: Ablation, *factors: str) -> Finding:
     if any(set(factors) <= set(cure.flips) for cure in ablation.cures):
         return Finding.of(True, told)
     return Finding.unknown(f"no combination with all of them was seen to cure; {told}")
-
-
-def hypothesis(
-    name: str, text: str, source: str, finding: Finding, *, note: str = ""
-) -> ClaimResult:
-    """A hypothesis with what the table says of it.
-
-    Args:
-        source: where it is made, e.g. ``vllm#43941``.
-        finding: met confirms it, not met refutes it, unknown leaves it not tested.
-    """
-    observed = f"{finding.observed}. {note}" if note else finding.observed
-    return ClaimResult(
-        id=name, text=text, source=source, status=STATUS[finding.truth], observed=observed
-    )

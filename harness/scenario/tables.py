@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimResult, ClaimStatus, SymptomRow
 from mmrepro.scenario.bind import Check, bind
-from mmrepro.scenario.declare import Claim, Row, tagged
+from mmrepro.scenario.declare import Claim, Many, Row, many, named, tagged
 from mmrepro.scenario.parts import RunFacts
 from mmrepro.signature import Finding, Truth, combine, evaluate
 from mmrepro.signature.decide import all_met, guarded
@@ -58,7 +58,7 @@ def _filled(claim: Claim, scenario: Scenario) -> Claim:
     return replace(
         claim,
         text=scenario.filled(claim.text),
-        source=scenario.filled(claim.source),
+        source=scenario.filled(named(claim.source)),
         otherwise=scenario.filled(claim.otherwise),
     )
 
@@ -96,32 +96,32 @@ class _Case:
             return ""
         return told.observed if isinstance(told, Finding) else str(told)
 
-    def claim(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> ClaimResult:
+    def claim(self, claim: Claim, by: str | Many | Check | None) -> ClaimResult:
         found = self._tested(claim, by)
         note = f" ({claim.note})" if claim.note and found.truth is not Truth.UNKNOWN else ""
         return ClaimResult(
             id=claim.id,
             text=claim.text,
-            source=claim.source or self.scenario.report,
+            source=named(claim.source) or self.scenario.report,
             status=STATUS[OPPOSITE[found.truth] if claim.refuted else found.truth],
             observed=found.observed + note,
         )
 
-    def _tested(self, claim: Claim, by: tuple[str | Check, ...] | Check | None) -> Finding:
+    def _tested(self, claim: Claim, by: str | Many | Check | None) -> Finding:
         if claim.untested:
             return Finding.unknown(claim.untested)
         if claim.releases and self.facts.version not in SpecifierSet(claim.releases):
             return Finding.unknown(
                 f"this run is of {self.facts.release}; it is said of {claim.releases}"
             )
-        for condition in claim.given:
+        for condition in many(claim.given):
             if self.found(condition).truth is not Truth.MET:
                 without = f" without {condition}" if isinstance(condition, str) else ""
                 why = claim.otherwise or f"not tested{without}"
                 return Finding.unknown(f"{why}: {self.found(condition).observed}")
-        if isinstance(by, tuple):
-            return self._held(claim, all_met(*(self.found(name) for name in by)))
-        return self._held(claim, self.found(by)) if by else Finding.unknown("not tested")
+        if not by:
+            return Finding.unknown("not tested")
+        return self._held(claim, all_met(*(self.found(one) for one in many(by))))
 
     def _held(self, claim: Claim, found: Finding) -> Finding:
         """``found``, unless it would refute the claim by a release of which nobody said it."""

@@ -1,31 +1,15 @@
 """From evidence to truth: conditions, and the verdict that follows from them."""
 
 from mmrepro.signature.decide import (
-    Checker,
-    Condition,
-    ConditionResult,
-    Finding,
-    Outcome,
-    Part,
-    Truth,
-    Verdict,
-    combine,
-    decide,
-    evaluate,
-    unmet,
+    Checker as Checker,
+    Condition as Condition,
+    ConditionResult as ConditionResult,
+    Finding as Finding,
+    Outcome as Outcome,
+    Part as Part,
+    Truth as Truth,
+    Verdict as Verdict,
+    combine as combine,
+    decide as decide,
+    evaluate as evaluate,
 )
-
-__all__ = [
-    "Checker",
-    "Condition",
-    "ConditionResult",
-    "Finding",
-    "Outcome",
-    "Part",
-    "Truth",
-    "Verdict",
-    "combine",
-    "decide",
-    "evaluate",
-    "unmet",
-]

@@ -181,14 +181,6 @@ def _named(results: Sequence[ConditionResult], part: Part, truth: Truth) -> str:
     return "; ".join(f"{r.id} ({r.observed})" for r in picked) or "no condition was declared"
 
 
-def unmet(*findings: Finding) -> Finding:
-    """The first finding that is not met, or the last one: a sequential AND."""
-    for finding in findings:
-        if finding.truth is not Truth.MET:
-            return finding
-    return findings[-1]
-
-
 def all_met(*findings: Finding) -> Finding:
     """The first finding that is not met; if all are, what all of them observed."""
     bad = next((f for f in findings if f.truth is not Truth.MET), None)

@@ -10,8 +10,65 @@ import re
 from collections.abc import Sequence
 
 from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
-from mmrepro.probes.data import LogLine, ProcessUse
-from mmrepro.signature import Finding, checks
+from mmrepro.probes.data import (
+    LogLine,
+    LogsData,
+    MetricsData,
+    ProcessesData,
+    ProcessUse,
+    SyscallsData,
+)
+from mmrepro.signature import Finding
+
+
+def metric_readings(evidence: Evidence, names: tuple[str, ...], *phases: Phase) -> list[float]:
+    """Values of the first of ``names`` that the server knows, one a reading, oldest first."""
+    for name in names:
+        values = [data.total(name) for _, data in evidence.results(MetricsData, *phases)]
+        known = [v for v in values if v is not None]
+        if known:
+            return known
+    return []
+
+
+def core_processes(evidence: Evidence, role: str, *phases: Phase) -> list[ProcessUse]:
+    """One entry a reading for the process with that role."""
+    return [
+        process
+        for _, data in evidence.results(ProcessesData, *phases)
+        for process in data.processes
+        if role in process.role
+    ]
+
+
+def spinning(evidence: Evidence, pids: set[int]) -> bool:
+    """Whether one of the processes was seen to spin in user space."""
+    return any(
+        data.pid in pids and data.verdict == "spinning-in-user-space"
+        for _, data in evidence.results(SyscallsData, "check")
+    )
+
+
+def log_count(evidence: Evidence, pattern: str) -> int | None:
+    """How many lines match a named pattern, of all logs; None if no log was searched for it, or
+    if there is none in one of which only the end was read."""
+    counts: dict[str, int] = {}
+    unsure = False
+    for _, data in evidence.results(LogsData):
+        if pattern in data.match_counts:
+            counts[data.file] = data.match_counts[pattern]
+            unsure = unsure or data.skipped_bytes > 0
+    total = sum(counts.values())
+    return None if not counts or (total == 0 and unsure) else total
+
+
+def log_lines(evidence: Evidence, pattern: str) -> list[LogLine]:
+    """Kept lines that match a named pattern, of the last reading of each log."""
+    lines: dict[str, list[LogLine]] = {}
+    for _, data in evidence.results(LogsData):
+        if pattern in data.matches:
+            lines[data.file] = data.matches[pattern]
+    return [line for found in lines.values() for line in found]
 
 
 class View:
@@ -100,7 +157,7 @@ class Logs(View):
 
     def count(self, pattern: str) -> int:
         """Raises Missing: no log was searched for it, or none was read whole."""
-        found = checks.log_count(self.evidence, pattern)
+        found = log_count(self.evidence, pattern)
         if found is None:
             raise Missing(self.evidence.why_missing("logs", "check"))
         return found
@@ -108,7 +165,7 @@ class Logs(View):
     def lines(self, pattern: str) -> list[LogLine]:
         """Those that were kept; there may be more (``count``). Raises Missing as ``count``."""
         self.count(pattern)
-        return checks.log_lines(self.evidence, pattern)
+        return log_lines(self.evidence, pattern)
 
     def search(self, pattern: str, wanted: str) -> list[re.Match[str]]:
         """Where regular expression ``wanted`` is in those lines. Raises Missing as ``count``."""
@@ -126,7 +183,7 @@ class Metrics(View):
             phases: of the readings; none: of the check.
             least: with fewer readings, Missing is raised.
         """
-        found = checks.metric_readings(self.evidence, tuple(names), *(phases or ("check",)))
+        found = metric_readings(self.evidence, tuple(names), *(phases or ("check",)))
         if len(found) < least:
             why = self.evidence.why_missing("metrics", *(phases or ("check",)))
             raise Missing(f"{len(found)} readings of {names[0]}; {why}")
@@ -138,7 +195,7 @@ class Processes(View):
 
     def of(self, role: str, *phases: Phase) -> list[ProcessUse]:
         """One entry a reading, of the check unless told otherwise. Raises Missing: none."""
-        found = checks.core_processes(self.evidence, role, *(phases or ("check",)))
+        found = core_processes(self.evidence, role, *(phases or ("check",)))
         if not found:
             raise Missing(f"no process {role} was measured")
         return found

@@ -26,8 +26,7 @@ from typing import BinaryIO, Self, cast
 from filelock import FileLock
 from mmrepro.errors import WarmParentDied
 from mmrepro.machine.cache import folders_in
-from mmrepro.supervise import parent as script
-from mmrepro.supervise import procfs
+from mmrepro.supervise import parent as script, procfs
 from mmrepro.supervise.client import EngineProcess, launch_order, run_variables
 from mmrepro.supervise.parent import FACTS, LOG, ROOM, SOCKET, ParentFacts, ParentOrder
 from mmrepro.supervise.protocol import Entry

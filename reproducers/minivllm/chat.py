@@ -91,8 +91,7 @@ class Chat:
 
     def image(self, url: str) -> Image:
         """The image of a ``data:`` address. Raises BadRequest for any other."""
-        from PIL import Image as Pil
-        from PIL import UnidentifiedImageError
+        from PIL import Image as Pil, UnidentifiedImageError
 
         head, _, encoded = url.partition(";base64,")
         if not head.startswith("data:image/"):

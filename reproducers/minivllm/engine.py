@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterable, Sequence as Seq
 from typing import Protocol
 
 from .batch import Batch, BatchBuilder, Guard

@@ -63,8 +63,7 @@ class VisionTower(nn.Module):
 def patches_of(image: Image, config: VisionConfig) -> Tensor:
     """Pixels (patches, 3 * patch * patch) in -1…1; the patches of one embedding stand together."""
     import numpy as np
-    from PIL import Image as Pil
-    from PIL import UnidentifiedImageError
+    from PIL import Image as Pil, UnidentifiedImageError
 
     size = (image.cols * config.factor, image.rows * config.factor)
     try:

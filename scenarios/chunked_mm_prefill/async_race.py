@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from mmrepro.engines.vllm import EMULATED_STREAM
 from mmrepro.scenario import (
-    ClaimResult,
     Drive,
     Evidence,
     Factor,
@@ -34,7 +33,7 @@ from mmrepro.scenarios.chunked_mm_prefill import report
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
 
 if TYPE_CHECKING:
-    from mmrepro.incident.ablation import Ablation
+    pass
 
 IMAGE_TOKENS = 602
 BUDGET, LARGE_BUDGET = 256, 1024
@@ -259,17 +258,4 @@ class AsyncRace(Scenario):
     rows = (*report.rows(failing), wrong_rows)
     claims = report.RACE_CLAIMS
 
-    def hypotheses(self, ablation: Ablation) -> list[ClaimResult]:
-        """The report's three, and the one that it did not have."""
-        from mmrepro.scenario.hypotheses import causes, hypothesis
-
-        judged = []
-        for factor, text in report.HYPOTHESES.items():
-            name = "graphs" if factor == "eager-mode" else factor
-            judged.append(hypothesis(name, text, report.SOURCE, causes(ablation, factor)))
-        unknown = "not established: the report names no build, and why its request 1 passes is open"
-        build = "the reporter's server died of this race"
-        return [
-            *judged,
-            hypothesis("reporters-build", build, report.SOURCE, Finding.unknown(unknown)),
-        ]
+    ablation_hypotheses = report.HYPOTHESES

@@ -16,6 +16,7 @@ from mmrepro.scenario import (
     Evidence,
     Exhibit,
     Finding,
+    HttpData,
     Outcome,
     Picture,
     Reproducers,
@@ -177,8 +178,8 @@ class PadValueCollision(PictureAlias):
         return Finding(own.truth, f"{own.observed}; {text}")
 
     @symptom("/health, /health_generate and /v1/models answer 200", required=False)
-    def endpoints_green(self, evidence: Evidence) -> Finding:
-        return checks.endpoints_green(evidence)
+    def endpoints_green(self, http: HttpData) -> Finding:
+        return checks.endpoints_green(http)
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:

@@ -18,12 +18,12 @@ from mmrepro.scenario import (
     cause,
     endpoints_green,
     issue,
+    lmdeploy as kv,
     quote,
     some_requests_fail,
     symptom,
     with_variants,
 )
-from mmrepro.scenario import lmdeploy as kv
 from mmrepro.scenarios.undersized_kv_budget import report
 from packaging.specifiers import SpecifierSet
 

@@ -20,10 +20,10 @@ from mmrepro.scenario import (
     Truth,
     answers,
     claim,
+    lmdeploy as kv,
     row,
     unmitigated,
 )
-from mmrepro.scenario import lmdeploy as kv
 
 AFFECTED = ">=0.6.4,<0.7.0"
 PROMPT = 3446

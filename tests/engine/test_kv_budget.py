@@ -19,8 +19,14 @@ import pytest
 from live import RunOnce
 from mmrepro.engines import spec_for
 from mmrepro.environments import ensure
-from mmrepro.kv_budget import Geometry, LmdeployPlan, VllmCpuPlan, VllmPlan, block_bytes_of
-from mmrepro.kv_budget import vllm as vllm_budget
+from mmrepro.kv_budget import (
+    Geometry,
+    LmdeployPlan,
+    VllmCpuPlan,
+    VllmPlan,
+    block_bytes_of,
+    vllm as vllm_budget,
+)
 from mmrepro.kv_budget.config import read_model
 from mmrepro.scenario.registry import load_scenario
 

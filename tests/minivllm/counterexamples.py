@@ -29,8 +29,13 @@ if importlib.util.find_spec("torch") is None:
 
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "reproducers")]
 
-from hypothesis import HealthCheck, Phase, find, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import (  # noqa: E402
+    HealthCheck,
+    Phase,
+    find,
+    settings,
+    strategies as st,
+)
 from minivllm.config import PAD_RANGE, EngineConfig  # noqa: E402
 from minivllm.faults import FAULTS, NOTE_FAULTS  # noqa: E402
 from minivllm.mmcache import ImageCache  # noqa: E402

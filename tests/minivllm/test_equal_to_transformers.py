@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from minivllm.config import EngineConfig
 from minivllm.sequence import Image
 from small import MODEL, engine, model, reference, transformers_model

@@ -12,8 +12,7 @@ from mmrepro.ablate import plan, session
 from mmrepro.ablate.cells import Cells
 from mmrepro.errors import ExitCode
 from mmrepro.evidence import Evidence
-from test_cli import Here
-from test_cli import here as here
+from test_cli import Here, here as here
 from worlds import World, as_in_0_23, environment
 
 GHOST = "ghost-key-eviction"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.ablate.ddmin import bound, ddmin
 
 ITEMS = "abcdefg"

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.ablate.search import NOT_CURED, Flips, Search, most_cells, search
 from mmrepro.incident.ablation import CellState, Conclusion, FactorClass, Role
 

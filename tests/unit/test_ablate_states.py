@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.incident.ablation import CellRun, CellState
 from mmrepro.records import Moment

@@ -7,8 +7,7 @@ from fractions import Fraction
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mmrepro.incident.birthday import collision_probability, cross_probability, images_for
 
 

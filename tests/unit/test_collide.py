@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_sglang import write_engine
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mmrepro.cli import collide_progress as searching
 from mmrepro.collide import families, search
 from mmrepro.collide.pair import NAMES, PAIR_FILE, Pair, equal_low_bits, load_pair

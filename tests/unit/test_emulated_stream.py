@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.reproducers import reproducer_path
 
 sys.path.insert(0, str(reproducer_path("standins") / "emulated_stream"))

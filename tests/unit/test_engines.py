@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, root_cause_lines
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.environments import Environment, EnvironmentSpec

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from mmrepro.models import TinyDotsOCR, TinyQwen2VL, smart_resize
 from mmrepro.models.dotsocr import REPORTED_IMAGE_TOKENS
 from mmrepro.models.qwen2vl import FACTOR

@@ -9,8 +9,7 @@ import hashlib
 import time
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from mmrepro.records import Record
 from mmrepro.text.redact import MIN_SECRET, PLACEHOLDER, Redactor
 

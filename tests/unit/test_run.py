@@ -109,6 +109,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     made = made_up_environment(tmp_path / "environments/fake")
     made = replace(made, spec=replace(made.spec, engine="minivllm", release="0.1"))
     monkeypatch.setattr(runner, "ensure", lambda spec, progress: made)
+    monkeypatch.setattr("mmrepro.run.observe.QUIET_SPACING_S", 0.0)  # nothing moves in between
+    monkeypatch.setattr("mmrepro.run.observe.SPACING_S", 0.0)
     return made
 
 

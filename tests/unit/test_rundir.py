@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.errors import ExitCode, NoSpace, UnwritableOutput
-from mmrepro.incident import Incident
-from mmrepro.incident import folder as rundir
+from mmrepro.incident import Incident, folder as rundir
 from mmrepro.incident.folder import make_run_dir, write_incident
 from mmrepro.text.redact import Redactor
 from simple_incident import incident

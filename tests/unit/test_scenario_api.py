@@ -52,6 +52,7 @@ from mmrepro.scenario import (
     counted_as_running,
     cure,
     endpoints_green,
+    guarded,
     happened,
     idle_while_asked,
     issue,
@@ -326,7 +327,9 @@ def test_the_last_line_of_the_core() -> None:
 
 
 def test_an_empty_queue_is_abnormal_only_while_a_request_waits() -> None:
-    abnormal = bind(idle_while_asked, SCENARIO, FACTS)
+    def abnormal(evidence: Evidence) -> Finding:
+        return guarded(bind(idle_while_asked, SCENARIO, FACTS), evidence)
+
     assert abnormal(hang_run()).truth is MET
     assert abnormal(healthy_run()).truth is NOT_MET
     evidence = hang_run()

@@ -24,7 +24,7 @@ from mmrepro.errors import BrokenScenario, UnknownScenario, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
 from mmrepro.reproducers import reproducer_path
-from mmrepro.scenario import Mitigation, Scenario, unmet
+from mmrepro.scenario import Mitigation, Scenario, all_met
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.scenarios.ghost_key_eviction import GhostKeyEviction
 from mmrepro.signature import Finding, Outcome, Truth
@@ -241,9 +241,10 @@ def test_the_expectation_follows_the_range_the_mitigation_and_where_it_works() -
 
 def test_unmet_is_a_sequential_and() -> None:
     met, not_met, unknown = (Finding(t, t.value) for t in Truth)
-    assert unmet(met, not_met, unknown) is not_met
-    assert unmet(met, unknown, not_met) is unknown
-    assert unmet(met, met) is met
+    assert all_met(met, not_met, unknown) is not_met
+    assert all_met(met, unknown, not_met) is unknown
+    assert all_met(met, met).truth is Truth.MET
+    assert all_met().truth is Truth.UNKNOWN
 
 
 # ---------------------------------------------------------------- loading by path

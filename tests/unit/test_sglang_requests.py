@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from made_up import request
 from mmrepro.evidence import RequestRecord
-from mmrepro.scenario import Scenario
-from mmrepro.scenario import sglang as sharing
+from mmrepro.scenario import Scenario, sglang as sharing
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
 

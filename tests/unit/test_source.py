@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.incident import SourceExcerpt
 from mmrepro.run.source import MAX_LINES, read_definition
 from mmrepro.scenario import SourceRef

@@ -6,8 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.engines import ENGINES
 from mmrepro.run.start_stages import LAST, StartStages
 

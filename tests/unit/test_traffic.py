@@ -24,12 +24,10 @@ from fake_server import (
     silent,
     then_silent,
 )
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.evidence.recorder import Recorder
-from mmrepro.traffic import Traffic
-from mmrepro.traffic import client as traffic_module
+from mmrepro.traffic import Traffic, client as traffic_module
 from mmrepro.traffic.pictures import noise
 
 T = TypeVar("T")

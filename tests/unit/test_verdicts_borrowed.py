@@ -18,9 +18,7 @@ from mmrepro.probes.data import (
 )
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios.borrowed_faults import kv_budget as kv
-from mmrepro.scenarios.borrowed_faults import pad_value as pad
-from mmrepro.scenarios.borrowed_faults import reused_mask as mask
+from mmrepro.scenarios.borrowed_faults import kv_budget as kv, pad_value as pad, reused_mask as mask
 from mmrepro.signature import Truth, evaluate
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

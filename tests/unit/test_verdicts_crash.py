@@ -29,8 +29,7 @@ from mmrepro.probes.data import StacksData
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import encoder_cache_overflow as overflow
-from mmrepro.scenarios.chunked_mm_prefill import async_race as race_module
-from mmrepro.scenarios.chunked_mm_prefill import placeholder as mask
+from mmrepro.scenarios.chunked_mm_prefill import async_race as race_module, placeholder as mask
 from mmrepro.signature import Outcome, Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

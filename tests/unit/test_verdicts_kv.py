@@ -6,8 +6,7 @@ from collections.abc import Callable
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from made_up import drop, http, judge, request, run_facts, swap
 from made_up_kv import (
     BLOCK,

@@ -13,10 +13,8 @@ from mmrepro.incident import ClaimStatus, Fidelity
 from mmrepro.probes.data import LogsData
 from mmrepro.run.judge import judge as judge_run
 from mmrepro.run.tables import with_pictures
-from mmrepro.scenario import RunFacts, Scenario
-from mmrepro.scenario import sglang as sharing
-from mmrepro.scenarios import pad_value_collision as collision
-from mmrepro.scenarios import shape_alias
+from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
+from mmrepro.scenarios import pad_value_collision as collision, shape_alias
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
 from mmrepro.signature import Outcome, Truth

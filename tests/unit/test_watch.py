@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from fake_server import answering, http, serving
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.cli.headers import parse_headers
 from mmrepro.errors import UsageError
 from mmrepro.watch.build import default_deadline, small_picture

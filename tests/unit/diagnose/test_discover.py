@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.diagnose import discover, kernel, sockets
 from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES, Signs

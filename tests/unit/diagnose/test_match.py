@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
 from mmrepro.diagnose.match import all_scenarios, judge, match, match_all, ranked
 from mmrepro.diagnose.patterns import as_seen_by, union
@@ -18,7 +17,7 @@ from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario import LiveFacts
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import ConditionResult, Finding, Truth, checks
+from mmrepro.signature import ConditionResult, Finding, Truth, views
 
 GHOST_KEY = load_scenario("ghost-key-eviction")
 DESYNC = load_scenario("mm-cache-desync")
@@ -259,12 +258,12 @@ def test_two_scenarios_may_call_different_lines_by_the_same_name() -> None:
 
     def counts(scenario) -> list[int | None]:  # type: ignore[no-untyped-def]
         seen = as_seen_by(scenario, evidence)
-        return [checks.log_count(seen, name) for name in ("line", "also", "added-request")]
+        return [views.log_count(seen, name) for name in ("line", "also", "added-request")]
 
     assert counts(one) == [2, None, 18]
     assert counts(two) == [0, 2, 18]
-    assert [line.number for line in checks.log_lines(as_seen_by(one, evidence), "line")] == [1, 2]
-    assert checks.log_count(evidence, "line") is None
+    assert [line.number for line in views.log_lines(as_seen_by(one, evidence), "line")] == [1, 2]
+    assert views.log_count(evidence, "line") is None
 
 
 PACKED = Path(__file__).parents[2] / "pack/odd_image.py"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.diagnose.threads import Course, courses
 from mmrepro.probes.data import Frame
 from seen import CORE, IDLE, frames, sampled, thread

@@ -9,8 +9,7 @@ from subprocess import CompletedProcess
 import pytest
 from mmrepro import check as checked
 from mmrepro.cli.check import check
-from mmrepro.cli.env import app as env_app
-from mmrepro.cli.env import human_bytes
+from mmrepro.cli.env import app as env_app, human_bytes
 from mmrepro.environments import loading
 from mmrepro.machine.child_env import child_environment
 from typer import Typer

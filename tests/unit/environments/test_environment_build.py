@@ -11,8 +11,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import build as build_module
 from mmrepro.environments import (
+    build as build_module,
     ensure,
     environments_root,
     prune,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.environments import releases
 from mmrepro.environments.requirements import derive, requirements_of
 from mmrepro.environments.table import Entry, table

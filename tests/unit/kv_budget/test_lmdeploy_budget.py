@@ -5,8 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mmrepro.errors import UsageError
 from mmrepro.kv_budget import Geometry, LmdeployPlan, block_bytes_of, block_size_of, smallest, steps
 from mmrepro.kv_budget.lmdeploy import ERAS, era_of

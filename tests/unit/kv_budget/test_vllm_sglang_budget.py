@@ -6,8 +6,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mmrepro.errors import UsageError
 from mmrepro.kv_budget import Geometry, MemoryPlan, smallest, steps
 from mmrepro.kv_budget.sglang import SglangPlan, token_bytes_of

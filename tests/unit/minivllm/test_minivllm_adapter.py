@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.environments import vllm_spec

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mmrepro.reproducers.minivllm.faults import FAULTS, NOTE_FAULTS, chosen
 from mmrepro.reproducers.minivllm.mmcache import ImageCache
 from mmrepro.reproducers.minivllm.sequence import Image, ImageSequence, Sequence

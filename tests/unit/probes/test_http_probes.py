@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.http import MAX_BODY_BYTES, HttpProbe
 from mmrepro.probes.inference import InferenceProbe, read_completion

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import LogsData
 from mmrepro.probes.log_files import LogFilesProbe, recent, with_rotated

@@ -10,8 +10,7 @@ import time
 import tracemalloc
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.probes import logs as logs_module
 from mmrepro.probes._literals import exact_texts, required_texts
 from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line

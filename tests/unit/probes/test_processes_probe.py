@@ -8,8 +8,7 @@ import time
 
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.probes import proc
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.processes import CpuMeter, ProcessesProbe, role_from_title

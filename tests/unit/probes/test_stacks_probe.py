@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.probes import proc, py_spy
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import StackSample

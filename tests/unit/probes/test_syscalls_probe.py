@@ -8,8 +8,7 @@ import signal
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from mmrepro.probes import _strace, proc
 from mmrepro.probes._strace import StraceRefused, parse_table
 from mmrepro.probes._syscall_names import syscall_name

@@ -6,8 +6,7 @@ import math
 import re
 from xml.etree import ElementTree as ET
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mmrepro.incident.birthday import collision_probability
 from mmrepro.reports.birthday import (
     HEIGHT,

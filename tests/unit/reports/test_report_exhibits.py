@@ -6,8 +6,7 @@ import io
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from mmrepro.incident import Birthday, Exhibit, Incident, Pool, Shown, StandIn
 from mmrepro.reports import render_html, render_markdown, view
 from mmrepro.reports.exhibits import MAX_SIDE, pixels

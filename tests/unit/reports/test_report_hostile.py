@@ -8,8 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 from hostile import HOSTILE, plant
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, example, given, settings, strategies as st
 from junitparser import JUnitXml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token

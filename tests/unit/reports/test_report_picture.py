@@ -6,8 +6,7 @@ import math
 import re
 from xml.etree import ElementTree as ET
 
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.evidence import Evidence, SeriesPoint
 from mmrepro.incident import Incident
 from mmrepro.reports import render_html, render_markdown, timeline, view, words
