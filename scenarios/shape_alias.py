@@ -42,9 +42,6 @@ ANALYSIS = "analysis"
 SHARED = ("T after W", "control after W", "W after T", "control after T")
 
 
-PICTURES = {"W": tiles("W", 2, 4, 7), "T": tiles("T", 4, 2, 7), CONTROL: tiles(CONTROL, 4, 2, 8)}
-
-
 def told_apart(answers: ComparedAnswers) -> Finding:
     """Else unknown: one wrong answer by itself is neither the symptom nor another failure."""
     own = all_met(answers.own("W", "T"), answers.own("T", "W"))
@@ -89,7 +86,11 @@ class ShapeAlias(PictureAlias):
     exhibit = ("One buffer, two layouts", "The same eight tiles in the same order: 2 x 4, 4 x 2.")
 
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
-        return PICTURES
+        return {
+            "W": tiles("W", 2, 4, 7),
+            "T": tiles("T", 4, 2, 7),
+            CONTROL: tiles(CONTROL, 4, 2, 8),
+        }
 
     @symptom("T, sent after W, is not answered as T alone")
     def t_after_w(self, answers: ComparedAnswers) -> Finding:

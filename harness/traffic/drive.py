@@ -7,13 +7,14 @@ import zlib
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmrepro.evidence import RequestRecord
 from mmrepro.evidence.recorder import Recorder
-from mmrepro.probes.metrics import parse_metrics
-from mmrepro.traffic import Traffic
 from mmrepro.traffic.pictures import Picture, noise
+
+if TYPE_CHECKING:  # an HTTP client takes a while to import, and a scenario is often only read
+    from mmrepro.traffic.client import Traffic
 
 GATE_DEADLINE_S = 60.0
 """For requests of the gate: nothing is known of latencies yet, and the first one warms up."""
@@ -127,6 +128,8 @@ class Drive:
 
     async def metric(self, name: str) -> float | None:
         """Sum of a metric over all label sets, now; None if it cannot be read."""
+        from mmrepro.probes.metrics import parse_metrics
+
         record = await self.traffic.scrape(deadline_s=min(5.0, self.deadline_s))
         values = [s.value for s in parse_metrics(record)[0] if s.name == name]
         known = [v for v in values if v is not None]
