@@ -389,6 +389,7 @@ def test_the_alias_with_one_thing_changed(
 
 
 def test_the_tiles_lie_in_another_layout() -> None:
-    wide, tall = shape_alias.KvCache().pictures(None)["W"], shape_alias.PICTURES["T"]
+    pictures = shape_alias.KvCache().pictures(None)  # type: ignore[arg-type]
+    wide, tall = pictures["W"], pictures["T"]
     assert (wide.width, wide.height) == (tall.height, tall.width) == (112, 56)
     assert wide.png != tall.png
