@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import sysconfig
@@ -130,11 +131,19 @@ def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
     lowered = text.lower()
     if any(sign in lowered for sign in ("permission denied", "not permitted", "os error 13")):
         return Outcome.DENIED, f"py-spy was refused at process {pid}; {HOW_TO_ALLOW}"
-    if "failed to find python version" in lowered or "failed to find a python" in lowered:
+    not_python = "failed to find python version" in lowered or "failed to find a python" in lowered
+    if not_python and not _maps_python(pid):
         return Outcome.NOT_PYTHON, f"process {pid} does not run Python: {line}"
     if code < 0:
         return Outcome.TORN, f"py-spy gave no sample in time (signal {-code})"
     return Outcome.TORN, line
+
+
+def _maps_python(pid: int) -> bool:
+    """Whether an interpreter is loaded: py-spy, which pauses nothing, may look for it in the moment
+    in which its memory changes, and says the same as of a program that is no Python."""
+    maps = proc.read(f"/proc/{pid}/maps") or b""  # its program comes first
+    return re.search(rb"/(?:lib)?python\d[^/\n]*$", maps, re.MULTILINE) is not None
 
 
 def parse_dump(raw: bytes) -> list[ThreadStack]:

@@ -123,6 +123,28 @@ def test_what_is_not_python_is_said_to_be_so(evidence):
     assert "does not run Python" in result.reason
 
 
+def test_an_interpreter_that_was_not_found_in_a_moment_is_looked_for_again(
+    start_victim, evidence, tmp_path, monkeypatch
+):
+    """As py-spy said once of a vLLM that it had sampled before and that used a whole core."""
+    victim = start_victim("blocked")
+    once = tmp_path / "once"
+    error = "Error: Failed to find a python interpreter in the .data section"
+    program = f"""
+import os, pathlib, sys
+once = pathlib.Path({str(once)!r})
+if not once.exists():
+    once.touch()
+    sys.exit({error!r})
+os.execv({str(py_spy.find_py_spy())!r}, ["py-spy", *sys.argv[1:]])"""
+    script = fake_py_spy(tmp_path, program)
+    monkeypatch.setattr(py_spy, "find_py_spy", lambda: script)
+    result = run_probe(StacksProbe([victim.pid], samples=1), evidence, 10)
+    assert once.exists()
+    assert result.ok, result.reason
+    assert result.data.samples[0].threads
+
+
 def test_a_stopped_process_is_sampled_and_left_stopped(start_victim, evidence):
     victim = start_victim("blocked")
     os.kill(victim.pid, signal.SIGSTOP)
