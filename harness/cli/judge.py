@@ -95,17 +95,18 @@ def _tell(judged: list[tuple[Path, Incident, Rejudged]]) -> None:
         told = found.now.outcome.value
         if found.differs:
             told = f"[bold red]{found.then.outcome.value} → {told}[/]"
-        out.print(f"{path.name}  {told}{_counted(found)}")
+        parts = f"{len(found.changes)} of {len(found.parts)} conditions and claims differ"
+        if not found.changes:
+            parts = f"as recorded, with all {len(found.parts)} conditions and claims"
+        out.print(f"{path.name}  {told}  {parts}")
         _parts(out, found, every=len(judged) == 1)
-    other = sum(found.differs for _, _, found in judged)
     if len(judged) > 1:
-        out.print(f"{len(judged)} judged again: {len(judged) - other} as recorded, {other} not")
-
-
-def _counted(found: Rejudged) -> str:
-    if not found.changes:
-        return f"  as recorded, with all {len(found.parts)} conditions and claims"
-    return f"  {len(found.changes)} of {len(found.parts)} conditions and claims differ"
+        other = sum(found.differs for _, _, found in judged)
+        parts = sum(bool(found.changes) and not found.differs for _, _, found in judged)
+        out.print(
+            f"{len(judged)} judged again: {len(judged) - other - parts} as recorded, {other} with "
+            f"another verdict, {parts} with other conditions or claims alone"
+        )
 
 
 def _parts(out: Console, found: Rejudged, *, every: bool) -> None:

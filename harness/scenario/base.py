@@ -188,6 +188,9 @@ class Scenario(ABC):
         statement = self.filled(declared.statement)
         return Condition(declared.id, declared.part, statement, check, required=declared.required)
 
+    def _observable(self, check: Check | None) -> bool:
+        return check is not None and observable(own(check, self))
+
     def filled(self, text: str) -> str:
         """``text`` with the attribute called so in the place of ``{name}``: variants share it."""
         return re.sub(r"\{(\w+)\}", lambda name: str(getattr(self, name[1], name[0])), text)
@@ -209,7 +212,7 @@ class Scenario(ABC):
                 observed.setdefault(live.id, live)
             elif live == "optional":
                 observed.setdefault(declared.id, replace(declared, required=False))
-            elif live or (live is None and observable(own(declared.check or _nothing, self))):
+            elif live or (live is None and self._observable(declared.check)):
                 observed.setdefault(declared.id, declared)
         ordered = sorted(observed.values(), key=lambda declared: declared.part == "cause")
         return [self._bound(declared, run) for declared in ordered]
@@ -376,10 +379,6 @@ def with_variants(default: Scenario, *others: Scenario) -> Scenario:
     """A scenario that shows in several ways: ``SCENARIO = with_variants(One(), Another())``."""
     default.variants = (default, *others)
     return default
-
-
-def _nothing(evidence: Evidence) -> Finding:
-    return Finding.unknown("no check")
 
 
 def _paragraphs(text: str | None) -> list[str]:

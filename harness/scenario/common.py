@@ -39,9 +39,7 @@ def never_answered(label: str, statement: str = "", **more: Any) -> Declared:
         sent = requests.first(label)
         if not sent.timed_out:
             return Finding.of(False, f"{sent.status} {sent.error[:160]}".strip())
-        gate = [r.latency_s for r in requests.within("gate") if r.answered]
-        usual = f", against {max(gate):.2f} s at most in the gate" if gate else ""
-        return Finding.of(True, f"no answer in {sent.latency_s:.1f} s{usual}")
+        return Finding.of(True, f"no answer in {sent.latency_s:.1f} s{checks.usual(requests)}")
 
     statement = statement or f"{label}: neither refused nor answered"
     more = {"id": "no-answer", "live": not_answered(), **more}
@@ -113,41 +111,6 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 # ------------------------------------------------------------------ crashes
 
 
-def request_gets_500(label: Label, statement: str, **more: Any) -> Declared:
-    """The request gets 500, and a new text after it is not answered (:func:`crash.watch`)."""
-
-    def fails(requests: Requests) -> Finding:
-        name = label if isinstance(label, str) else label(requests.evidence)
-        return crash.requests_fail_with_500(requests, name)
-
-    return symptom(statement, fails, **{"id": "request-500", **more})
-
-
-def core_died(**more: Any) -> Declared:
-    """The core is gone; an observer sees that no process has its role, and the log's word."""
-    statement = "EngineCore is gone, and the API server says EngineDeadError"
-    return symptom(statement, crash.core_died, **{"live": core_is_dead("engine-dead"), **more})
-
-
-def core_is_dead(pattern: str) -> Declared:
-    """For an observer. ``pattern``: the log pattern of what the front calls it."""
-
-    def dead(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
-        return live_server.core_is_dead(evidence, logs, engine.core_role, pattern)
-
-    return symptom("EngineCore is gone, and the log says that it died", dead, id="core-died")
-
-
-def health_503(**more: Any) -> Declared:
-    statement = "/health answers 503 from then on, every time"
-    return symptom(statement, crash.health_is_503, **{"id": "health-503", **more})
-
-
-def server_exits(**more: Any) -> Declared:
-    more = {"id": "server-exits", "required": False, **more}
-    return symptom("the whole server ends by itself", crash.server_exits, **more)
-
-
 def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) -> Declared:
     """The first exception of the log is the core's, and matches ``pattern``.
 
@@ -162,9 +125,26 @@ def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) ->
 
 
 def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]:
-    """A request takes the server down."""
-    fails = request_gets_500(failing, statement, **more)
-    return fails, core_died(), health_503(**more), server_exits(**more)
+    """A request takes the server down: it gets 500, and a new text after it is not answered
+    (:func:`crash.watch`). An observer sees that no process is the core, and the log's word."""
+
+    def fails(requests: Requests) -> Finding:
+        name = failing if isinstance(failing, str) else failing(requests.evidence)
+        return crash.requests_fail_with_500(requests, name)
+
+    def dead(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
+        return live_server.core_is_dead(evidence, logs, engine.core_role, "engine-dead")
+
+    died = "EngineCore is gone, and the API server says EngineDeadError"
+    live = symptom("EngineCore is gone, and the log says that it died", dead, id="core-died")
+    silent = "/health answers 503 from then on, every time"
+    exits = {"required": False, **more}
+    return (
+        symptom(statement, fails, id="request-500", **more),
+        symptom(died, crash.core_died, live=live),
+        symptom(silent, crash.health_is_503, id="health-503", **more),
+        symptom("the whole server ends by itself", crash.server_exits, **exits),
+    )
 
 
 def death_rows(failing: Label, reply: str = "", error: str = "") -> tuple[Row, ...]:
@@ -283,17 +263,6 @@ def refused_or_answered(label: str, status: int = 400) -> Check:
         return Finding.of(sent.answered, f"{label}: {said}")
 
     return either
-
-
-def trigger_answered(requests: Requests) -> Finding:
-    """Every request of the trigger was answered."""
-    sent = requests.within("trigger")
-    bad = next((r for r in sent if not r.answered), None)
-    if bad is not None:
-        return Finding.of(False, f"{bad.label}: {bad.status or 'no answer'} {bad.error[:120]}")
-    if not sent:
-        return Finding.unknown("the trigger sent no request")
-    return Finding.of(True, f"all {len(sent)} requests of the trigger answered")
 
 
 def trigger_ended(requests: Requests) -> Finding:

@@ -39,9 +39,14 @@ def unanswered(requests: Requests) -> Finding:
     hung = next((r for r in sent if r.timed_out), None)
     if hung is None:
         return Finding.of(False, f"all {len(sent)} requests of the trigger ended in time")
+    text = f"{hung.label}: no answer in {hung.latency_s:.1f} s{usual(requests)}"
+    return Finding.of(True, text)
+
+
+def usual(requests: Requests) -> str:
+    """How soon requests of the gate were answered, as the end of a sentence."""
     gate = [r.latency_s for r in requests.within("gate") if r.answered]
-    usual = f", against {max(gate):.2f} s at most in the gate" if gate else ""
-    return Finding.of(True, f"{hung.label}: no answer in {hung.latency_s:.1f} s{usual}")
+    return f", against {max(gate):.2f} s at most in the gate" if gate else ""
 
 
 def probe_unanswered(inference: InferenceData) -> Finding:
