@@ -23,11 +23,7 @@ STATUS = {
     Truth.NOT_MET: ClaimStatus.REFUTED,
     Truth.UNKNOWN: ClaimStatus.NOT_TESTED,
 }
-OPPOSITE = {
-    Truth.MET: Truth.NOT_MET,
-    Truth.NOT_MET: Truth.MET,
-    Truth.UNKNOWN: Truth.UNKNOWN,
-}
+OPPOSITE = {Truth.MET: Truth.NOT_MET, Truth.NOT_MET: Truth.MET}
 
 
 def symptom_rows(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
@@ -103,7 +99,7 @@ class _Case:
             id=claim.id,
             text=claim.text,
             source=named(claim.source) or self.scenario.report,
-            status=STATUS[OPPOSITE[found.truth] if claim.refuted else found.truth],
+            status=STATUS[OPPOSITE.get(found.truth, found.truth) if claim.refuted else found.truth],
             observed=found.observed + note,
         )
 

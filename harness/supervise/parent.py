@@ -175,7 +175,11 @@ def guard(*, owned: bool) -> tuple[int, int]:
         pass
     if os.getppid() == parent:
         os.kill(parent, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+    for _ in range(500):  # the parent may write into it until it is gone
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break
+        time.sleep(0.01)
     os._exit(0)
 
 

@@ -30,8 +30,11 @@ def recorded(name: str) -> Path:
     return next(path for path in CORPUS if path.stem == name)
 
 
-def test_every_recording_is_judged_as_it_was() -> None:
+def test_every_recording_is_judged_as_it_was(
+    incidents: dict[str, Incident], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In one command, with each condition and claim."""
+    monkeypatch.setattr("mmrepro.reports.load", lambda path: incidents[path.stem])  # read once
     said = runner.invoke(app, ["judge", "--json", *map(str, CORPUS)])
     assert said.exit_code == 0, said.output
     documents = json.loads(said.output)
