@@ -102,10 +102,10 @@ def _tell(judged: list[tuple[Path, Incident, Rejudged]]) -> None:
         _parts(out, found, every=len(judged) == 1)
     if len(judged) > 1:
         other = sum(found.differs for _, _, found in judged)
-        parts = sum(bool(found.changes) and not found.differs for _, _, found in judged)
+        alone = sum(bool(found.changes) and not found.differs for _, _, found in judged)
         out.print(
-            f"{len(judged)} judged again: {len(judged) - other - parts} as recorded, {other} with "
-            f"another verdict, {parts} with other conditions or claims alone"
+            f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, {other} with "
+            f"another verdict, {alone} with other conditions or claims alone"
         )
 
 
