@@ -46,7 +46,8 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
     gate = incident.gate.deadline_s if incident.gate else None  # all that older incidents tell
     applied = frozenset(m.name for m in incident.mitigations if m.applied)
     known = {f.name for f in scenario.factors}
-    flips = (s.name.removeprefix("factor ") for s in incident.engine.settings)
+    settings = (s.name.partition("factor ") for s in incident.engine.settings)
+    flips = (name for before, mark, name in settings if mark and not before)
     return RunFacts(
         release=incident.engine.release,
         fidelity=incident.fidelity,
