@@ -26,6 +26,7 @@ CLASS_WORDS: Final[dict[FactorClass, str]] = {
     FactorClass.IRRELEVANT: "irrelevant",
     FactorClass.HIDES: "hides it",
     FactorClass.OTHER: "other failure",
+    FactorClass.NOT_TESTED: "not tested",
     FactorClass.INCONCLUSIVE: "inconclusive",
 }
 CLASS_MEANINGS: Final[dict[FactorClass, str]] = {
@@ -38,6 +39,8 @@ CLASS_MEANINGS: Final[dict[FactorClass, str]] = {
     FactorClass.HIDES: "flipped alone, the symptom is gone, but the cause was seen to be still "
     "there",
     FactorClass.OTHER: "flipped alone, it fails in another way",
+    FactorClass.NOT_TESTED: "its flip was not seen to take effect, so that its run tells nothing "
+    "of it",
     FactorClass.INCONCLUSIVE: "flipped alone, too little could be seen to say",
 }
 CLASS_TONES: Final[dict[FactorClass, str]] = {
@@ -47,6 +50,7 @@ CLASS_TONES: Final[dict[FactorClass, str]] = {
     FactorClass.IRRELEVANT: "soft",
     FactorClass.HIDES: "bad",
     FactorClass.OTHER: "unsure",
+    FactorClass.NOT_TESTED: "unsure",
     FactorClass.INCONCLUSIVE: "unsure",
 }
 STATE_WORDS: Final[dict[CellState, str]] = {
@@ -55,6 +59,7 @@ STATE_WORDS: Final[dict[CellState, str]] = {
     CellState.HIDDEN: "hidden: the cause is still there",
     CellState.OTHER: "fails in another way",
     CellState.UNDECIDED: "undecided",
+    CellState.NOT_TESTED: "not tested: a flip was not seen to take effect",
     CellState.LOST: "no run reached a verdict",
 }
 SYMPTOM_WORDS: Final = {Truth.MET: "there", Truth.NOT_MET: "gone", Truth.UNKNOWN: "unknown"}

@@ -178,10 +178,9 @@ def _conditions(incident: Incident) -> str:
     rows = []
     for c in incident.verdict.conditions[:80]:
         files = ", ".join(gfm.code(f, 160) for f in c.evidence[:4])
-        part = c.part if c.required else f"{c.part} (supporting)"
         mark = f"{words.TRUTH_MARKS[c.truth]} {words.TRUTH_WORDS[c.truth]}"
         said = f"{gfm.code(c.id, 80)} {gfm.cell(c.statement)}"
-        rows.append([mark, part, said, gfm.cell(c.observed), files or "–"])
+        rows.append([mark, gfm.cell(words.part_words(c)), said, gfm.cell(c.observed), files or "–"])
     return gfm.table(["", "part", "condition", "observed", "in evidence/"], rows)
 
 
@@ -288,7 +287,7 @@ def _mitigations(incident: Incident) -> str:
             [
                 gfm.code(m.name),
                 gfm.cell(m.description),
-                words.effective_words(m.applied, m.effective),
+                gfm.cell(words.effective_words(m) + (f": {m.observed}" if m.observed else "")),
                 gfm.code(m.command),
             ]
             for m in incident.mitigations[:40]

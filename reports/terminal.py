@@ -87,9 +87,8 @@ def _conditions(incident: Incident, out: Printer) -> None:
         return
     out.heading(f"Conditions: {view.condition_count(incident)}")
     for c in incident.verdict.conditions[:40]:
-        part = c.part if c.required else f"{c.part}, supporting"
         out.line(
-            "  ", (words.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part} {c.id}: ",
+            "  ", (words.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {words.part_words(c)} {c.id}: ",
             c.statement + ": ",
             (c.observed, "dim"),
         )  # fmt: skip

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
-from mmrepro.incident import ClaimStatus, Fidelity
-from mmrepro.signature import Outcome, Truth
+from mmrepro.incident import ClaimStatus, Fidelity, MitigationFacts
+from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {
     Outcome.REPRODUCED: "Reproduced",
@@ -54,15 +54,24 @@ def abnormal_words(abnormal: bool | None) -> str:
     return {True: "yes", False: "no", None: "could not be told"}[abnormal]
 
 
-def effective_words(applied: bool, effective: bool | None) -> str:
+def part_words(condition: ConditionResult) -> str:
+    """Which part of the signature a condition is of, and what it counts for."""
+    if condition.waived:
+        return f"{condition.part}, taken away by {condition.waived}"
+    return condition.part if condition.required else f"{condition.part}, supporting"
+
+
+def effective_words(mitigation: MitigationFacts) -> str:
     """What a run says of a mitigation; one that was not applied says nothing of it."""
-    if not applied:
+    if not mitigation.applied:
         return "not tried in this run"
+    if mitigation.hides:
+        return "hid the failure: the cause is still there"
     return {
         True: "prevented the failure",
         False: "did not prevent it",
         None: "applied; its effect could not be told",
-    }[effective]
+    }[mitigation.effective]
 
 
 def sane(number: float) -> bool:

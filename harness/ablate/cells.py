@@ -138,6 +138,7 @@ def _cell_run(
         cause=cause.truth,
         cause_observed=cause.observed,
         explanation=incident.verdict.explanation if incident.verdict else "",
+        without_effect=_without_effect(incident),
         fidelity=incident.fidelity,
         start_mode=incident.engine.start_mode,
         stand_ins=incident.stand_ins,
@@ -167,6 +168,11 @@ def _part(incident: Incident, part: Part) -> Finding:
     truth = combine([c.truth for c in results])
     shown: list[ConditionResult] = [c for c in results if c.truth is truth]
     return Finding(truth, "; ".join(f"{c.id}: {c.observed}" for c in shown))
+
+
+def _without_effect(incident: Incident) -> str:
+    flips = [c for c in incident.verdict.conditions if c.part == "flip"] if incident.verdict else []
+    return "; ".join(f"{c.statement}: {c.observed}" for c in flips if c.truth is not Truth.MET)
 
 
 def slug(flips: tuple[str, ...]) -> str:

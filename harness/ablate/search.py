@@ -150,6 +150,9 @@ def _judged(
         )
     if state is CellState.OTHER:
         return Judged(FactorClass.OTHER, None, None, "flipped alone it fails in another way")
+    if state is CellState.NOT_TESTED:
+        why = "its flip was not seen to take effect"
+        return Judged(FactorClass.NOT_TESTED, None, None, why)
     if state is not CellState.FAILS:
         return _unknown(f"flipped alone: {state}")
     member = next((c for c in cures if name in c.flips), None)

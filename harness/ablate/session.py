@@ -25,6 +25,7 @@ from mmrepro.incident.ablation import (
     CellState,
     Conclusion,
     Cure,
+    FactorClass,
     FactorResult,
     Role,
 )
@@ -175,6 +176,10 @@ class Ablating:
             judged = found.factors[factor.name]
             factor.factor_class, factor.why = judged.factor_class, judged.why
             factor.cures_alone, factor.needed = judged.cures_alone, judged.needed
+            cell = ablation.cell([factor.name])
+            if factor.factor_class is FactorClass.NOT_TESTED and cell is not None:
+                seen = next(filter(None, (run.without_effect for run in cell.runs)), "")
+                factor.why += f" ({seen})"
         ablation.cures = [
             Cure(
                 flips=list(cure.flips),

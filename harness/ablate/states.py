@@ -17,6 +17,8 @@ def state_of_run(run: CellRun) -> CellState:
     """
     if run.outcome is None:
         return CellState.LOST
+    if run.without_effect:
+        return CellState.NOT_TESTED
     if run.outcome is Outcome.REPRODUCED:
         return CellState.FAILS
     if run.outcome is Outcome.DIFFERENT_FAILURE:
@@ -53,9 +55,11 @@ def state_of_cell(
         return CellState.UNDECIDED, f"{said or 'no run'}, of {repeat}"
     if count[CellState.LOST] == done:
         return CellState.LOST, said
-    for state in (CellState.OTHER, CellState.UNDECIDED, CellState.LOST):
+    for state in (CellState.OTHER, CellState.NOT_TESTED):
         if count[state]:
-            return state if state is CellState.OTHER else CellState.UNDECIDED, said
+            return state, said
+    if count[CellState.UNDECIDED] or count[CellState.LOST]:
+        return CellState.UNDECIDED, said
     return (CellState.HIDDEN if count[CellState.HIDDEN] else CellState.CURED), said
 
 

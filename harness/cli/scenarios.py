@@ -118,8 +118,13 @@ def show(
     out.print(Padding(loaded.summary, (0, 2)))
     out.print("\n[bold]Why")
     out.print(Padding(loaded.explanation, (0, 2)), markup=False)
-    for part in ("symptom", "cause"):
-        out.print(f"\n[bold]Conditions of the {part}")
+    titles = {
+        "precondition": "Preconditions: the trigger arrived",
+        "symptom": "Conditions of the symptom",
+        "cause": "Conditions of the cause",
+    }
+    for part, title in titles.items():
+        out.print(f"\n[bold]{title}")
         for condition in conditions:
             if condition.part == part:
                 marks = "" if condition.required else ", supporting"

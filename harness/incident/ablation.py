@@ -28,6 +28,8 @@ class CellState(StrEnum):
     """It fails, but not like that."""
     UNDECIDED = "undecided"
     """Too little is known: the cause could not be seen, say, or the runs differ."""
+    NOT_TESTED = "not-tested"
+    """A flip was not seen to take effect: whatever the run shows, it shows nothing of it."""
     LOST = "lost"
     """No verdict was reached: infrastructure."""
 
@@ -41,6 +43,7 @@ class FactorClass(StrEnum):
     IRRELEVANT = "irrelevant"
     HIDES = "hides-it"
     OTHER = "other-failure"
+    NOT_TESTED = "not-tested"
     INCONCLUSIVE = "inconclusive"
 
 
@@ -67,6 +70,9 @@ class CellRun(Record):
     cause: Annotated[Truth, Field(description="met: the cause is there, also without the symptom")]
     cause_observed: str = ""
     explanation: str = ""
+    without_effect: Annotated[
+        str, Field(description="flips that were not seen to take effect, and what was seen")
+    ] = ""
     fidelity: Fidelity | None = None
     start_mode: Annotated[str, Field(description='cold, fork or warm; "": none was used')] = ""
     stand_ins: list[StandIn] = []

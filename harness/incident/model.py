@@ -208,8 +208,16 @@ class MitigationFacts(Record):
     description: str
     applied: bool
     effective: Annotated[
-        bool | None, Field(description="seen to prevent the failure in this run; None: not applied")
+        bool | None,
+        Field(
+            description="seen to prevent the failure in this run: symptom and cause are gone; "
+            "None: not applied, or it could not be told"
+        ),
     ] = None
+    hides: Annotated[
+        bool, Field(description="the symptom is gone, the cause was seen to be still there")
+    ] = False
+    observed: Annotated[str, Field(description="what its effect was told by")] = ""
     command: Annotated[str, Field(description="how to try it")]
 
 

@@ -34,6 +34,40 @@ def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
     )
 
 
+@dataclass(frozen=True)
+class Effect:
+    """What a run tells of the mitigations that it had, all together.
+
+    Attributes:
+        prevented: symptom and cause are gone; False: the failure is there, or its cause; None: it
+            does not tell.
+        hides: the symptom is gone, and the cause was seen to be still there.
+    """
+
+    prevented: bool | None
+    observed: str
+    hides: bool = False
+
+    @property
+    def word(self) -> str:
+        if self.hides:
+            return "hidden"
+        return {True: "prevented", False: "not-prevented", None: "not-told"}[self.prevented]
+
+
+def effect(scenario: Scenario, evidence: Evidence, facts: RunFacts, verdict: Verdict) -> Effect:
+    """Whether the run's mitigations prevented the failure, or only its symptom."""
+    if verdict.outcome is Outcome.REPRODUCED:
+        return Effect(False, verdict.explanation)
+    if verdict.outcome is not Outcome.NOT_REPRODUCED:
+        return Effect(None, verdict.explanation)
+    remains = guarded(lambda seen: scenario.cause_remains(seen, facts), evidence)
+    told = f"no symptom; the cause: {remains.observed}"
+    if remains.truth is Truth.UNKNOWN:
+        return Effect(None, told)
+    return Effect(remains.truth is Truth.NOT_MET, told, hides=remains.truth is Truth.MET)
+
+
 def expectation(scenario: Scenario, facts: RunFacts) -> tuple[Outcome | None, str]:
     """What is expected of such a run, and why; of one with flipped factors nothing."""
     if facts.flips:  # what a factor does is to be found out
@@ -62,7 +96,7 @@ class Change:
     """A condition or claim, then and now; "": it was not there.
 
     Attributes:
-        kind: symptom, cause or claim.
+        kind: part of the signature, claim, or mitigation.
     """
 
     kind: str
@@ -107,8 +141,14 @@ def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:
         )
     evidence, facts = incident.evidence, facts_of(incident, scenario)
     now = judge(scenario, evidence, facts)
+    applied = [m for m in incident.mitigations if m.applied]
+    told_now = effect(scenario, evidence, facts, now)
     before = _told(incident.verdict.conditions, incident.claims)
     after = _told(now.conditions, scenario.claim_results(evidence, facts))
+    for mitigation in applied:
+        then = Effect(mitigation.effective, mitigation.observed, mitigation.hides)
+        for told, one in ((before, then), (after, told_now)):
+            told["mitigation", mitigation.name] = ("mitigation", one.word, one.observed)
     parts = []
     for key in {**after, **before}:
         kind, _, observed = after.get(key) or before[key]
@@ -119,9 +159,9 @@ def rejudge(incident: Incident, scenario: Scenario) -> Rejudged:
 
 def _told(
     conditions: Iterable[ConditionResult], claims: Iterable[ClaimResult]
-) -> dict[tuple[bool, str], tuple[str, str, str]]:
-    """Kind, truth or status, and what was observed, by whether it is a claim and its id."""
+) -> dict[tuple[str, str], tuple[str, str, str]]:
+    """Kind, truth or status, and what was observed, by what it is and its id."""
     return {
-        **{(False, r.id): (r.part, r.truth.value, r.observed) for r in conditions},
-        **{(True, c.id): ("claim", c.status.value, c.observed) for c in claims},
+        **{("condition", r.id): (r.part, r.truth.value, r.observed) for r in conditions},
+        **{("claim", c.id): ("claim", c.status.value, c.observed) for c in claims},
     }

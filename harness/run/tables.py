@@ -28,10 +28,10 @@ from mmrepro.models import TinyModel
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.records import EVIDENCE_DIR, Fidelity, Moment, Setting
 from mmrepro.reproducers import reproducer_path
+from mmrepro.run.judge import Effect, effect
 from mmrepro.run.options import RunOptions
 from mmrepro.run.source import read_definition
 from mmrepro.scenario import RunFacts, Scenario
-from mmrepro.signature import Outcome
 from mmrepro.signature.views import log_count
 
 T = TypeVar("T")
@@ -163,9 +163,8 @@ def note_judged(
     incident.claims = guarded(lambda: scenario.claim_results(evidence, facts), [], "claims")
     incident.log_lines = log_excerpts(evidence, scenario)
     count_stand_ins(incident)
-    for mitigation in incident.mitigations:  # of one that was not applied, a run tells nothing
-        if mitigation.applied and incident.outcome is not Outcome.INCONCLUSIVE:
-            mitigation.effective = incident.outcome is Outcome.NOT_REPRODUCED
+    if incident.verdict is not None:
+        note_effects(incident.mitigations, effect(scenario, evidence, facts, incident.verdict))
     excerpts = (read_definition(environment.site_packages, ref) for ref in scenario.sources)
     incident.sources = [excerpt for excerpt in excerpts if excerpt is not None]
 
@@ -178,6 +177,14 @@ def with_pictures(exhibits: list[Exhibit], folder: Path) -> list[Exhibit]:
         if not shown.png and file.is_file() and file.stat().st_size <= MAX_PICTURE_BYTES:
             shown.png = file.read_bytes()
     return exhibits
+
+
+def note_effects(mitigations: Iterable[MitigationFacts], told: Effect) -> None:
+    """Of those that were not applied, a run tells nothing; the others it tells of together."""
+    for mitigation in mitigations:
+        if mitigation.applied:
+            mitigation.effective, mitigation.hides = told.prevented, told.hides
+            mitigation.observed = told.observed
 
 
 def count_stand_ins(incident: Incident) -> None:

@@ -96,6 +96,7 @@ from mmrepro.scenario.declare import (
     cure as cure,
     hypothesis as hypothesis,
     issue as issue,
+    precondition as precondition,
     pull as pull,
     quote as quote,
     row as row,

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar, get_args
 
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.errors import UsageError
@@ -33,10 +33,11 @@ from mmrepro.signature import (
     Condition,
     Finding,
     Outcome,
+    Part,
     combine,
     evaluate,
 )
-from mmrepro.signature.decide import all_met, guarded
+from mmrepro.signature.decide import FLIP, all_met, guarded
 from mmrepro.traffic.drive import Drive
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -86,6 +87,9 @@ class Scenario(ABC):
     """Name: regular expression; matching lines are kept by the logs probe."""
     key_log_patterns: ClassVar[tuple[str, ...]] = ()
     """Names of the patterns whose lines the report quotes."""
+    preconditions: ClassVar[tuple[Declared, ...]] = ()
+    """What is seen where the trigger arrived (``@precondition`` methods come after them): without
+    one, no run of the scenario is ever ``not-reproduced``."""
     symptoms: ClassVar[tuple[Declared, ...]] = ()
     """Conditions of the symptom (``@symptom`` methods come after them)."""
     causes: ClassVar[tuple[Declared, ...]] = ()
@@ -162,15 +166,20 @@ class Scenario(ABC):
     # ------------------------------------------------------------------ signature
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
-        """The signature: what is declared, the symptom first."""
-        return [self._bound(declared, facts) for declared in self.declared()]
+        """The signature: what is declared, and that what was flipped took effect."""
+        flipped = [f for f in self.factors if f.name in facts.flips]
+        return [
+            *(self._bound(declared, facts) for declared in self.declared()),
+            *(self._bound(_flip(f), facts) for f in flipped),
+        ]
 
     def declared(self) -> list[Declared]:
-        """All conditions that the class declares, as attributes or methods; the symptom first."""
+        """All conditions that the class declares, as attributes or methods: preconditions, then
+        the symptom, then the cause."""
         methods = tagged(type(self)).declared
-        found = [*self.symptoms, *self.causes]
+        found = [*self.preconditions, *self.symptoms, *self.causes]
         found += [replace(one, check=getattr(self, name)) for name, one in methods.items()]
-        return sorted(found, key=lambda one: one.part == "cause")
+        return sorted(found, key=lambda one: get_args(Part).index(one.part))
 
     def named_conditions(self) -> Iterator[tuple[str, str]]:
         """The conditions that rows and claims name: by what, and the id."""
@@ -186,7 +195,11 @@ class Scenario(ABC):
         assert declared.check is not None
         check = bind(declared.check, self, facts)
         statement = self.filled(declared.statement)
-        return Condition(declared.id, declared.part, statement, check, required=declared.required)
+        changed = facts.mitigations | facts.flips
+        waived = next((name for name in declared.removed_by if name in changed), "")
+        return Condition(
+            declared.id, declared.part, statement, check, required=declared.required, waived=waived
+        )
 
     def _observable(self, check: Check | None) -> bool:
         return check is not None and observable(own(check, self))
@@ -208,6 +221,8 @@ class Scenario(ABC):
         observed = {declared.id: declared for declared in self.live_only}
         for declared in self.declared():
             live = declared.live
+            if declared.part == "precondition":  # a look brings no trigger
+                continue
             if isinstance(live, Declared):
                 observed.setdefault(live.id, live)
             elif live == "optional":
@@ -379,6 +394,11 @@ def with_variants(default: Scenario, *others: Scenario) -> Scenario:
     """A scenario that shows in several ways: ``SCENARIO = with_variants(One(), Another())``."""
     default.variants = (default, *others)
     return default
+
+
+def _flip(factor: Factor) -> Declared:
+    said = f"{factor.name} is flipped: {factor.setting} instead of {factor.failing}"
+    return Declared(FLIP.format(factor.name), "flip", said, factor.took_effect)
 
 
 def _paragraphs(text: str | None) -> list[str]:

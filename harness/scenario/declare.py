@@ -95,6 +95,7 @@ class Declared:
         reported: what the original report says of it, for the table of symptoms.
         abnormal: whether "met" is the abnormal case, for that table; that other requests are
             answered, say, is not.
+        removed_by: of a precondition, names of the mitigations and factors that take it away.
     """
 
     id: str
@@ -105,6 +106,7 @@ class Declared:
     live: bool | Literal["optional"] | Declared | None = None
     reported: str = ""
     abnormal: bool = True
+    removed_by: tuple[str, ...] = ()
 
 
 TAG: Final = "__mmrepro__"
@@ -130,6 +132,19 @@ def cause(statement: str, **more: Any) -> Callable[[F], F]: ...
 def cause(statement: str, check: Check | None = None, **more: Any) -> Any:
     """A condition of the cause; as :func:`symptom`."""
     return _condition("cause", statement, check, more)
+
+
+@overload
+def precondition(statement: str, check: Check, **more: Any) -> Declared: ...
+@overload
+def precondition(statement: str, **more: Any) -> Callable[[F], F]: ...
+def precondition(statement: str, check: Check | None = None, **more: Any) -> Any:
+    """What is seen where the trigger came as far as the failure needs it; as :func:`symptom`.
+
+    Without it, that nothing failed means nothing: the verdict is inconclusive. ``removed_by``:
+    mitigations and factors whose purpose it is to take it away. Live observers have none.
+    """
+    return _condition("precondition", statement, check, {"live": False, **more})
 
 
 def _condition(part: Part, statement: str, check: Check | None, more: dict[str, Any]) -> Any:

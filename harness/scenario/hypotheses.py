@@ -16,7 +16,7 @@ def classed(ablation: Ablation, factor: str, classes: Collection[FactorClass]) -
     found = ablation.factor(factor)
     if found is None:
         return Finding.unknown(f"{factor} was not among the factors")
-    unclear = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER)
+    unclear = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER, FactorClass.NOT_TESTED)
     if found.factor_class in unclear and found.factor_class not in classes:
         return Finding.unknown(f"{factor}: {found.why or 'not run'}")
     return Finding.of(found.factor_class in classes, f"{factor}: {found.why}")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.records import Fidelity
+from mmrepro.signature.decide import Finding
 from packaging.version import Version
+
+
+def _untold() -> Finding:
+    return Finding.unknown("the scenario does not say what shows that the flip took effect")
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,9 @@ class Factor:
         env: variables that the flip adds to the server's environment.
         patch: code that the flip puts in front of the engine's modules.
         claim: what is said of it, and by whom; for the report.
+        took_effect: a check, met where the evidence of a flipped run shows that the flip took
+            effect: what the engine says of its configuration, say, and not the options that it was
+            given. Without that an ablation says nothing of the factor.
     """
 
     name: str
@@ -38,6 +46,7 @@ class Factor:
     env: Mapping[str, str] = field(default_factory=dict)
     patch: Patch | None = None
     claim: str = ""
+    took_effect: Callable[..., Finding] = _untold
 
     @property
     def setting(self) -> str:

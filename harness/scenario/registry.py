@@ -124,6 +124,14 @@ def _check_ids(scenario: Scenario, where: str) -> None:
                 "is a hook of Scenario.",
                 hint=f'another name, and id="{name.replace("_", "-")}"',
             )
+    changes = {*(m.name for m in scenario.mitigations), *(f.name for f in scenario.factors)}
+    for declared in scenario.declared():
+        if unknown := sorted(set(declared.removed_by) - changes):
+            raise BrokenScenario(
+                f"The scenario in {where} has the precondition {declared.id!r} removed by "
+                f"{unknown[0]!r}, which is no mitigation or factor of it.",
+                hint=f"it has: {', '.join(sorted(changes)) or 'none'}",
+            )
     known: set[str] = set()
     live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
     for conditions in (*(scenario.conditions(_facts(scenario, f)) for f in Fidelity), live):

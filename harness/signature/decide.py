@@ -1,13 +1,14 @@
 """Conditions over evidence, and the verdict that follows from them. Pure functions, no I/O.
 
 The rules (DESIGN.md, "Verdicts are sacred"): a condition that cannot be decided is unknown and
-never true; ``reproduced`` needs every required condition of the symptom and of the cause; a
+never true; ``reproduced`` needs every required condition of the symptom and of the cause; neither
+it nor ``not-reproduced`` is said where the trigger was not seen to arrive (the preconditions); a
 checker that crashes yields unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -30,7 +31,11 @@ class Outcome(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
-Part = Literal["symptom", "cause"]
+Part = Literal["precondition", "symptom", "cause", "flip"]
+"""``precondition``: the trigger came as far as the failure needs it. ``flip``: a flipped factor
+took effect; of a run's verdict it decides nothing."""
+FLIP = "flip-{}"
+"""Id of the condition that the factor called so took effect."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class Condition:
     """One named statement about evidence.
 
     ``required=False`` marks a supporting condition: shown, never decisive (a bare /proc cannot
-    count system calls, say).
+    count system calls, say). ``waived``: of a precondition, the mitigation or flipped factor of
+    this run that takes it away; "": none does.
     """
 
     id: str
@@ -66,6 +72,7 @@ class Condition:
     statement: str
     check: Checker
     required: bool = True
+    waived: str = ""
 
 
 class ConditionResult(Record):
@@ -76,6 +83,9 @@ class ConditionResult(Record):
     truth: Truth
     observed: str
     evidence: Annotated[list[str], Field(description="raw files below evidence/")] = []
+    waived: Annotated[
+        str, Field(description="what takes this precondition away in this run, on purpose")
+    ] = ""
 
 
 class Verdict(Record):
@@ -102,6 +112,7 @@ def _judge(condition: Condition, evidence: Evidence) -> ConditionResult:
         truth=finding.truth,
         observed=finding.observed,
         evidence=list(finding.evidence),
+        waived=condition.waived,
     )
 
 
@@ -133,7 +144,7 @@ def decide(
     """The outcome and one sentence why.
 
     Args:
-        results: the judged conditions; only required ones decide.
+        results: the judged conditions; only required ones decide, and no ``flip``.
         gate_passed: the steady state was reached before the trigger.
         healthy_after: whether the engine still does its work after the trigger; it tells
             "nothing happened" from "something else broke" when the symptom is absent.
@@ -142,9 +153,12 @@ def decide(
         return Outcome.INCONCLUSIVE, "the gate failed: the engine was not healthy to begin with"
     symptom = combine([r.truth for r in results if r.required and r.part == "symptom"])
     cause = combine([r.truth for r in results if r.required and r.part == "cause"])
+    arrived, missing = trigger_arrived(results)
     if symptom is Truth.MET:
-        if cause is Truth.MET:
+        if cause is Truth.MET and arrived:
             return Outcome.REPRODUCED, "every condition of the symptom and of the cause is met"
+        if cause is Truth.MET:
+            return Outcome.INCONCLUSIVE, f"symptom and cause are there, but {missing}"
         if cause is Truth.NOT_MET:
             return (
                 Outcome.DIFFERENT_FAILURE,
@@ -161,6 +175,8 @@ def decide(
             Outcome.INCONCLUSIVE,
             "the symptom could not be decided: " + _named(results, "symptom", Truth.UNKNOWN),
         )
+    if healthy_after.truth is Truth.MET and not arrived:
+        return Outcome.INCONCLUSIVE, f"the symptom is absent, which means nothing: {missing}"
     if healthy_after.truth is Truth.MET:
         return (
             Outcome.NOT_REPRODUCED,
@@ -174,6 +190,30 @@ def decide(
         f"the symptom is absent but whether the engine still works is unknown: "
         f"{healthy_after.observed}",
     )
+
+
+def trigger_arrived(results: Sequence[ConditionResult]) -> tuple[bool, str]:
+    """Whether every required precondition is met or taken away on purpose; else what is lacking.
+
+    A flip that was not seen to take effect takes nothing away. Of a scenario without any
+    precondition nobody knows what its trigger must do: it did not arrive.
+    """
+    own = [r for r in results if r.required and r.part == "precondition"]
+    flips = {r.id: r.truth for r in results if r.part == "flip"}
+    counted = [r for r in own if not _taken_away(r, flips)]
+    if not own:
+        return False, "the scenario declares no precondition"
+    if all(r.truth is Truth.MET for r in counted):
+        return True, ""
+    lacking = (r for r in counted if r.truth is not Truth.MET)
+    return False, "the trigger was not seen to arrive: " + "; ".join(
+        f"{r.id} is {r.truth} ({r.observed})" for r in lacking
+    )
+
+
+def _taken_away(result: ConditionResult, flips: Mapping[str, Truth]) -> bool:
+    by = result.waived
+    return bool(by) and flips.get(FLIP.format(by), Truth.MET) is Truth.MET
 
 
 def _named(results: Sequence[ConditionResult], part: Part, truth: Truth) -> str:

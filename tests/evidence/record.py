@@ -3,12 +3,14 @@
 Usage:  uv run python tests/evidence/record.py                 # run and pack what is missing
         uv run python tests/evidence/record.py --only WORD     # of it, cases that hold WORD
         uv run python tests/evidence/record.py --from DIR…     # pack finished runs
+        uv run python tests/evidence/record.py --rejudge NAME… # write the present judgement in
         uv run python tests/evidence/record.py --table         # README's table and truths.json
 
 A recording is NAME.zip: the ``incident.json`` of one real run and the manifest that a bundle has,
 so that ``mmrepro.reports.load`` reads it. Nothing in it is edited but texts that name this machine
 (see ``without_places``). Reports and raw evidence stay out. What is packed already is left alone
-unless --force is given.
+unless --force is given. --rejudge leaves the evidence as it is and replaces what was concluded from
+it: the verdict, the symptoms, the claims and what mitigations did.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest
+from mmrepro.run.judge import Effect, effect, facts_of, judge
+from mmrepro.run.tables import note_effects
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.text.redact import PLACEHOLDER, Redactor
 
@@ -182,20 +186,25 @@ def pack(folder: Path, *, force: bool) -> Path | None:
         ValueError: the run is not complete, or a path of this machine would be left in it.
     """
     incident = load(folder)
-    target = HERE / f"{name_of(case_of(incident))}.zip"
-    if target.exists() and not force:
+    if (HERE / f"{name_of(case_of(incident))}.zip").exists() and not force:
         return None
     if incident.state != "complete" or incident.verdict is None:
         raise ValueError(f"{folder}: the run is {incident.state}")
+    return packed(incident, original_bytes=(folder / INCIDENT_FILE).stat().st_size)
+
+
+def packed(incident: Incident, original_bytes: int = 0) -> Path:
+    """As :func:`pack`, of what was read; ``original_bytes``: 0 for what was packed before."""
+    target = HERE / f"{name_of(case_of(incident))}.zip"
     text = packed_text(incident)
     if left := places_in(text):
-        raise ValueError(f"{folder}: paths of this machine: {', '.join(left[:5])}")
+        raise ValueError(f"{target.stem}: paths of this machine: {', '.join(left[:5])}")
     data = text.encode()
     listed = BundledFile(
         name=INCIDENT_FILE,
         bytes=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
-        original_bytes=(folder / INCIDENT_FILE).stat().st_size,
+        original_bytes=original_bytes or len(data),
         redactions=len(PLACEHOLDER.findall(text)),
     )
     manifest = BundleManifest(
@@ -212,6 +221,17 @@ def pack(folder: Path, *, force: bool) -> Path | None:
             archive.writestr(entry, content)
     load(target)
     return target
+
+
+def rejudged(incident: Incident) -> Incident:
+    """``incident`` with the conclusions that its evidence leads to now."""
+    scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+    evidence, facts = incident.evidence, facts_of(incident, scenario)
+    incident.verdict = judge(scenario, evidence, facts)
+    incident.symptoms = scenario.symptom_rows(evidence, facts)
+    incident.claims = scenario.claim_results(evidence, facts)
+    note_effects(incident.mitigations, effect(scenario, evidence, facts, incident.verdict))
+    return incident
 
 
 def record(case: str, folder: Path) -> None:
@@ -240,6 +260,11 @@ def truths(incident: Incident) -> dict[str, Any]:
         "outcome": incident.verdict.outcome,
         "conditions": {c.id: c.truth for c in incident.verdict.conditions},
         "claims": {c.id: c.status for c in incident.claims},
+        "mitigations": {
+            m.name: Effect(m.effective, m.observed, m.hides).word
+            for m in incident.mitigations
+            if m.applied
+        },
         "symptoms": [[row.check, row.abnormal] for row in incident.symptoms],
         "exhibits": len(incident.exhibits),
         "key_stack": incident.key_stack is not None,
@@ -279,7 +304,9 @@ def main() -> int:
                         help="pack these folders of finished runs; run nothing")  # fmt: skip
     parser.add_argument("--only", default="", metavar="WORD", help="only cases that hold WORD")
     parser.add_argument("--list", action="store_true", help="print the cases and whether packed")
-    parser.add_argument("--table", action="store_true", help="only write the table and truths.json")
+    parser.add_argument("--table", action="store_true", help="only write the two lists")
+    parser.add_argument("--rejudge", nargs="+", default=[], metavar="NAME",
+                        help="judge these recordings again (all: every one)")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="pack anew what is packed already")
     asked = parser.parse_args()
     failed = 0
@@ -287,6 +314,11 @@ def main() -> int:
         for case in CASES:
             there = (HERE / f"{name_of(case)}.zip").exists()
             print("packed " if there else "missing", case)
+        return 0
+    if asked.rejudge:
+        for path in sorted(HERE.glob("*.zip")):
+            if path.stem in asked.rejudge or "all" in asked.rejudge:
+                print(f"judged again: {packed(rejudged(load(path))).stem}")
         return 0
     missing = []
     if not asked.folders and not asked.table:

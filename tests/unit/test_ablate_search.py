@@ -114,13 +114,21 @@ def test_nothing_cures_and_one_is_not_known() -> None:
     assert "c" in found.explanation
 
 
-@pytest.mark.parametrize("state", [CellState.UNDECIDED, CellState.LOST, CellState.OTHER])
+NOT_CLEAR = {
+    CellState.UNDECIDED: FactorClass.INCONCLUSIVE,
+    CellState.LOST: FactorClass.INCONCLUSIVE,
+    CellState.OTHER: FactorClass.OTHER,
+    CellState.NOT_TESTED: FactorClass.NOT_TESTED,
+}
+
+
+@pytest.mark.parametrize("state", list(NOT_CLEAR))
 def test_what_is_not_clear_alone_is_in_no_combination(state: CellState) -> None:
     def truth(flips: frozenset[str]) -> CellState:
         return state if flips == {"c"} else cured_by("a")(flips)
 
     found, asked = explored(truth)
-    assert classes(found)["c"] in (FactorClass.INCONCLUSIVE, FactorClass.OTHER)
+    assert classes(found)["c"] is NOT_CLEAR[state]
     assert found.factors["c"].cures_alone is None
     assert not any("c" in cell and len(cell) > 1 for cell in asked)
     assert classes(found)["a"] is FactorClass.NECESSARY

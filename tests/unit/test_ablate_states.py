@@ -15,6 +15,7 @@ NOW = Moment.now()
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 FAILS, CURED, HIDDEN = CellState.FAILS, CellState.CURED, CellState.HIDDEN
 OTHER, UNDECIDED, LOST = CellState.OTHER, CellState.UNDECIDED, CellState.LOST
+UNTESTED = CellState.NOT_TESTED
 
 
 def made(
@@ -59,6 +60,14 @@ def test_only_a_cause_that_was_seen_to_be_gone_makes_a_cure() -> None:
             assert (symptom, cause, gate) == (NOT_MET, MET, True)
 
 
+def test_a_flip_that_took_no_effect_shows_nothing_whatever_the_run_shows() -> None:
+    """Issue 14, item 5: `--no-enforce-eager` on a CPU was published as a refutation."""
+    for outcome, symptom, cause in product(Outcome, Truth, Truth):
+        run = made(outcome, symptom, cause)
+        run.without_effect = "CUDA graphs: the log names none"
+        assert state_of_run(run) is UNTESTED
+
+
 @pytest.mark.parametrize(
     ("states", "repeat", "threshold", "state"),
     [
@@ -72,6 +81,8 @@ def test_only_a_cause_that_was_seen_to_be_gone_makes_a_cure() -> None:
         ([CURED, HIDDEN, CURED], 3, 1, HIDDEN),
         ([CURED, OTHER, CURED], 3, 1, OTHER),
         ([CURED, LOST, CURED], 3, 1, UNDECIDED),
+        ([CURED, UNTESTED, CURED], 3, 1, UNTESTED),
+        ([UNTESTED], 1, 1, UNTESTED),
         ([HIDDEN, UNDECIDED, HIDDEN], 3, 1, UNDECIDED),
         ([LOST, LOST], 2, 1, LOST),
         ([], 1, 1, UNDECIDED),

@@ -68,6 +68,7 @@ class Tiny(Scenario):
             return Finding.of(bool(evidence.labelled("third")), f"{facts.deadline_s:g} s")
 
         return [
+            Condition("sent", "precondition", "it was sent", third),
             Condition("third", "symptom", "a third request", third),
             Condition("fake", "cause", "it is FAKE", lambda _: Finding.of(True, "so it is")),
         ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made_up import (
     GHOST,
@@ -18,6 +20,7 @@ from mmrepro.scenario import (
     Condition,
     Drive,
     Evidence,
+    Factor,
     Fidelity,
     Finding,
     LiveFacts,
@@ -43,6 +46,7 @@ from mmrepro.scenario import (
     never_answered,
     new_request_unanswered,
     no_progress,
+    precondition,
     pull,
     refused_or_answered,
     row,
@@ -73,6 +77,9 @@ class Hangs(Scenario):
     name, release, affected = "hangs", "0.23.0", ">=0.14.0,<0.24.0"
     server = """--max-num-seqs 8 --limit '{"image":1}'"""
     mitigations = (cure("off", "--cache 0"), upgrade("0.24.0"))
+    preconditions = (
+        precondition("an image was sent", answered("fill 1"), id="sent", removed_by=("off",)),
+    )
     symptoms = (
         never_answered("fill 11", reported="no answer in 15 s"),
         new_request_unanswered(),
@@ -152,9 +159,10 @@ def test_a_variant_has_the_summary_of_its_family() -> None:
     assert [v.variant for v in both.variants] == ["", "other"]
 
 
-def test_the_signature_is_what_is_declared_the_symptom_first() -> None:
+def test_the_signature_is_what_is_declared_in_the_order_of_its_parts() -> None:
     found = [(c.id, c.part, c.required) for c in SCENARIO.conditions(FACTS)]
     assert found == [
+        ("sent", "precondition", True),
         ("no-answer", "symptom", True),
         ("no-answer-later", "symptom", True),
         ("core-burns-cpu", "symptom", False),
@@ -162,6 +170,33 @@ def test_the_signature_is_what_is_declared_the_symptom_first() -> None:
         ("the-key", "cause", False),
         ("class-loops", "cause", True),
     ]
+
+
+def test_only_the_mitigations_and_flips_of_a_run_waive_its_preconditions() -> None:
+    def waived(*mitigations: str, flips: tuple[str, ...] = ()) -> str:
+        facts = replace(FACTS, mitigations=frozenset(mitigations), flips=frozenset(flips))
+        return SCENARIO.conditions(facts)[0].waived
+
+    assert (waived(), waived("release"), waived("off"), waived(flips=("off",))) == (
+        "", "", "off", "off",
+    )  # fmt: skip
+
+
+def test_that_a_flip_took_effect_is_judged_of_a_flipped_run_alone() -> None:
+    class Flipped(Hangs):
+        factors = (Factor("one", "d", "--a"), Factor("two", "d", "--b", took_effect=answered("x")))
+
+    both = replace(FACTS, flips=frozenset({"one", "two"}))
+    assert [c.part for c in Flipped().conditions(FACTS)] == [
+        c.part for c in SCENARIO.conditions(FACTS)
+    ]
+    found = judge(Flipped(), hang_run(), both).conditions[-2:]
+    assert [(c.id, c.part, c.truth, c.observed) for c in found] == [
+        ("flip-one", "flip", Truth.UNKNOWN, "the scenario does not say what shows that the flip "
+         "took effect"),
+        ("flip-two", "flip", Truth.UNKNOWN, "x was not sent"),
+    ]  # fmt: skip
+    assert judge(Flipped(), hang_run(), both).outcome is Outcome.REPRODUCED
 
 
 def test_a_method_that_overrides_one_keeps_its_place_and_words() -> None:

@@ -322,6 +322,11 @@ BROKEN = {
         "    rows = (row('r', 'no-such'),)\nSCENARIO = S()\n",
         "has the row 'r' by 'no-such', which is no condition of it",
     ),
+    "removed by nothing": (
+        DECLARED + "    preconditions = (precondition('p', lambda: None, id='p', "
+        "removed_by=('no-such',)),)\nSCENARIO = S()\n",
+        "has the precondition 'p' removed by 'no-such', which is no mitigation or factor of it",
+    ),
     "a hook's name": (
         DECLARED + "    @cause('c')\n    def control(self, logs: Logs): ...\nSCENARIO = S()\n",
         "in the method 'control', which is a hook of Scenario",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, strategies as st
@@ -18,31 +19,60 @@ from mmrepro.signature import (
     decide,
     evaluate,
 )
+from mmrepro.signature.decide import FLIP
 
 TRUTHS = st.sampled_from(Truth)
-PARTS: st.SearchStrategy[Part] = st.sampled_from(("symptom", "cause"))
+PARTS: st.SearchStrategy[Part] = st.sampled_from(get_args(Part))
 
 
-def result(part: Part, truth: Truth, *, required: bool = True, name: str = "c") -> ConditionResult:
+def result(
+    part: Part, truth: Truth, *, required: bool = True, name: str = "c", waived: str = ""
+) -> ConditionResult:
     return ConditionResult(
-        id=name, part=part, statement="a statement", required=required, truth=truth, observed="seen"
+        id=name,
+        part=part,
+        statement="a statement",
+        required=required,
+        truth=truth,
+        observed="seen",
+        waived=waived,
     )
 
 
-RESULTS = st.lists(
-    st.builds(
-        lambda part, truth, required: result(part, truth, required=required),
-        PARTS,
-        TRUTHS,
-        st.booleans(),
-    ),
-    max_size=8,
-)
+ARRIVED = result("precondition", Truth.MET)
+
+
+@st.composite
+def _results(draw: st.DrawFn) -> list[ConditionResult]:
+    """Of every part; a flip may be one that a precondition is waived by."""
+    drawn = draw(st.lists(st.tuples(PARTS, TRUTHS, st.booleans(), st.booleans()), max_size=8))
+    return [
+        result(
+            part,
+            truth,
+            required=required,
+            name=FLIP.format("off") if part == "flip" else "c",
+            waived="off" if waived and part == "precondition" else "",
+        )
+        for part, truth, required, waived in drawn
+    ]
+
+
+RESULTS = _results()
 FINDINGS = TRUTHS.map(lambda truth: Finding(truth, "after the trigger"))
 
 
 def required(results: list[ConditionResult], part: Part) -> list[Truth]:
     return [r.truth for r in results if r.required and r.part == part]
+
+
+def arrived(results: list[ConditionResult]) -> bool:
+    """As the rules say it: the other way round than the code does."""
+    effective = all(r.truth is Truth.MET for r in results if r.part == "flip")
+    own = [r for r in results if r.required and r.part == "precondition"]
+    return bool(own) and not any(
+        r.truth is not Truth.MET and not (r.waived and effective) for r in own
+    )
 
 
 @given(st.lists(TRUTHS))
@@ -66,6 +96,7 @@ def test_reproduced_needs_the_gate_and_every_required_condition(
     outcome, why = decide(results, gate_passed=gate, healthy_after=healthy)
     symptom, cause = required(results, "symptom"), required(results, "cause")
     all_met = bool(symptom) and bool(cause) and {*symptom, *cause} == {Truth.MET}
+    all_met = all_met and arrived(results)
     assert (outcome is Outcome.REPRODUCED) == (gate and all_met)
     assert why
 
@@ -85,7 +116,9 @@ def test_supporting_conditions_never_decide(
     healthy: Finding,
     supporting: list[tuple[Part, Truth]],
 ) -> None:
-    more = results + [result(part, truth, required=False) for part, truth in supporting]
+    more = results + [
+        result(part, truth, required=False) for part, truth in supporting if part != "flip"
+    ]
     alone = decide(results, gate_passed=gate, healthy_after=healthy)
     assert decide(more, gate_passed=gate, healthy_after=healthy) == alone
 
@@ -114,7 +147,8 @@ def test_not_reproduced_needs_an_absent_symptom_and_an_engine_seen_to_work(
 ) -> None:
     outcome, _ = decide(results, gate_passed=True, healthy_after=healthy)
     absent = Truth.NOT_MET in required(results, "symptom")
-    assert (outcome is Outcome.NOT_REPRODUCED) == (absent and healthy.truth is Truth.MET)
+    works = healthy.truth is Truth.MET
+    assert (outcome is Outcome.NOT_REPRODUCED) == (absent and works and arrived(results))
 
 
 @given(RESULTS, FINDINGS)
@@ -126,6 +160,34 @@ def test_a_different_failure_is_a_seen_failure(
     other_cause = symptom is Truth.MET and cause is Truth.NOT_MET
     other_symptom = symptom is Truth.NOT_MET and healthy.truth is Truth.NOT_MET
     assert (outcome is Outcome.DIFFERENT_FAILURE) == (other_cause or other_symptom)
+
+
+@given(RESULTS, st.booleans(), FINDINGS, TRUTHS)
+def test_where_the_trigger_was_not_seen_to_arrive_nothing_is_said(
+    results: list[ConditionResult], gate: bool, healthy: Finding, truth: Truth
+) -> None:
+    """Neither that it was reproduced nor that it was not: a precondition that is not met."""
+    more = [*results, result("precondition", truth)]
+    outcome, _ = decide(more, gate_passed=gate, healthy_after=healthy)
+    if truth is not Truth.MET:
+        assert outcome in (Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE)
+
+
+def test_only_what_takes_it_away_on_purpose_waives_a_precondition() -> None:
+    absent = [result("symptom", Truth.NOT_MET), result("cause", Truth.NOT_MET)]
+    works = Finding(Truth.MET, "it works")
+
+    def outcome(*more: ConditionResult) -> Outcome:
+        return decide([*absent, *more], gate_passed=True, healthy_after=works)[0]
+
+    waived = result("precondition", Truth.NOT_MET, waived="off")
+    assert outcome(waived) is Outcome.NOT_REPRODUCED
+    assert outcome(result("precondition", Truth.NOT_MET)) is Outcome.INCONCLUSIVE
+    assert outcome() is Outcome.INCONCLUSIVE, "it has none: what its trigger must do nobody knows"
+    for truth in Truth:  # a flip that took no effect takes nothing away
+        flip = result("flip", truth, name=FLIP.format("off"))
+        met = truth is Truth.MET
+        assert outcome(waived, flip) is (Outcome.NOT_REPRODUCED if met else Outcome.INCONCLUSIVE)
 
 
 @pytest.mark.parametrize("healthy", list(Truth))
