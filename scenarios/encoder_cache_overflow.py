@@ -56,10 +56,6 @@ TEXT = "meanwhile: text only"
 OTHER = "meanwhile: an ordinary image"
 MIN_SAMPLES = 3
 MIN_LOCALS = 2
-SIZE, BUDGET_LINE = (
-    "encoder-cache-size",
-    r"Encoder cache will be initialized with a budget of (\d+)",
-)
 REFUSAL = re.compile(r"item with (\d+) embedding tokens, which exceeds .*encoder cache size (\d+)")
 """What vllm#33110 says: tokens of the image, and of the cache."""
 
@@ -71,8 +67,6 @@ FIX = pull(
     "Early-reject requests with MM data longer than encode cache capacity",
     release="0.16.0",
 )
-
-
 ARRIVED = ("not-resized", "larger-than-the-cache")
 
 

@@ -255,10 +255,11 @@ def asserted_in_run(logs: Logs, processes: Processes, engine: Engine) -> Finding
 
 def lines_of_core(logs: Logs, processes: Processes, engine: Engine) -> dict[str, list[LogLine]]:
     """Of each pattern the lines that this run's EngineCore logged, by its process id."""
+    logged = {name: logs.lines(name) for name in (ASSERTION, DRIFT)}
     marks = {f"pid={use.pid}" for use in processes.of(engine.core_role)}
     return {
-        name: [line for line in logs.lines(name) if marks & set(line.process.split())]
-        for name in (ASSERTION, DRIFT)
+        name: [line for line in lines if marks & set(line.process.split())]
+        for name, lines in logged.items()
     }
 
 
