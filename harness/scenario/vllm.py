@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from mmrepro.evidence import Evidence
+from mmrepro.evidence import Evidence, Missing
+from mmrepro.probes.data import MetricsData
 from mmrepro.scenario.base import Scenario
+from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import cure, issue, pull, quote
 from mmrepro.scenario.parts import Factor, LiveFacts
 from mmrepro.signature import Finding, Outcome, Truth
@@ -32,6 +34,63 @@ v1/engine/core.py; absent in 0.13.0)."""
 ASSERTION, DRIFT = "cached-item-assertion", "cache-drift"
 MM_HASH = re.compile(r"mm_hash(?:es)?=\[?'([0-9a-f]{16,128})'")
 
+# ------------------------------------------------------------------ what the engine says of itself
+
+CONFIG = "engine-config"
+CONFIG_LINES = {CONFIG: r"Initializing a V\d LLM engine \(v\S+ with config: "}
+"""For ``log_patterns``: EngineCore's line about its configuration (v1/engine/core.py)."""
+CACHE_CONFIG = "vllm:cache_config_info"
+
+
+def logged_config(logs: Logs, field: str) -> str:
+    """Value of ``field`` in the configuration that EngineCore logged when it started.
+
+    Raises Missing: no such line, no such field in what was kept of it, or several values.
+    """
+    pattern = rf"(?:, | config: ){re.escape(field)}=([^,]*),"
+    told = [match[1] for match in logs.search(CONFIG, pattern)]
+    return _only(told, f"EngineCore did not log its {field}")
+
+
+def cache_config(evidence: Evidence, field: str) -> str:
+    """Value of ``field`` of the cache's configuration, as the engine's metrics have it."""
+    told = [
+        sample.labels[field]
+        for _, data in evidence.results(MetricsData)
+        for sample in data.samples
+        if sample.name == CACHE_CONFIG and field in sample.labels
+    ]
+    return _only(told, f"{evidence.why_missing('metrics')}: no {field} in {CACHE_CONFIG}")
+
+
+def _only(told: Sequence[str], otherwise: str) -> str:
+    if len(set(told)) == 1:
+        return told[0]
+    raise Missing(f"several values: {', '.join(sorted(set(told)))}" if told else otherwise)
+
+
+def config_says(field: str, value: str) -> Check:
+    """EngineCore logged that its configuration has this value; needs ``CONFIG_LINES``."""
+
+    def says(logs: Logs) -> Finding:
+        told = logged_config(logs, field)
+        return Finding.of(told == value, f"EngineCore runs with {field}={told}")
+
+    return says
+
+
+def cache_says(field: str, value: str) -> Check:
+    """The engine's metrics say that its cache is configured so."""
+
+    def says(evidence: Evidence) -> Finding:
+        told = cache_config(evidence, field)
+        return Finding.of(told == value, f"the engine's metrics say {field}={told}")
+
+    return says
+
+
+# ------------------------------------------------------------------ its two multimodal caches
+
 MM_CACHE_ISSUE = issue(
     "vllm#43941",
     "Infinite loop in EngineCore during multimodal cache eviction after 400/500 sequence with "
@@ -52,6 +111,7 @@ PREFIX_CACHING = Factor(
     "--enable-prefix-caching",
     server_args=("--no-enable-prefix-caching",),
     claim="another cache that knows images by their hash",
+    took_effect=cache_says("enable_prefix_caching", "False"),
 )
 REFUSAL = Factor(
     "refusal",
