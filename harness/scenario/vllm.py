@@ -40,6 +40,13 @@ CONFIG = "engine-config"
 CONFIG_LINES = {CONFIG: r"Initializing a V\d LLM engine \(v\S+ with config: "}
 """For ``log_patterns``: EngineCore's line about its configuration (v1/engine/core.py)."""
 CACHE_CONFIG = "vllm:cache_config_info"
+BATCH, GRAPH = "batch", "graph-batch"
+BATCH_LINES = {
+    BATCH: r"Running batch with cudagraph_mode: \w+",
+    GRAPH: r"Running batch with cudagraph_mode: (?!NONE\b)\w+",
+}
+"""For ``log_patterns``: the model runner's line of each batch (DEBUG; 0.12.0 and 0.14.0 have it in
+v1/worker/gpu_model_runner.py, 0.11.0 does not)."""
 
 
 def logged_config(logs: Logs, field: str) -> str:
@@ -87,6 +94,20 @@ def cache_says(field: str, value: str) -> Check:
         return Finding.of(told == value, f"the engine's metrics say {field}={told}")
 
     return says
+
+
+def graphs_ran(logs: Logs) -> Finding:
+    """Batches were run by a captured graph; needs ``BATCH_LINES``."""
+    batches, by_graph = logs.count(BATCH), logs.count(GRAPH)
+    if not batches:
+        raise Missing("the engine logged no batch")
+    return Finding.of(by_graph > 0, f"{by_graph} batches run by a graph, of {batches}")
+
+
+def no_graph_ran(logs: Logs) -> Finding:
+    """The engine logged its batches, and none was run by a graph."""
+    ran = graphs_ran(logs)
+    return Finding.of(ran.truth is Truth.NOT_MET, ran.observed)
 
 
 # ------------------------------------------------------------------ its two multimodal caches
