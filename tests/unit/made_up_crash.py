@@ -9,7 +9,7 @@ from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.probes.data import Frame, LogLine, LogsData, StackSample, StacksData, ThreadStack
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 
-CORE, API = "EngineCore_DP0 pid=22388", "APIServer pid=22101"
+CORE, API = "EngineCore_DP0 pid=1764", "APIServer pid=22101"
 DEAD = '{"error":{"message":"EngineCore encountered an issue. See stack trace (above)…"}}'
 MISMATCH_TEXT = "RuntimeError: Number of elements of source < number of ones in mask"
 ASSIGN = "ValueError: Attempted to assign 225 = 225 multimodal tokens to 226 placeholders"
@@ -163,22 +163,28 @@ def refused_run() -> Evidence:
 STREAM_LINES = {
     "stream-overwrite": "step 2: overwrite: the host writes is_mm_embed.cpu[0:256] while the copy "
     "of [0:256] of step 1 is queued",
+    "stream-steps": "steps: 16 begun, 9 with the device still busy",
     "stream-mask": "step 1: mask: 254 embeddings, 254 image rows prepared, 256 read, 2 rows differ",
     "stream-silent": "step 1: silent: no error, but 254 embeddings went by a mask with 5 wrong"
     " rows",
-    "stream-error": "step 9: device error with 254 embeddings, 254 image rows prepared, 256 read: "
+    "stream-error": "step 7: device error with 254 embeddings, 254 image rows prepared, 256 read: "
     f"{MISMATCH_TEXT}",
 }
 
 
 def with_stream(data: LogsData, **counts: int) -> LogsData:
-    """``data`` with ``counts`` of the stand-in's lines, e.g. ``mask=3``; the others not at all."""
+    """``data`` with ``counts`` of the stand-in's lines, e.g. ``mask=3``; the others not at all.
+
+    Each is of a step of its own, but that the seventh fails.
+    """
     for name, text in STREAM_LINES.items():
         count = counts.get(name.removeprefix("stream-"), 0)
         data.match_counts[name] = count
+        texts = (text.replace("step 1", f"step {n}") for n in range(1, count + 1))
         if count:
-            entry = LogLine(number=200, process=CORE, text=f"mmrepro-stream: {text}")
-            data.matches[name] = [entry] * count
+            data.matches[name] = [
+                LogLine(number=200, process=CORE, text=f"mmrepro-stream: {text}") for text in texts
+            ]
     return data
 
 
@@ -186,7 +192,7 @@ def race_run(silent: str, first: str, second: str) -> Evidence:
     """async-race on vLLM 0.12.0: one image answered wrongly, the next one kills EngineCore."""
     evidence = death_run(first, later(request("trigger", silent), 2))
     evidence.requests.append(request("trigger", second, None, error="refused"))
-    log = with_stream(death_log(), overwrite=7, mask=4, silent=2, error=1)
+    log = with_stream(death_log(), steps=1, overwrite=7, mask=4, silent=2, error=1)
     evidence.probes[-1] = probed(log)
     return evidence
 
@@ -195,5 +201,5 @@ def ordered_run(silent: str, first: str, second: str, *, overwrite: int = 0) -> 
     """The same where the engine orders its work, or (``overwrite``) only seems to."""
     evidence = survived_run(first, later(request("trigger", silent), 2))
     evidence.requests.append(request("trigger", second))
-    evidence.probes[-1] = probed(with_stream(quiet_log(), overwrite=overwrite, mask=8))
+    evidence.probes[-1] = probed(with_stream(quiet_log(), steps=1, overwrite=overwrite, mask=8))
     return evidence
