@@ -20,29 +20,53 @@ def line(number: int, process: str, text: str) -> LogLine:
     return LogLine(number=number, process=process, level="ERROR", text=text)
 
 
-def death_log(first: str = MISMATCH_TEXT, process: str = CORE, *, dead: bool = True) -> LogsData:
+def said(data: LogsData, **lines: str) -> LogsData:
+    """``data`` with the last of these lines, by the names of patterns; "": none, but searched."""
+    for name, text in lines.items():
+        name = name.replace("_", "-")
+        data.match_counts[name] = int(bool(text))
+        data.matches[name] = [line(40, API, text)] if text else []
+    return data
+
+
+def configured(data: LogsData) -> LogsData:
+    """``data`` with what vLLM logs of the configuration that both scenarios run with."""
+    config = "Initializing a V1 LLM engine (v0.11.0) with config: model='m', enforce_eager=True, x"
+    said(data, engine_config=config, arguments="non-default args: {'enforce_eager': True}")
+    said(data, budget="Chunked prefill is enabled with max_num_batched_tokens=2048.")
+    data.match_counts |= {"batch": 30, "graph-batch": 0}
+    return data
+
+
+def death_log(
+    first: str = MISMATCH_TEXT, process: str = CORE, *, echo: str = CORE, dead: bool = True
+) -> LogsData:
     """The first error, its echo in vLLM's own words, and the API server's."""
-    root, echo = line(226, process, first), line(280, CORE, ASSIGN)
+    root, again = line(226, process, first), line(280, echo, ASSIGN)
     last = [line(290, API, DEAD_TEXT)] if dead else []
-    mismatches = [entry for entry in (root, echo) if "mask" in entry.text or "assign" in entry.text]
+    mismatches = [
+        entry for entry in (root, again) if "mask" in entry.text or "assign" in entry.text
+    ]
     matches = {
-        "exception": [root, echo, *last],
+        "exception": [root, again, *last],
         "mask-mismatch": mismatches,
         "engine-dead": last,
     }
-    return LogsData(
-        file="engine.log",
-        bytes_read=1,
-        lines=400,
-        matches={name: lines for name, lines in matches.items() if lines},
-        match_counts={name: len(lines) for name, lines in matches.items()},
+    return configured(
+        LogsData(
+            file="engine.log",
+            bytes_read=1,
+            lines=400,
+            matches={name: lines for name, lines in matches.items() if lines},
+            match_counts={name: len(lines) for name, lines in matches.items()},
+        )
     )
 
 
 def quiet_log() -> LogsData:
     names = ("exception", "mask-mismatch", "engine-dead")
-    return LogsData(
-        file="engine.log", bytes_read=1, lines=300, match_counts=dict.fromkeys(names, 0)
+    return configured(
+        LogsData(file="engine.log", bytes_read=1, lines=300, match_counts=dict.fromkeys(names, 0))
     )
 
 
@@ -197,9 +221,13 @@ def race_run(silent: str, first: str, second: str) -> Evidence:
     return evidence
 
 
-def ordered_run(silent: str, first: str, second: str, *, overwrite: int = 0) -> Evidence:
+def ordered_run(
+    silent: str, first: str, second: str, *, overwrite: int = 0, ordered: int = 0
+) -> Evidence:
     """The same where the engine orders its work, or (``overwrite``) only seems to."""
     evidence = survived_run(first, later(request("trigger", silent), 2))
     evidence.requests.append(request("trigger", second))
-    evidence.probes[-1] = probed(with_stream(quiet_log(), steps=1, overwrite=overwrite, mask=8))
+    log = with_stream(quiet_log(), steps=1, overwrite=overwrite, mask=8)
+    log.match_counts["ordered"] = ordered
+    evidence.probes[-1] = probed(log)
     return evidence
