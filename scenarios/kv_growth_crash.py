@@ -18,6 +18,7 @@ from mmrepro.scenario import (
     every_request_fails,
     lmdeploy as kv,
     precondition,
+    pull,
     quote,
     row,
     symptom,
@@ -91,8 +92,11 @@ class KvGrowthCrash(kv.SmallKvCache):
     """
 
     name = "kv-growth-crash"
-    release, affected = kv.RELEASE, ">=0.6.4,<0.7.1"
-    references = (kv.FIX,)
+    release, affected = kv.RELEASE, ">=0.6.4,<0.9.2"
+    references = (
+        kv.FIX,
+        pull("lmdeploy#3751", "limit max_session_len: the answer is cut", release="0.9.2"),
+    )
     sources = (
         quote(
             "lmdeploy/pytorch/engine/engine.py", "Engine._async_loop_background",
@@ -187,15 +191,15 @@ class KvGrowthCrash(kv.SmallKvCache):
     )
     claims = (
         in_lab(
-            "asserts", "0.6.4, 0.7.0: the engine loop ends with assert len(running) > 0",
+            "asserts", "0.6.4 to 0.7.1: the engine loop ends with assert len(running) > 0",
             by="assertion", releases=affected,
         ),
         in_lab(
-            "all-fail", "0.6.4, 0.7.0: the server lives on and fails every request",
+            "all-fail", "0.6.4 to 0.7.1: the server lives on and fails every request",
             by=("assertion", "all-fail-after"), releases=affected,
         ),
         in_lab(
-            "truncates", "0.18.0 cuts the answer at the limit", by=cut_short, releases=">=0.7.1"
+            "truncates", "0.18.0 cuts the answer at the limit", by=cut_short, releases=">=0.9.2"
         ),
     )  # fmt: skip
 

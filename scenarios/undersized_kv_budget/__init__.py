@@ -19,6 +19,7 @@ from mmrepro.scenario import (
     endpoints_green,
     issue,
     lmdeploy as kv,
+    precondition,
     quote,
     some_requests_fail,
     symptom,
@@ -103,6 +104,13 @@ class UndersizedKvBudget(kv.SmallKvCache):
 
     def asked(self, witness: kv.Witness) -> int:
         return min(sent.tokens for sent in self.admitted(witness))
+
+    @precondition(
+        "the prompt came to the engine, whole and streamed, as long as it was meant to be"
+    )
+    def arrived(self, witness: kv.Witness) -> Finding:
+        tokens = ", ".join(str(sent.tokens) for sent in self.admitted(witness))
+        return Finding.of(True, f"the engine counted {tokens} tokens")
 
     def admitted(self, witness: kv.Witness) -> list[kv.Admission]:
         """The prompt as the engine took it, in both ways. Raises Missing: it did not, or one."""
