@@ -288,21 +288,41 @@ def hashes_in(lines: Sequence[LogLine]) -> list[str]:
 
 # ------------------------------------------------------------------ the encoder's cache
 
-ENCODER_CACHE = "encoder-cache-size"
-ENCODER_CACHE_LINE = {ENCODER_CACHE: r"Encoder cache will be initialized with a budget of (\d+)"}
+ENCODER_CACHE, STEP = "encoder-cache-size", "step-budget"
+ENCODER_CACHE_LINES = {
+    # 0.14.0 does not say it on a CPU
+    ENCODER_CACHE: r"Encoder cache will be initialized with a budget of (\d+)",
+    STEP: r"max_num_batched_tokens=(\d+)",
+    ARGUMENTS: r"non-default args: ",
+}
 MIN_LOCALS = 2
+
+
+def _logged(evidence: Evidence, name: str) -> list[int]:
+    try:
+        return [int(m[1]) for m in Logs(evidence).search(name, ENCODER_CACHE_LINES[name])]
+    except Missing:
+        return []
+
+
+def step_budgets(evidence: Evidence) -> list[int]:
+    """Tokens of a step, which size the encoder's cache where no image of the model's own is larger
+    (v1/core/encoder_cache_manager.py): none, where the server is told of larger ones."""
+    try:
+        lines = Logs(evidence).lines(ARGUMENTS)
+    except Missing:
+        return []
+    if not lines or any("mm_processor_kwargs" in line.text for line in lines):
+        return []
+    return _logged(evidence, STEP)
 
 
 def encoder_cache_sizes(evidence: Evidence) -> list[int]:
     """In tokens: as the log tells it, else the scheduler's budget in each stack that shows it."""
-    try:
-        logged = Logs(evidence).search(ENCODER_CACHE, ENCODER_CACHE_LINE[ENCODER_CACHE])
-    except Missing:
-        logged = []
     samples = [s for _, d in evidence.results(StacksData, "check") for s in d.samples]
     stacks = StacksData(samples=samples)
     budgets = stacks.numbers("encoder_compute_budget", frame="schedule")
-    return [int(match[1]) for match in logged] or budgets
+    return _logged(evidence, ENCODER_CACHE) or budgets
 
 
 def item_above_the_budget(stacks: StacksData) -> Finding:
