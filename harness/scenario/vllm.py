@@ -10,6 +10,7 @@ from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.probes.data import LogLine, LogsData, MetricsData, StacksData
 from mmrepro.scenario.base import Scenario
+from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import cure, issue, precondition, pull, quote
 from mmrepro.scenario.parts import Factor, LiveFacts
 from mmrepro.signature import Finding, Outcome, Truth
@@ -41,6 +42,84 @@ ARGUMENTS = "engine-args"
 """The options that differ from their defaults, as the API server has parsed them."""
 MM_HASH = re.compile(r"mm_hash(?:es)?=\[?'([0-9a-f]{16,128})'")
 
+# ------------------------------------------------------------------ what the engine says of itself
+
+CONFIG = "engine-config"
+CONFIG_LINES = {CONFIG: r"Initializing a V\d LLM engine \(v\S+ with config: "}
+"""For ``log_patterns``: EngineCore's line about its configuration (v1/engine/core.py)."""
+CACHE_CONFIG = "vllm:cache_config_info"
+BATCH, GRAPH = "batch", "graph-batch"
+BATCH_LINES = {
+    BATCH: r"Running batch with cudagraph_mode: \w+",
+    GRAPH: r"Running batch with cudagraph_mode: (?!NONE\b)\w+",
+}
+"""For ``log_patterns``: the model runner's line of each batch (DEBUG; 0.12.0 and 0.14.0 have it in
+v1/worker/gpu_model_runner.py, 0.11.0 does not)."""
+
+
+def logged_config(logs: Logs, field: str) -> str:
+    """Value of ``field`` in the configuration that EngineCore logged when it started.
+
+    Raises Missing: no such line, no such field in what was kept of it, or several values.
+    """
+    pattern = rf"(?:, | config: ){re.escape(field)}=([^,]*),"
+    told = [match[1] for match in logs.search(CONFIG, pattern)]
+    return _only(told, f"EngineCore did not log its {field}")
+
+
+def cache_config(evidence: Evidence, field: str) -> str:
+    """Value of ``field`` of the cache's configuration, as the engine's metrics have it."""
+    told = [
+        sample.labels[field]
+        for _, data in evidence.results(MetricsData)
+        for sample in data.samples
+        if sample.name == CACHE_CONFIG and field in sample.labels
+    ]
+    return _only(told, f"{evidence.why_missing('metrics')}: no {field} in {CACHE_CONFIG}")
+
+
+def _only(told: Sequence[str], otherwise: str) -> str:
+    if len(set(told)) == 1:
+        return told[0]
+    raise Missing(f"several values: {', '.join(sorted(set(told)))}" if told else otherwise)
+
+
+def config_says(field: str, value: str) -> Check:
+    """EngineCore logged that its configuration has this value; needs ``CONFIG_LINES``."""
+
+    def says(logs: Logs) -> Finding:
+        told = logged_config(logs, field)
+        return Finding.of(told == value, f"EngineCore runs with {field}={told}")
+
+    return says
+
+
+def cache_says(field: str, value: str) -> Check:
+    """The engine's metrics say that its cache is configured so."""
+
+    def says(evidence: Evidence) -> Finding:
+        told = cache_config(evidence, field)
+        return Finding.of(told == value, f"the engine's metrics say {field}={told}")
+
+    return says
+
+
+def graphs_ran(logs: Logs) -> Finding:
+    """Batches were run by a captured graph; needs ``BATCH_LINES``."""
+    batches, by_graph = logs.count(BATCH), logs.count(GRAPH)
+    if not batches:
+        raise Missing("the engine logged no batch")
+    return Finding.of(by_graph > 0, f"{by_graph} batches run by a graph, of {batches}")
+
+
+def no_graph_ran(logs: Logs) -> Finding:
+    """The engine logged its batches, and none was run by a graph."""
+    ran = graphs_ran(logs)
+    return Finding.of(ran.truth is Truth.NOT_MET, ran.observed)
+
+
+# ------------------------------------------------------------------ its two multimodal caches
+
 MM_CACHE_ISSUE = issue(
     "vllm#43941",
     "Infinite loop in EngineCore during multimodal cache eviction after 400/500 sequence with "
@@ -58,20 +137,6 @@ DISABLE_CACHE = cure(
 
 
 # ------------------------------------------------------------------ did a flip take effect?
-
-
-def prefix_caching_off(evidence: Evidence) -> Finding:
-    """The engine's own configuration, as its metrics tell it."""
-    said = {
-        sample.labels.get("enable_prefix_caching", "")
-        for _, data in evidence.results(MetricsData)
-        for sample in data.samples
-        if sample.name == "vllm:cache_config_info"
-    }
-    if not said:
-        raise Missing("vllm:cache_config_info was not read")
-    shown = ", ".join(sorted(said))
-    return Finding.of(said == {"False"}, f"vllm:cache_config_info: enable_prefix_caching={shown}")
 
 
 def parsed_as(option: str, value: str) -> Callable[[Logs], Finding]:
@@ -107,7 +172,7 @@ PREFIX_CACHING = Factor(
     "--enable-prefix-caching",
     server_args=("--no-enable-prefix-caching",),
     claim="another cache that knows images by their hash",
-    took_effect=prefix_caching_off,
+    took_effect=cache_says("enable_prefix_caching", "False"),
 )
 REFUSAL = Factor(
     "refusal",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from mmrepro.engines import get_engine
 from mmrepro.evidence import Evidence, Phase, ReproducerResult, RequestRecord
-from mmrepro.incident import Fidelity
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -319,7 +319,8 @@ def judge(
 
 
 def run_facts(scenario: Scenario, release: str = "", *mitigations: str) -> RunFacts:
-    return RunFacts(release or scenario.release, Fidelity.CPU, frozenset(mitigations), 13.0)
+    fidelity = get_engine(scenario.engine).fidelity_on("cpu")
+    return RunFacts(release or scenario.release, fidelity, frozenset(mitigations), 13.0)
 
 
 def drop(
