@@ -95,6 +95,8 @@ class EncoderCacheOverflow(Scenario):
 
     name = "encoder-cache-overflow"
     release, affected = "0.11.0", ">=0.11.0,<0.16.0"
+    """Run: 0.11.0, 0.12.0, 0.14.0, and 0.23.0 as fixed (tests/evidence). The upper end is the fix's
+    (vllm#33110); 0.13.0 and 0.15.x lie between and were not run."""
     log_patterns = vllm.ENCODER_CACHE_LINES
     model = TinyDotsOCR()
     max_model_len = 4096
