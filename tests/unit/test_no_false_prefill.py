@@ -255,6 +255,19 @@ def test_more_placeholders_than_rows_are_asked_for(words: str, truth: Truth) -> 
     assert judge(GENERATED, evidence)[1]["first-error"] is truth
 
 
+# ------------------------------------------------------------------ a machine with too much to do
+
+
+@pytest.mark.parametrize("label", [module.IMAGE, crash.AFTER])
+def test_a_request_without_an_answer_in_time_shows_no_death(label: str) -> None:
+    evidence = death_run(module.IMAGE, text(2.1, 5))
+    for record in evidence.labelled(label):
+        record.status, record.timed_out, record.error = None, True, "no answer in 13.0 s"
+    got, truths, _ = judge(GENERATED, evidence)
+    assert truths["request-500"] is UNKNOWN
+    assert got is INCONCLUSIVE
+
+
 # ------------------------------------------------------------------ the core's process
 
 
