@@ -145,6 +145,12 @@ def scheduling(**numbers: str) -> StackSample:
 NOTHING = {"encoder_compute_budget": "512", "total_num_scheduled_tokens": "0"}
 
 
+TOO_LARGE = (
+    "The decoder prompt contains a(n) image item with 544 embedding tokens, which exceeds the "
+    "pre-allocated encoder cache size 512."
+)
+
+
 def overflow_run() -> Evidence:
     """encoder-cache-overflow on vLLM 0.11.0, as it reproduces on two busy cores."""
     hung = {"timed_out": True, "latency_s": 20.6, "error": "no answer"}
@@ -172,7 +178,7 @@ def refused_run() -> Evidence:
         if record.timed_out:
             refused = record.label == overflow.BIG
             record.timed_out, record.latency_s = False, 0.1
-            record.status, record.error = (400, "exceeds the cache") if refused else (200, "")
+            record.status, record.error = (400, TOO_LARGE) if refused else (200, "")
     return evidence
 
 
