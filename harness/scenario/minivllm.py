@@ -39,9 +39,15 @@ class Switched(Scenario):
 
 
 def root_cause(text: str) -> Claim:
-    """What the fault does, judged by its cause where it is on."""
+    """What the fault does, judged by symptom and cause where it is on."""
     given = (Switched.fault_on, "arrived")
-    return claim("root-cause", f"minivllm's own fault {text}", "minivllm", by="cause", given=given)
+    return claim(
+        "root-cause",
+        f"minivllm's own fault {text}",
+        "minivllm",
+        by=("symptom", "cause"),
+        given=given,
+    )
 
 
 def put_right(text: str) -> Claim:
