@@ -210,6 +210,8 @@ class Claim:
         untested: why it cannot be tested at all.
         note: stands behind what was observed, if it was tested.
         refuted: what is met refutes it, and what is not met confirms it.
+        solved: what of the run was solved from the report's own numbers. What agrees with them is
+            then consistent with it and confirms nothing.
     """
 
     id: str
@@ -224,6 +226,7 @@ class Claim:
     untested: str = ""
     note: str = ""
     refuted: bool = False
+    solved: str = ""
 
     def __call__(self, method: F) -> F:
         """As a decorator: ``@claim("at-will", "…", REPORT)``."""

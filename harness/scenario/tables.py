@@ -105,12 +105,17 @@ class _Case:
     def claim(self, claim: Claim, by: str | Many | Check | None) -> ClaimResult:
         found = self._tested(claim, by)
         note = f" ({claim.note})" if claim.note and found.truth is not Truth.UNKNOWN else ""
+        truth = OPPOSITE.get(found.truth, found.truth) if claim.refuted else found.truth
+        observed = found.observed + note
+        if claim.solved and truth is Truth.MET:
+            truth = Truth.UNKNOWN
+            observed += f": consistent with it, no more: {claim.solved}"
         return ClaimResult(
             id=claim.id,
             text=claim.text,
             source=named(claim.source) or self.scenario.report,
-            status=STATUS[OPPOSITE.get(found.truth, found.truth) if claim.refuted else found.truth],
-            observed=found.observed + note,
+            status=STATUS[truth],
+            observed=observed,
         )
 
     def _tested(self, claim: Claim, by: str | Many | Check | None) -> Finding:

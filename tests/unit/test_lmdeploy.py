@@ -68,7 +68,8 @@ def test_the_command() -> None:
         assert argv[argv.index(option) + 1] == value
     assert argv[-2:] == ["--cache-max-entry-count", "0.1"]
     assert "--distributed-executor-backend" not in argv
-    assert "--distributed-executor-backend" in plan(release="0.18.0").argv
+    for release, has in (("0.10.2", False), ("0.11.0", True), ("0.18.0", True)):
+        assert ("--distributed-executor-backend" in plan(release=release).argv) is has
 
 
 @pytest.mark.parametrize("option", LmdeployEngine.owned_options)
