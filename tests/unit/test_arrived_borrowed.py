@@ -105,6 +105,13 @@ def test_the_eviction_came_past_the_gate_s_image(evicted: int, truth: Truth) -> 
     assert truth_of(GHOST_KEY, "eviction-reached", refused(evicted)) is truth
 
 
+def test_the_last_reading_of_evictions_counts() -> None:
+    evidence = refused(2)
+    evidence.probes.append(metrics("check", mm_cache_evictions_total=3))  # type: ignore[arg-type]
+    evidence.probes[1] = metrics("check", mm_cache_evictions_total=1)  # type: ignore[call-overload]
+    assert truth_of(GHOST_KEY, "eviction-reached", evidence) is MET
+
+
 def test_evictions_of_which_the_engine_does_not_tell_are_unknown() -> None:
     evidence = refused()
     evidence.probes.pop()
