@@ -171,7 +171,7 @@ class PadValueCollision(PictureAlias):
     @symptom("both of these answers are HTTP 200, whole")
     def silent(self, answers: ComparedAnswers) -> Finding:
         records = [answers.to(label) for label in VICTIMS]
-        whole = all(r.status == 200 and r.finish_reason in ("length", "stop") for r in records)
+        whole = all(r.finish_reason in ("length", "stop") for r in records)
         ends = (f"{r.label}: HTTP {r.status}, finish_reason {r.finish_reason}" for r in records)
         return Finding.of(whole, "; ".join(ends))
 

@@ -12,7 +12,7 @@ from mmrepro.probes.data import LogsData
 from mmrepro.run.judge import judge as judge_run
 from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
 from mmrepro.scenarios import shape_alias
-from mmrepro.signature import Outcome, Truth
+from mmrepro.signature import Outcome, Truth, evaluate
 
 KV = shape_alias.SCENARIO
 EMBEDDING = KV.with_variant("embedding-cache")
@@ -166,3 +166,28 @@ def alias_run(scenario: Scenario, *, aliases: bool = True) -> Evidence:
         ReproducerResult(name="shape_alias.py", exit_code=0, seconds=5.0, facts=hashes)
     )
     return evidence
+
+
+def truth(
+    scenario: Scenario, evidence: Evidence, name: str, *mitigations: str, release: str = ""
+) -> Truth:
+    """Of one condition."""
+    run_facts = RunFacts(
+        release or scenario.release, Fidelity.CPU_STAND_IN, frozenset(mitigations), 13.0
+    )
+    results = evaluate([c for c in scenario.conditions(run_facts) if c.id == name], evidence)
+    return results[0].truth
+
+
+def changed(evidence: Evidence, *changes: Change) -> Evidence:
+    for change in changes:
+        change(evidence)
+    return evidence
+
+
+def with_facts(**more: object) -> Change:
+    return lambda evidence: evidence.reproducers[0].facts.update(more)  # type: ignore[arg-type]
+
+
+def without_fact(name: str) -> Change:
+    return lambda evidence: evidence.reproducers[0].facts.pop(name)

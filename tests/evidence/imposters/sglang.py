@@ -501,5 +501,5 @@ def listed(scenario: str, rows: list[Row]) -> list[Imposter]:
 IMPOSTERS = [
     *listed("pad-value-collision", PAD),
     *listed("shape-alias-kv-cache", KV),
-    # LATER *listed("shape-alias-embedding-cache", EMBEDDING),
+    *listed("shape-alias-embedding-cache", EMBEDDING),
 ]
