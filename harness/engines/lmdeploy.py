@@ -39,6 +39,7 @@ def device_memory(free_bytes: int, total_bytes: int = 0) -> Patch:
             "MMREPRO_DEVICE_FREE_BYTES": str(free_bytes),
             "MMREPRO_DEVICE_TOTAL_BYTES": str(total),
         },
+        fidelity=Fidelity.GPU_STAND_IN,
     )
 
 

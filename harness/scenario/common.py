@@ -112,7 +112,7 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 
 
 def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) -> Declared:
-    """The first exception of the log is the core's, and matches ``pattern``.
+    """The first exception of the core's process matches ``pattern``.
 
     ``part``: :func:`cause` or :func:`symptom`.
     """

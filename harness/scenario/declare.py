@@ -195,8 +195,9 @@ row = Row
 class Claim:
     """A statement of the original report, judged by conditions of this run.
 
-    ``{name}`` in text, source or ``otherwise`` is the scenario's attribute called so; "cause", as
-    the id of a condition, stands for all required ones of the cause.
+    ``{name}`` in text, source, ``otherwise`` or ``untested`` is the scenario's attribute called so.
+    As the id of a condition "cause" stands for all required ones of the cause, and "arrived" for
+    the preconditions: that the trigger was seen to arrive.
 
     Attributes:
         source: where it is made; "": in the scenario's first reference.
