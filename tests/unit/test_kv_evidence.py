@@ -506,6 +506,16 @@ def test_what_ends_at_the_limit_was_cut_there() -> None:
     assert claimed(GROWTH, failed, "0.18.0")["truncates"].status is NOT_TESTED
 
 
+@pytest.mark.parametrize(
+    ("status", "tokens", "cut"),
+    [(200, 99, True), (200, 100, False), (200, None, False), (500, 44, False)],
+)
+def test_an_answer_that_is_cut_is_said_to_be(status: int, tokens: int | None, cut: bool) -> None:
+    sent = request("trigger", "growing", status)
+    sent.completion_tokens = tokens
+    assert growth.told(sent).endswith("cut short: 100 were asked for") is cut
+
+
 @pytest.mark.parametrize("odd", ["opaque-500", "input-length-error"])
 def test_a_500_by_another_cause_confirms_nothing_of_the_report(odd: str) -> None:
     """Another exception: the engine refused no prompt for its length."""
