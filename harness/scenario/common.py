@@ -192,8 +192,7 @@ def every_request_fails(**more: Any) -> Declared:
     """The engine's loop has ended behind a front that lives."""
 
     def fails(inference: InferenceData) -> Finding:
-        said = f"a small valid request: {inference.error[:160] or 'answered'}"
-        return Finding.of(not inference.answered and inference.status is not None, said)
+        return live_server.fails(inference)
 
     more = {"id": "every-request-fails", **more}
     return symptom("a small valid request fails", fails, **more)
