@@ -112,7 +112,7 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 
 
 def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) -> Declared:
-    """The first exception of the log is the core's, and matches ``pattern``.
+    """The first exception of the core's process matches ``pattern``.
 
     ``part``: :func:`cause` or :func:`symptom`.
     """
@@ -189,7 +189,8 @@ def some_requests_fail() -> tuple[Declared, ...]:
 
 
 def every_request_fails(**more: Any) -> Declared:
-    """The engine's loop has ended behind a front that lives."""
+    """The engine's loop has ended behind a front that lives: 500 and above, or a completion that
+    ended in an error. A 4xx (a key, a rate limit) tells nothing of the engine."""
 
     def fails(inference: InferenceData) -> Finding:
         return live_server.fails(inference)

@@ -26,13 +26,16 @@ CORE_ALIVE = "core_alive"
 
 
 def fails(inference: InferenceData) -> Finding:
-    """The small valid request gets a server's error: 500 or more, or 200 with an answer that ends
-    as one. A refusal (400, 401, 404, 429) is none: it is about the request, its key, its model or
-    the queue."""
+    """The small valid request gets a server's error: 500 or more, or 200 with a completion that
+    ended in one. A refusal (400, 401, 404, 429) tells nothing of the engine: it is about the
+    request, its key, its model or the queue."""
     told = f"a small valid request: {inference.error[:160] or 'answered'}"
-    status = inference.status or 0
-    failed = status >= 500 or (status == 200 and ENDED_BADLY in inference.error)
-    return Finding.of(failed and not inference.answered, told)
+    status = inference.status
+    if inference.answered or status is None:
+        return Finding.of(False, told)
+    if status >= 500 or (status == 200 and ENDED_BADLY in inference.error):
+        return Finding.of(True, told)
+    return Finding.unknown(f"{told}: this tells nothing of the engine")
 
 
 def core_is_dead(evidence: Evidence, logs: Logs, role: str, pattern: str) -> Finding:

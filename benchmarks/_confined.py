@@ -1,0 +1,243 @@
+"""Where mutants.py tries a mutant: a copy of the tree, and a process that cannot leave it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Place:
+    """A copy of the working tree, the package as it is installed, and a process that runs tests."""
+
+    def __init__(self, folder: Path, memory_gib: int) -> None:
+        self.folder = folder
+        self.tree, self.site = folder / "tree", folder / "site"
+        shutil.rmtree(folder, ignore_errors=True)
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        out = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for name in filter(None, out.split("\0")):
+            if (ROOT / name).is_file():
+                (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, self.tree / name)
+        self.packages = packages()
+        for package, source in self.packages.items():
+            target = self.site / package.replace(".", "/")
+            shutil.copytree(self.tree / source, target, dirs_exist_ok=True)
+        subprocess.run([sys.executable, "-m", "compileall", "-q", str(self.site)], check=False)
+        for name in ("home", "tmp"):
+            (folder / name).mkdir()
+        env = {
+            **{k: os.environ[k] for k in ("PATH", "LANG", "LC_ALL") if k in os.environ},
+            "HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "tmp"),
+            "PYTHONPATH": str(self.site),
+            "MMREPRO_MUTANTS_GIB": str(memory_gib),
+        }
+        self.server = subprocess.Popen(
+            [sys.executable, str(Path(__file__).resolve()), str(folder)],
+            cwd=self.tree, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run(self, tests: list[str], limit_s: float, measure: bool = False) -> dict[str, Any]:
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        order = {"tests": tests, "limit_s": limit_s, "measure": measure}
+        self.server.stdin.write(json.dumps(order) + "\n")
+        self.server.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.server.stdout.readline())
+        return answer
+
+    def installed(self, file: str) -> Path:
+        """Where ``file`` of the tree is imported from."""
+        inner = max((s for s in self.packages.values() if file.startswith(s + "/")), key=len)
+        package = next(p for p, s in self.packages.items() if s == inner)
+        return self.site / package.replace(".", "/") / file[len(inner) + 1 :]
+
+    def write(self, file: str, text: str) -> None:
+        """Also where tests read the source. Of two texts of a second a .pyc could not tell."""
+        for path in (self.installed(file), self.tree / file):
+            path.write_text(text)
+            for old in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+                old.unlink()
+
+    def close(self) -> None:
+        assert self.server.stdin is not None
+        self.server.stdin.close()
+        self.server.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def packages() -> dict[str, str]:
+    """Top packages and their folders, as pyproject.toml maps them."""
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    mapped: dict[str, str] = table["package-dir"]
+    for name in table["packages"]:
+        parent = name.rpartition(".")[0]
+        if name not in mapped and parent == "mmrepro" and (ROOT / name.split(".")[1]).is_dir():
+            mapped[name] = name.split(".")[1]
+    return mapped
+
+
+def serve(folder: Path) -> None:
+    """In a process of its own: a child for each order, which imports the mutated code anew."""
+    import ctypes
+    import importlib
+
+    for name in ("pytest", "hypothesis", "numpy", "pydantic", "httpx2", "typer.testing", "rich",
+                 "jinja2", "PIL.Image", "tokenizers", "hyperscan", "psutil", "prometheus_client",
+                 "packaging", "filelock", "platformdirs"):  # fmt: skip
+        importlib.import_module(name)
+    assert not [name for name in sys.modules if name.startswith("mmrepro")]
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: what a child leaves is ours
+    for line in sys.stdin:
+        order = json.loads(line)
+        started = time.monotonic()
+        child = os.fork()
+        if not child:
+            _try(folder, order)
+        code = None
+        while code is None and time.monotonic() - started < order["limit_s"]:
+            done, status = os.waitpid(child, os.WNOHANG)
+            code = os.waitstatus_to_exitcode(status) if done else None
+            time.sleep(0.01)
+        _end_children()
+        seconds = time.monotonic() - started
+        answer: dict[str, Any] = {"code": code, "seconds": seconds, "known": {}}
+        if order["measure"] and code is not None:
+            answer["known"] = json.loads((folder / "known.json").read_text())
+        answer["tail"] = (folder / "output.txt").read_text(errors="replace")[-3000:]
+        for name in ("home", "tmp"):
+            shutil.rmtree(folder / name, ignore_errors=True)
+            (folder / name).mkdir()
+        print(json.dumps(answer), flush=True)
+
+
+def _end_children() -> None:
+    import psutil
+
+    left = psutil.Process().children(recursive=True)
+    for process in left:
+        process.kill()
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
+def _try(folder: Path, order: dict[str, Any]) -> None:
+    """In the child: never returns."""
+    import resource
+
+    os.setsid()
+    output = os.open(folder / "output.txt", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(output, number)
+    code = 99
+    try:
+        limit = int(os.environ["MMREPRO_MUTANTS_GIB"]) << 30
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
+        confine(folder)
+        watch = Watch(folder / "site/mmrepro") if order["measure"] else None
+        how = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", *(() if watch else ("-x",))]
+        code = int(pytest.main([*how, *order["tests"]], plugins=[watch] if watch else []))
+        if watch:
+            (folder / "known.json").write_text(json.dumps(watch.known()))
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def confine(folder: Path) -> None:
+    """By Landlock: from here on this process and its children write below ``folder`` alone, and
+    signal nobody else. Raises OSError where the kernel cannot."""
+    import ctypes
+    import struct
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(number: int, *arguments: Any) -> int:
+        result: int = libc.syscall(number, *arguments)
+        if result < 0:
+            raise OSError(ctypes.get_errno(), "Landlock")
+        return result
+
+    write_file, rights, scope_signal = 1 << 1, (1 << 1 | 0x1FF0 | 1 << 13 | 1 << 14), 1 << 1
+    ruleset = call(444, struct.pack("QQQ", rights, 0, scope_signal), ctypes.c_size_t(24), 0)
+    for path, allowed in ((folder, rights), (Path(os.devnull), write_file)):
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        call(445, ruleset, 1, struct.pack("=Qi", allowed, place), 0)
+        os.close(place)
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    call(446, ruleset, 0)
+
+
+class Watch:
+    """A pytest plugin: which functions below ``site`` each test calls, and how long it takes.
+
+    What a module's fixtures call counts for every test of the file: one makes it, all use it.
+    """
+
+    def __init__(self, site: Path) -> None:
+        self.site = f"{site}/"
+        self.calls: dict[str, set[str]] = {}
+        self.shared: set[str] = set()
+        self.seconds: dict[str, float] = {}
+        self.failing: set[str] = set()
+        self.into: set[str] = set()
+
+    def _call(self, frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(self.site):
+            self.into.add(
+                f"{frame.f_code.co_filename[len(self.site) :]}:{frame.f_code.co_qualname}"
+            )
+
+    @contextmanager
+    def _watched(self, into: set[str]) -> Iterator[None]:
+        self.into = into
+        sys.setprofile(self._call)
+        threading.setprofile(self._call)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self) -> Iterator[None]:
+        with self._watched(self.shared):
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        with self._watched(self.calls.setdefault(item.nodeid.partition("[")[0], set())):
+            return (yield)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        name = report.nodeid.partition("[")[0]
+        self.seconds[name] = self.seconds.get(name, 0.0) + report.duration
+        if report.outcome != "passed":
+            self.failing.add(name)
+
+    def known(self) -> dict[str, Any]:
+        calls = {name: sorted(own | self.shared) for name, own in self.calls.items()}
+        return {"calls": calls, "seconds": self.seconds, "failing": sorted(self.failing)}
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))
