@@ -34,10 +34,14 @@ class Fidelity(StrEnum):
     """How close a run is to production (DESIGN.md)."""
 
     GPU = "gpu"
+    GPU_STAND_IN = "gpu-stand-in"
+    """A GPU, whose memory a stand-in answers for."""
     CPU = "cpu"
     CPU_STAND_IN = "cpu-stand-in"
     EMULATED_STREAM = "emulated-stream"
     IN_PROCESS = "in-process"
+    TEACHING_ENGINE = "teaching-engine"
+    """minivllm, wherever it runs: what its faults do says nothing of another engine."""
     LIVE = "live"
     """A server that mmrepro did not start, only looked at."""
 

@@ -23,6 +23,8 @@ OUTCOME_SENTENCES: Final[dict[Outcome, str]] = {
 }
 FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
     Fidelity.GPU: "the engine's own GPU build on a real GPU, as in production",
+    Fidelity.GPU_STAND_IN: "the engine's own GPU build on a real GPU, with a stand-in that answers "
+    "for its memory (listed below)",
     Fidelity.CPU: "the engine's own CPU backend: its real server, scheduler and caches; "
     "no GPU kernel ran",
     Fidelity.CPU_STAND_IN: "the real engine on a CPU, behind stand-ins that replace its device "
@@ -30,6 +32,8 @@ FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
     Fidelity.EMULATED_STREAM: "the real engine on a CPU, behind stand-ins that also reorder device "
     "work as a GPU stream would (listed below)",
     Fidelity.IN_PROCESS: "the engine's real classes called in one process, without a server",
+    Fidelity.TEACHING_ENGINE: "mmrepro's own teaching engine: it shows what a fault planted in it "
+    "does, and nothing of another engine",
     Fidelity.LIVE: "a live server that mmrepro did not start and only looked at",
 }
 TRUTH_MARKS: Final[dict[Truth, str]] = {Truth.MET: "✔", Truth.NOT_MET: "✘", Truth.UNKNOWN: "?"}

@@ -19,7 +19,10 @@ from types import FrameType
 from typing import Any
 
 FREE = 7_114_457_088
-"""Bytes: 6784 MiB as LMDeploy logs it (>> 20), and with 0.5 the report's 903 548 928."""
+"""Bytes, solved from the report (its gpu_mem 903 548 928 with 0.5, and the reserve that LMDeploy
+computes): 6784 MiB as LMDeploy logs it (>> 20). Blocks and gpu_mem below are consistent with the
+report by this choice and confirm none of its numbers; the bytes a block and the reserve do not
+depend on it."""
 PROMPT = 3446
 VOCABULARY = 92_553
 LAYERS, KV_HEADS, HEAD = 32, 8, 128

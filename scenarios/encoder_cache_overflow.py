@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
 from mmrepro.scenario import (
     Drive,
+    Evidence,
     Finding,
     HttpData,
     Requests,
@@ -25,6 +27,7 @@ from mmrepro.scenario import (
     idle_cpu,
     issue,
     never_answered,
+    precondition,
     process_alive,
     pull,
     quote,
@@ -33,6 +36,7 @@ from mmrepro.scenario import (
     symptom,
     tokens_stand_still,
     upgrade,
+    vllm,
 )
 
 BUDGET = 512
@@ -52,6 +56,8 @@ TEXT = "meanwhile: text only"
 OTHER = "meanwhile: an ordinary image"
 MIN_SAMPLES = 3
 MIN_LOCALS = 2
+REFUSAL = re.compile(r"item with (\d+) embedding tokens, which exceeds .*encoder cache size (\d+)")
+"""What vllm#33110 says: tokens of the image, and of the cache."""
 
 REPORT = issue(
     "vllm#26223", "Requests with multimodal data larger than the encoder cache hang", "the report"
@@ -61,6 +67,14 @@ FIX = pull(
     "Early-reject requests with MM data longer than encode cache capacity",
     release="0.16.0",
 )
+ARRIVED = ("not-resized", "larger-than-the-cache")
+
+
+def tokens_sent(requests: Requests) -> tuple[int, int]:
+    """Of the control's image, and of the large one."""
+    sent = (requests.first(CONTROL).images[0], requests.first(BIG).images[0])
+    small, large = (LIFTED.tokens_of(image.width, image.height) for image in sent)
+    return small, large
 
 
 class EncoderCacheOverflow(Scenario):
@@ -80,6 +94,7 @@ class EncoderCacheOverflow(Scenario):
 
     name = "encoder-cache-overflow"
     release, affected = "0.11.0", ">=0.11.0,<0.16.0"
+    log_patterns = vllm.ENCODER_CACHE_LINE
     model = TinyDotsOCR()
     max_model_len = 4096
     server = f"""--trust-remote-code --max-num-seqs 8 --max-num-batched-tokens {BUDGET}
@@ -122,6 +137,46 @@ class EncoderCacheOverflow(Scenario):
         await drive.ask(TEXT)
         await drive.ask(OTHER, image=drive.image_size)
 
+    @precondition("the image arrives as large as it was sent: nothing makes it smaller")
+    def not_resized(self, requests: Requests) -> Finding:
+        """By the count of prompt tokens, or the refusal's own; the request that hangs gives none,
+        and then it counts that the same limit held for the control."""
+        fits, big = requests.first(CONTROL), requests.first(BIG)
+        if not fits.answered or fits.prompt_tokens is None:
+            return Finding.unknown(f"{CONTROL}: {fits.reply}")
+        small, large = tokens_sent(requests)
+        text = fits.prompt_tokens - small
+        told = f"{CONTROL}: {small} tokens in a prompt of {fits.prompt_tokens}"
+        if not 0 < text < ROW_TOKENS:
+            return Finding.of(False, told)
+        if big.answered and big.prompt_tokens is not None:
+            seen = big.prompt_tokens - text
+        elif refused := REFUSAL.search(big.error):
+            seen = int(refused[1])
+        elif big.timed_out:
+            return Finding.of(True, f"{told}; {BIG}: not answered")
+        else:
+            return Finding.unknown(f"{BIG}: {big.reply}")
+        return Finding.of(seen == large, f"{BIG}: {large} tokens sent, {seen} arrived")
+
+    @precondition(
+        "the image is larger than the encoder cache",
+        removed_by=("larger-budget", "limit-at-start"),
+    )
+    def larger_than_the_cache(self, evidence: Evidence, requests: Requests) -> Finding:
+        """The cache's size as the refusal names it, as the log does, or by the scheduler's
+        locals."""
+        large = tokens_sent(requests)[1]
+        if refused := REFUSAL.search(requests.first(BIG).error):
+            sizes = [int(refused[2])]
+        else:
+            sizes = vllm.encoder_cache_sizes(evidence)
+        if not sizes:
+            return Finding.unknown("neither the log nor a stack tells the encoder cache's size")
+        shown = ", ".join(str(size) for size in sorted(set(sizes)))
+        smaller = sum(size < large for size in sizes)
+        return Finding.of(smaller > len(sizes) // 2, f"{large} tokens, the cache holds {shown}")
+
     symptoms = (
         never_answered(BIG, f"the {BIG} gets no answer and no refusal"),
         process_alive(),
@@ -145,18 +200,22 @@ class EncoderCacheOverflow(Scenario):
 
     @cause(
         "an image of exactly the encoder budget is answered; the one that hangs is a row of "
-        "tokens larger"
+        "tokens larger",
+        live=cause(
+            "the image that the scheduler has no room for is larger than the whole encoder budget",
+            vllm.item_above_the_budget,
+            id="larger-than-the-budget",
+        ),
     )
     def larger_than_the_budget(self, requests: Requests, stacks: StacksData) -> Finding:
         """The scheduler's own number, from its locals, against the tokens of the two images.
 
         The control's count of prompt tokens shows that the arithmetic is the server's own.
         """
-        fits, big = requests.first(CONTROL), requests.first(BIG)
+        fits = requests.first(CONTROL)
         if not fits.answered or fits.prompt_tokens is None:
             return Finding.unknown(f"{CONTROL}: {fits.status} {fits.error[:120]}")
-        sent = (fits.images[0], big.images[0])
-        small, large = (LIFTED.tokens_of(image.width, image.height) for image in sent)
+        small, large = tokens_sent(requests)
         if not 0 < fits.prompt_tokens - small < ROW_TOKENS:
             return Finding.unknown(f"{small} image tokens in a prompt of {fits.prompt_tokens}")
         budgets = stacks.numbers("encoder_compute_budget", frame="schedule")
@@ -199,7 +258,12 @@ class EncoderCacheOverflow(Scenario):
     )
     claims = (
         claim(
-            "hang", "a request with an image above the encoder cache hangs", REPORT, by="no-answer"
+            "hang",
+            "a request with an image above the encoder cache hangs",
+            REPORT,
+            by="no-answer",
+            given=ARRIVED,
+            refutable_on=affected,
         ),
         claim(
             "cause",
@@ -211,9 +275,13 @@ class EncoderCacheOverflow(Scenario):
         claim("cpu", "the CPU spins", FIX, by="core-burns-cpu", given="no-answer"),
     )
 
-    @claim("fixed", "the request is refused with 400", FIX, releases=">=0.16.0")
+    @claim("fixed", "the request is refused with 400", FIX, given=ARRIVED, releases=">=0.16.0")
     def refused(self, requests: Requests) -> Finding:
+        """For its image, and for nothing else."""
         big = requests.first(BIG)
+        named = REFUSAL.search(big.error)
+        if big.status == 400 and not named:
+            return Finding.unknown(f"refused for something else: {big.reply}")
         return Finding.of(big.status == 400, f"{big.status} {big.error[:160]}".rstrip())
 
 

@@ -8,6 +8,7 @@ from mmrepro.scenario import (
     Drive,
     Finding,
     Logs,
+    Missing,
     RequestRecord,
     Requests,
     answers,
@@ -16,6 +17,8 @@ from mmrepro.scenario import (
     endpoints_green,
     every_request_fails,
     lmdeploy as kv,
+    precondition,
+    pull,
     quote,
     row,
     symptom,
@@ -38,20 +41,34 @@ def prompt_tokens(release: str) -> int:
     return kv.kv_plan(release).forward(kv.SMALL).max_tokens - ROOM
 
 
+def fails(sent: RequestRecord) -> bool:
+    """An error of the server, or no end: a 4xx is a refusal, which tells nothing of the engine."""
+    refused = sent.status is not None and 400 <= sent.status < 500
+    return not refused and answers.grade(sent).kind not in ("answered", "refusal")
+
+
 def growth_fails(requests: Requests) -> Finding:
     sent = requests.first("growing")
-    return Finding.of(answers.grade(sent).kind not in ("answered", "refusal"), told(sent))
+    return Finding.of(fails(sent), told(sent))
 
 
 def all_fail_after(requests: Requests) -> Finding:
-    grades = [answers.grade(requests.first(label)) for label in LATER]
-    failed = all(grade.kind != "answered" for grade in grades)
-    return Finding.of(failed, "; ".join(grade.words for grade in grades))
+    sent = [requests.first(label) for label in LATER]
+    words = "; ".join(answers.grade(record).words for record in sent)
+    return Finding.of(all(map(fails, sent)), words)
 
 
-def cut_short(requests: Requests) -> Finding:
-    sent = requests.first("growing")
-    return Finding.of(sent.answered and (sent.completion_tokens or 0) < ANSWER, told(sent))
+def cut_short(requests: Requests, witness: kv.Witness) -> Finding:
+    sent, limit = requests.first("growing"), witness.sizing().max_session_len
+    tokens = length(sent)
+    if not sent.answered or (tokens < limit and (sent.completion_tokens or 0) < ANSWER):
+        raise Missing(f"it did not end at the limit of {limit:g}: {told(sent)}")
+    return Finding.of(tokens == limit, told(sent))
+
+
+def length(sent: RequestRecord) -> int:
+    """Tokens of prompt and answer, as the client was told."""
+    return (sent.prompt_tokens or 0) + (sent.completion_tokens or 0)
 
 
 def told(sent: RequestRecord) -> str:
@@ -75,8 +92,11 @@ class KvGrowthCrash(kv.SmallKvCache):
     """
 
     name = "kv-growth-crash"
-    release, affected = kv.RELEASE, ">=0.6.4,<0.7.1"
-    references = (kv.FIX,)
+    release, affected = kv.RELEASE, ">=0.6.4,<0.9.2"
+    references = (
+        kv.FIX,
+        pull("lmdeploy#3751", "limit max_session_len: the answer is cut", release="0.9.2"),
+    )
     sources = (
         quote(
             "lmdeploy/pytorch/engine/engine.py", "Engine._async_loop_background",
@@ -86,7 +106,8 @@ class KvGrowthCrash(kv.SmallKvCache):
     )  # fmt: skip
     log_patterns = kv.SmallKvCache.log_patterns | {
         "assertion": r"assert len\(running\) > 0",
-        "loop-ended": r"Engine main loop failed|_raise_exception_on_finish|AssertionError",
+        "loop-ended": r"Engine (?:main )?loop failed|Task <MainLoop\w*> failed|"
+        r"_raise_exception_on_finish|AssertionError",
         "truncated": r"Update max_new_tokens|Truncate max_new_tokens",
     }
     key_log_patterns = ("assertion", "witness-limit", "truncated")
@@ -105,6 +126,29 @@ class KvGrowthCrash(kv.SmallKvCache):
         text = kv.filling(prompt_tokens(drive.release), short)
         await kv.ask(drive, "gate: the prompt, a short answer", text)
         await kv.ask(drive, "gate: short again")
+
+    def asked(self, witness: kv.Witness) -> int:
+        return max(sent.tokens for sent in witness.requests()) + ANSWER
+
+    @precondition("the answer grew until the cache was full, or it was given whole")
+    def grew(self, requests: Requests, witness: kv.Witness, logs: Logs) -> Finding:
+        """One that ended before tells nothing of a full cache."""
+        sent, sizing = requests.first("growing"), witness.sizing()
+        limit, kind = sizing.max_session_len, answers.grade(sent).kind
+        if kind == "refusal":
+            return Finding.of(True, f"refused for its length: {told(sent)}")
+        if kind == "answered":
+            whole = (sent.completion_tokens or 0) >= ANSWER or length(sent) >= limit
+            return Finding.of(whole, f"{length(sent)} tokens in the end: {told(sent)}")
+        most = max(request.tokens for request in witness.requests())
+        long = [request for request in witness.requests() if request.tokens == most]
+        if len(long) > 1 and long[1].generated:  # the first is the gate's
+            tokens = most + long[1].generated
+            text = f"the engine had {tokens} tokens of {limit:g} when it ended"
+            return Finding.of(tokens > limit - sizing.block_size, text)
+        if kv.since_start(logs, "assertion"):
+            return Finding.of(True, "the engine loop ended with a step that had no sequence left")
+        raise Missing("how far the answer grew was not seen")
 
     symptoms = (
         symptom("the request that grows beyond the cache fails", growth_fails),
@@ -131,11 +175,13 @@ class KvGrowthCrash(kv.SmallKvCache):
 
     @cause("the log holds `assert len(running) > 0` of the engine loop")
     def assertion(self, logs: Logs) -> Finding:
-        count = logs.count("assertion")
-        if not count:
-            return Finding.of(False, "the log holds no such assertion")
-        line = logs.lines("assertion")[0]
-        return Finding.of(True, f"{count} × {line.text.strip()}, line {line.number}")
+        lines = kv.since_start(logs, "assertion")
+        if lines:
+            first = lines[0]
+            return Finding.of(True, f"{len(lines)} × {first.text.strip()}, line {first.number}")
+        if ended := kv.since_start(logs, "loop-ended"):
+            return Finding.of(False, f"the loop ended, not by that: {ended[0].text.strip()}")
+        raise Missing("the log does not say that the loop ended: it did not, or errors are off")
 
     works_after = (answers.given("growing", or_explained=True), answers.given(*LATER))
     rows = (
@@ -145,15 +191,15 @@ class KvGrowthCrash(kv.SmallKvCache):
     )
     claims = (
         in_lab(
-            "asserts", "0.6.4, 0.7.0: the engine loop ends with assert len(running) > 0",
+            "asserts", "0.6.4 to 0.7.1: the engine loop ends with assert len(running) > 0",
             by="assertion", releases=affected,
         ),
         in_lab(
-            "all-fail", "0.6.4, 0.7.0: the server lives on and fails every request",
+            "all-fail", "0.6.4 to 0.7.1: the server lives on and fails every request",
             by=("assertion", "all-fail-after"), releases=affected,
         ),
         in_lab(
-            "truncates", "0.18.0 cuts the answer at the limit", by=cut_short, releases=">=0.7.1"
+            "truncates", "0.18.0 cuts the answer at the limit", by=cut_short, releases=">=0.9.2"
         ),
     )  # fmt: skip
 

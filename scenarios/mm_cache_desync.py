@@ -1,10 +1,12 @@
 """vLLM: after a request was refused for its length, its image fails with HTTP 500."""
 
+from mmrepro.engines import Engine
 from mmrepro.scenario import (
     Drive,
     Finding,
     Logs,
     Measured,
+    Processes,
     Requests,
     Truth,
     answered,
@@ -80,6 +82,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
             await drive.ask(f"{vllm.AGAIN} ({attempt})", image=image)
         await drive.ask(TEXT)
 
+    preconditions = (vllm.REFUSED, vllm.CACHE_ON)
     symptoms = (
         symptom(
             "a short request with the image of the refused one gets HTTP 500",
@@ -99,12 +102,6 @@ class MmCacheDesync(vllm.MmCacheScenario):
             required=False,
         ),
     )
-    causes = (
-        cause(
-            "the image's first request was refused with HTTP 400 for its length",
-            vllm.refused_for_length,
-        ),
-    )
     # Which image fails is not known to one who does not send it: the log tells that some do.
     live_only = some_requests_fail()
 
@@ -117,11 +114,14 @@ class MmCacheDesync(vllm.MmCacheScenario):
             id="receiver-misses",
         ),
     )
-    def receiver_misses(self, logs: Logs, requests: Requests) -> Finding:
-        missing = vllm.missing_item(logs)
+    def receiver_misses(
+        self, logs: Logs, processes: Processes, engine: Engine, requests: Requests
+    ) -> Finding:
+        missing = vllm.missed_in_run(logs, processes, engine)
         if missing.truth is not Truth.MET:
             return missing
-        hashes = vllm.missing_hashes(logs)
+        own = vllm.lines_of_core(logs, processes, engine)
+        hashes = [name for lines in own.values() for name in vllm.hashes_in(lines)]
         failed = sum(r.status == 500 for r in requests.all(vllm.AGAIN))
         text = f"{len(hashes)} lines for {len(set(hashes))} hash, {failed} failed requests"
         return Finding.of(len(set(hashes)) == 1 and len(hashes) == failed, text)
@@ -156,7 +156,13 @@ class MmCacheDesync(vllm.MmCacheScenario):
             "a too long request with an image is refused with 400",
             by="refused-for-length",
         ),
-        claim("step-2", "the same image in a short request then gets 500", by="same-image-500"),
+        claim(
+            "step-2",
+            "the same image in a short request then gets 500",
+            by="same-image-500",
+            given=("refused-for-length", "cache-on"),
+            refutable_on=affected,
+        ),
         claim(
             "assertion",
             "the log holds Expected a cached item for mm_hash",
@@ -165,7 +171,9 @@ class MmCacheDesync(vllm.MmCacheScenario):
         claim(
             "two-caches",
             "the API server's cache holds the image, EngineCore's does not",
-            by=("sender-hits", vllm.missing_item),
+            by=("sender-hits", vllm.missed_in_run),
+            given="same-image-500",
+            otherwise="image X did not fail in this run",
         ),
         claim(
             "for-ever",
@@ -179,6 +187,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
             "vllm#43595 (0.24.0) fixes the desynchronised caches",
             vllm.LRU_FIX,
             by="same-image-500",
+            given=("refused-for-length", "cache-on"),
             refuted=True,
             releases=">=0.24.0",
         ),

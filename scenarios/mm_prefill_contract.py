@@ -11,6 +11,7 @@ from mmrepro.scenario import (
     Drive,
     Finding,
     Logs,
+    Metrics,
     Reference,
     Requests,
     answered,
@@ -18,12 +19,24 @@ from mmrepro.scenario import (
     cause,
     claim,
     endpoints_green,
+    precondition,
     row,
     some_requests_fail,
     symptom,
     with_variants,
 )
-from mmrepro.scenario.minivllm import BLOCK_SIZE, MinivllmFault, place, put_right, root_cause
+from mmrepro.scenario.minivllm import (
+    BLOCK_SIZE,
+    ELSEWHERE,
+    MinivllmFault,
+    admitted,
+    counted,
+    embeddings,
+    in_last_block,
+    place,
+    put_right,
+    root_cause,
+)
 
 TEXTS = ("gate: text only", "gate: text only, streamed", "control: text only")
 WHOLE, ODD = "image X, whole blocks", "image Y, 6 embeddings"
@@ -78,6 +91,19 @@ class PrefillContract(MinivllmFault):
         await drive.ask(STREAMED, image=whole, stream=True)
         await drive.ask(TEXTS[2])
 
+    @precondition("the engine took the images in: as many embeddings as they have, and one text")
+    def images_admitted(self, requests: Requests, logs: Logs) -> Finding:
+        taken = {sent.label: (sent, tokens) for sent, tokens in admitted(requests, logs)}
+        if absent := [label for label in IMAGES if label not in taken]:
+            return Finding.of(False, f"the log shows no {absent[0]}")
+        prompts = {label: taken[label] for label in IMAGES}
+        counts = {label: (embeddings(sent), n) for label, (sent, n) in prompts.items()}
+        texts = {n - rows for rows, n in counts.values()}
+        listed = "; ".join(
+            f"{label}: {n} tokens, {rows} of it" for label, (rows, n) in counts.items()
+        )
+        return Finding.of(len(texts) == 1 and min(texts) > 0, listed)
+
     def image_500(self, requests: Requests) -> Finding:
         sent = [requests.first(label) for label in IMAGES]
         failed = {r.label for r in sent if r.status == 500 and re.search(self.error, r.error)}
@@ -121,14 +147,16 @@ class PrefillContract(MinivllmFault):
     works_after = (answered(*IMAGES), answered_alike(WHOLE, STREAMED), "text-undisturbed")
     rows = (row("text alone", "text-undisturbed", "200", abnormal_if=False), *MinivllmFault.rows)
     claims = (
-        root_cause("the error comes {reason}", by="error-raised-there"),
+        root_cause("{variant}: the error comes {reason}", by="error-raised-there"),
         claim(
             "decode-undisturbed",
-            "text and decode are as they were",
-            "{origin}",
+            "minivllm's text and decode are as they were",
+            "minivllm",
             by="text-undisturbed",
+            given="arrived",
         ),
-        put_right("images are answered with that place put right"),
+        put_right("minivllm answers images with that place put right"),
+        ELSEWHERE,
     )
 
 
@@ -151,6 +179,15 @@ class SlotMapping(PrefillContract):
     failing = (ODD,)
     gate_images = ("gate: image of whole blocks",)
 
+    @precondition("the last block has more tokens than it would have of the text alone")
+    def last_block_differs(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
+        size = int(metrics.readings(["minivllm:kv_cache_block_size"], "gate", "check", least=1)[-1])
+        tokens = counted(requests, logs, ODD)
+        text = tokens - embeddings(requests.first(ODD))
+        has, of_text = in_last_block(tokens, size), in_last_block(text, size)
+        said = f"blocks of {size}: {has} tokens in the last of {tokens}, {of_text} of {text}"
+        return Finding.of(has > of_text, said)
+
     @cause(
         "slot_mapping is short by exactly what the last block has more tokens than it would have "
         "of the text alone",
@@ -162,7 +199,7 @@ class SlotMapping(PrefillContract):
             return Finding.of(False, "the contract checker counted no missing slot")
         slots, tokens = int(counted[0][1]), int(counted[0][2])
         text = tokens - ODD_GRID[0] * ODD_GRID[1]
-        has, of_text = ((count - 1) % BLOCK_SIZE + 1 for count in (tokens, text))
+        has, of_text = (in_last_block(count, BLOCK_SIZE) for count in (tokens, text))
         blocks = f"the last block has {has} of them, of the {text} text ids alone {of_text}"
         short = tokens - slots == has - of_text > 0
         return Finding.of(short, f"{slots} slots for {tokens} tokens; {blocks}")

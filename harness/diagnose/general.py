@@ -1,7 +1,9 @@
 """What is wrong, without any signature: from evidence to one state, and why. Pure functions.
 
 The order of the rules is their priority: what explains more comes first. A rule fires on what was
-seen; what could not be seen leads to a weaker state, never to a stronger one.
+seen; what could not be seen leads to a weaker state, never to a stronger one. Before an answered
+request only those processes count that were seen to have ended or to stand still: that no process
+is called as the core is, or what a log says, does not.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ from mmrepro.diagnose import frozen
 from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Assessment, ServerState, TargetFacts
-from mmrepro.probes.data import LogsData
+from mmrepro.probes.data import InferenceData, LogsData
+from mmrepro.signature.live_server import CORE_ALIVE
 from mmrepro.signature.views import log_count, log_lines
 
 SLOW_SHARE = 0.5
@@ -25,11 +28,11 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
     """One state, a sentence for people, and the observations that it rests on."""
     view = View(facts, evidence)
     plain = at_once(evidence, facts)
-    return plain or _answered(view) or _errors(view) or _silence(view)
+    return plain or _answered(view) or _core_gone(view) or _errors(view) or _silence(view)
 
 
 def at_once(evidence: Evidence, facts: TargetFacts) -> Assessment | None:
-    """What is plain before any request is sent: dead, stopped, or a part of it dead."""
+    """What is plain without a request: dead, stopped, or a part of it seen dead."""
     view = View(facts, evidence)
     return _dead(view) or _part_dead(view) or _stopped(view)
 
@@ -127,19 +130,35 @@ def _stopped(view: View) -> Assessment | None:
 
 
 def _part_dead(view: View) -> Assessment | None:
+    """A process of the core that ended, and that the kernel still lists."""
+    dead = [p for p in view.facts.cores if p.state in "ZX"]
+    if not dead:
+        return None
+    names = ", ".join(f"{p.role} (pid {p.pid})" for p in dead)
+    return _without_core(
+        view, names, [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
+    )
+
+
+def _core_gone(view: View) -> Assessment | None:
+    """No process is called as the core is, and it was there before, or the log says that it died.
+
+    The name alone is nothing: older releases have no titles, a core may run outside the front's
+    tree.
+    """
     facts = view.facts
-    if facts.root_pid is None or not facts.core_role or not facts.processes:
+    if not facts.processes or not facts.core_role or facts.cores or view.progress:
         return None
-    dead = [p for p in facts.cores if p.state in "ZX"]
-    alive = [p for p in facts.cores if p.state not in "ZX"]
-    if dead:
-        names = ", ".join(f"{p.role} (pid {p.pid})" for p in dead)
-        why = [f"{p.role} (pid {p.pid}): {_ended(view, p.pid)}" for p in dead]
-    elif not alive:
-        names = facts.core_role
-        why = [f"no process {facts.core_role} among {_roles(facts)}"]
-    else:
+    left = view.evidence.facts.get(CORE_ALIVE) is False
+    if not left and not core_died(view):
         return None
+    before = ", where there was one" if left else ""
+    return _without_core(
+        view, facts.core_role, [f"no process {facts.core_role} among {_roles(facts)}{before}"]
+    )
+
+
+def _without_core(view: View, names: str, why: list[str]) -> Assessment:
     return Assessment(
         state=ServerState.PART_DEAD,
         sentence=f"{names} is dead, while the rest of the server lives.",
@@ -150,7 +169,7 @@ def _part_dead(view: View) -> Assessment | None:
             *filter(None, [core_died(view)]),
             *last_words(view),
         ],
-        process=facts.core_role,
+        process=view.facts.core_role,
         advice=["the server does not recover from this by itself: restart it, keep its log"],
     )
 
@@ -268,9 +287,9 @@ def _silence(view: View) -> Assessment:
             sentence="Nothing wrong can be seen, but nothing shows either that it works: "
             "no request was answered and no counter moved.",
             why=why,
-            advice=["let mmrepro send its one small request (without --no-request, with --model)"],
+            advice=[_how_to_ask(data)],
         )
-    if view.green is False:
+    if view.green is False and not view.late:
         return Assessment(
             state=ServerState.NOT_READY,
             sentence="Its front answers, and says that it is not ready.",
@@ -283,6 +302,12 @@ def _silence(view: View) -> Assessment:
         why=why,
         advice=["run mmrepro as root on the server's machine, and give --log FILE"],
     )
+
+
+def _how_to_ask(data: InferenceData | None) -> str:
+    if data is not None and data.status in (401, 403):
+        return "give it its key: --header 'Authorization: Bearer KEY'"
+    return "let mmrepro send its one small request (without --no-request, with --model)"
 
 
 def _moving(view: View, asked: bool, why: list[str]) -> Assessment:

@@ -29,6 +29,8 @@ def note(target: Target, evidence: Evidence) -> None:
         if process.state == "t" and (tracer := proc.tracer_of(process.pid)):
             evidence.facts[f"tracer:{process.pid}"] = tracer
     lives = core_lives(target)
+    if lives is None and evidence.facts.get(CORE_ALIVE) is not None:
+        lives = False  # it was there when this look began
     if lives is not None:
         evidence.facts[CORE_ALIVE] = lives
     if lives is False and (kill := last_oom_kill()):
@@ -36,12 +38,14 @@ def note(target: Target, evidence: Evidence) -> None:
 
 
 def core_lives(target: Target) -> bool | None:
-    """Whether a core process lives; None where that cannot be seen."""
+    """Whether a core process lives; None where that cannot be seen, or where no process is called
+    so: not every release names its processes, nor does every core run below the front."""
     facts = target.facts
-    if facts.root_pid is not None and facts.core_role:
+    if facts.cores:
         return any(p.state not in "ZX" for p in facts.cores)
-    gone = facts.place != "remote" and facts.listening is False and facts.root_pid is None
-    return False if gone else None
+    if facts.root_pid is not None:
+        return False if all(p.state in "ZX" for p in facts.processes) else None
+    return False if facts.place != "remote" and facts.listening is False else None
 
 
 def exit_code(pid: int) -> int | None:

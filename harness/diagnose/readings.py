@@ -10,6 +10,7 @@ from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import TargetFacts
 from mmrepro.probes.data import (
+    EndpointAnswer,
     HttpData,
     InferenceData,
     ProcessesData,
@@ -65,29 +66,32 @@ class View:
 
     @property
     def green(self) -> bool | None:
-        data = self.endpoints
-        return all(a.status == 200 for a in data.answers) if data and data.answers else None
+        """Whether all say so that say anything: one that refuses us (a key, a path) does not."""
+        said = [a.status for a in self._answers if not _refused(a.status)]
+        return all(status == 200 for status in said) if said else None
 
     @property
     def late(self) -> list[str]:
         """Endpoints without an answer in time, where no other one says that it is not well."""
-        answers = self.endpoints.answers if self.endpoints else []
-        if any(a.status not in (None, 200) for a in answers):
+        if any(a.status not in (None, 200) and not _refused(a.status) for a in self._answers):
             return []
-        return [a.path for a in answers if a.status is None]
+        return [a.path for a in self._answers if a.status is None]
 
     @property
     def front_answers(self) -> bool | None:
         """Whether anything at all came back over HTTP, be it a refusal."""
-        data = self.endpoints
-        if data is None or not data.answers:
-            return None
-        return any(a.status is not None for a in data.answers)
+        if self.inference is not None and self.inference.status is not None:
+            return True
+        return any(a.status is not None for a in self._answers) if self._answers else None
 
     @property
     def refused_connection(self) -> bool:
         data = self.endpoints
         return data is not None and all("ConnectError" in a.error for a in data.answers)
+
+    @property
+    def _answers(self) -> list[EndpointAnswer]:
+        return self.endpoints.answers if self.endpoints else []
 
     # ------------------------------------------------------------ the counters
 
@@ -127,8 +131,12 @@ class View:
 
     @property
     def core_pid(self) -> int | None:
+        """None: not seen. Where the core should have a process of its own and none is called so,
+        the front is not taken for it."""
         cores = self.facts.cores
-        return cores[0].pid if cores else self.facts.root_pid
+        if cores:
+            return cores[0].pid
+        return None if self.facts.core_role else self.facts.root_pid
 
     @property
     def core_is_front(self) -> bool:
@@ -176,3 +184,8 @@ class View:
             return []
         samples = [s for _, d in self.evidence.results(StacksData, "check") for s in d.samples]
         return courses(samples, pid)
+
+
+def _refused(status: int | None) -> bool:
+    """It turned this request away, which tells nothing of how it is."""
+    return status is not None and 400 <= status < 500

@@ -182,6 +182,11 @@ def _unseen(target: discover.Target, evidence: Evidence) -> list[str]:
     unseen = list(target.unseen)
     if target.facts.root_pid is None and target.facts.place == "remote":
         unseen.append("its processes: stacks, CPU and log need mmrepro on its machine")
+    if target.facts.processes and target.facts.core_role and not target.facts.cores:
+        unseen.append(
+            f"which process is {target.facts.core_role}: none is called so, and the titles are all "
+            "that tells; where it stands cannot be told"
+        )
     if reason := refused_stacks(evidence):
         refused = "py-spy was refused" in reason
         unseen.append("Python stacks: " + (HOW_TO_ALLOW if refused else reason))

@@ -68,8 +68,16 @@ class LaunchRequest:
 
 
 def lowered(fidelity: Fidelity, patches: tuple[Patch, ...]) -> Fidelity:
-    """The fidelity of a run with ``patches``: the last one that says so decides."""
-    return next((p.fidelity for p in reversed(patches) if p.fidelity is not None), fidelity)
+    """The fidelity of a run with ``patches``: the last one that says so decides.
+
+    A made-up GPU memory lowers that of a GPU only; a teaching engine stays one.
+    """
+    if fidelity is Fidelity.TEACHING_ENGINE:
+        return fidelity
+    told = [p.fidelity for p in patches if p.fidelity is not None]
+    if fidelity is not Fidelity.GPU:
+        told = [one for one in told if one is not Fidelity.GPU_STAND_IN]
+    return told[-1] if told else fidelity
 
 
 @dataclass(frozen=True)
@@ -139,6 +147,8 @@ class Engine(ABC):
     """A line that only this engine logs while it starts; a group "release" tells which."""
     idle_loops: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that turn round and burn CPU while there is nothing to do."""
+    own_fidelity: ClassVar[Fidelity | None] = None
+    """Of all its runs, whatever they run on; None: the device's."""
     distributions: ClassVar[tuple[str, ...]] = ()
     """Its names on the package index, for the release of a live server; (): the name."""
     version_paths: ClassVar[tuple[str, ...]] = ("/version",)
@@ -147,6 +157,10 @@ class Engine(ABC):
     def role_of(self, name: str, cmdline: str) -> str:
         """What a process of the engine is called in reports, from its name and command line."""
         return role_from_title(name, cmdline)
+
+    def fidelity_on(self, device: str) -> Fidelity:
+        """Of a run on ``device`` with nothing replaced."""
+        return self.own_fidelity or (Fidelity.GPU if device == "cuda" else Fidelity.CPU)
 
     def recognise(self, signs: Signs) -> list[str]:
         """Why the server with these signs is this engine; empty: nothing says so."""
@@ -189,14 +203,13 @@ class Engine(ABC):
             if setting.name.startswith("--"):
                 arguments += [setting.name, *([setting.value] if setting.value else [])]
         arguments += request.all_server_args
-        plain = Fidelity.CPU if request.environment.spec.device == "cpu" else Fidelity.GPU
         return LaunchPlan(
             argv=[str(request.environment.python), *self.interpreter_args(), *arguments],
             env=env | request.variables(patches),
             settings=settings,
             # Copies: what each run counts of them is written into them.
             stand_ins=[p.stand_in.model_copy() for p in patches],
-            fidelity=lowered(plain, patches),
+            fidelity=lowered(self.fidelity_on(request.environment.spec.device), patches),
             entry=Entry(self.module, arguments, self.module_path()),
             preload=(*self.preload, *self._model_modules(request.model)),
         )

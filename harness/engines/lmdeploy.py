@@ -12,8 +12,8 @@ from mmrepro.environments.lmdeploy import lmdeploy_spec
 from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version
 
-UNI_EXECUTOR_SINCE = Version("0.8")
-"""Releases with ``--distributed-executor-backend``."""
+UNI_EXECUTOR_SINCE = Version("0.11")
+"""The first release with ``--distributed-executor-backend``; before it one device meant ``uni``."""
 
 MIB = 2**20
 DEFAULT_FREE_BYTES = 1024 * MIB
@@ -39,6 +39,7 @@ def device_memory(free_bytes: int, total_bytes: int = 0) -> Patch:
             "MMREPRO_DEVICE_FREE_BYTES": str(free_bytes),
             "MMREPRO_DEVICE_TOTAL_BYTES": str(total),
         },
+        fidelity=Fidelity.GPU_STAND_IN,
     )
 
 

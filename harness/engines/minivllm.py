@@ -13,7 +13,7 @@ from mmrepro.engines.base import (
 from mmrepro.engines.changes import Mitigation
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.minivllm import minivllm_spec
-from mmrepro.records import Setting
+from mmrepro.records import Fidelity, Setting
 from mmrepro.reproducers import reproducer_path
 
 
@@ -32,6 +32,7 @@ class MinivllmEngine(Engine):
         "imports and model load": r"EngineCore waiting for work",
     }
     core_role: ClassVar[str] = "EngineCore"
+    own_fidelity: ClassVar[Fidelity | None] = Fidelity.TEACHING_ENGINE
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("minivllm:num_requests_running",),
         "waiting": ("minivllm:num_requests_waiting",),

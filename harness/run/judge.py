@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mmrepro.engines import ENGINES
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimResult, Incident
@@ -76,15 +77,17 @@ def expectation(scenario: Scenario, facts: RunFacts) -> tuple[Outcome | None, st
 
 
 def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
-    """What of the set-up a recorded run was judged with."""
+    """What of the set-up a recorded run was judged with. Its fidelity is the engine's own, if that
+    has one: runs of minivllm that are older than it were recorded as ``cpu``."""
     gate = incident.gate.deadline_s if incident.gate else None  # all that older incidents tell
     applied = frozenset(m.name for m in incident.mitigations if m.applied)
     known = {f.name for f in scenario.factors}
     settings = (s.name.partition("factor ") for s in incident.engine.settings)
     flips = (name for before, mark, name in settings if mark and not before)
+    own = getattr(ENGINES.get(incident.engine.name), "own_fidelity", None)
     return RunFacts(
         release=incident.engine.release,
-        fidelity=incident.fidelity,
+        fidelity=own or incident.fidelity,
         mitigations=applied & {m.name for m in scenario.mitigations},
         deadline_s=incident.deadline_s or gate or deadline.FLOOR_S,
         flips=frozenset(flips) & known,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mmrepro import __version__
-from mmrepro.engines import LaunchPlan
+from mmrepro.engines import LaunchPlan, get_engine
 from mmrepro.environments import Environment, cache_root
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
@@ -26,7 +26,7 @@ from mmrepro.incident import (
 from mmrepro.machine.facts import host_facts
 from mmrepro.models import TinyModel
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.records import EVIDENCE_DIR, Fidelity, Moment, Setting
+from mmrepro.records import EVIDENCE_DIR, Moment, Setting
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.judge import Effect, effect
 from mmrepro.run.options import RunOptions
@@ -58,7 +58,7 @@ def blank(
         scenario=scenario.facts,
         engine=EngineFacts(name=scenario.engine, release=release),
         host=host_facts(),
-        fidelity=Fidelity.GPU if device == "cuda" else Fidelity.CPU,
+        fidelity=get_engine(scenario.engine).fidelity_on(device),
         references=list(scenario.references),
     )
 

@@ -113,7 +113,7 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 
 
 def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) -> Declared:
-    """The first exception of the log is the core's, and matches ``pattern``.
+    """The first exception of the core's process matches ``pattern``.
 
     ``part``: :func:`cause` or :func:`symptom`.
     """
@@ -190,11 +190,17 @@ def some_requests_fail() -> tuple[Declared, ...]:
 
 
 def every_request_fails(**more: Any) -> Declared:
-    """The engine's loop has ended behind a front that lives."""
+    """The engine's loop has ended behind a front that lives: 500 and above, or a completion that
+    ended in an error. A 4xx (a key, a rate limit) tells nothing of the engine."""
 
     def fails(inference: InferenceData) -> Finding:
         said = f"a small valid request: {inference.error[:160] or 'answered'}"
-        return Finding.of(not inference.answered and inference.status is not None, said)
+        status = inference.status
+        if inference.answered or status is None:
+            return Finding.of(False, said)
+        if status >= 500 or (status == 200 and "finish_reason" in inference.error):
+            return Finding.of(True, said)
+        return Finding.unknown(f"{said}: this tells nothing of the engine")
 
     more = {"id": "every-request-fails", **more}
     return symptom("a small valid request fails", fails, **more)

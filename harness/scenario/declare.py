@@ -195,8 +195,9 @@ row = Row
 class Claim:
     """A statement of the original report, judged by conditions of this run.
 
-    ``{name}`` in text, source or ``otherwise`` is the scenario's attribute called so; "cause", as
-    the id of a condition, stands for all required ones of the cause.
+    ``{name}`` in text, source, ``otherwise`` or ``untested`` is the scenario's attribute called so.
+    As the id of a condition "cause" stands for all required ones of the cause, and "arrived" for
+    the preconditions: that the trigger was seen to arrive.
 
     Attributes:
         source: where it is made; "": in the scenario's first reference.
@@ -209,6 +210,8 @@ class Claim:
         untested: why it cannot be tested at all.
         note: stands behind what was observed, if it was tested.
         refuted: what is met refutes it, and what is not met confirms it.
+        solved: what of the run was solved from the report's own numbers. What agrees with them is
+            then consistent with it and confirms nothing.
     """
 
     id: str
@@ -223,6 +226,7 @@ class Claim:
     untested: str = ""
     note: str = ""
     refuted: bool = False
+    solved: str = ""
 
     def __call__(self, method: F) -> F:
         """As a decorator: ``@claim("at-will", "…", REPORT)``."""

@@ -15,13 +15,14 @@ from mmrepro.engines.lmdeploy import WITNESS, WITNESS_PATTERNS, device_memory
 from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
 from mmrepro.models import TinyModel, TinyText
-from mmrepro.probes.data import LogsData
+from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.declare import Declared, cure, pull, quote, symptom
-from mmrepro.scenario.parts import Control
+from mmrepro.scenario.bind import bind
+from mmrepro.scenario.declare import Declared, cure, precondition, pull, quote, symptom
+from mmrepro.scenario.parts import Control, RunFacts
 from mmrepro.signature import Finding, Truth, answers
 from mmrepro.signature.decide import guarded
-from mmrepro.signature.views import View
+from mmrepro.signature.views import Logs, View
 from mmrepro.traffic.drive import Drive
 
 RELEASE = "0.6.4"
@@ -29,8 +30,10 @@ RELEASE = "0.6.4"
 SMALL, BIG = Decimal("0.1"), Decimal("0.5")
 """``--cache-max-entry-count`` of the run's own server and of the control server: the report's."""
 KV_BYTES, BLOCK_BYTES, VOCABULARY = 1_807_097_856, 8_388_608, 92_553
-"""What the report's GPU had left for the KV cache before the setting (with 0.5 the report says
-``gpu_mem`` 903 548 928), and its model, InternVL2-8B."""
+"""What the report's GPU had left for the KV cache before the setting, and its model, InternVL2-8B.
+The first is solved from the report (``gpu_mem`` 903 548 928 with 0.5): what follows from it is
+consistent with the report and confirms none of its numbers."""
+SOLVED = "the free memory was solved from the report's own gpu_mem, 903 548 928 B with 0.5"
 SCALE = 64
 """The tiny models' blocks are that much smaller, and so is the memory: the same block counts."""
 CONTROL = "control server: "
@@ -105,6 +108,28 @@ class SmallKvCache(Scenario):
     @abstractmethod
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
         """Send what the small cache cannot hold; ``where`` begins its labels."""
+
+    @abstractmethod
+    def asked(self, witness: Witness) -> int:
+        """Tokens that the trigger asked the cache to hold, as the engine counted them. Raises
+        Missing: it did not get as far as the engine."""
+
+    @precondition(
+        "the engine's blocks hold less than the trigger asks for", removed_by=("kv-budget",)
+    )
+    def outgrows_cache(self, witness: Witness) -> Finding:
+        sizing, asked = witness.sizing(), self.asked(witness)
+        limits = {request.limit for request in witness.requests()} | {sizing.max_session_len}
+        holds = f"{sizing.num_gpu_blocks:g} blocks of {sizing.block_size:g}"
+        text = f"{asked} tokens; {holds} hold {sizing.max_session_len:g}"
+        if len(limits) > 1 or not sizing.limit_adds_up:
+            named = ", ".join(f"{limit:g}" for limit in sorted(limits))
+            return Finding.unknown(f"{asked} tokens; the limit {named} is not what {holds} give")
+        return Finding.of(asked > sizing.max_session_len, text)
+
+    def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
+        """Whether the cache is still too small: what the setting is said to change."""
+        return guarded(bind(self.outgrows_cache, self, facts), evidence)
 
     def plan_of(self, release: str) -> LmdeployPlan:
         return kv_plan(release, self.scale)
@@ -182,6 +207,10 @@ class Admission:
     limit: int
     status: str | None
     seconds: float
+    generated: int = 0
+    """Tokens of the answer; 0: none, or not told (0.18.0)."""
+    line: int = 0
+    """Of the log, written when the request ended."""
 
     @property
     def refused(self) -> bool:
@@ -194,13 +223,15 @@ class Witness(View):
     observable = False
 
     def values(self, event: str, *phases: Phase) -> list[dict[str, Any]]:
-        """Oldest first; of the run's own server unless a phase is given."""
-        found = []
+        """Oldest first, each with its line in the log; of the run's own server unless a phase is
+        given."""
+        found = {}
         for _, data in self.evidence.results(LogsData, *phases):
             for line in data.matches.get(f"witness-{event}", ()):
                 with suppress(ValueError):  # a line that was cut or torn says nothing
-                    found.append(json.loads(line.text.partition(f"mmrepro-witness-{event} ")[2]))
-        return [values for values in found if isinstance(values, dict)]
+                    said = json.loads(line.text.partition(f"mmrepro-witness-{event} ")[2])
+                    found[data.file, line.number] = said
+        return [said | {"line": at} for (_, at), said in found.items() if isinstance(said, dict)]
 
     def sizing(self, *phases: Phase) -> Sizing:
         """The last one. Raises Missing: not all of it was seen."""
@@ -221,7 +252,14 @@ class Witness(View):
     def requests(self, least: int = 1) -> list[Admission]:
         """Those of at least so many tokens, oldest first. Raises Missing: it saw none."""
         found = [
-            Admission(v["input_tokens"], v["max_input_len"], v.get("status"), v["seconds"])
+            Admission(
+                v["input_tokens"],
+                v["max_input_len"],
+                v.get("status"),
+                v["seconds"],
+                v.get("generated") or 0,
+                v["line"],
+            )
             for v in self.values("request")
             if isinstance(v.get("input_tokens"), int) and isinstance(v.get("max_input_len"), int)
         ]
@@ -238,3 +276,25 @@ class Witness(View):
         with suppress(Missing):
             return answers.grade(record, self.sizing().max_session_len) if told.explained else told
         return told
+
+
+# ------------------------------------------------------------------ the log of this server
+
+
+def since_start(logs: Logs, pattern: str) -> list[LogLine]:
+    """Lines of a named pattern since the engine sized its cache: older ones are another server's.
+    Of a server without a witness: all of them. Raises Missing as ``Logs.lines``."""
+    began = _began(logs.evidence)
+    return [line for line in logs.lines(pattern) if line.number > began]
+
+
+def first_error(logs: Logs) -> LogLine | None:
+    """The first line of an error since then, whatever it says; None: there is none, be it that the
+    log keeps them back."""
+    began = _began(logs.evidence)
+    lines = (line for _, data in logs.evidence.results(LogsData) for line in data.errors)
+    return next((line for line in lines if line.number > began), None)
+
+
+def _began(evidence: Evidence) -> int:
+    return max((values["line"] for values in Witness(evidence).values("limit")), default=0)

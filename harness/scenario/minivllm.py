@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import ClassVar
 
-from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.incident import SymptomRow
 from mmrepro.models import TinyQwen3
 from mmrepro.scenario.base import Scenario
@@ -14,38 +14,92 @@ from mmrepro.scenario.declare import Claim, Row, claim, cure, row
 from mmrepro.scenario.parts import LiveFacts, RunFacts
 from mmrepro.scenario.tables import OPPOSITE
 from mmrepro.signature import Finding, Truth, checks
-from mmrepro.signature.views import Requests
+from mmrepro.signature.views import Logs, Requests
 from mmrepro.traffic.drive import Drive
 
 BLOCK_SIZE = 16
+PIXELS = 28
+"""A side of what becomes one embedding."""
 AFTER = "after: text only"
 
 
-def _with_the_fault(facts: RunFacts, requests: Requests) -> Finding:
-    if not requests.within("trigger"):
-        return Finding.unknown("the trigger was not run")
-    fixed = "fix" in facts.mitigations
-    return Finding.of(not fixed, f"this run is of the code with{'out' if fixed else ''} the fault")
+class Switched(Scenario):
+    """A scenario whose ``variant`` is a fault that the engine says is on."""
 
+    def fault_on(self, requests: Requests, logs: Logs) -> Finding:
+        """For ``given`` of a claim: the run is of the code with the fault."""
+        if not requests.within("trigger"):
+            return Finding.unknown("the trigger was not run")
+        says = logs.search("fault-on", rf"\bfault {re.escape(self.variant)} is on\b")
+        return Finding.of(bool(says), f"minivllm runs with{'' if says else 'out'} that fault")
 
-def _without_it(facts: RunFacts, requests: Requests) -> Finding:
-    faulty = _with_the_fault(facts, requests)
-    return Finding(OPPOSITE[faulty.truth], faulty.observed)
+    def fault_off(self, requests: Requests, logs: Logs) -> Finding:
+        on = self.fault_on(requests, logs)
+        return Finding(OPPOSITE.get(on.truth, on.truth), on.observed)
 
 
 def root_cause(text: str, by: str = "cause") -> Claim:
     """What the fault does, judged by the conditions ``by`` where it is on."""
-    return claim("root-cause", text, "{origin}", by=by, given=_with_the_fault)
+    given = (Switched.fault_on, "arrived")
+    return claim("root-cause", f"minivllm's own fault {text}", "minivllm", by=by, given=given)
 
 
 def put_right(text: str) -> Claim:
     """That it works without the fault."""
     to_test = "to test: mmrepro run {name} --variant {variant} --mitigation fix"
-    works = Scenario.healthy_after
-    return claim("fixed", text, "{origin}", by=works, given=_without_it, otherwise=to_test)
+    works, given = Scenario.healthy_after, (Switched.fault_off, "arrived")
+    return claim("fixed", text, "minivllm", by=works, given=given, otherwise=to_test)
 
 
-class MinivllmFault(Scenario):
+ELSEWHERE = claim(
+    "original",
+    "{origin}: the engine that it was borrowed from fails for this reason",
+    "{origin}",
+    untested="minivllm is a teaching engine: what it does says nothing of another one{real}",
+)
+
+
+def admitted(requests: Requests, logs: Logs) -> list[tuple[RequestRecord, int]]:
+    """What the engine took in, in order, and the tokens that it counted of each: it logs a line for
+    every request that it does not refuse.
+
+    Raises:
+        Missing: the log tells of none, or counts other tokens than an answer has: it is not the log
+            of these requests.
+    """
+    taken = [r for r in requests.within("gate", "trigger") if r.status in (200, 500) or r.timed_out]
+    lines = logs.search("added-request", r"Added request \S+: (\d+) tokens")
+    found = [(r, int(line[1])) for r, line in zip(taken, lines, strict=False)]
+    for sent, tokens in found:
+        if sent.prompt_tokens not in (None, tokens):
+            said = f"{tokens} tokens, its answer {sent.prompt_tokens}"
+            raise Missing(f"{sent.label}: the log counts {said}: not the log of these requests")
+    if not found:
+        raise Missing("the log tells of no request that the engine took in")
+    return found
+
+
+def counted(requests: Requests, logs: Logs, label: str) -> int:
+    """Tokens of the prompt of the request called ``label``, as the engine counts them. Raises
+    Missing."""
+    requests.first(label)
+    tokens = {sent.label: tokens for sent, tokens in admitted(requests, logs)}.get(label)
+    if tokens is None:
+        raise Missing(f"the log does not show that the engine took in {label}")
+    return tokens
+
+
+def embeddings(sent: RequestRecord) -> int:
+    """That the images of a request become where none is scaled."""
+    return sum(image.width * image.height // PIXELS**2 for image in sent.images)
+
+
+def in_last_block(tokens: int, size: int) -> int:
+    """Tokens in the last block, 1 to ``size``."""
+    return (tokens - 1) % size + 1
+
+
+class MinivllmFault(Switched):
     """One of minivllm's faults. A variant is called as its switch; ``server`` is what it needs
     besides."""
 
@@ -53,14 +107,17 @@ class MinivllmFault(Scenario):
     model = TinyQwen3()
     origin: str
     """Where the failure was seen first; for the report."""
+    real: str = ""
+    """Where to see the original: "; see SCENARIO"."""
     gate_images: tuple[str, ...] = ("gate: an image", "gate: the image again")
     refused: tuple[str, ...] = ()
     """Requests of the trigger that the engine should answer with 400."""
     summed_up: tuple[str, ...] = ()
     """Requests of the trigger that a declared row tells of."""
     claims: ClassVar[tuple[Claim, ...]] = (
-        root_cause("it fails for the reason of {origin}"),
-        put_right("it works with that place put right"),
+        root_cause("{variant} fails so, and by its cause"),
+        put_right("minivllm works with that place put right"),
+        ELSEWHERE,
     )
     rows: ClassVar[tuple[Row, ...]] = (
         row("/health, /v1/models", checks.endpoints_green, "200", abnormal_if=False),
@@ -92,6 +149,14 @@ class MinivllmFault(Scenario):
         fault = self.variant
         on = facts.has(("--fault", fault)) or facts.has((f"--fault={fault}",))
         return Finding.of(on, f"the server runs with{'' if on else 'out'} --fault {fault}")
+
+    def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
+        """A ``fix`` that the engine does not confirm has taken no cause away."""
+        remains = super().cause_remains(evidence, facts)
+        if "fix" not in facts.mitigations or remains.truth is not Truth.NOT_MET:
+            return remains
+        off = self.fault_off(Requests(evidence), Logs(evidence))
+        return remains if off.truth is Truth.MET else Finding.unknown(off.observed)
 
     def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
         """A row for each request of the trigger that was sent, then what ``rows`` declares."""

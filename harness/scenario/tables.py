@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimResult, ClaimStatus, SymptomRow
+from mmrepro.records import Fidelity
 from mmrepro.scenario.bind import Check, bind
-from mmrepro.scenario.declare import Claim, Many, Row, many, named, tagged
+from mmrepro.scenario.declare import PROJECTS, Claim, Many, Row, many, named, tagged
 from mmrepro.scenario.parts import RunFacts
 from mmrepro.signature import Finding, Truth, combine, evaluate
-from mmrepro.signature.decide import all_met, guarded
+from mmrepro.signature.decide import all_met, guarded, trigger_arrived
 from packaging.specifiers import SpecifierSet
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def _filled(claim: Claim, scenario: Scenario) -> Claim:
         text=scenario.filled(claim.text),
         source=scenario.filled(named(claim.source)),
         otherwise=scenario.filled(claim.otherwise),
+        untested=scenario.filled(claim.untested),
     )
 
 
@@ -69,6 +71,7 @@ class _Case:
         observed = "; ".join(f"{r.id}: {r.observed}" for r in causes)
         self.results: Mapping[str, Finding] = {
             "cause": Finding(combine([r.truth for r in causes]), observed),
+            "arrived": Finding.of(*trigger_arrived(judged)),
             **{r.id: Finding(r.truth, r.observed, tuple(r.evidence)) for r in judged},
         }
 
@@ -95,17 +98,26 @@ class _Case:
     def claim(self, claim: Claim, by: str | Many | Check | None) -> ClaimResult:
         found = self._tested(claim, by)
         note = f" ({claim.note})" if claim.note and found.truth is not Truth.UNKNOWN else ""
+        truth = OPPOSITE.get(found.truth, found.truth) if claim.refuted else found.truth
+        observed = found.observed + note
+        if claim.solved and truth is Truth.MET:
+            truth = Truth.UNKNOWN
+            observed += f": consistent with it, no more: {claim.solved}"
         return ClaimResult(
             id=claim.id,
             text=claim.text,
             source=named(claim.source) or self.scenario.report,
-            status=STATUS[OPPOSITE.get(found.truth, found.truth) if claim.refuted else found.truth],
-            observed=found.observed + note,
+            status=STATUS[truth],
+            observed=observed,
         )
 
     def _tested(self, claim: Claim, by: str | Many | Check | None) -> Finding:
         if claim.untested:
             return Finding.unknown(claim.untested)
+        project = (named(claim.source) or self.scenario.report).partition("#")[0]
+        taught = self.facts.fidelity is Fidelity.TEACHING_ENGINE
+        if taught and project in PROJECTS and project != self.scenario.engine:
+            return Finding.unknown(f"a run of a teaching engine tells nothing of {project}")
         if claim.releases and self.facts.version not in SpecifierSet(claim.releases):
             return Finding.unknown(
                 f"this run is of {self.facts.release}; it is said of {claim.releases}"

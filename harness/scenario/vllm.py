@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from mmrepro.evidence import Evidence
+from mmrepro.engines import Engine
+from mmrepro.evidence import Evidence, Missing
+from mmrepro.probes.data import LogLine, MetricsData, StacksData
 from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.declare import cure, issue, pull, quote
+from mmrepro.scenario.bind import Check
+from mmrepro.scenario.declare import cure, issue, precondition, pull, quote
 from mmrepro.scenario.parts import Factor, LiveFacts
 from mmrepro.signature import Finding, Outcome, Truth
 from mmrepro.signature.digests import short_hash
-from mmrepro.signature.views import Logs, Requests
+from mmrepro.signature.views import Logs, Metrics, Processes, Requests
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.pictures import Picture
 from packaging.version import Version
@@ -24,13 +27,97 @@ TEXT_MARGIN = 150
 
 TOO_LONG, AGAIN = "image X, too long", "image X again, short"
 """The request that is refused, and the one after it with the same image."""
+SHORT = "image X, short"
+"""In the place of the refused one, where the factor ``refusal`` is flipped."""
+LENGTH = re.compile(r"length \(?(\d+)\b.*?maximum (?:model|context) length \D{0,4}(\d+)")
+"""Tokens of the prompt, and those that the model takes: the refusal's text, 0.11.0 to 0.32.0."""
 
 HANDLER = Version("0.14.0")
 """First release whose EngineCore survives the assertion (_handle_request_preproc_error in
 v1/engine/core.py; absent in 0.13.0)."""
 
 ASSERTION, DRIFT = "cached-item-assertion", "cache-drift"
+ARGUMENTS = "engine-args"
+"""The options that differ from their defaults, as the API server has parsed them."""
 MM_HASH = re.compile(r"mm_hash(?:es)?=\[?'([0-9a-f]{16,128})'")
+
+# ------------------------------------------------------------------ what the engine says of itself
+
+CONFIG = "engine-config"
+CONFIG_LINES = {CONFIG: r"Initializing a V\d LLM engine \(v\S+ with config: "}
+"""For ``log_patterns``: EngineCore's line about its configuration (v1/engine/core.py)."""
+CACHE_CONFIG = "vllm:cache_config_info"
+BATCH, GRAPH = "batch", "graph-batch"
+BATCH_LINES = {
+    BATCH: r"Running batch with cudagraph_mode: \w+",
+    GRAPH: r"Running batch with cudagraph_mode: (?!NONE\b)\w+",
+}
+"""For ``log_patterns``: the model runner's line of each batch (DEBUG; 0.12.0 and 0.14.0 have it in
+v1/worker/gpu_model_runner.py, 0.11.0 does not)."""
+
+
+def logged_config(logs: Logs, field: str) -> str:
+    """Value of ``field`` in the configuration that EngineCore logged when it started.
+
+    Raises Missing: no such line, no such field in what was kept of it, or several values.
+    """
+    pattern = rf"(?:, | config: ){re.escape(field)}=([^,]*),"
+    told = [match[1] for match in logs.search(CONFIG, pattern)]
+    return _only(told, f"EngineCore did not log its {field}")
+
+
+def cache_config(evidence: Evidence, field: str) -> str:
+    """Value of ``field`` of the cache's configuration, as the engine's metrics have it."""
+    told = [
+        sample.labels[field]
+        for _, data in evidence.results(MetricsData)
+        for sample in data.samples
+        if sample.name == CACHE_CONFIG and field in sample.labels
+    ]
+    return _only(told, f"{evidence.why_missing('metrics')}: no {field} in {CACHE_CONFIG}")
+
+
+def _only(told: Sequence[str], otherwise: str) -> str:
+    if len(set(told)) == 1:
+        return told[0]
+    raise Missing(f"several values: {', '.join(sorted(set(told)))}" if told else otherwise)
+
+
+def config_says(field: str, value: str) -> Check:
+    """EngineCore logged that its configuration has this value; needs ``CONFIG_LINES``."""
+
+    def says(logs: Logs) -> Finding:
+        told = logged_config(logs, field)
+        return Finding.of(told == value, f"EngineCore runs with {field}={told}")
+
+    return says
+
+
+def cache_says(field: str, value: str) -> Check:
+    """The engine's metrics say that its cache is configured so."""
+
+    def says(evidence: Evidence) -> Finding:
+        told = cache_config(evidence, field)
+        return Finding.of(told == value, f"the engine's metrics say {field}={told}")
+
+    return says
+
+
+def graphs_ran(logs: Logs) -> Finding:
+    """Batches were run by a captured graph; needs ``BATCH_LINES``."""
+    batches, by_graph = logs.count(BATCH), logs.count(GRAPH)
+    if not batches:
+        raise Missing("the engine logged no batch")
+    return Finding.of(by_graph > 0, f"{by_graph} batches run by a graph, of {batches}")
+
+
+def no_graph_ran(logs: Logs) -> Finding:
+    """The engine logged its batches, and none was run by a graph."""
+    ran = graphs_ran(logs)
+    return Finding.of(ran.truth is Truth.NOT_MET, ran.observed)
+
+
+# ------------------------------------------------------------------ its two multimodal caches
 
 MM_CACHE_ISSUE = issue(
     "vllm#43941",
@@ -46,12 +133,45 @@ DISABLE_CACHE = cure(
     "--mm-processor-cache-gb 0",
     "turn the multimodal processor cache off (costs re-processing of repeated images)",
 )
+
+
+# ------------------------------------------------------------------ did a flip take effect?
+
+
+def parsed_as(option: str, value: str) -> Callable[[Logs], Finding]:
+    """The API server logs that it has parsed ``option`` as ``value``: the last one counts."""
+
+    def parsed(logs: Logs) -> Finding:
+        said = [m[1] for m in logs.search(ARGUMENTS, rf"'{option}': ([^,}}]+)")]
+        if not said:
+            return Finding.unknown(f"the log does not tell {option}")
+        return Finding.of(set(said) == {value}, f"the API server logs {option} {', '.join(said)}")
+
+    return parsed
+
+
+def not_refused(requests: Requests) -> Finding:
+    """The first request with the image was answered, and none was too long."""
+    sent, refused = requests.first(SHORT), requests.evidence.labelled(TOO_LONG)
+    return Finding.of(sent.answered and not refused, f"{SHORT}: {sent.reply}")
+
+
+def cache_unused(metrics: Metrics, requests: Requests, engine: Engine) -> Finding:
+    """Images were answered, and none of them was looked up."""
+    asked = metrics.readings(engine.metrics["mm_cache_queries"], "gate", "check", least=1)
+    images = sum(len(r.images) for r in requests.within("gate", "trigger") if r.answered)
+    if not images:
+        return Finding.unknown("no image was answered")
+    return Finding.of(not any(asked), f"{images} images answered, {asked[-1]:g} looked up")
+
+
 PREFIX_CACHING = Factor(
     "prefix-caching",
     "whether equal beginnings of prompts share their KV cache",
     "--enable-prefix-caching",
     server_args=("--no-enable-prefix-caching",),
     claim="another cache that knows images by their hash",
+    took_effect=cache_says("enable_prefix_caching", "False"),
 )
 REFUSAL = Factor(
     "refusal",
@@ -59,6 +179,7 @@ REFUSAL = Factor(
     "first request too long",
     "first request short",
     claim="vllm#43941: it takes a refused request",
+    took_effect=not_refused,
 )
 MM_CACHE = Factor(
     "mm-cache",
@@ -66,12 +187,42 @@ MM_CACHE = Factor(
     f"--mm-processor-cache-gb {CACHE_GB}",
     server_args=DISABLE_CACHE.server_args,
     claim="vllm#43941: turning it off avoids it",
+    took_effect=cache_unused,
 )
 RECEIVER = quote(
     "vllm/multimodal/cache.py",
     "MultiModalReceiverCache.get_and_update_item",
     "EngineCore's side: no data came with the hash, and the hash is not cached here",
     "assert mm_item is not None",
+)
+
+
+# ------------------------------------------------------------------ did the trigger arrive?
+
+
+def refused_for_length(requests: Requests) -> Finding:
+    sent = requests.first(TOO_LONG)
+    lengths = LENGTH.search(sent.error)
+    refused = sent.status == 400 and bool(lengths) and int(lengths[1]) > int(lengths[2])
+    return Finding.of(refused, f"{TOO_LONG}: {sent.status} {sent.error[:120]}")
+
+
+def cache_is_used(metrics: Metrics, engine: Engine) -> Finding:
+    """Of the gate's images one was sent again: the API server counts that it knew it."""
+    hits = metrics.readings(engine.metrics["mm_cache_hits"], "gate", least=1)[-1]
+    return Finding.of(hits >= 1, f"hits in the gate, which repeats an image: {hits:g}")
+
+
+REFUSED = precondition(
+    "the first request with image X is refused with HTTP 400 for its length",
+    refused_for_length,
+    removed_by=(REFUSAL.name,),
+)
+CACHE_ON = precondition(
+    "the API server knows a repeated image from its multimodal cache",
+    cache_is_used,
+    id="cache-on",
+    removed_by=(DISABLE_CACHE.name, MM_CACHE.name),
 )
 
 
@@ -85,6 +236,8 @@ class MmCacheScenario(Scenario):
     log_patterns = {
         ASSERTION: r"AssertionError: Expected a cached item for mm_hash=",
         DRIFT: r"Multi-modal cache miss for request .*P0/P1 cache drift",
+        ARGUMENTS: r"non-default args: ",
+        "ghost_key_patch-loaded": r"mmrepro: LRUCache\.\w+ is patched",
     }
     """What EngineCore says of a promised image that it does not hold: an assertion up to 0.24.0 at
     least, by 0.32.0 a warning (v1/engine/core.py:2011), after which the API server forgets it."""
@@ -132,17 +285,11 @@ async def desynchronise(drive: Drive, image: Picture) -> None:
     With the factor ``refusal`` flipped, the first one is short as well.
     """
     if REFUSAL.name in drive.flips:
-        await drive.ask("image X, short", image=image)
+        await drive.ask(SHORT, image=image)
     else:
         text = await drive.text_of_tokens(drive.max_model_len - TEXT_MARGIN)
         await drive.ask(TOO_LONG, text=text, image=image)
     await drive.ask(AGAIN, image=image)
-
-
-def refused_for_length(requests: Requests) -> Finding:
-    sent = requests.first(TOO_LONG)
-    refused = sent.status == 400 and "length" in sent.error.lower()
-    return Finding.of(refused, f"{TOO_LONG}: {sent.status} {sent.error[:120]}")
 
 
 def image_fails(requests: Requests) -> Finding:
@@ -157,12 +304,36 @@ def statuses(requests: Requests) -> str:
 
 def missing_item(logs: Logs, patterns: Sequence[str] = (ASSERTION, DRIFT)) -> Finding:
     """EngineCore logged that the cached item which it was promised is not there."""
-    for pattern in patterns:
-        if count := logs.count(pattern):
-            first = logs.lines(pattern)[0]
-            where = f"{first.process or 'a process without a name'}, first at {first.time}"
-            named = sorted({short_hash(h) for h in missing_hashes(logs, (pattern,))})
-            return Finding.of(True, f"{count} × {pattern} in {where}: mm_hash {', '.join(named)}")
+    return _missed([(pattern, logs.count(pattern), logs.lines(pattern)) for pattern in patterns])
+
+
+def missed_in_run(logs: Logs, processes: Processes, engine: Engine) -> Finding:
+    """The same, of the EngineCore that was measured: no line of another process counts."""
+    own = lines_of_core(logs, processes, engine)
+    return _missed([(name, len(lines), lines) for name, lines in own.items()])
+
+
+def asserted_in_run(logs: Logs, processes: Processes, engine: Engine) -> Finding:
+    own = lines_of_core(logs, processes, engine)[ASSERTION]
+    return _missed([(ASSERTION, len(own), own)])
+
+
+def lines_of_core(logs: Logs, processes: Processes, engine: Engine) -> dict[str, list[LogLine]]:
+    """Of each pattern the lines that this run's EngineCore logged, by its process id."""
+    logged = {name: logs.lines(name) for name in (ASSERTION, DRIFT)}
+    marks = {f"pid={use.pid}" for use in processes.of(engine.core_role)}
+    return {
+        name: [line for line in lines if marks & set(line.process.split())]
+        for name, lines in logged.items()
+    }
+
+
+def _missed(found: Sequence[tuple[str, int, Sequence[LogLine]]]) -> Finding:
+    for pattern, count, lines in found:
+        if count:
+            where = f"{lines[0].process or 'a process without a name'}, first at {lines[0].time}"
+            named = ", ".join(sorted({short_hash(h) for h in hashes_in(lines)}))
+            return Finding.of(True, f"{count} × {pattern} in {where}: mm_hash {named}")
     return Finding.of(False, "the log holds no line that says so")
 
 
@@ -172,5 +343,42 @@ def cached_item_assertion(logs: Logs) -> Finding:
 
 def missing_hashes(logs: Logs, patterns: Sequence[str] = (ASSERTION, DRIFT)) -> list[str]:
     """The hashes that those log lines name, one a line."""
-    matches = (MM_HASH.search(line.text) for p in patterns for line in logs.lines(p))
+    return hashes_in([line for name in patterns for line in logs.lines(name)])
+
+
+def hashes_in(lines: Sequence[LogLine]) -> list[str]:
+    matches = (MM_HASH.search(line.text) for line in lines)
     return [match[1] for match in matches if match]
+
+
+# ------------------------------------------------------------------ the encoder's cache
+
+ENCODER_CACHE = "encoder-cache-size"
+ENCODER_CACHE_LINE = {ENCODER_CACHE: r"Encoder cache will be initialized with a budget of (\d+)"}
+MIN_LOCALS = 2
+
+
+def encoder_cache_sizes(evidence: Evidence) -> list[int]:
+    """In tokens: as the log tells it, else the scheduler's budget in each stack that shows it."""
+    try:
+        logged = Logs(evidence).search(ENCODER_CACHE, ENCODER_CACHE_LINE[ENCODER_CACHE])
+    except Missing:
+        logged = []
+    samples = [s for _, d in evidence.results(StacksData, "check") for s in d.samples]
+    stacks = StacksData(samples=samples)
+    budgets = stacks.numbers("encoder_compute_budget", frame="schedule")
+    return [int(match[1]) for match in logged] or budgets
+
+
+def item_above_the_budget(stacks: StacksData) -> Finding:
+    """A full cache and an image that fits hang alike: of the item itself only the frame that asks
+    for its room tells, where samples catch it."""
+    caller = "_try_schedule_encoder_inputs"
+    frames = [thread.frame(caller).locals for thread in stacks.threads(caller)]
+    shown = [(f.get("num_encoder_tokens", ""), f.get("encoder_compute_budget", "")) for f in frames]
+    seen = [(int(i), int(b)) for i, b in shown if i.isdigit() and b.isdigit()]
+    text = ", ".join(f"{item} tokens of {budget}" for item, budget in seen)
+    if len(seen) < MIN_LOCALS:  # one may be torn
+        return Finding.unknown(f"{len(seen)} samples caught the image's size {text}".rstrip())
+    above = sum(item > budget for item, budget in seen)
+    return Finding.of(above > len(seen) // 2, text)

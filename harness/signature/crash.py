@@ -63,6 +63,10 @@ def core_died(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
     if evidence.engine_exit is None and not list(evidence.results(ProcessesData, "check")):
         left = evidence.why_missing("processes", "check")
         raise Missing(f"EngineDeadError in the log; {left}")
+    if evidence.engine_exit is None and not core_processes(evidence, role, "gate"):
+        raise Missing(
+            f"EngineDeadError in the log; no process was called {role} in the gate either"
+        )
     return Finding.of(True, f"{count} × EngineDeadError in the log and no process {role} left")
 
 
@@ -101,20 +105,31 @@ def server_exits(evidence: Evidence) -> Finding:
 
 
 def first_error(logs: Logs, role: str, wanted: str) -> Finding:
-    """The first exception of the log is ``role``'s and matches pattern ``wanted``; others echo it.
+    """The first exception of ``role``'s own process matches pattern ``wanted``; others echo it.
 
     A dying engine fills its log: the same traceback again when the process ends, and the API
-    server's EngineDeadError for every request. Which line came first tells what it died of.
+    server's EngineDeadError for every request. Which line of the process that died came first
+    tells what it died of; the API server has exceptions of its own, of each request that it
+    refuses. Where the gate saw the process, one with another pid is another one.
     """
     lines, matching = logs.lines("exception"), logs.lines(wanted)
     if not lines:
         return Finding.of(False, "the log holds no exception")
-    first = lines[0]
-    echoes = logs.count("exception") - 1
-    text = f"{_where(first)}: {first.text[:160]}; {echoes} later lines echo it"
-    holds = role in first.process and first.number in {line.number for line in matching}
-    return Finding.of(holds, text)
+    known = {f"pid={use.pid}" for use in core_processes(logs.evidence, role, "gate")}
+    own = [
+        line
+        for line in lines
+        if role in line.process and (not known or known & set(line.process.split()))
+    ]
+    if not own:
+        return Finding.of(False, f"none is of {role}'s process; {_where(lines[0])}")
+    first, count = own[0], logs.count("exception")
+    if count > len(lines) and lines.index(first) * 2 >= len(lines):
+        return Finding.unknown(f"{count - len(lines)} of {count} exceptions were not kept")
+    text = f"{_where(first)}; {count - lines.index(first) - 1} later lines echo it"
+    return Finding.of(first.number in {line.number for line in matching}, text)
 
 
 def _where(line: LogLine) -> str:
-    return f"line {line.number}, {line.process or 'a process without a name'}"
+    process = line.process or "a process without a name"
+    return f"line {line.number}, {process}: {line.text[:160]}"

@@ -145,6 +145,8 @@ class Engine:
             if self.config.async_scheduling and step.prefill and not step.samples:
                 ahead = self.scheduler.schedule_ahead()
                 self._ahead = runner.builder.build(ahead) if ahead else None
+                if step.with_images and self._ahead and any(self._ahead.mask or ()):
+                    self.counts["image_steps_ahead"] += 1
             tokens = runner.run(batch)
         except Exception as error:
             log.exception("step failed")

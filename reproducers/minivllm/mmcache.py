@@ -21,7 +21,7 @@ class ImageCache:
         self.items: dict[str, Image] = {}
         self.order: OrderedDict[str, None] = OrderedDict()
         self.size = 0
-        self.queries = self.hits = 0
+        self.queries = self.hits = self.evictions = 0
 
     def touch(self, digest: str) -> None:
         if digest in self.items or self.ghosts:  # the ghost: a place in the order, but no item
@@ -39,6 +39,7 @@ class ImageCache:
 
     def pop_oldest(self) -> None:
         """Make room. With a ghost at the front nothing is removed, and ``put`` asks for ever."""
+        self.evictions += 1
         digest = next(iter(self.order))
         image = self.items.pop(digest, None)
         if image is not None:

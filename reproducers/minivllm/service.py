@@ -117,6 +117,7 @@ class Service:
             "kv_cache_usage_perc": 1 - len(blocks.free) / blocks.usable,
             "kv_cache_blocks": blocks.usable,
             "kv_cache_block_size": blocks.block_size,
+            "kv_cache_blocks_configured": engine.config.num_blocks - 1,
         }
         counters = {
             "prompt_tokens_total": counts["prompt_tokens"],
@@ -126,6 +127,8 @@ class Service:
             "prefix_cache_hits_total": counts["prefix_cache_hits"],
             "mm_cache_queries_total": self.sent.queries,
             "mm_cache_hits_total": self.sent.hits,
+            "mm_cache_evictions_total": engine.images.evictions,
+            "image_steps_ahead_total": counts["image_steps_ahead"],
         }
         lines = []
         for kind, values in (("gauge", gauges), ("counter", counters)):

@@ -6,6 +6,8 @@ from mmrepro.scenario import (
     Drive,
     Finding,
     Logs,
+    Metrics,
+    Requests,
     StackSample,
     StacksData,
     answered,
@@ -16,10 +18,11 @@ from mmrepro.scenario import (
     in_log,
     not_answered,
     nothing_queued,
+    precondition,
     symptom,
     tokens_stand_still,
 )
-from mmrepro.scenario.minivllm import AFTER, MinivllmFault
+from mmrepro.scenario.minivllm import AFTER, MinivllmFault, admitted
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
 from mmrepro.signature.digests import digest_in, same_digest
 from mmrepro.signature.loops import stays_in
@@ -48,6 +51,7 @@ class GhostKeyLru(MinivllmFault):
 
     name, variant = "borrowed-faults", "ghost-key-lru"
     origin = "vllm#43941"
+    real = "; see ghost-key-eviction"
     server = "--mm-cache-tokens 130"
     refused = (TOO_LONG,)
     references = (MM_CACHE_ISSUE,)
@@ -62,6 +66,22 @@ class GhostKeyLru(MinivllmFault):
             if await drive.ask(label, image=drive.picture(f"fill-{i}", 1000 + i)) is None:
                 return
         await drive.ask(AFTER)
+
+    @precondition("the image was refused for its request's length, and the engine took it in later")
+    def refused_then_taken(self, requests: Requests, logs: Logs) -> Finding:
+        long, again = requests.first(TOO_LONG), requests.first(AGAIN)
+        taken = any(sent is again for sent, _ in admitted(requests, logs))
+        refused = long.status == 400 and "maximum context length" in long.error
+        one = [i.sha256 for i in long.images] == [i.sha256 for i in again.images] != []
+        said = f"{long.reply}; {'the same' if one else 'another'} image again: {again.reply}"
+        return Finding.of(refused and one and taken, said)
+
+    @precondition("room was made in the engine's image cache, for the refused image's place too")
+    def eviction_reached(self, requests: Requests, metrics: Metrics) -> Finding:
+        older = {image.sha256 for sent in requests.within("gate") for image in sent.images}
+        evicted = metrics.readings(["minivllm:mm_cache_evictions_total"], least=1)[-1]
+        said = f"asked for room {evicted:.0f} times; {len(older)} images were there before"
+        return Finding.of(evicted > len(older), said)
 
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
         return bool(ghosts(StacksData(samples=list(samples))))

@@ -10,14 +10,25 @@ from mmrepro.scenario import (
     cause,
     every_request_fails,
     in_log,
+    precondition,
     pull,
     symptom,
 )
-from mmrepro.scenario.minivllm import AFTER, BLOCK_SIZE, MinivllmFault, place
+from mmrepro.scenario.minivllm import AFTER, BLOCK_SIZE, MinivllmFault, counted, place
 
 NUM_BLOCKS = 81
-ROOM = (NUM_BLOCKS - 1) * BLOCK_SIZE
 PROMPT, GROWS = "a prompt of 300 characters", "an answer of 300 tokens"
+CONFIGURED = "minivllm:kv_cache_blocks_configured"
+
+
+def configured(metrics: Metrics) -> int:
+    """Tokens that the cache should hold, as the engine was configured. Raises Missing."""
+    return int(metrics.readings([CONFIGURED], "gate", "check", least=1)[-1]) * BLOCK_SIZE
+
+
+def tenth(metrics: Metrics) -> int:
+    """Tokens of a tenth of that, in whole blocks."""
+    return configured(metrics) // BLOCK_SIZE // 10 * BLOCK_SIZE
 
 
 class KvBudget(MinivllmFault):
@@ -33,6 +44,7 @@ class KvBudget(MinivllmFault):
 
     name, variant = "borrowed-faults", "kv-budget"
     origin = "LMDeploy 0.6.4 and 0.7.0.post3"
+    real = "; see undersized-kv-budget and kv-growth-crash"
     server = f"--num-blocks {NUM_BLOCKS} --no-prefix-caching"
     references = (
         pull(
@@ -52,6 +64,24 @@ class KvBudget(MinivllmFault):
         await drive.ask(PROMPT, text="x" * 300)
         await drive.ask(GROWS, max_tokens=300, extra={"ignore_eos": True})
         await drive.ask(AFTER)
+
+    @precondition("the prompt has room in the cache as configured, and not in a tenth of it")
+    def prompt_outgrows(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
+        tokens, least, most = counted(requests, logs, PROMPT), tenth(metrics), configured(metrics)
+        return Finding.of(
+            least < tokens <= most, f"{tokens} tokens; {most} of room, a tenth {least}"
+        )
+
+    @precondition("the answer was on its way past a tenth of the cache")
+    def answer_outgrows(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
+        """Of an answer that failed: by the tokens that no other request got."""
+        grows, before = requests.first(GROWS), counted(requests, logs, GROWS)
+        if (got := grows.completion_tokens) is None:
+            others = (r.completion_tokens or 0 for r in requests.within("gate", "trigger"))
+            names = ["minivllm:generation_tokens_total"]
+            got = int(metrics.readings(names, least=1)[0]) - sum(others)
+        text = f"{before} + {got} tokens; a tenth is {tenth(metrics)}"
+        return Finding.of(before + got > tenth(metrics), text)
 
     def opaque_500(self, requests: Requests) -> Finding:
         return requests.failed(PROMPT, "internal error happened")
@@ -75,15 +105,15 @@ class KvBudget(MinivllmFault):
     )
 
     @cause(
-        f"the cache holds less than that prompt, where --num-blocks asked for {ROOM}", live=False
+        "the cache holds less than that prompt, which what --num-blocks asked for does", live=False
     )
     def budget_too_small(self, metrics: Metrics, logs: Logs) -> Finding:
         blocks = metrics.readings(["minivllm:kv_cache_blocks"], "gate", "check", least=1)
         prompts = [int(m[1]) for m in logs.search("added-with-tokens", r": (\d+) tokens")]
         if not prompts:
             return Finding.unknown("the log names no prompt")
-        has, largest = int(blocks[-1]) * BLOCK_SIZE, max(prompts)
-        text = f"the cache holds {has} tokens of the {ROOM} asked for"
-        return Finding.of(has < largest < ROOM, f"{text}; the longest prompt has {largest}")
+        has, largest, asked = int(blocks[-1]) * BLOCK_SIZE, max(prompts), configured(metrics)
+        text = f"the cache holds {has} tokens of the {asked} asked for"
+        return Finding.of(has < largest <= asked, f"{text}; the longest prompt has {largest}")
 
     works_after = (answered(PROMPT, GROWS, AFTER),)

@@ -11,6 +11,7 @@ from mmrepro.scenario import (
     as_by_control,
     cause,
     issue,
+    precondition,
     row,
     symptom,
 )
@@ -49,6 +50,7 @@ class PadValueKey(MinivllmFault):
 
     name, variant = "borrowed-faults", "pad-value-key"
     origin = "sglang#2151"
+    real = "; see pad-value-collision"
     control_server = Control("the same server without prefix caching", ("--no-prefix-caching",))
     references = (
         issue(
@@ -74,6 +76,14 @@ class PadValueKey(MinivllmFault):
             return Finding.of(False, "the control server answers A and B alike: nothing to see")
         return super().gate_check(evidence)
 
+    @precondition("an image that is sent again is taken from the KV cache")
+    def prefix_cached(self, requests: Requests) -> Finding:
+        first, again = (requests.first(label).cached_tokens for label in self.gate_images)
+        text = f"cached tokens in the gate: {first}, then {again}"
+        if first is None or again is None:
+            return Finding.unknown(text)
+        return Finding.of(first < self.model.image_tokens <= again, text)
+
     @symptom("B gets A's answer, HTTP 200, where the control server answers otherwise", live=True)
     def wrong_answer(self, requests: Requests) -> Finding:
         first, (second, right) = requests.pair(FIRST)[0], requests.pair(SECOND)
@@ -84,7 +94,7 @@ class PadValueKey(MinivllmFault):
     def others_right(self, requests: Requests) -> Finding:
         return as_by_control(FIRST, OTHER)(requests)
 
-    @cause(f"the digests of A and B agree modulo {PAD_RANGE}, that of C does not", live=True)
+    @precondition(f"the digests of A and B agree modulo {PAD_RANGE}, that of C does not")
     def one_key(self, requests: Requests) -> Finding:
         digests = [requests.pair(label)[0].images[0].sha256 for label in LABELS]
         pads = [int(digest, 16) % PAD_RANGE for digest in digests]

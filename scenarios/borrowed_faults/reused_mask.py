@@ -6,6 +6,7 @@ from mmrepro.scenario import (
     Drive,
     Finding,
     Logs,
+    Metrics,
     Requests,
     answered,
     cause,
@@ -13,6 +14,7 @@ from mmrepro.scenario import (
     in_log,
     issue,
     not_logged,
+    precondition,
     pull,
     some_requests_fail,
     symptom,
@@ -36,6 +38,7 @@ class ReusedMask(MinivllmFault):
 
     name, variant = "borrowed-faults", "reused-mask"
     origin = "vllm#30624"
+    real = "; see chunked-mm-prefill --variant async-race"
     server = "--max-batched-tokens 96 --num-blocks 600 --no-prefix-caching --check-contract=log"
     references = (
         issue(
@@ -59,6 +62,12 @@ class ReusedMask(MinivllmFault):
         )
         await asyncio.gather(*asked)
         await drive.ask(AFTER)
+
+    @precondition("a step that an image begins in was prepared while one with images had not run")
+    def prepared_ahead(self, metrics: Metrics) -> Finding:
+        names = ["minivllm:image_steps_ahead_total"]
+        before, *_, after = metrics.readings(names, "gate", "check")
+        return Finding.of(after > before, f"such steps: {after - before:.0f}")
 
     def image_500(self, requests: Requests) -> Finding:
         sent = [requests.first(label) for label in TOGETHER]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import ClassVar
 
 from mmrepro.engines.vllm import EMULATED_STREAM
 from mmrepro.scenario import (
+    Check,
     Drive,
     Evidence,
     Factor,
     Finding,
     Logs,
-    Missing,
     Patch,
+    Requests,
+    RunFacts,
     Scenario,
     StandIn,
     TinyDotsOCR,
@@ -23,25 +26,23 @@ from mmrepro.scenario import (
     crash,
     cure,
     dies_of,
+    guarded,
+    precondition,
     pull,
     quote,
     row,
     symptom,
     upgrade,
+    vllm,
 )
-from mmrepro.scenarios.chunked_mm_prefill import report
+from mmrepro.scenarios.chunked_mm_prefill import report, stream
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
+from mmrepro.scenarios.chunked_mm_prefill.stream import BUDGET, IMAGE_TOKENS, LARGE_BUDGET
 
-if TYPE_CHECKING:
-    pass
-
-IMAGE_TOKENS = 602
-BUDGET, LARGE_BUDGET = 256, 1024
-"""The report's image and budgets, scaled by 8: 4819 tokens, 2048 and 8192."""
 THREE_STEPS, TWO_STEPS, ONE_STEP = (1204, 392), (560, 420), (336, 336)
 """(width, height) in pixels of images of 602, 300 and 144 tokens, prefilled in so many steps."""
 
-SILENT = "image of two steps"
+GATE, SILENT = "gate: image 2", "image of two steps"
 ANSWER_TOKENS = 6
 IMAGE_DEADLINE_S = 60.0
 """The gate's images are smaller, so its latencies say little; a hang is not looked for."""
@@ -57,13 +58,6 @@ BARRIER = Patch(
         why="the mitigation under test, as vllm#28706 and vllm#31373 do it",
     ),
 )
-STREAM = {
-    "stream-overwrite": r"mmrepro-stream: step \d+: overwrite: the host writes is_mm_embed",
-    "stream-mask": r"mmrepro-stream: step \d+: mask: ",
-    "stream-silent": r"mmrepro-stream: step \d+: silent: ",
-    "stream-error": r"mmrepro-stream: step \d+: device error ",
-}
-"""What the emulated stream writes to the log."""
 MASK = re.compile(r"(\d+|None) image rows prepared, (\d+|None) read")
 
 
@@ -73,22 +67,25 @@ def failing(evidence: Evidence) -> str:
     return failed[0].label if failed else FIRST
 
 
-def counted(logs: Logs, pattern: str, what: str) -> Finding:
-    """Raises Missing: no step was watched, so there is nothing to count."""
-    steps, count, lines = logs.count("stream-mask"), logs.count(pattern), logs.lines(pattern)
-    if not steps:
-        raise Missing("no step with an image was watched: is the stand-in there?")
-    first = f"; first: {lines[0].text.removeprefix('mmrepro-stream: ')}" if lines else ""
-    return Finding.of(count > 0, f"{steps} steps with image rows watched, {count} {what}{first}")
+def image_in_steps(requests: Requests, logs: Logs) -> Finding:
+    """An image went in three steps; where it was never answered, in several steps another one did.
+
+    A step that kills EngineCore is an image's last.
+    """
+    most = max(stream.image_steps(logs), key=len)
+    least = 3 if requests.first(FIRST).answered else 2
+    said = " + ".join(map(str, most))
+    return Finding.of(len(most) >= least, f"an image went in {len(most)} steps: {said} rows")
 
 
-def silent_steps(logs: Logs) -> Finding:
-    return counted(logs, "stream-silent", "with embeddings in wrong rows, and no error")
-
-
-def right_rows(logs: Logs) -> Finding:
-    silent = silent_steps(logs)
-    return Finding.of(silent.truth is Truth.NOT_MET, silent.observed)
+def images_of_one_step(requests: Requests, logs: Logs) -> Finding:
+    """Those of the trigger had as many tokens as the gate's, and none went in two steps."""
+    sizes = {requests.first(label).prompt_tokens for label in (GATE, SILENT, FIRST, SECOND)}
+    if None in sizes:
+        return Finding.unknown("the server did not say how long each prompt was")
+    most = max(map(len, stream.image_steps(logs)))
+    said = f"prompts of {', '.join(map(str, sorted(filter(None, sizes))))} tokens"
+    return Finding.of(len(sizes) == most == 1, f"{said}, an image in at most {most} steps")
 
 
 class AsyncRace(Scenario):
@@ -121,7 +118,7 @@ class AsyncRace(Scenario):
     server = f"""{report.SERVER} --async-scheduling --enable-prefix-caching
         --max-num-batched-tokens {BUDGET}"""
     patches = (EMULATED_STREAM,)
-    log_patterns = {**report.LOG_PATTERNS, **STREAM}
+    log_patterns = {**report.LOG_PATTERNS, **stream.PATTERNS}
     key_log_patterns = ("stream-overwrite", "stream-silent", "stream-error", "engine-dead")
     references = (
         report.SAME_CRASH,
@@ -175,6 +172,7 @@ class AsyncRace(Scenario):
             "--async-scheduling",
             server_args=(SYNC,),
             claim="on throughout in the report, never tried without",
+            took_effect=stream.one_after_another,
         ),
         Factor(
             "prefix-caching",
@@ -182,6 +180,7 @@ class AsyncRace(Scenario):
             "--enable-prefix-caching",
             server_args=("--no-enable-prefix-caching",),
             claim="the report's hypothesis 1: refuted there",
+            took_effect=vllm.cache_says("enable_prefix_caching", "False"),
         ),
         Factor(
             "chunk-budget",
@@ -189,6 +188,7 @@ class AsyncRace(Scenario):
             f"--max-num-batched-tokens {BUDGET}",
             server_args=tuple(LARGE.split()),
             claim='the report\'s hypothesis 2: "confirmed", 8192 alone cures it',
+            took_effect=stream.larger_steps,
         ),
         Factor(
             "eager-mode",
@@ -196,17 +196,19 @@ class AsyncRace(Scenario):
             "--enforce-eager",
             server_args=("--no-enforce-eager",),
             claim="the report's hypothesis 3: CUDA graphs, never tried alone",
+            took_effect=vllm.graphs_ran,
         ),
         Factor(
             "image-size",
             f"images against a budget of {BUDGET} tokens",
             f"images of {IMAGE_TOKENS} and 300 tokens",
             cure="images of 144 tokens",
+            took_effect=images_of_one_step,
         ),
     )
 
     async def gate(self, drive: Drive) -> None:
-        for label, seed in (("gate: image 1 (cold)", 11), ("gate: image 2", 12)):
+        for label, seed in (("gate: image 1 (cold)", 11), (GATE, 12)):
             await drive.chat(label, images=[drive.picture(f"gate-{seed}", seed, ONE_STEP)])
         await drive.chat("gate: text only", text="hello")
 
@@ -223,6 +225,18 @@ class AsyncRace(Scenario):
             )
         await crash.watch(drive)
 
+    preconditions = (
+        precondition(
+            "steps begin while the device still works at those before",
+            stream.steps_overlap,
+            removed_by=("sync-scheduling", "async-scheduling"),
+        ),
+        precondition(
+            "an image is prefilled in several steps",
+            image_in_steps,
+            removed_by=("budget", "chunk-budget", "image-size"),
+        ),
+    )
     symptoms = (
         *dies_of(
             failing,
@@ -232,7 +246,7 @@ class AsyncRace(Scenario):
         report.mismatch("image rows than embeddings", symptom),
         symptom(
             "steps before the crash put embeddings into wrong rows without any error",
-            silent_steps,
+            stream.silent_steps,
             required=False,
         ),
     )
@@ -241,7 +255,9 @@ class AsyncRace(Scenario):
     def wrong_mask(self, logs: Logs) -> Finding:
         errors = logs.lines("stream-error")
         if not errors:
-            return Finding.of(False, counted(logs, "stream-error", "failed on the device").observed)
+            return Finding.of(
+                False, stream.counted(logs, "stream-error", "failed on the device").observed
+            )
         text = errors[0].text.removeprefix("mmrepro-stream: ")
         counts = MASK.search(text)
         if counts is None or "None" in counts.groups():
@@ -250,10 +266,35 @@ class AsyncRace(Scenario):
 
     @cause("the host wrote to is_mm_embed while the device had a copy of it yet to do")
     def unordered_buffer(self, logs: Logs) -> Finding:
-        """Whatever came of it."""
-        return counted(logs, "stream-overwrite", "writes to a buffer still to be read")
+        """Whatever came of it; where a step failed, of that step's own copy."""
+        found = stream.counted(logs, "stream-overwrite", "writes to a buffer still to be read")
+        failed = logs.search("stream-error", r"step (\d+): device error")
+        if not failed or found.truth is not Truth.MET:
+            return found
+        step, lines = failed[0][1], logs.lines("stream-overwrite")
+        if any(f"of step {step} is queued" in line.text for line in lines):
+            return found
+        if logs.count("stream-overwrite") > len(lines):
+            return Finding.unknown(f"what was written to the mask of step {step} was not kept")
+        return Finding.of(False, f"none to the mask of step {step}, which failed; {found.observed}")
 
-    works_after = (answered(SILENT, FIRST, SECOND, crash.AFTER), right_rows)
+    works_after = (answered(SILENT, FIRST, SECOND, crash.AFTER), stream.right_rows)
+    in_effect: ClassVar[Mapping[str, Check]] = {
+        "sync-scheduling": stream.one_after_another,
+        "barrier": stream.ordered,
+        "budget": stream.larger_steps,
+    }
+    """What is seen of each mitigation where it takes effect."""
+
+    def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
+        """Nothing is said of a mitigation that was not seen to take effect."""
+        for name in sorted(facts.mitigations & self.in_effect.keys()):
+            check = self.in_effect[name]
+            seen = guarded(lambda e, check=check: check(Logs(e)), evidence)
+            if seen.truth is not Truth.MET:
+                return Finding.unknown(f"{name} was not seen to take effect: {seen.observed}")
+        return super().cause_remains(evidence, facts)
+
     wrong_rows = row("steps with embeddings in wrong rows", "silent-steps", "none")
     rows = (*report.rows(failing), wrong_rows)
     claims = report.RACE_CLAIMS

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 from mmrepro.scenario import (
     Check,
+    Claim,
     Declared,
     Drive,
     Finding,
+    Logs,
     RequestRecord,
     Requests,
     Scenario,
@@ -24,10 +25,11 @@ from mmrepro.scenario import (
     cause,
     crash,
     dies_of,
-    happened,
+    precondition,
     pull,
     quote,
     upgrade,
+    vllm,
 )
 from mmrepro.scenarios.chunked_mm_prefill import report
 
@@ -52,9 +54,16 @@ GENERATING_S = 120.0
 GENERATING = "text that generates the placeholder"
 IMAGE = "image meanwhile"
 LITERAL = "image with the placeholder in its text"
+SAME_SIZE = "gate: image 2"
+GIVEN_UP = "given up by the client"
 
-needs = partial(report.of_crash, refuted=True)
-"""A claim of what the crash needs, and this server has not."""
+
+def needs(name: str, text: str, without: Check) -> Claim:
+    """A claim of what the crash needs; ``without``: the engine says that it has it not."""
+    given = (*report.CRASHED, without)
+    return report.of_crash(name, text, by=without, given=given, refuted=True, otherwise="not so")
+
+
 FAILS = "the image request gets HTTP 500, and a later text request is not answered either"
 
 
@@ -115,17 +124,17 @@ class PlaceholderMask(Scenario):
         needs(
             "needs-chunked-prefill",
             "this assertion needs an image larger than the chunk budget",
-            note=f"the image has {MODEL.image_tokens} tokens, the budget is 2048",
+            report.with_budget_above_the_image,
         ),
         needs(
             "needs-async",
             "this assertion needs --async-scheduling",
-            note="the server runs without --async-scheduling",
+            report.without_async_scheduling,
         ),
         needs(
             "needs-graph",
             "this assertion needs a captured CUDA graph that is replayed with another size",
-            note="the server runs with --enforce-eager: there is no graph",
+            vllm.config_says("enforce_eager", "True"),
         ),
         report.reported(
             "reporters-crash",
@@ -142,19 +151,24 @@ def generated_beside(requests: Requests) -> Finding:
         return Finding.of(False, f"the text request generated no {PLACEHOLDER}")
     beside = [text for text in texts if PLACEHOLDER in text.text and _spans(text, image)]
     if not beside:
-        return Finding.of(False, "the text request did not run while the image was prefilled")
+        return Finding.of(False, "no such text request ran while the image was prefilled")
     count = sum(text.text.count(PLACEHOLDER) for text in beside)
     least = "at least " if any(len(text.text) >= 3900 for text in beside) else ""
     return Finding.of(True, f"{least}{count} × {PLACEHOLDER} generated while the image request ran")
 
 
 def _spans(text: RequestRecord, image: RequestRecord) -> bool:
-    """Whether ``text`` generated from before ``image`` was sent until after its answer, or until
-    the death of both: only then was it in the batch that prefilled the image."""
-    if text.ttft_s is None or text.sent.mono + text.ttft_s > image.sent.mono:
+    """Whether ``text`` generated from before ``image`` was sent until after its answer: only then
+    was it in the batch that prefilled the image. Where the image died, what generated then and did
+    not end by itself died with it."""
+    if text.ttft_s is None:
         return False
-    until = image.sent.mono + (image.latency_s if image.answered else 0)
-    return text.sent.mono + text.latency_s >= until
+    first, last = text.sent.mono + text.ttft_s, text.sent.mono + text.latency_s
+    end = image.sent.mono + image.latency_s
+    if image.answered:
+        return first <= image.sent.mono and last >= end
+    cut = not text.answered and GIVEN_UP not in text.error and last >= image.sent.mono
+    return first <= end and (cut or last >= end)
 
 
 class GeneratedPlaceholder(PlaceholderMask):
@@ -168,8 +182,15 @@ class GeneratedPlaceholder(PlaceholderMask):
 
     variant = "generated-placeholder"
     symptoms, rows = dies_of(IMAGE, FAILS), report.rows(IMAGE)
+    preconditions = (
+        precondition(
+            "a request that had generated placeholders ran while the image was prefilled",
+            generated_beside,
+            id="placeholder-generated",
+        ),
+    )
     causes = stray_placeholder(generated_beside)
-    works_after = (answered(crash.AFTER, IMAGE), happened(generated_beside))
+    works_after = (answered(crash.AFTER, IMAGE),)
 
     async def trigger(self, drive: Drive) -> None:
         streams = [Stream() for _ in range(STREAMS)]
@@ -236,6 +257,34 @@ async def _images_beside(
             return
 
 
+def made_a_token(requests: Requests, logs: Logs) -> Finding:
+    """The tokenizer made the placeholder's token of the text, not one token a character.
+
+    The prompt's length says so, beside that of another image of this size; a prompt that was never
+    answered has none, but then EngineCore said that it had more placeholders than rows.
+    """
+    sent, other = requests.first(LITERAL), requests.first(SAME_SIZE)
+    if not sent.images or _size(sent) != _size(other):
+        return Finding.of(False, "it was not sent with an image of the gate's size")
+    if not sent.answered:
+        lines = logs.lines(report.MISMATCH)
+        said = lines[0].text if lines else f"{sent.reply}, and no word of placeholders"
+        return Finding.of(True, said) if lines else Finding.unknown(said)
+    if sent.prompt_tokens is None or other.prompt_tokens is None:
+        return Finding.unknown("the server did not say how long its prompts were")
+    more = sent.prompt_tokens - other.prompt_tokens
+    as_text = len(sent.prompt_head) - len(other.prompt_head)
+    as_token = as_text - len(PLACEHOLDER) + 1
+    return Finding.of(
+        more == as_token,
+        f"{more} tokens more than {SAME_SIZE}; with the token {as_token}, as plain text {as_text}",
+    )
+
+
+def _size(request: RequestRecord) -> list[tuple[int, int]]:
+    return [(image.width, image.height) for image in request.images]
+
+
 def literal_in_prompt(requests: Requests) -> Finding:
     sent = requests.first(LITERAL)
     there = PLACEHOLDER in sent.prompt_head and bool(sent.images)
@@ -253,8 +302,11 @@ class LiteralPlaceholder(PlaceholderMask):
 
     variant = "literal-placeholder"
     symptoms, rows = dies_of(LITERAL, FAILS), report.rows(LITERAL)
+    preconditions = (
+        precondition("the text beside the image became the placeholder's token", made_a_token),
+    )
     causes = stray_placeholder(literal_in_prompt)
-    works_after = (answered(crash.AFTER, LITERAL), happened(literal_in_prompt))
+    works_after = (answered(crash.AFTER, LITERAL),)
 
     async def trigger(self, drive: Drive) -> None:
         text = f"hello {PLACEHOLDER} world"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from mmrepro.engines import Engine
 from mmrepro.scenario import (
     Declared,
     Fidelity,
     Finding,
     Label,
+    Logs,
     Row,
     RunFacts,
     answered,
@@ -18,17 +20,23 @@ from mmrepro.scenario import (
     claim,
     crash,
     death_rows,
-    first_error,
     happened,
     hypothesis,
     issue,
     unchanged,
+    vllm,
 )
+from mmrepro.scenarios.chunked_mm_prefill import stream
 
 SERVER = """--trust-remote-code --max-num-seqs 8 --limit-mm-per-prompt '{"image":1}'"""
+MISMATCH = "mask-mismatch"
 LOG_PATTERNS = {
     **crash.LOG_PATTERNS,
-    "mask-mismatch": r"Number of elements of source < number of ones in mask"
+    **vllm.CONFIG_LINES,
+    **vllm.BATCH_LINES,
+    "budget": r"Chunked prefill is enabled with max_num_batched_tokens=\d+",
+    "arguments": r"non-default args: \{",
+    MISMATCH: r"Number of elements of source < number of ones in mask"
     r"|masked_scatter_size_check"
     r"|Attempted to assign .{1,200} multimodal tokens to \d+ placeholders",
 }
@@ -40,9 +48,22 @@ SAME_CRASH = issue(
 )
 
 
+COUNTS = r"Attempted to assign [\d +=]*?(\d+) multimodal tokens to (\d+) placeholders"
+
+
 def mismatch(more: str, part: Any = cause) -> Declared:
-    statement = f"the first exception of the log is EngineCore's, in masked_scatter: more {more}"
-    return first_error("mask-mismatch", f"{statement}; all others are its echoes", part)
+    statement = f"EngineCore's first exception is in masked_scatter: more {more}"
+    found: Declared = part(f"{statement}; all others are its echoes", too_many, id="first-error")
+    return found
+
+
+def too_many(logs: Logs, engine: Engine) -> Finding:
+    """It is the first error, and where vLLM counted, there were more rows than embeddings."""
+    first = crash.first_error(logs, engine.core_role, MISMATCH)
+    for counts in logs.search(MISMATCH, COUNTS):
+        if int(counts[2]) <= int(counts[1]):
+            return Finding.of(False, f"not too many rows: {counts[0]}; {first.observed}")
+    return first
 
 
 def rows(failing: Label) -> tuple[Row, ...]:
@@ -53,8 +74,9 @@ def rows(failing: Label) -> tuple[Row, ...]:
 # ------------------------------------------------------------------ what the report claims
 
 SOURCE = "the report of 2025-11-01"
+CRASHED = ("core-died", "first-error")
 reported = partial(claim, source=SOURCE)
-of_crash = partial(reported, by="first-error", given="first-error", otherwise="no crash")
+of_crash = partial(reported, by="first-error", given=CRASHED, otherwise="no crash")
 """A statement of the report that only a crash tests."""
 
 FIRST, SECOND = "image A, of three steps", "image B, of three steps"
@@ -62,6 +84,25 @@ FIRST, SECOND = "image A, of three steps", "image B, of three steps"
 
 def on_a_gpu(facts: RunFacts) -> Finding:
     return Finding.of(facts.fidelity is Fidelity.GPU, f"fidelity {facts.fidelity}")
+
+
+def with_budget_above_the_image(logs: Logs) -> Finding:
+    """By what the engine logged: several steps of the image of one chunk cannot be the cause."""
+    budgets = [int(m[1]) for m in logs.search("budget", r"max_num_batched_tokens=(\d+)")]
+    rows = [int(counts[1]) for counts in logs.search(MISMATCH, COUNTS)]
+    if not budgets or not rows:
+        return Finding.unknown("the engine did not log its budget and the image's rows")
+    told = f"an image of {max(rows)} tokens and a budget of {min(budgets)}"
+    return Finding.of(max(rows) < min(budgets), told)
+
+
+def without_async_scheduling(logs: Logs) -> Finding:
+    """The API server listed all that is not as by default, which is without it up to 0.13.0."""
+    lists = [line.text for line in logs.lines("arguments") if line.text.endswith("}")]
+    if not lists:
+        return Finding.unknown("the API server did not log what is not as by default")
+    on = any("'async_scheduling': True" in text for text in lists)
+    return Finding.of(not on, f"asynchronous scheduling is {'on' if on else 'off'}")
 
 
 UNTOLD = "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant async-race)"
@@ -79,19 +120,28 @@ RACE_CLAIMS = (
     refuted(
         "prefix-caching",
         "hypothesis 1: prefix caching is the cause",
-        given=(changed("prefix-caching"), "first-error"),
+        given=(
+            changed("prefix-caching"),
+            vllm.cache_says("enable_prefix_caching", "False"),
+            *CRASHED,
+        ),
     ),
     refuted(
         "chunk-budget",
         "hypothesis 2: a chunk budget below the image's tokens is the cause, a larger one the cure",
         by="unordered-buffer",
-        given=(changed("budget", "chunk-budget"), answered(FIRST, SECOND), "unordered-buffer"),
+        given=(
+            changed("budget", "chunk-budget"),
+            stream.larger_steps,
+            answered(FIRST, SECOND),
+            "unordered-buffer",
+        ),
     ),
     refuted(
         "graphs",
         "hypothesis 3: a CUDA graph is replayed with the wrong size",
-        given=(unchanged("eager-mode"), "first-error"),
-        note="with --enforce-eager there is no graph",
+        given=(unchanged("eager-mode"), vllm.no_graph_ran, *CRASHED),
+        note="no batch was run by a graph",
     ),
     of_crash(
         "buffer",

@@ -112,7 +112,7 @@ class GhostKeyEviction(vllm.MmCacheScenario):
                 return
         # No hang. Was there an eviction at all? The first image must have left the cache.
         hits = await drive.metric("vllm:mm_cache_hits_total")
-        await drive.ask("fill 1, again", image=first)
+        await drive.ask(ghost.FIRST_AGAIN, image=first)
         await drive.ask(ghost.NEW, image=drive.picture("after", 9001))
         drive.fact("mm_cache_hits_before", hits)
         drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
@@ -121,6 +121,7 @@ class GhostKeyEviction(vllm.MmCacheScenario):
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:
         return bool(ghost.keys(StacksData(samples=list(samples))))
 
+    preconditions = (vllm.REFUSED, vllm.CACHE_ON, ghost.BROKEN_PROMISE, ghost.EVICTED)
     symptoms = (
         some_request_unanswered(),
         new_request_unanswered(live=not_answered(id="no-answer-later")),
@@ -141,7 +142,12 @@ class GhostKeyEviction(vllm.MmCacheScenario):
         ),
         cause(
             'EngineCore logged "Expected a cached item for mm_hash=…" before the hang',
-            vllm.cached_item_assertion,
+            vllm.asserted_in_run,
+            id="cached-item-assertion",
+            live=cause(
+                'EngineCore logged "Expected a cached item for mm_hash=…"',
+                vllm.cached_item_assertion,
+            ),
         ),
         cause(
             "the key that popitem() tries to evict is the mm_hash of that assertion",

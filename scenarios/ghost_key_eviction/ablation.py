@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mmrepro.scenario import Factor, Patch, StandIn, hypothesis, vllm
+from mmrepro.scenario import Factor, Finding, Logs, Patch, StandIn, hypothesis, vllm
+from mmrepro.scenarios.ghost_key_eviction import ghost
 
 PATCH = Patch(
     "ghost_key_patch",
@@ -12,6 +13,7 @@ PATCH = Patch(
         why="the mitigation under test, as the report's author patched by hand",
     ),
 )
+LOADED = f"{PATCH.folder}-loaded"
 
 
 def half(method: str, what: str) -> Factor:
@@ -21,6 +23,14 @@ def half(method: str, what: str) -> Factor:
         replaces=f"vllm.utils.cache.LRUCache.{method}, by the fixed version",
         why="which part of the fix is needed is to be found out",
     )
+
+    def patched(logs: Logs) -> Finding:
+        """The engine's own process says which methods it has replaced, as it does."""
+        done = sorted({m[1] for m in logs.search(LOADED, r"LRUCache\.(\w+) is patched")})
+        return Finding.of(
+            done == [method], f"patched in the engine: {', '.join(done) or 'nothing'}"
+        )
+
     return Factor(
         f"{method}-fix",
         what,
@@ -28,6 +38,7 @@ def half(method: str, what: str) -> Factor:
         f"{method}() as fixed",
         patch=Patch(PATCH.folder, stand_in, env={"MMREPRO_GHOST_KEY_PATCH": method}),
         claim="vllm#43595: both parts are needed",
+        took_effect=patched,
     )
 
 
@@ -39,6 +50,7 @@ FACTORS = (
         "--max-num-seqs 8",
         server_args=("--max-num-seqs", "1"),
         claim="vllm#43941: it takes high concurrency",
+        took_effect=vllm.parsed_as("max_num_seqs", "1"),
     ),
     Factor(
         "cache-size",
@@ -46,6 +58,7 @@ FACTORS = (
         f"--mm-processor-cache-gb {vllm.CACHE_GB}",
         server_args=("--mm-processor-cache-gb", "4"),
         claim="a larger cache is the first thing that one tries; 4 is vLLM's default",
+        took_effect=ghost.keeps_all,
     ),
     vllm.REFUSAL,
     vllm.MM_CACHE,

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
+from mmrepro.evidence import Missing
 from mmrepro.scenario import (
+    Evidence,
     Finding,
     Logs,
     Measured,
     Reproducers,
-    RunFacts,
+    Requests,
     StacksData,
     ThreadStack,
+    Truth,
     answered,
+    precondition,
     trigger_ended,
     vllm,
 )
@@ -20,6 +26,7 @@ FILLS = 30
 """Images sent to fill the cache; it holds about ten, so an eviction is certain."""
 
 NEW = "after: a new image"
+FIRST_AGAIN = "fill 1, again"
 REPRODUCER = "ghost_key.py"
 THREAD = "process_input_sockets"
 LOOP = (
@@ -89,23 +96,62 @@ def both_parts_needed(reproducers: Reproducers) -> Finding:
     return Finding.of(not alone, f"alone ends the loop: {', '.join(alone) or 'neither part'}")
 
 
-def hangs_one_at_a_time(measured: Measured) -> Finding:
+def hangs_one_at_a_time(requests: Requests, measured: Measured) -> Finding:
     fills = measured.number("fills_until_hang")
+    sent = requests.within("trigger")
+    pairs = pairwise(sent)
+    if any(one.sent.mono + one.latency_s > two.sent.mono for one, two in pairs):
+        return Finding.unknown("requests of the trigger overlap")
     return Finding.of(True, f"one request at a time hangs it {fills:g} images after the failed one")
 
 
-def has_the_cache(facts: RunFacts) -> Finding:
-    off = vllm.DISABLE_CACHE.name in facts.mitigations or vllm.MM_CACHE.name in facts.flips
-    return Finding.of(not off, f"the multimodal cache is {'off' if off else 'on'}")
+def _again(measured: Measured) -> tuple[float, float]:
+    """Hits before and after the first image of the fill was sent again."""
+    return measured.number("mm_cache_hits_before"), measured.number("mm_cache_hits_after")
 
 
-def evicted(measured: Measured) -> Finding:
-    """Without an eviction, the absence of a hang means nothing."""
-    if measured.number("mm_cache_queries") == 0:
-        return Finding.of(True, "the multimodal cache is off")
-    if measured.number("mm_cache_hits_after") > measured.number("mm_cache_hits_before"):
-        return Finding.unknown(f"image fill-1 is still cached after {FILLS} others: no eviction")
+def keeps_all(measured: Measured, requests: Requests) -> Finding:
+    """The cache holds the first image after all others: the small one holds about ten."""
+    fills = [r for r in requests.all("fill") if r.answered]
+    before, after = _again(measured)
+    text = f"{len(fills)} images sent, then the first again: hits {before:g} → {after:g}"
+    return Finding.of(len(fills) > FILLS and after > before, text)
+
+
+def evicted(evidence: Evidence) -> Finding:
+    """Without an eviction, the absence of a hang means nothing.
+
+    One that ended shows in a cache that no longer knows its first image; one that did not, in the
+    stacks.
+    """
+    try:
+        before, after = _again(Measured(evidence))
+    except Missing:
+        inside = in_the_loop(_stacks(evidence))
+        return inside if inside.truth is Truth.MET else Finding.unknown(inside.observed)
+    if before == 0:
+        return Finding.unknown("no image was ever found in the multimodal cache")
+    if not Requests(evidence).first(FIRST_AGAIN).answered:
+        return Finding.unknown(f"{FIRST_AGAIN}: {Requests(evidence).first(FIRST_AGAIN).reply}")
+    if after > before:
+        return Finding.of(False, f"image fill-1 is still cached after {FILLS} others")
     return Finding.of(True, "image fill-1 was evicted")
 
 
-WORKS_AFTER = (trigger_ended, answered("fill", NEW), evicted)
+def _stacks(evidence: Evidence) -> StacksData:
+    found = [s for _, data in evidence.results(StacksData, "check") for s in data.samples]
+    return StacksData(samples=found)
+
+
+EVICTED = precondition(
+    "the multimodal cache evicts: it no longer knows an image, or the eviction does not end",
+    evicted,
+    removed_by=(vllm.DISABLE_CACHE.name, vllm.MM_CACHE.name),
+)
+BROKEN_PROMISE = precondition(
+    "EngineCore is promised image X and does not hold it: the request with it fails",
+    vllm.missed_in_run,
+    id="broken-promise",
+    removed_by=(vllm.DISABLE_CACHE.name, vllm.MM_CACHE.name, vllm.REFUSAL.name),
+)
+WORKS_AFTER = (trigger_ended, answered("fill", NEW))

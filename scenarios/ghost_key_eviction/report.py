@@ -18,10 +18,15 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenarios.ghost_key_eviction import ghost
 
-of_hang = partial(claim, given="no-answer", otherwise="there was no hang in this run")
-"""A statement of the report about the hang: only a run that hung tests it."""
+NO_HANG = "there was no hang in this run"
+of_hang = partial(claim, given="no-answer", otherwise=NO_HANG, refutable_on=">=0.14.0,<0.24.0")
+"""A statement of the report about the hang: only a run that hung tests it, and what releases that
+hang in another way show does not speak against it."""
+of_ghost = partial(claim, given=("no-answer", "cause"), otherwise="not this hang, or no hang")
+"""One about the ghost key: only a run tests it that was seen to hang by it."""
 
-of_fix = partial(claim, source=vllm.LRU_FIX, given=ghost.has_the_cache, releases=">=0.24.0")
+STEPS = ("refused-for-length", "cache-on")
+of_fix = partial(claim, source=vllm.LRU_FIX, releases=">=0.24.0")
 """One about the release with the fix: an older one does not test it, nor one without the cache."""
 
 ROWS = (
@@ -84,14 +89,19 @@ CLAIMS = (
         "step 1: a too long request with image X is refused with 400",
         by=vllm.refused_for_length,
     ),
-    claim("step-2", "step 2: image X in a short request gets 500", by=vllm.image_fails),
-    of_hang(
+    claim(
+        "step-2",
+        "step 2: image X in a short request gets 500",
+        by=vllm.image_fails,
+        given=STEPS,
+        refutable_on=">=0.14.0,<0.24.0",
+    ),
+    of_ghost(
         "cause",
         "touch() makes a ghost key that popitem() cannot remove, so eviction never ends",
-        by="engine-code-loops",
-        note="the installed class alone, by reproducers/ghost_key.py",
+        by="cause",
     ),
-    of_hang(
+    of_ghost(
         "at-will",
         "it is hard to trigger at will: days of uptime, high concurrency, luck",
         by=ghost.hangs_one_at_a_time,
@@ -103,11 +113,17 @@ CLAIMS = (
         vllm.LRU_FIX,
         by=ghost.both_parts_needed,
     ),
-    of_fix("fixed-hang", "0.24.0 fixes the hang", by=ghost.WORKS_AFTER),
+    of_fix(
+        "fixed-hang",
+        "0.24.0 fixes the hang",
+        by=ghost.WORKS_AFTER,
+        given=(*STEPS, "broken-promise", "evicted"),
+    ),
     of_fix(
         "fixed-desync",
         "0.24.0 fixes the cause, the desynchronised caches",
         by=answered(vllm.AGAIN),
+        given=STEPS,
         note="see the scenario mm-cache-desync",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mmrepro.scenario import (
     Drive,
@@ -19,6 +19,7 @@ from mmrepro.scenario import (
     endpoints_green,
     issue,
     lmdeploy as kv,
+    precondition,
     quote,
     some_requests_fail,
     symptom,
@@ -101,6 +102,23 @@ class UndersizedKvBudget(kv.SmallKvCache):
     claims = report.claims(predicted)
     outgrowing = tuple(WAYS)
 
+    def asked(self, witness: kv.Witness) -> int:
+        return min(sent.tokens for sent in self.admitted(witness))
+
+    @precondition(
+        "the prompt came to the engine, whole and streamed, as long as it was meant to be"
+    )
+    def arrived(self, witness: kv.Witness) -> Finding:
+        tokens = ", ".join(str(sent.tokens) for sent in self.admitted(witness))
+        return Finding.of(True, f"the engine counted {tokens} tokens")
+
+    def admitted(self, witness: kv.Witness) -> list[kv.Admission]:
+        """The prompt as the engine took it, in both ways. Raises Missing: it did not, or one."""
+        found = witness.requests(self.prompt_tokens)
+        if len(found) < len(WAYS):
+            raise Missing(f"the prompt came {len(found)} times to the engine, not {len(WAYS)}")
+        return found
+
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
         text = kv.filling(self.prompt_tokens, short)
         for label, stream in WAYS.items():
@@ -132,10 +150,14 @@ class UndersizedKvBudget(kv.SmallKvCache):
 
     @cause("HTTP 500 ← the log holds pydantic's error: the finish reason may not be 'error'")
     def validation_error(self, logs: Logs) -> Finding:
-        count, reasons = logs.count("validation-error"), logs.count("finish-reason")
-        if not (count and reasons):
-            return Finding.of(False, "the log holds no validation error of a response")
-        return Finding.of(True, f"{count} × {logs.lines('finish-reason')[0].text.strip()}")
+        raised = kv.since_start(logs, "validation-error")
+        reasons = kv.since_start(logs, "finish-reason")
+        if raised and reasons:
+            return Finding.of(True, f"{len(raised)} × {reasons[0].text.strip()}")
+        if (other := kv.first_error(logs)) is None:
+            return Finding.unknown("the log holds no error at all: none was, or it keeps them back")
+        said = f"the log holds no such error of a response; its first: {other.text.strip()}"
+        return Finding.of(False, said)
 
     @cause(
         "finish reason 'error' ← the engine answered the prompt with INPUT_LENGTH_ERROR, because "
@@ -148,14 +170,16 @@ class UndersizedKvBudget(kv.SmallKvCache):
         ),
     )
     def input_length_error(self, witness: kv.Witness) -> Finding:
-        sent = witness.requests(self.prompt_tokens)[0]
+        admitted = self.admitted(witness)
+        odd = [sent for sent in admitted if not (sent.tokens > sent.limit and sent.refused)]
+        sent = (odd or admitted)[0]
         text = f"{sent.tokens} tokens, max_input_len {sent.limit}: status {sent.status}"
-        return Finding.of(sent.tokens > sent.limit and sent.refused, text)
+        return Finding.of(not odd, text)
 
     @cause("max_input_len = max_session_len ← num_gpu_blocks × block_size, on both servers")
     def limit_from_blocks(self, witness: kv.Witness) -> Finding:
         ours, other = witness.sizing(), witness.sizing("control")
-        sent = witness.requests(self.prompt_tokens)[0]
+        sent = self.admitted(witness)[0]
         fits = ours.max_session_len < sent.tokens <= other.max_session_len
         one_limit = ours.max_session_len == sent.limit
         return Finding.of(
@@ -200,19 +224,27 @@ class WithImage(UndersizedKvBudget):
 
     @cause("the vision encoder had done its work by the time the prompt was refused")
     def encoder_first(self, witness: kv.Witness) -> Finding:
-        """Both requests with the image went through the encoder; how long it took."""
+        """By the order of the witness's lines, each written when the work was done: as many times
+        as the prompt was refused so far, it had been encoded."""
 
-        def took(step: str) -> list[float]:
-            return [v["seconds"] for v in witness.values("vision") if v.get("step") == step]
+        def done(step: str) -> list[dict[str, Any]]:
+            return [values for values in witness.values("vision") if values.get("step") == step]
 
+        refused = [sent for sent in self.admitted(witness) if sent.refused]
+        if not refused:
+            raise Missing("the engine refused no prompt")
         # 0.6.4 encodes in `forward`; later ones have `async_infer` only, which calls the model.
-        seconds = took("forward") or took("async_infer")
-        if not seconds:
+        encoded = done("forward") or done("async_infer")
+        if not encoded:
             raise Missing("the witness saw no work of the vision encoder")
-        refused = witness.requests(self.prompt_tokens)[0]
-        spent = ", ".join(f"{s:.2f} s" for s in seconds)
-        text = f"vision encoder: {spent}; the engine's refusal: {refused.seconds * 1000:.1f} ms"
-        return Finding.of(min(seconds) > 0, text)
+        first = all(
+            sum(work["line"] < sent.line for work in encoded) >= number
+            for number, sent in enumerate(refused, 1)
+        )
+        spent = ", ".join(f"{work['seconds']:.2f} s" for work in encoded)
+        order = "before each refusal" if first else "not before each refusal"
+        took = f"{refused[0].seconds * 1000:.1f} ms"
+        return Finding.of(first, f"vision encoder: {spent}, {order}; the first took {took}")
 
 
 class FullSize(UndersizedKvBudget):

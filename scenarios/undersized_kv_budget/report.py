@@ -34,6 +34,13 @@ CHAIN = "lmdeploy_kv_chain.py"
 reported = partial(claim, source="the report", refutable_on=AFFECTED)
 with_small = partial(reported, given=unmitigated, otherwise="this run is mitigated")
 """Under a mitigation the setting is not the report's."""
+by_length = partial(
+    reported,
+    given=(unmitigated, "input-length-error"),
+    otherwise="this run is mitigated, or the engine refused no prompt for its length",
+)
+solved = partial(with_small, solved=kv.SOLVED)
+solved_big = partial(reported, solved=kv.SOLVED)
 
 
 def rows(tokens: int) -> tuple[Row, ...]:
@@ -65,14 +72,17 @@ def claims(best: Budget) -> tuple[Claim, ...]:
     """``best``: the setting that ``mmrepro kv-budget`` foretells to be enough."""
     with_08 = kv.kv_plan(kv.RELEASE).forward(Decimal("0.8"))
     return (
-        with_small("fails-with-0.1", "with 0.1 the prompt gets HTTP 500", by="opaque-500"),
-        reported("works-with-0.5", "with 0.5 the same prompt is answered", by="control-answers"),
+        by_length("fails-with-0.1", "with 0.1 the prompt gets HTTP 500", by="opaque-500"),
+        reported(
+            "works-with-0.5", "with 0.5 the same prompt is answered", by="control-answers",
+            given=by_blocks("control"), otherwise="this control server is not the report's",
+        ),
         reported(
             "works-with-0.8", "with 0.8 it is answered as well",
             untested="this run starts no server with 0.8; `mmrepro kv-budget` says "
             f"{with_08.blocks} blocks",
         ),
-        with_small(
+        by_length(
             "validation-error",
             "the traceback is pydantic's: finish_reason must be 'stop', 'length' or 'tool_calls', "
             "got 'error'",
@@ -85,25 +95,29 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         claim(
             "silence", "at the default log level the engine says nothing of a length",
             "observation in the lab", by=says_nothing, refutable_on=AFFECTED,
+            given="input-length-error", otherwise="the engine refused nothing",
         ),
         reported("prompt", "the prompt has 3446 tokens", by=as_long_as_reported),
-        with_small("blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)),
-        with_small(
+        solved("blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)),
+        solved(
             "blocks-24", "blocks went “from 24 to 107”", by=sized("num_gpu_blocks", 24),
             refutable_on="",
-            note="24 × 64 = 1536 tokens would contradict the report's own 1344; 21 × 64 is 1344",
+            note="so the report contradicts itself: 24 × 64 = 1536 tokens, not its 1344; "
+            f"{kv.SOLVED}",
         ),
-        with_small(
+        solved(
             "limit-1344", "max_input_len = max_session_len = 1344 = 21 × 64",
-            by=sized("max_session_len", 1344),
+            by=sized("max_session_len", 1344), given=(unmitigated, by_blocks()),
+            otherwise="another setting, or a limit that was set",
         ),
-        reported(
+        solved_big(
             "blocks-107", "with 0.5 there are 107 blocks",
             by=sized("num_gpu_blocks", 107, "control"),
         ),
-        reported(
+        solved_big(
             "limit-6848", "with 0.5 the limit is 6848 tokens",
-            by=sized("max_session_len", 6848, "control"),
+            by=sized("max_session_len", 6848, "control"), given=by_blocks("control"),
+            otherwise="a limit that was set",
         ),
         reported(
             "block-bytes", "cache_block_size is 8 388 608 B for InternVL2-8B",
@@ -113,7 +127,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "runtime", "the runtime reserve is 5061 MB", by=computed("runtime_mib", 5061),
             note="MiB: >> 20, as LMDeploy logs it",
         ),
-        reported(
+        solved_big(
             "gpu-mem", "gpu_mem is 903 548 928 B with 0.5", by=computed("pool_big", 903_548_928)
         ),
         claim(
@@ -143,6 +157,17 @@ def sized(name: str, told: int, *phases: Phase) -> Check:
         return Finding.of(value == told, f"{value:g}")
 
     return same
+
+
+def by_blocks(*phases: Phase) -> Check:
+    """Whether the longest prompt is what the blocks hold; ``--session-len`` sets another."""
+
+    def derived(witness: kv.Witness) -> Finding:
+        sizing = witness.sizing(*phases)
+        text = f"{sizing.num_gpu_blocks:g} blocks, a limit of {sizing.max_session_len:g}"
+        return Finding.of(sizing.limit_adds_up, text)
+
+    return derived
 
 
 def computed(fact: str, told: int) -> Check:

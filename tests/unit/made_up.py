@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from mmrepro.engines import get_engine
 from mmrepro.evidence import Evidence, Phase, ReproducerResult, RequestRecord
-from mmrepro.incident import Fidelity
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -84,9 +84,13 @@ def metrics(**values: float | None) -> MetricsData:
         "finished": "vllm:request_success_total",
         "prompt_tokens": "vllm:prompt_tokens_total",
         "generation_tokens": "vllm:generation_tokens_total",
+        "mm_queries": "vllm:mm_cache_queries_total",
+        "mm_hits": "vllm:mm_cache_hits_total",
     }
     read = {"running": 0, "waiting": 0, "finished": 16, "prompt_tokens": 3496} | {
         "generation_tokens": 60,
+        "mm_queries": 4,
+        "mm_hits": 2,
         **values,
     }
     samples = [
@@ -276,7 +280,13 @@ def desync_run() -> Evidence:
             request("trigger", "control: another image"),
             request("trigger", "control: text only"),
         ],
-        probes=[probed(http(200, 200), "gate"), probed(http(200, 200)), probed(logs(*[GHOST] * 4))],
+        probes=[
+            probed(http(200, 200), "gate"),
+            probed(metrics(finished=5), "gate"),
+            probed(http(200, 200)),
+            probed(processes(user=0.5)),
+            probed(logs(*[GHOST] * 4)),
+        ],
         facts={"mm_cache_hits_before": 2, "mm_cache_hits_after": 3},
     )
 
@@ -309,20 +319,23 @@ def judge(
 
 
 def run_facts(scenario: Scenario, release: str = "", *mitigations: str) -> RunFacts:
-    return RunFacts(release or scenario.release, Fidelity.CPU, frozenset(mitigations), 13.0)
+    fidelity = get_engine(scenario.engine).fidelity_on("cpu")
+    return RunFacts(release or scenario.release, fidelity, frozenset(mitigations), 13.0)
 
 
-def drop(evidence: Evidence, probe: str, reason: str = "ptrace is not permitted") -> None:
+def drop(
+    evidence: Evidence, probe: str, reason: str = "ptrace is not permitted", phase: str = "check"
+) -> None:
     """Make every result of ``probe`` in the check unavailable."""
     for result in evidence.probes:
-        if result.probe == probe and result.phase == "check":
+        if result.probe == probe and result.phase == phase:
             result.status, result.reason = ProbeStatus.UNAVAILABLE, reason
             result.data = None
 
 
-def swap(evidence: Evidence, *data: AnyProbeData) -> None:
+def swap(evidence: Evidence, *data: AnyProbeData, phase: str = "check") -> None:
     """Replace the check's results of that kind, in order; a single one replaces all."""
-    found = [r for r in evidence.probes if r.probe == data[0].kind and r.phase == "check"]
+    found = [r for r in evidence.probes if r.probe == data[0].kind and r.phase == phase]
     for index, result in enumerate(found):
         result.data = data[min(index, len(data) - 1)]
 

@@ -9,7 +9,7 @@ from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.probes.data import Frame, LogLine, LogsData, StackSample, StacksData, ThreadStack
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 
-CORE, API = "EngineCore_DP0 pid=22388", "APIServer pid=22101"
+CORE, API = "EngineCore_DP0 pid=1764", "APIServer pid=22101"
 DEAD = '{"error":{"message":"EngineCore encountered an issue. See stack trace (above)…"}}'
 MISMATCH_TEXT = "RuntimeError: Number of elements of source < number of ones in mask"
 ASSIGN = "ValueError: Attempted to assign 225 = 225 multimodal tokens to 226 placeholders"
@@ -20,29 +20,53 @@ def line(number: int, process: str, text: str) -> LogLine:
     return LogLine(number=number, process=process, level="ERROR", text=text)
 
 
-def death_log(first: str = MISMATCH_TEXT, process: str = CORE, *, dead: bool = True) -> LogsData:
+def said(data: LogsData, **lines: str) -> LogsData:
+    """``data`` with the last of these lines, by the names of patterns; "": none, but searched."""
+    for name, text in lines.items():
+        name = name.replace("_", "-")
+        data.match_counts[name] = int(bool(text))
+        data.matches[name] = [line(40, API, text)] if text else []
+    return data
+
+
+def configured(data: LogsData) -> LogsData:
+    """``data`` with what vLLM logs of the configuration that both scenarios run with."""
+    config = "Initializing a V1 LLM engine (v0.11.0) with config: model='m', enforce_eager=True, x"
+    said(data, engine_config=config, arguments="non-default args: {'enforce_eager': True}")
+    said(data, budget="Chunked prefill is enabled with max_num_batched_tokens=2048.")
+    data.match_counts |= {"batch": 30, "graph-batch": 0}
+    return data
+
+
+def death_log(
+    first: str = MISMATCH_TEXT, process: str = CORE, *, echo: str = CORE, dead: bool = True
+) -> LogsData:
     """The first error, its echo in vLLM's own words, and the API server's."""
-    root, echo = line(226, process, first), line(280, CORE, ASSIGN)
+    root, again = line(226, process, first), line(280, echo, ASSIGN)
     last = [line(290, API, DEAD_TEXT)] if dead else []
-    mismatches = [entry for entry in (root, echo) if "mask" in entry.text or "assign" in entry.text]
+    mismatches = [
+        entry for entry in (root, again) if "mask" in entry.text or "assign" in entry.text
+    ]
     matches = {
-        "exception": [root, echo, *last],
+        "exception": [root, again, *last],
         "mask-mismatch": mismatches,
         "engine-dead": last,
     }
-    return LogsData(
-        file="engine.log",
-        bytes_read=1,
-        lines=400,
-        matches={name: lines for name, lines in matches.items() if lines},
-        match_counts={name: len(lines) for name, lines in matches.items()},
+    return configured(
+        LogsData(
+            file="engine.log",
+            bytes_read=1,
+            lines=400,
+            matches={name: lines for name, lines in matches.items() if lines},
+            match_counts={name: len(lines) for name, lines in matches.items()},
+        )
     )
 
 
 def quiet_log() -> LogsData:
     names = ("exception", "mask-mismatch", "engine-dead")
-    return LogsData(
-        file="engine.log", bytes_read=1, lines=300, match_counts=dict.fromkeys(names, 0)
+    return configured(
+        LogsData(file="engine.log", bytes_read=1, lines=300, match_counts=dict.fromkeys(names, 0))
     )
 
 
@@ -121,6 +145,12 @@ def scheduling(**numbers: str) -> StackSample:
 NOTHING = {"encoder_compute_budget": "512", "total_num_scheduled_tokens": "0"}
 
 
+TOO_LARGE = (
+    "The decoder prompt contains a(n) image item with 544 embedding tokens, which exceeds the "
+    "pre-allocated encoder cache size 512."
+)
+
+
 def overflow_run() -> Evidence:
     """encoder-cache-overflow on vLLM 0.11.0, as it reproduces on two busy cores."""
     hung = {"timed_out": True, "latency_s": 20.6, "error": "no answer"}
@@ -148,7 +178,7 @@ def refused_run() -> Evidence:
         if record.timed_out:
             refused = record.label == overflow.BIG
             record.timed_out, record.latency_s = False, 0.1
-            record.status, record.error = (400, "exceeds the cache") if refused else (200, "")
+            record.status, record.error = (400, TOO_LARGE) if refused else (200, "")
     return evidence
 
 
@@ -157,22 +187,28 @@ def refused_run() -> Evidence:
 STREAM_LINES = {
     "stream-overwrite": "step 2: overwrite: the host writes is_mm_embed.cpu[0:256] while the copy "
     "of [0:256] of step 1 is queued",
+    "stream-steps": "steps: 16 begun, 9 with the device still busy",
     "stream-mask": "step 1: mask: 254 embeddings, 254 image rows prepared, 256 read, 2 rows differ",
     "stream-silent": "step 1: silent: no error, but 254 embeddings went by a mask with 5 wrong"
     " rows",
-    "stream-error": "step 9: device error with 254 embeddings, 254 image rows prepared, 256 read: "
+    "stream-error": "step 7: device error with 254 embeddings, 254 image rows prepared, 256 read: "
     f"{MISMATCH_TEXT}",
 }
 
 
 def with_stream(data: LogsData, **counts: int) -> LogsData:
-    """``data`` with ``counts`` of the stand-in's lines, e.g. ``mask=3``; the others not at all."""
+    """``data`` with ``counts`` of the stand-in's lines, e.g. ``mask=3``; the others not at all.
+
+    Each is of a step of its own, but that the seventh fails.
+    """
     for name, text in STREAM_LINES.items():
         count = counts.get(name.removeprefix("stream-"), 0)
         data.match_counts[name] = count
+        texts = (text.replace("step 1", f"step {n}") for n in range(1, count + 1))
         if count:
-            entry = LogLine(number=200, process=CORE, text=f"mmrepro-stream: {text}")
-            data.matches[name] = [entry] * count
+            data.matches[name] = [
+                LogLine(number=200, process=CORE, text=f"mmrepro-stream: {text}") for text in texts
+            ]
     return data
 
 
@@ -180,14 +216,18 @@ def race_run(silent: str, first: str, second: str) -> Evidence:
     """async-race on vLLM 0.12.0: one image answered wrongly, the next one kills EngineCore."""
     evidence = death_run(first, later(request("trigger", silent), 2))
     evidence.requests.append(request("trigger", second, None, error="refused"))
-    log = with_stream(death_log(), overwrite=7, mask=4, silent=2, error=1)
+    log = with_stream(death_log(), steps=1, overwrite=7, mask=4, silent=2, error=1)
     evidence.probes[-1] = probed(log)
     return evidence
 
 
-def ordered_run(silent: str, first: str, second: str, *, overwrite: int = 0) -> Evidence:
+def ordered_run(
+    silent: str, first: str, second: str, *, overwrite: int = 0, ordered: int = 0
+) -> Evidence:
     """The same where the engine orders its work, or (``overwrite``) only seems to."""
     evidence = survived_run(first, later(request("trigger", silent), 2))
     evidence.requests.append(request("trigger", second))
-    evidence.probes[-1] = probed(with_stream(quiet_log(), overwrite=overwrite, mask=8))
+    log = with_stream(quiet_log(), steps=1, overwrite=overwrite, mask=8)
+    log.match_counts["ordered"] = ordered
+    evidence.probes[-1] = probed(log)
     return evidence

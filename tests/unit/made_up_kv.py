@@ -17,15 +17,21 @@ TRACEBACK = {
 }
 
 
-def line(text: str, number: int = 7) -> LogLine:
+START = 7
+"""The line in which the witness says how the engine sized its cache."""
+
+
+def line(text: str, number: int = 90) -> LogLine:
     return LogLine(number=number, text=text)
 
 
 def witness(event: str, **values: Any) -> LogLine:
-    return line(f"mmrepro-witness-{event} {json.dumps(values)}")
+    return line(f"mmrepro-witness-{event} {json.dumps(values)}", START)
 
 
-def sized(share: float, blocks: int, limit: int, *, runtime: int = RUNTIME) -> dict[str, LogLine]:
+def sized(
+    share: float, blocks: int, limit: int, *, runtime: int = RUNTIME, reserved: int | None = None
+) -> dict[str, LogLine]:
     return {
         "witness-budget": witness(
             "budget", memory=[FREE, 4 * FREE], runtime=[runtime, 8192], block_bytes=BLOCK
@@ -34,27 +40,51 @@ def sized(share: float, blocks: int, limit: int, *, runtime: int = RUNTIME) -> d
             "limit",
             cache_max_entry_count=share,
             num_gpu_blocks=blocks,
-            num_reserved_gpu_blocks=None,
+            num_reserved_gpu_blocks=reserved,
             block_size=64,
             max_session_len=limit,
         ),
     }
 
 
-def log(lines: dict[str, LogLine], *requests: LogLine) -> LogsData:
-    """What the logs probe found; patterns that it looked for and did not find count 0."""
+def log(lines: dict[str, LogLine], *requests: LogLine, error: LogLine | None = None) -> LogsData:
+    """What the logs probe found; patterns that it looked for and did not find count 0. Requests
+    stand in lines 10, 20 and so on; ``error``: the first line of an error."""
     names = (*TRACEBACK, "says-length", "witness-vision", "assertion", "loop-ended", "truncated")
     matches = {name: [found] for name, found in lines.items()}
     if requests:
-        matches["witness-request"] = list(requests)
+        matches["witness-request"] = [
+            at(number * 10, request) for number, request in enumerate(requests, 1)
+        ]
     counts = dict.fromkeys(names, 0) | {name: len(found) for name, found in matches.items()}
-    return LogsData(file="engine.log", bytes_read=1, lines=1, matches=matches, match_counts=counts)
-
-
-def ended(tokens: int, limit: int, status: str = "FINISH") -> LogLine:
-    return witness(
-        "request", input_tokens=tokens, max_input_len=limit, status=status, seconds=0.0003
+    return LogsData(
+        file="engine.log",
+        bytes_read=1,
+        lines=1,
+        matches=matches,
+        match_counts=counts,
+        errors=[error] if error else [],
     )
+
+
+def at(number: int, line: LogLine) -> LogLine:
+    return line.model_copy(update={"number": number})
+
+
+def ended(
+    tokens: int, limit: int, status: str | None = "FINISH", generated: int | None = None
+) -> LogLine:
+    return witness(
+        "request",
+        input_tokens=tokens,
+        max_input_len=limit,
+        status=status,
+        seconds=0.0003,
+        generated=generated,
+    )
+
+
+REFUSED = ended(3446, 1344, "INPUT_LENGTH_ERROR")
 
 
 def broken(label: str) -> RequestRecord:
@@ -81,7 +111,7 @@ def opaque_run() -> Evidence:
     evidence.probes = [
         probed(log(sized(0.5, 107, 6848), ended(3446, 6848)), "control"),
         probed(http(200, 200)),
-        probed(log(lines, ended(376, 1344), ended(3446, 1344, "INPUT_LENGTH_ERROR"))),
+        probed(log(lines, ended(376, 1344), REFUSED, REFUSED)),
     ]
     return evidence
 
@@ -103,8 +133,9 @@ def refused_run() -> Evidence:
     whole = relabelled(evidence, "the prompt")
     whole.status, whole.error = 400, text
     relabelled(evidence, "the prompt, streamed").error = text
-    lines = sized(0.1, 21, 1216)
-    replace_log(evidence, log(lines, ended(3446, 1216, "INPUT_LENGTH_ERROR")))
+    lines = sized(0.1, 21, 1216, reserved=1)
+    refused = ended(3446, 1216, "INPUT_LENGTH_ERROR")
+    replace_log(evidence, log(lines, refused, refused))
     return evidence
 
 
@@ -113,8 +144,13 @@ def mitigated_run() -> Evidence:
     for label in ("the prompt", "the prompt, streamed"):
         record = relabelled(evidence, label)
         record.status, record.error, record.text, record.completion_tokens = 200, "", "abc", 4
-    replace_log(evidence, log(sized(0.26, 56, 3584), ended(3446, 3584)))
+    replace_log(evidence, log(sized(0.26, 56, 3584), *[ended(3446, 3584)] * 2))
     return evidence
+
+
+SHORT_ANSWER = ended(1300, 1344, "FINISH", 4)
+GROWN = (ended(376, 1344), SHORT_ANSWER, ended(1300, 1344, "SUCCESS", 31), ended(376, 1344, None))
+"""The gate's short answer, and the one that grew: 0.6.4 gave 31 tokens of it."""
 
 
 def crash_run() -> Evidence:
@@ -136,7 +172,7 @@ def crash_run() -> Evidence:
     evidence.probes = [
         probed(log(sized(0.5, 107, 6848), ended(1300, 6848)), "control"),
         probed(http(200, 200)),
-        probed(log(lines, ended(376, 1344), ended(1300, 1344, None))),  # type: ignore[arg-type]
+        probed(log(lines, *GROWN)),
     ]
     return evidence
 
@@ -145,6 +181,7 @@ def truncated_run() -> Evidence:
     evidence = crash_run()
     for record in evidence.requests:
         record.status, record.error, record.completion_tokens, record.text = 200, "", 4, "abc"
-    relabelled(evidence, "growing").completion_tokens = 44
-    replace_log(evidence, log(sized(0.1, 21, 1344), ended(1300, 1344)))
+    growing = relabelled(evidence, "growing")
+    growing.prompt_tokens, growing.completion_tokens = 1172, 44
+    replace_log(evidence, log(sized(0.1, 21, 1216, reserved=1), *[ended(1172, 1216)] * 2))
     return evidence

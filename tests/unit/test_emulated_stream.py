@@ -109,8 +109,9 @@ def test_a_future_is_computed_when_it_is_wanted_and_once() -> None:
 
 
 def watching() -> tuple[Watch, list[str]]:
+    """A watch, and what it tells besides how many steps began."""
     lines: list[str] = []
-    watch = Watch(lines.append)
+    watch = Watch(lambda text: None if text.startswith("steps: ") else lines.append(text))
     watch.names["mask"] = "is_mm_embed.cpu"
     return watch, lines
 
@@ -168,6 +169,20 @@ def test_steps_are_told_apart() -> None:
     assert watch.silent == 1
     assert [line.split(": ")[1] for line in lines[:4]] == ["mask", "mask", "mask", "silent"]
     assert "254 image rows prepared, 256 read: RuntimeError: Number" in lines[4]
+
+
+def test_how_many_steps_began_early_is_told_now_and_then() -> None:
+    lines: list[str] = []
+    watch = Watch(lines.append)
+    for number in range(1, 21):
+        watch.begin(busy=number % 4 == 0)
+    assert lines == [
+        "steps: 1 begun, 0 with the device still busy",
+        "steps: 2 begun, 0 with the device still busy",
+        "steps: 4 begun, 1 with the device still busy",
+        "steps: 8 begun, 2 with the device still busy",
+        "steps: 16 begun, 4 with the device still busy",
+    ]
 
 
 def test_a_text_step_is_not_told_and_lines_are_bounded() -> None:

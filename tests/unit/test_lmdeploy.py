@@ -68,7 +68,8 @@ def test_the_command() -> None:
         assert argv[argv.index(option) + 1] == value
     assert argv[-2:] == ["--cache-max-entry-count", "0.1"]
     assert "--distributed-executor-backend" not in argv
-    assert "--distributed-executor-backend" in plan(release="0.18.0").argv
+    for release, has in (("0.10.2", False), ("0.11.0", True), ("0.18.0", True)):
+        assert ("--distributed-executor-backend" in plan(release=release).argv) is has
 
 
 @pytest.mark.parametrize("option", LmdeployEngine.owned_options)
@@ -88,6 +89,7 @@ def test_the_stand_ins_of_a_run_without_a_gpu() -> None:
     assert [s.name for s in plain.stand_ins] == ["CUDA device and kernels", "device memory"]
     assert plain.env["MMREPRO_DEVICE_FREE_BYTES"] == str(1024 * 2**20)
     own = plan(patches=(device_memory(111164640),))
+    assert own.fidelity is Fidelity.CPU_STAND_IN
     assert [s.name for s in own.stand_ins] == ["CUDA device and kernels", "device memory"]
     assert own.env["MMREPRO_DEVICE_FREE_BYTES"] == "111164640"
     assert "111164640 B free" in own.stand_ins[1].replaces
@@ -97,10 +99,12 @@ def test_the_stand_ins_of_a_run_without_a_gpu() -> None:
 
 def test_on_a_gpu_only_what_the_scenario_asks_for_is_replaced() -> None:
     on_gpu = plan(device="cuda", patches=(device_memory(111164640),))
-    assert on_gpu.fidelity is Fidelity.GPU
+    assert on_gpu.fidelity is Fidelity.GPU_STAND_IN
     assert [s.name for s in on_gpu.stand_ins] == ["device memory"]
     assert "OMP_NUM_THREADS" not in on_gpu.env
-    assert plan(device="cuda").stand_ins == []
+    plain = plan(device="cuda")
+    assert plain.stand_ins == []
+    assert plain.fidelity is Fidelity.GPU
 
 
 def test_the_server_is_known_by_its_command_line() -> None:

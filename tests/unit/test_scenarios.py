@@ -145,7 +145,7 @@ def test_its_signature_is_whole(scenario: Scenario) -> None:
     assert len(ids) == len(set(ids))
     assert all(re.fullmatch(r"[a-z0-9-]+", name) for name in ids)
     assert all(c.statement for c in conditions)
-    assert {c.part for c in conditions if c.required} == {"symptom", "cause"}
+    assert {c.part for c in conditions if c.required} == {"precondition", "symptom", "cause"}
 
 
 def test_its_log_patterns_compile_and_the_quoted_ones_exist(scenario: Scenario) -> None:

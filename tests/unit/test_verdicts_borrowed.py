@@ -18,7 +18,7 @@ from mmrepro.probes.data import (
 )
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios.borrowed_faults import kv_budget as kv, pad_value as pad, reused_mask as mask
+from mmrepro.scenarios.borrowed_faults import pad_value as pad, reused_mask as mask
 from mmrepro.signature import Truth, evaluate
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -151,9 +151,13 @@ def test_a_pair_that_the_control_server_answers_alike_shows_nothing() -> None:
     assert PAD_VALUE.gate_check(evidence).truth is NOT_MET
 
 
-def blocks(count: int) -> MetricsData:
-    sample = MetricSample(name="minivllm:kv_cache_blocks", labels={}, value=count)
-    return MetricsData(url="http://x", samples=[sample])
+def metrics(**values: float) -> MetricsData:
+    samples = [MetricSample(name=f"minivllm:{n}", labels={}, value=v) for n, v in values.items()]
+    return MetricsData(url="http://x", samples=samples)
+
+
+def blocks(count: int, configured: int = 80) -> MetricsData:
+    return metrics(kv_cache_blocks=count, kv_cache_blocks_configured=configured)
 
 
 def added(tokens: int) -> LogsData:
@@ -166,7 +170,11 @@ def added(tokens: int) -> LogsData:
         ([blocks(8), added(319)], MET),
         ([blocks(80), added(319)], NOT_MET),
         ([blocks(8), added(100)], NOT_MET),
-        ([blocks(8), added(kv.ROOM + 1)], NOT_MET),  # never had room
+        ([blocks(8), added(128)], NOT_MET),  # fits, just so
+        ([blocks(8), added(129)], MET),
+        ([blocks(8), added(1280)], MET),
+        ([blocks(8), added(1281)], NOT_MET),  # never had room
+        ([metrics(kv_cache_blocks=8), added(319)], UNKNOWN),
         ([added(319)], UNKNOWN),
         ([blocks(8)], UNKNOWN),
     ],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import pytest
 from made_up import drop, judge, out_of_time, probed, processes, request, run_facts, swap
@@ -14,22 +12,18 @@ from made_up_crash import (
     death_log,
     death_run,
     later,
-    ordered_run,
     overflow_run,
     quiet_log,
-    race_run,
     refused_run,
     scheduling,
     survived_run,
-    with_stream,
 )
 from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.incident.ablation import Ablation, FactorClass, FactorResult
 from mmrepro.probes.data import StacksData
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import encoder_cache_overflow as overflow
-from mmrepro.scenarios.chunked_mm_prefill import async_race as race_module, placeholder as mask
+from mmrepro.scenarios.chunked_mm_prefill import placeholder as mask
 from mmrepro.signature import Outcome, Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -42,8 +36,6 @@ PREFILL = load_scenario("chunked-mm-prefill")
 GENERATED = PREFILL.with_variant("generated-placeholder")
 LITERAL = PREFILL.with_variant("literal-placeholder")
 OVERFLOW = load_scenario("encoder-cache-overflow")
-RACE = PREFILL.with_variant("async-race")
-RACE_LABELS = (race_module.SILENT, race_module.FIRST, race_module.SECOND)
 
 
 def generating(seconds: float = 5.0) -> RequestRecord:
@@ -56,6 +48,7 @@ def literal(evidence: Evidence) -> Evidence:
     for record in evidence.labelled(mask.LITERAL):
         record.prompt_head = f"hello {mask.PLACEHOLDER} world"
         record.images = evidence.requests[0].images
+        record.prompt_tokens = (evidence.requests[0].prompt_tokens or 0) + len("hello  world") + 1
     return evidence
 
 
@@ -144,8 +137,8 @@ DEATHS: list[Case] = [
         DIFFERENT,
     ),
     (
-        "the API server's own error came first",
-        lambda e: swap(e, death_log(process=API)),
+        "all errors are the API server's",
+        lambda e: swap(e, death_log(process=API, echo=API)),
         {"first-error": NOT_MET},
         DIFFERENT,
     ),
@@ -171,114 +164,6 @@ DEATHS: list[Case] = [
     ),
     ("no text request", without(mask.GENERATING), {"stray-placeholder": UNKNOWN}, INCONCLUSIVE),
 ]
-
-
-def race() -> Evidence:
-    return race_run(*RACE_LABELS)
-
-
-def stream(**counts: int) -> Change:
-    """The same death, with these lines of the stand-in."""
-    return lambda e: swap(e, with_stream(death_log(), **counts))
-
-
-def unread(evidence: Evidence) -> None:
-    log = with_stream(death_log(), overwrite=7, mask=4, error=1)
-    for entry in log.matches["stream-error"]:
-        entry.text = entry.text.replace("256 read", "None read")
-    swap(evidence, log)
-
-
-def right_mask(evidence: Evidence) -> None:
-    log = with_stream(death_log(), overwrite=7, mask=4, error=1)
-    for entry in log.matches["stream-error"]:
-        entry.text = entry.text.replace("256 read", "254 read")
-    swap(evidence, log)
-
-
-RACES: list[Case] = [
-    ("nothing was overwritten", stream(mask=4, error=1), {"unordered-buffer": NOT_MET}, DIFFERENT),
-    (
-        "no stand-in",
-        lambda e: swap(e, with_stream(death_log())),
-        {"unordered-buffer": UNKNOWN, "wrong-mask": UNKNOWN},
-        INCONCLUSIVE,
-    ),
-    ("no step was watched", stream(error=1), {"unordered-buffer": UNKNOWN}, INCONCLUSIVE),
-    ("no step failed", stream(overwrite=7, mask=4), {"wrong-mask": NOT_MET}, DIFFERENT),
-    ("the mask was right", right_mask, {"wrong-mask": NOT_MET}, DIFFERENT),
-    ("the mask was not read", unread, {"wrong-mask": UNKNOWN}, INCONCLUSIVE),
-    (
-        "another error came first",
-        lambda e: swap(e, with_stream(death_log("IndexError: 7"), overwrite=7, mask=4, error=1)),
-        {"first-error": NOT_MET},
-        DIFFERENT,
-    ),
-    (
-        "no log",
-        lambda e: drop(e, "logs"),
-        {"wrong-mask": UNKNOWN, "unordered-buffer": UNKNOWN, "first-error": UNKNOWN},
-        INCONCLUSIVE,
-    ),
-    (
-        "all are answered",
-        lambda e: [edit(label, status=200, error="")(e) for label in RACE_LABELS],
-        {"request-500": NOT_MET},
-        DIFFERENT,
-    ),
-    (
-        "no large image was sent",
-        both(without(race_module.FIRST), without(race_module.SECOND)),
-        {"request-500": UNKNOWN},
-        INCONCLUSIVE,
-    ),
-    ("EngineCore lives on", lives_on, {"core-died": NOT_MET}, DIFFERENT),
-    (
-        "nobody looked at the processes",
-        lambda e: setattr(e, "engine_exit", None),
-        {"core-died": UNKNOWN},
-        INCONCLUSIVE,
-    ),
-    (
-        "/health is green",
-        edit("health after the failure", status=200, error=""),
-        {"health-503": NOT_MET},
-        DIFFERENT,
-    ),
-    ("/health not asked", without("health"), {"health-503": UNKNOWN}, INCONCLUSIVE),
-]
-
-
-def test_a_large_budget_hides_the_cause_and_synchronous_scheduling_ends_it() -> None:
-    facts = run_facts(RACE)
-    hidden, cured = ordered_run(*RACE_LABELS, overwrite=5), ordered_run(*RACE_LABELS)
-    assert judge(RACE, hidden)[0] is judge(RACE, cured)[0] is NOT_REPRODUCED
-    assert RACE.cause_remains(hidden, facts).truth is MET
-    assert RACE.cause_remains(cured, facts).truth is NOT_MET
-
-
-def test_answers_from_wrong_rows_are_not_healthy() -> None:
-    evidence = ordered_run(*RACE_LABELS)
-    swap(evidence, with_stream(quiet_log(), overwrite=5, mask=8, silent=2))
-    assert judge(RACE, evidence)[0] is DIFFERENT
-
-
-def test_the_reports_hypotheses_need_the_right_run() -> None:
-    def status(evidence: Evidence, *flips: str, **more: Any) -> dict[str, str]:
-        facts = replace(run_facts(RACE, "", *more.get("mitigations", ())), flips=frozenset(flips))
-        return {c.id: c.status.value for c in RACE.claim_results(evidence, facts)}
-
-    crashed = status(race())
-    assert crashed["assertion"] == crashed["buffer"] == "confirmed"
-    assert crashed["graphs"] == "refuted"
-    for name in ("prefix-caching", "chunk-budget", "reporters-build", "request-1-passes"):
-        assert crashed[name] == "not-tested"
-    assert crashed["on-a-gpu"] == "not-tested"
-    assert status(race(), "prefix-caching")["prefix-caching"] == "refuted"
-    assert status(race(), "eager-mode")["graphs"] == "not-tested"
-    hidden = ordered_run(*RACE_LABELS, overwrite=5)
-    assert status(hidden, mitigations=("budget",))["chunk-budget"] == "refuted"
-    assert status(ordered_run(*RACE_LABELS), "chunk-budget")["chunk-budget"] == "not-tested"
 
 
 HUNG: list[Case] = [
@@ -338,7 +223,6 @@ def cases(scenario: Scenario, run: Callable[[], Evidence], table: list[Case]) ->
     ("scenario", "run", "change", "flipped", "outcome"),
     [
         *cases(GENERATED, dead, DEATHS),
-        *cases(RACE, race, RACES),
         *cases(OVERFLOW, overflow_run, HUNG),
     ],
 )
@@ -365,7 +249,6 @@ def test_one_change_turns_the_verdict(
         (LITERAL, literal(death_run(mask.LITERAL)), REPRODUCED),
         (LITERAL, literal(survived_run(mask.LITERAL)), NOT_REPRODUCED),
         (LITERAL, survived_run(mask.LITERAL), INCONCLUSIVE),  # the text was not in the prompt
-        (RACE, race(), REPRODUCED),
         (OVERFLOW, overflow_run(), REPRODUCED),
         (OVERFLOW, refused_run(), NOT_REPRODUCED),
     ],
@@ -401,7 +284,6 @@ def test_one_of_several_texts_is_enough() -> None:
 def test_every_required_condition_can_fail_and_can_be_unknown() -> None:
     for scenario, run, table in (
         (GENERATED, dead, DEATHS),
-        (RACE, race, RACES),
         (OVERFLOW, overflow_run, HUNG),
     ):
         seen: dict[str, set[Truth]] = {}
@@ -424,30 +306,3 @@ def test_the_claims_about_the_way_in_are_refuted_only_by_a_crash() -> None:
     assert crashed.pop("reporters-crash") == "not-tested"
     assert set(crashed.values()) == {"refuted"}
     assert set(survived.values()) == {"not-tested"}
-
-
-@pytest.mark.parametrize(
-    ("factor_class", "status"),
-    [
-        (FactorClass.NECESSARY, "confirmed"),
-        (FactorClass.SUFFICIENT, "confirmed"),
-        (FactorClass.CONTRIBUTES, "not-tested"),
-        (FactorClass.IRRELEVANT, "refuted"),
-        (FactorClass.HIDES, "refuted"),
-        (FactorClass.OTHER, "not-tested"),
-        (None, "not-tested"),
-    ],
-)
-def test_the_reports_hypotheses_against_an_ablations_table(
-    factor_class: FactorClass | None, status: str
-) -> None:
-    names = ("prefix-caching", "chunk-budget", "eager-mode", "async-scheduling")
-    results = {
-        name: FactorResult.model_construct(name=name, factor_class=factor_class, why="as it ran")
-        for name in names
-    }
-    ablation = Ablation.model_construct(factors=list(results.values()))
-    told = {c.id: (c.status.value, c.source) for c in RACE.hypotheses(ablation)}
-    assert told.pop("reporters-build")[0] == "not-tested"
-    assert set(told) == {"prefix-caching", "chunk-budget", "graphs", "async-scheduling"}
-    assert set(told.values()) == {(status, "the report of 2025-11-01")}

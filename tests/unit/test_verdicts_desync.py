@@ -16,6 +16,7 @@ from made_up import (
     hung,
     judge,
     logs,
+    metrics,
     out_of_time,
     swap,
 )
@@ -100,13 +101,13 @@ DESYNC_CASES: list[Case] = [
         "refused for something else",
         lambda e: relabel(e, "image X, too long", 400, "unknown model"),
         {"refused-for-length": NOT_MET},
-        DIFFERENT,
+        INCONCLUSIVE,
     ),
     (
         "not refused",
         lambda e: relabel(e, "image X, too long", 200),
         {"refused-for-length": NOT_MET},
-        DIFFERENT,
+        INCONCLUSIVE,
     ),
     (
         "never sent",
@@ -139,6 +140,18 @@ DESYNC_CASES: list[Case] = [
         lambda e: e.facts.update(mm_cache_hits_after=2),
         {"sender-hits": NOT_MET},
         DIFFERENT,
+    ),
+    (
+        "the gate's image is not known again",
+        lambda e: swap(e, metrics(mm_hits=0), phase="gate"),
+        {"cache-on": NOT_MET},
+        INCONCLUSIVE,
+    ),
+    (
+        "nothing is known of the cache",
+        lambda e: drop(e, "metrics", phase="gate"),
+        {"cache-on": UNKNOWN},
+        INCONCLUSIVE,
     ),
     (
         "hits are not counted",

@@ -56,7 +56,7 @@ def test_the_evidence_of_the_ghost_is_what_was_read() -> None:
     files = {r.id: r.evidence for r in judge(GHOST_KEY, hang_run())[2]}
     assert files["ghost-is-the-key"] == ["check-stacks.raw", "check-logs.raw"]
     assert files["eviction-stack"] == ["check-stacks.raw"]
-    assert files["cached-item-assertion"] == ["check-logs.raw"]
+    assert files["cached-item-assertion"] == ["check-logs.raw", "check-processes.raw"]
     assert files["engine-code-loops"] == ["ghost_key.py.json"]
 
 
@@ -67,6 +67,8 @@ def test_a_fixed_release_does_not_reproduce_the_hang() -> None:
     assert truths.pop("cached-item-assertion") is MET  # the desynchronisation is still there
     assert truths.pop("nothing-queued") is MET
     assert truths.pop("ghost-is-the-key") is UNKNOWN
+    arrived = ("refused-for-length", "cache-on", "broken-promise", "evicted")
+    assert [truths.pop(name) for name in arrived] == [MET] * 4
     assert set(truths.values()) == {NOT_MET}
 
 
@@ -327,12 +329,25 @@ def test_one_change_of_the_hang(
 def test_every_condition_of_the_hang_can_fail_and_can_be_unknown() -> None:
     seen: dict[str, set[Truth]] = {}
     changes = [case[1] for case in HANG_CASES]
-    for change in [lambda e: None, *changes, lambda e: e.requests.clear(), no_hang]:
+    changes += [lambda e: e.requests.clear(), no_hang, no_trigger, no_baseline_metrics]
+    for change in [lambda e: None, *changes]:
         evidence = hang_run()
         change(evidence)
         for name, truth in judge(GHOST_KEY, evidence)[1].items():
             seen.setdefault(name, set()).add(truth)
     assert {name: truths for name, truths in seen.items() if truths != set(Truth)} == {}
+
+
+def no_baseline_metrics(evidence: Evidence) -> None:
+    drop(evidence, "metrics", phase="gate")
+
+
+def no_trigger(evidence: Evidence) -> None:
+    """Nothing is refused, looked up or evicted."""
+    labelled = evidence.labelled("image X, too long") + evidence.labelled("fill 10")
+    labelled[0].status, labelled[1].label = 200, "fill 1, again"
+    evidence.facts = {"mm_cache_hits_before": 2, "mm_cache_hits_after": 3}
+    swap(evidence, metrics(mm_hits=0), phase="gate")
 
 
 def no_hang(evidence: Evidence) -> None:
@@ -361,16 +376,6 @@ def test_no_hang_is_said_only_after_an_eviction() -> None:
     assert judge(GHOST_KEY, evidence)[0] is INCONCLUSIVE
     evidence.facts["mm_cache_hits_after"] = None
     assert judge(GHOST_KEY, evidence)[0] is INCONCLUSIVE
-
-
-def test_without_the_cache_no_eviction_is_needed() -> None:
-    evidence = healthy_run()
-    evidence.facts = {
-        "mm_cache_hits_before": None,
-        "mm_cache_hits_after": None,
-        "mm_cache_queries": 0,
-    }
-    assert judge(GHOST_KEY, evidence)[0] is NOT_REPRODUCED
 
 
 def test_a_trigger_that_was_cut_short_says_nothing() -> None:

@@ -6,16 +6,19 @@ from collections.abc import Callable
 
 import pytest
 from made_up import drop, http, judge, out_of_time, probed, request, run_facts, swap
-from mmrepro.evidence import Evidence, ImageSent, RequestRecord
+from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
 from mmrepro.incident import ClaimStatus
-from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import mm_prefill_contract as module
 from mmrepro.signature import Outcome, Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
-IMAGE = ImageSent(sha256="0" * 64, width=84, height=56, bytes=100)
+WHOLE = ImageSent(sha256="0" * 64, width=224, height=224, bytes=100)
+ODD = ImageSent(sha256="1" * 64, width=84, height=56, bytes=100)
+TOKENS = {module.WHOLE: 85, module.ODD: 27, module.STREAMED: 85}
+TEXT_TOKENS = 24
 ERRORS = {
     "slot-mapping": "AssertionError: Slot mapping size must match number of tokens",
     "warmup-sequence": "TypeError: ImageRunner expects ImageSequence, got Sequence",
@@ -31,14 +34,30 @@ SLOTS = VARIANTS[0]
 
 def image(scenario: Scenario, label: str) -> RequestRecord:
     assert isinstance(scenario, module.PrefillContract)
-    record = request("trigger", label, images=[IMAGE])
+    sent = [ODD if label == module.ODD else WHOLE]
+    record = request("trigger", label, images=sent, prompt_tokens=TOKENS[label])
     return fails(record, ERRORS[scenario.variant]) if label in scenario.failing else record
 
 
 def fails(record: RequestRecord, error: str) -> RequestRecord:
-    record.status = 500
+    record.status, record.prompt_tokens = 500, None
     record.error = '{"error": {"message": "' + error + '", "code": 500}}'
     return record
+
+
+def matches(scenario: Scenario, *tokens: int, on: bool = True) -> dict[str, list[LogLine]]:
+    """What the engine logged of requests with as many tokens, and of the fault."""
+    added = [f"Added request chatcmpl-{i}: {n} tokens" for i, n in enumerate(tokens)]
+    said = [f"fault {scenario.variant} is on: words"] if on else []
+    lines = {"added-request": added, "fault-on": said}
+    return {k: [LogLine(number=i, text=t) for i, t in enumerate(v)] for k, v in lines.items()}
+
+
+ALL_TOKENS = (TEXT_TOKENS, TEXT_TOKENS, *TOKENS.values(), TEXT_TOKENS)
+
+
+def text(phase: Phase, label: str) -> RequestRecord:
+    return request(phase, label, prompt_tokens=TEXT_TOKENS)
 
 
 def failed_run(scenario: Scenario, slots: int = 21, tokens: int = 27) -> Evidence:
@@ -50,23 +69,23 @@ def failed_run(scenario: Scenario, slots: int = 21, tokens: int = 27) -> Evidenc
         text=f"contract violated: slot-count: slot_mapping has {slots} entries for {tokens} tokens",
     )
     short = [line] if scenario is SLOTS else []
-    counts = dict.fromkeys(scenario.log_patterns, count) | {"contract-violated": len(short)}
-    log = LogsData(
-        file="engine.log",
-        bytes_read=9,
-        lines=9,
-        matches={"contract-violated": short},
-        match_counts=counts,
-    )
+    found = matches(scenario, *ALL_TOKENS) | {"contract-violated": short}
+    counts = dict.fromkeys(scenario.log_patterns, count) | {k: len(v) for k, v in found.items()}
+    log = LogsData(file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts)
     return Evidence(
         requests=[
-            request("gate", module.TEXTS[0]),
-            request("gate", module.TEXTS[1]),
+            text("gate", module.TEXTS[0]),
+            text("gate", module.TEXTS[1]),
             *(image(scenario, label) for label in module.IMAGES),
-            request("trigger", module.TEXTS[2]),
+            text("trigger", module.TEXTS[2]),
         ],
-        probes=[probed(http(200, 200)), probed(log)],
+        probes=[probed(http(200, 200)), probed(log), probed(block_size(16))],
     )
+
+
+def block_size(size: int) -> MetricsData:
+    sample = MetricSample(name="minivllm:kv_cache_block_size", labels={}, value=size)
+    return MetricsData(url="http://x", samples=[sample])
 
 
 @pytest.mark.parametrize("scenario", VARIANTS, ids=list(ERRORS))
@@ -157,13 +176,17 @@ def test_the_shortfall_is_the_last_blocks(slots: int, tokens: int, truth: Truth)
     assert truths["short-by-the-last-block"] is truth
 
 
-def fixed_run(scenario: Scenario) -> Evidence:
+def fixed_run(scenario: Scenario, *, on: bool = False) -> Evidence:
     evidence = failed_run(scenario)
     for record in evidence.requests_in("trigger"):
         record.status, record.error = 200, ""
         record.text, record.completion_tokens = "$Y", 4
-    swap(evidence, LogsData(file="engine.log", bytes_read=9, lines=9, match_counts=dict.fromkeys(
-        [*scenario.log_patterns, "contract-violated"], 0)))  # fmt: skip
+        record.prompt_tokens = TOKENS.get(record.label, TEXT_TOKENS)
+    found = matches(scenario, *ALL_TOKENS, on=on)
+    counts = dict.fromkeys([*scenario.log_patterns, "contract-violated"], 0)
+    counts |= {name: len(lines) for name, lines in found.items()}
+    log = LogsData(file="engine.log", bytes_read=9, lines=9, matches=found, match_counts=counts)
+    swap(evidence, log)
     return evidence
 
 
@@ -177,6 +200,7 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
         "root-cause": ClaimStatus.NOT_TESTED,
         "decode-undisturbed": ClaimStatus.CONFIRMED,
         "fixed": ClaimStatus.CONFIRMED,
+        "original": ClaimStatus.NOT_TESTED,
     }
     claims = {
         c.id: c.status for c in scenario.claim_results(failed_run(scenario), run_facts(scenario))

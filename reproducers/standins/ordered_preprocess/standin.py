@@ -12,6 +12,10 @@ from typing import Any
 
 from mmrepro_boot import after_import
 
+SAID = "mmrepro: the event was recorded after GPUModelRunner._preprocess"
+"""Of the first time in each process: of an engine that never got there it is not said."""
+told: list[bool] = []
+
 
 def patch(module: ModuleType) -> None:
     cls: Any = module.GPUModelRunner
@@ -21,11 +25,12 @@ def patch(module: ModuleType) -> None:
         result = original(self, *args, **options)
         if self.prepare_inputs_event is not None:
             self.prepare_inputs_event.record()
+            if not told:
+                told.append(True)
+                print(SAID, file=sys.stderr, flush=True)
         return result
 
     cls._preprocess = preprocess
-    said = "mmrepro: the event is recorded after GPUModelRunner._preprocess"
-    print(said, file=sys.stderr, flush=True)
 
 
 after_import("vllm.v1.worker.gpu_model_runner", patch)

@@ -11,6 +11,7 @@ from mmrepro.diagnose.general import assess, at_once, suspicious
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import COULD_NOT_TELL, ServerState, TargetFacts
 from mmrepro.probes.data import AnyProbeData
+from mmrepro.signature.live_server import CORE_ALIVE
 from seen import (
     CORE,
     FRONT,
@@ -52,6 +53,11 @@ HOT, COLD = use(98.0), use(1.0)
 NO_CONNECTION = http(None, None)
 for one in NO_CONNECTION.answers:
     one.error = "ConnectError: refused"
+ALONE: dict[str, Any] = {"states": "S"}
+"""The front, and no process that is called as the core is."""
+FRONT_IDLE = sampled(*[[thread(IDLE, active=False)]] * 5, pid=FRONT)
+DIED = log("EngineDeadError: EngineCore encountered an issue")
+DIED.match_counts, DIED.matches = {"engine-died": 1}, {"engine-died": DIED.errors}
 
 CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
     "healthy": (ServerState.HEALTHY, [GREEN, *still(), answer(), idle(), COLD], {}),
@@ -129,7 +135,50 @@ CASES: dict[str, tuple[ServerState, list[AnyProbeData], dict[str, Any]]] = {
     "core stopped": (ServerState.STOPPED, [GREEN], {"states": "ST"}),
     "traced": (ServerState.STOPPED, [GREEN], {"states": "St"}),
     "core dead": (ServerState.PART_DEAD, [GREEN, *still()], {"states": "SZ"}),
-    "core gone": (ServerState.PART_DEAD, [GREEN, *still(), SILENCE], {"states": "S"}),
+    "core gone, by its log": (ServerState.PART_DEAD, [GREEN, *still(), SILENCE, DIED], ALONE),
+    "core gone, by its log, not asked": (ServerState.PART_DEAD, [GREEN, *still(), DIED], ALONE),
+    "no core by name": (ServerState.FROZEN, [GREEN, *still(), SILENCE, FRONT_IDLE], ALONE),
+    "no core by name, no metrics": (ServerState.UNKNOWN, [GREEN, SILENCE, FRONT_IDLE], ALONE),
+    "no core by name, healthy": (ServerState.HEALTHY, [GREEN, *moving(), answer(), DIED], ALONE),
+    "no core by name, works": (ServerState.HEALTHY, [GREEN, *moving(), FRONT_IDLE, DIED], ALONE),
+    "no core by name, idle": (ServerState.NO_FAULT_SEEN, [GREEN, *still(), FRONT_IDLE], ALONE),
+    "no core by name, late front": (
+        ServerState.FRONT_FROZEN,
+        [http(None, None), *still(), FRONT_IDLE],
+        ALONE,
+    ),
+    "a key, healthy": (ServerState.HEALTHY, [http(200, 401), *still(), answer()], {}),
+    "a key, late": (ServerState.SLOW, [http(None, 401), *still(), answer()], {}),
+    "a key that we lack": (
+        ServerState.NO_FAULT_SEEN,
+        [http(200, 401), *still(), failed(401, "HTTP 401")],
+        {},
+    ),
+    "a key that we lack, works": (
+        ServerState.HEALTHY,
+        [http(200, 401), *moving(), failed(401, "HTTP 401")],
+        {},
+    ),
+    "all of it behind a key": (
+        ServerState.UNKNOWN,
+        [http(401, 401), failed(401, "HTTP 401")],
+        {},
+    ),
+    "endpoints silent, refuses": (
+        ServerState.UNKNOWN,
+        [http(None, None), failed(400, "HTTP 400")],
+        {},
+    ),
+    "nothing listens, answers": (
+        ServerState.SLOW,
+        [NO_CONNECTION, answer()],
+        {"listening": False, "root_pid": None, "processes": []},
+    ),
+    "remote, answers only": (
+        ServerState.HEALTHY,
+        [answer()],
+        {"place": "remote", "listening": None, "root_pid": None, "processes": []},
+    ),
     "nothing listens": (
         ServerState.DEAD,
         [NO_CONNECTION],
@@ -247,7 +296,11 @@ def test_plain_states_are_known_before_any_request(name: str) -> None:
     asked = {"inference", "stacks", "syscalls", "processes"}
     early = at_once(evidence(*[d for d in data if d.kind not in asked]), target(**facts))
     plain = {ServerState.STOPPED, ServerState.PART_DEAD, ServerState.DEAD}
-    if state in plain or name in ("loading", "remote, silent"):
+    if name.startswith("core gone, by its log"):
+        assert early is None  # a log is no process: an answer may still come
+    elif name in ("nothing listens, answers", "remote, answers only"):
+        assert early is not None  # what an answer then outranks
+    elif state in plain or name in ("loading", "remote, silent"):
         assert early is not None
         assert early.state is state
     else:
@@ -272,13 +325,66 @@ def test_what_looks_like_a_hang_without_a_request(name: str) -> None:
     assert suspicious(seen, target(**facts)) is SUSPECTS[name]
 
 
-@given(st.sets(st.sampled_from(["http", "inference", "metrics", "processes", "stacks"])))
-def test_less_evidence_never_gives_a_verdict_of_its_own(missing: set[str]) -> None:
-    """Of a healthy busy server, taking any evidence away never makes a failure."""
-    _, data, _ = CASES["busy"]
+@given(
+    st.sampled_from(["busy", "healthy", "busy, not asked", "a key, healthy"]),
+    st.sets(st.sampled_from(["http", "inference", "metrics", "processes", "stacks"])),
+    st.sets(st.sampled_from(["core's title", "front's title", "core's process", "core_role"])),
+    st.booleans(),
+)
+def test_less_evidence_never_gives_a_verdict_of_its_own(
+    name: str, missing: set[str], unnamed: set[str], old_log: bool
+) -> None:
+    """Of a healthy server, taking any evidence or any role away never makes a failure."""
+    _, data, _ = CASES[name]
     kept = [d for d in data if d.kind not in missing]
-    state = assess(evidence(*kept), target()).state
+    facts = target(core_role="" if "core_role" in unnamed else "EngineCore")
+    front, core = facts.processes
+    front.role = "python3" if "front's title" in unnamed else front.role
+    core.role = "python3" if "core's title" in unnamed else core.role
+    if "core's process" in unnamed:
+        facts.processes.remove(core)
+    if old_log and any(d.kind == "inference" for d in kept):
+        kept.append(DIED)  # an answer outranks what a log says
+    early = at_once(evidence(*[d for d in kept if d.kind != "inference"]), facts)
+    assert early is None  # so that the request is sent
+    state = assess(evidence(*kept), facts).state
     assert state in COULD_NOT_TELL | {ServerState.HEALTHY}
+
+
+def test_a_core_that_was_there_when_the_look_began_has_gone() -> None:
+    seen = evidence(GREEN, *still(), SILENCE, **{CORE_ALIVE: False})
+    said = assess(seen, target(**ALONE))
+    assert (said.state, said.process) == (ServerState.PART_DEAD, "EngineCore")
+    assert said.why[0] == f"no process EngineCore among APIServer ({FRONT}), where there was one"
+    assert "EngineCore is dead" in said.sentence
+    by_log = assess(evidence(GREEN, *still(), SILENCE, DIED), target(**ALONE))
+    assert by_log.why[0] == f"no process EngineCore among APIServer ({FRONT})"
+    assert "EngineDeadError" in " ".join(by_log.why)
+    answered = evidence(GREEN, *still(), answer(), **{CORE_ALIVE: False})
+    assert assess(answered, target(**ALONE)).state is ServerState.HEALTHY
+    moves = evidence(GREEN, *moving(), SILENCE, **{CORE_ALIVE: False})
+    assert assess(moves, target(**ALONE)).state is ServerState.SLOW
+    unknown = assess(seen, target(core_role="", **ALONE))
+    assert unknown.state is not ServerState.PART_DEAD
+
+
+def test_where_the_engine_has_no_name_for_its_core_the_front_is_looked_at() -> None:
+    spins = sampled(*[[thread(LOOP, gil=True)]] * 5, pid=FRONT)
+    seen = evidence(GREEN, *still(), SILENCE, spins, use(98.0, pid=FRONT))
+    assert assess(seen, target(core_role="", **ALONE)).state is ServerState.FROZEN_PYTHON
+    assert assess(seen, target(**ALONE)).state is ServerState.FROZEN
+    assert assess(seen, target(**ALONE)).process == "the engine"
+
+
+def test_a_key_that_we_lack_is_asked_for() -> None:
+    for status in (401, 403):
+        data = [http(200, status), *still(), failed(status, f"HTTP {status}")]
+        said = assess(evidence(*data), target())
+        assert said.advice == ["give it its key: --header 'Authorization: Bearer KEY'"]
+        assert f"HTTP {status}): it proves nothing" in " ".join(said.why)
+    said = assess(evidence(GREEN, *still(), failed(404, "HTTP 404")), target())
+    assert "--model" in said.advice[0]
+    assert "--model" in assess(evidence(GREEN, *still()), target()).advice[0]
 
 
 KINDS = [one for _, data, _ in CASES.values() for one in data]

@@ -63,10 +63,10 @@ def test_the_command_is_what_the_server_understands() -> None:
     options = arguments(made.argv[4:])
     assert (options.port, options.model, options.num_blocks) == (8000, Path("/model"), 9)
     assert (options.fault, options.fix, options.device) == (["slot-mapping"], [], "cpu")
-    assert made.fidelity is Fidelity.CPU
+    assert made.fidelity is Fidelity.TEACHING_ENGINE
     assert arguments(plan(mitigations=("fix",)).argv[4:]).fix == ["slot-mapping"]
     gpu = plan(device="cuda")
-    assert gpu.fidelity is Fidelity.GPU
+    assert gpu.fidelity is Fidelity.TEACHING_ENGINE
     assert arguments(gpu.argv[4:]).device == "cuda"
     assert all(setting.why for setting in made.settings)
 

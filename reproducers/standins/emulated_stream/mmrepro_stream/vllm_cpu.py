@@ -98,8 +98,12 @@ class Device:
     # ------------------------------------------------------------------ steps
 
     def step(self) -> None:
-        """The host begins a step; the device will, when it gets there."""
-        step = self.watch.begin()
+        """The host begins a step; the device will, when it gets there.
+
+        Steps that it has yet to arrive at are queued themselves: alone they are no work.
+        """
+        queued = self.stream.launched - self.stream.done
+        step = self.watch.begin(busy=queued > self.watch.step.number - self.running.number)
 
         def arrive() -> None:
             self.watch.ended(self.running)

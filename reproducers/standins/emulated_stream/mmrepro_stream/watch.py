@@ -54,14 +54,23 @@ class Watch:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self.names: dict[Hashable, str] = {}
         self.step = Step(0)
+        self.early = 0
         self.overwrites = 0
         self.silent = 0
         self._queued: dict[Hashable, list[Copy]] = {}
         self._tell = tell
         self._told: dict[str, int] = {}
 
-    def begin(self) -> Step:
+    def begin(self, *, busy: bool = False) -> Step:
+        """The host begins a step; ``busy``: the device has still to do work of those before.
+
+        How many of all did so is told of the first, second, fourth, eighth step, and so on.
+        """
         self.step = Step(self.step.number + 1)
+        self.early += busy
+        begun = self.step.number
+        if begun & (begun - 1) == 0:
+            self._line("steps", f"steps: {begun} begun, {self.early} with the device still busy")
         return self.step
 
     def copy_queued(self, buffer: Hashable, start: int, stop: int) -> Copy:

@@ -1,0 +1,89 @@
+"""What async-race's stand-ins write to the log, read: steps, masks of image rows, overwrites."""
+
+from __future__ import annotations
+
+import re
+
+from mmrepro.scenario import Finding, Logs, Missing, Truth
+
+IMAGE_TOKENS = 602
+BUDGET, LARGE_BUDGET = 256, 1024
+"""The report's image and budgets, scaled by 8: 4819 tokens, 2048 and 8192."""
+
+PATTERNS = {
+    "stream-overwrite": r"mmrepro-stream: step \d+: overwrite: the host writes is_mm_embed",
+    "stream-steps": r"mmrepro-stream: steps: ",
+    "stream-mask": r"mmrepro-stream: step \d+: mask: ",
+    "stream-silent": r"mmrepro-stream: step \d+: silent: ",
+    "stream-error": r"mmrepro-stream: step \d+: device error ",
+    "ordered": r"mmrepro: the event was recorded after GPUModelRunner\._preprocess",
+}
+STEPS = re.compile(r"steps: (\d+) begun, (\d+) with the device still busy")
+IMAGE_STEP = r"step (\d+): mask: (\d+) embeddings"
+
+
+def counted(logs: Logs, pattern: str, what: str) -> Finding:
+    """Raises Missing: no step was watched, so there is nothing to count."""
+    steps, count, lines = logs.count("stream-mask"), logs.count(pattern), logs.lines(pattern)
+    if not steps:
+        raise Missing("no step with an image was watched: is the stand-in there?")
+    first = f"; first: {lines[0].text.removeprefix('mmrepro-stream: ')}" if lines else ""
+    return Finding.of(count > 0, f"{steps} steps with image rows watched, {count} {what}{first}")
+
+
+def steps_overlap(logs: Logs) -> Finding:
+    """Steps began while the device had work of those before: all but idle ones, if it is so."""
+    told = [STEPS.search(line.text) for line in logs.lines("stream-steps")]
+    counts = [(int(m[1]), int(m[2])) for m in told if m]
+    begun, busy = max(counts, default=(0, 0))
+    if begun < 2:
+        raise Missing(f"{begun} steps were watched: is the stand-in there?")
+    return Finding.of(busy > 0, f"{busy} of {begun} steps begun with the device still busy")
+
+
+def one_after_another(logs: Logs) -> Finding:
+    return opposite(steps_overlap(logs))
+
+
+def opposite(found: Finding) -> Finding:
+    return Finding.of(found.truth is Truth.NOT_MET, found.observed)
+
+
+def image_steps(logs: Logs) -> list[list[int]]:
+    """Image rows of the steps that had some, those of steps in a row together: one image's.
+
+    Raises Missing: no step with an image was watched.
+    """
+    images: list[list[int]] = []
+    last = 0
+    for found in logs.search("stream-mask", IMAGE_STEP):
+        step, rows = int(found[1]), int(found[2])
+        if not rows:
+            continue
+        if images and step == last + 1:
+            images[-1].append(rows)
+        else:
+            images.append([rows])
+        last = step
+    if not images:
+        raise Missing("no step with an image was watched: is the stand-in there?")
+    return images
+
+
+def larger_steps(logs: Logs) -> Finding:
+    """A step had more image rows than the failing budget has tokens."""
+    rows = max(map(max, image_steps(logs)))
+    return Finding.of(rows > BUDGET, f"at most {rows} image rows in a step, of {BUDGET} tokens")
+
+
+def ordered(logs: Logs) -> Finding:
+    count = logs.count("ordered")
+    return Finding.of(count > 0, f"{count} × the event was recorded after the mask's copy")
+
+
+def silent_steps(logs: Logs) -> Finding:
+    return counted(logs, "stream-silent", "with embeddings in wrong rows, and no error")
+
+
+def right_rows(logs: Logs) -> Finding:
+    return opposite(silent_steps(logs))

@@ -1,0 +1,537 @@
+"""LMDeploy's two KV scenarios: what their evidence may be read as, and what it may not.
+
+Each case is one that was, or could have been, believed: a trigger that never got there, a number
+that was solved from the report, an order that nobody looked at, a log that says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from made_up import drop, http, judge, probed, request, run_facts
+from made_up_kv import (
+    BLOCK,
+    FREE,
+    GROWN,
+    REFUSED,
+    RUNTIME,
+    SHORT_ANSWER,
+    START,
+    at,
+    crash_run,
+    ended,
+    line,
+    log,
+    mitigated_run,
+    opaque_run,
+    refused_run,
+    relabelled,
+    replace_log,
+    sized,
+    truncated_run,
+    witness,
+)
+from mmrepro.diagnose.match import match
+from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.incident import ClaimResult, ClaimStatus
+from mmrepro.incident.diagnosis import Fit
+from mmrepro.probes.data import InferenceData, LogLine, LogsData
+from mmrepro.reports import load
+from mmrepro.run.judge import effect, facts_of, judge as judge_run
+from mmrepro.scenario import LiveFacts, Scenario, lmdeploy as kv
+from mmrepro.scenarios import kv_growth_crash as growth
+from mmrepro.scenarios.kv_growth_crash import ANSWER, SCENARIO as GROWTH
+from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET
+from mmrepro.signature import ConditionResult, Outcome, Truth, evaluate
+from mmrepro.signature.live_server import FAILED
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+IMAGE = BUDGET.with_variant("image")
+CORPUS = Path(__file__).parent.parent / "evidence"
+RECORDED = sorted(p.stem for p in CORPUS.glob("*.zip") if p.stem.startswith(("undersized", "kv-")))
+LONG = ended(1661, 1344, "INPUT_LENGTH_ERROR")
+
+
+def told(scenario: Scenario, evidence: Evidence, *mitigations: str) -> dict[str, ConditionResult]:
+    conditions = scenario.conditions(run_facts(scenario, "", *mitigations))
+    return {result.id: result for result in evaluate(conditions, evidence)}
+
+
+def truth(scenario: Scenario, evidence: Evidence, condition: str) -> Truth:
+    return told(scenario, evidence)[condition].truth
+
+
+def claimed(
+    scenario: Scenario, evidence: Evidence, release: str = "", *mitigations: str
+) -> dict[str, ClaimResult]:
+    results = scenario.claim_results(evidence, run_facts(scenario, release, *mitigations))
+    return {claim.id: claim for claim in results}
+
+
+def logged(evidence: Evidence, lines: dict[str, LogLine], *requests: LogLine) -> Evidence:
+    replace_log(evidence, log(lines, *requests))
+    return evidence
+
+
+# ------------------------------------------------------------------ item 4: it got there
+
+
+def test_item_4_a_prompt_that_the_cache_holds_shows_nothing() -> None:
+    """The answers are those of a fixed release; the cache was never too small."""
+    healthy = mitigated_run()
+    outcome, truths, _ = judge(BUDGET, healthy, "0.18.0")
+    assert (truths["outgrows-cache"], outcome) == (NOT_MET, Outcome.INCONCLUSIVE)
+    unseen = mitigated_run()
+    drop(unseen, "logs")
+    assert judge(BUDGET, unseen, "0.18.0")[0] is Outcome.INCONCLUSIVE
+    assert judge(BUDGET, refused_run(), "0.18.0")[0] is Outcome.NOT_REPRODUCED
+
+
+def test_item_4_an_answer_that_the_cache_holds_shows_nothing() -> None:
+    roomy = logged(truncated_run(), sized(0.5, 107, 6848), *[ended(1172, 6848)] * 2)
+    relabelled(roomy, "growing").completion_tokens = ANSWER
+    outcome, truths, _ = judge(GROWTH, roomy, "0.18.0")
+    assert (truths["outgrows-cache"], truths["grew"]) == (NOT_MET, MET)
+    assert outcome is Outcome.INCONCLUSIVE
+
+
+def test_item_4_an_answer_that_ended_early_shows_nothing() -> None:
+    early = truncated_run()
+    relabelled(early, "growing").completion_tokens = 12
+    outcome, truths, _ = judge(GROWTH, early, "0.18.0")
+    assert (truths["outgrows-cache"], truths["grew"]) == (MET, NOT_MET)
+    assert outcome is Outcome.INCONCLUSIVE
+    assert claimed(GROWTH, early, "0.18.0")["truncates"].status is NOT_TESTED
+
+
+@pytest.mark.parametrize(("tokens", "seen"), [(1664, NOT_MET), (1665, MET)])
+def test_item_4_the_prompt_is_held_against_the_engines_own_limit(tokens: int, seen: Truth) -> None:
+    evidence = logged(opaque_run(), sized(0.1, 26, 1664), *[ended(tokens, 1664)] * 2)
+    assert truth(IMAGE, evidence, "outgrows-cache") is seen
+
+
+@pytest.mark.parametrize(("tokens", "seen"), [(1244, NOT_MET), (1245, MET)])
+def test_item_4_prompt_and_answer_are_held_against_it(tokens: int, seen: Truth) -> None:
+    evidence = logged(crash_run(), sized(0.1, 21, 1344), *[ended(tokens, 1344)] * 2)
+    assert truth(GROWTH, evidence, "outgrows-cache") is seen
+    assert truth(GROWTH, evidence, "prompt-fits") is seen
+
+
+def test_item_4_a_limit_that_is_not_the_blocks_tells_nothing_of_the_cache() -> None:
+    """--session-len sets another; and of two that are named one is wrong."""
+    for limit, also in ((256, 256), (1344, 256)):
+        refused = ended(3446, also, "INPUT_LENGTH_ERROR")
+        evidence = logged(opaque_run(), sized(0.1, 21, limit), refused, refused)
+        found = told(BUDGET, evidence)["outgrows-cache"]
+        assert (found.truth, "256" in found.observed) == (UNKNOWN, True)
+    torn = logged(opaque_run(), sized(0.1, 21, 1344), REFUSED, ended(3446, 1343))
+    assert truth(BUDGET, torn, "outgrows-cache") is UNKNOWN
+
+
+def test_item_4_both_ways_of_asking_must_have_come_to_the_engine() -> None:
+    evidence = opaque_run()
+    lines = sized(0.1, 21, 1344)
+    replace_log(evidence, log(lines, ended(376, 1344), REFUSED))
+    truths = {r.id: r.truth for r in told(BUDGET, evidence).values()}
+    assert truths["outgrows-cache"] is truths["input-length-error"] is UNKNOWN
+    assert judge(BUDGET, evidence)[0] is Outcome.INCONCLUSIVE
+    replace_log(evidence, log(lines, REFUSED, ended(3446, 1344, "FINISH")))
+    assert truth(BUDGET, evidence, "input-length-error") is NOT_MET
+    replace_log(evidence, log(lines, REFUSED, ended(3446, 3446, "INPUT_LENGTH_ERROR")))
+    assert truth(BUDGET, evidence, "input-length-error") is NOT_MET
+    shorter = logged(opaque_run(), sized(0.1, 21, 1344), REFUSED, ended(1300, 1344))
+    assert truth(BUDGET, shorter, "outgrows-cache") is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens", "seen"),
+    [
+        (1172, 43, NOT_MET),
+        (1172, 44, MET),
+        (1000, 99, NOT_MET),
+        (1000, 100, MET),
+        (None, 44, NOT_MET),
+    ],
+)
+def test_item_4_how_far_an_answer_grew(prompt: int | None, tokens: int, seen: Truth) -> None:
+    evidence = truncated_run()
+    growing = relabelled(evidence, "growing")
+    growing.prompt_tokens, growing.completion_tokens = prompt, tokens
+    assert truth(GROWTH, evidence, "grew") is seen
+
+
+@pytest.mark.parametrize(("generated", "seen"), [(1, MET), (0, UNKNOWN), (None, UNKNOWN)])
+def test_item_4_how_far_a_failed_answer_grew(generated: int | None, seen: Truth) -> None:
+    """The engine's own count; the gate's short answer is not it."""
+    edge = ended(1280, 1344, "SUCCESS", generated)
+    evidence = logged(crash_run(), sized(0.1, 21, 1344), ended(1280, 1344, "FINISH", 4), edge)
+    assert truth(GROWTH, evidence, "grew") is seen
+    only = logged(crash_run(), sized(0.1, 21, 1344), SHORT_ANSWER)
+    assert truth(GROWTH, only, "grew") is UNKNOWN
+    one = [ended(1300, 1344, None), SHORT_ANSWER]  # not the first of them
+    assert truth(GROWTH, logged(crash_run(), sized(0.1, 21, 1344), *one), "grew") is MET
+
+
+def test_item_4_one_that_failed_early_did_not_fill_the_cache() -> None:
+    lines = sized(0.1, 21, 1344) | {"assertion": line("assert len(running) > 0")}
+    begun = ended(1270, 1344, "SUCCESS", 10)  # 1280: the last block is empty
+    evidence = logged(crash_run(), lines, ended(1270, 1344, "FINISH", 4), begun)
+    outcome, truths, _ = judge(GROWTH, evidence)
+    assert (truths["grew"], outcome) == (NOT_MET, Outcome.INCONCLUSIVE)
+    hung = logged(crash_run(), lines, SHORT_ANSWER)  # 0.7.0: the engine never ends that request
+    assert truth(GROWTH, hung, "grew") is MET
+    refused = truncated_run()
+    growing = relabelled(refused, "growing")
+    growing.status, growing.error = 400, "the request exceeds the context length"
+    assert truth(GROWTH, refused, "grew") is MET
+
+
+def test_item_4_a_setting_prevented_it_only_where_the_engine_has_the_blocks() -> None:
+    facts = run_facts(BUDGET, "", "kv-budget")
+    for evidence, prevented in (
+        (mitigated_run(), True),
+        (logged(mitigated_run(), sized(0.1, 21, 1344), *[ended(3446, 1344)] * 2), False),
+        (logged(mitigated_run(), sized(0.1, 21, 1344), *[ended(3446, 3584)] * 2), None),
+    ):
+        verdict = judge_run(BUDGET, evidence, facts)
+        assert verdict.outcome is Outcome.NOT_REPRODUCED
+        assert effect(BUDGET, evidence, facts, verdict).prevented is prevented
+
+
+# ------------------------------------------------------------------ item 6: solved
+
+
+SOLVED = {"blocks-21", "limit-1344", "blocks-107", "limit-6848", "gpu-mem"}
+
+
+def test_item_6_what_was_solved_from_the_report_is_consistent_with_it_no_more() -> None:
+    run = load(CORPUS / "undersized-kv-budget-text-0.6.4.zip")
+    claims = {c.id: c for c in BUDGET.claim_results(run.evidence, facts_of(run, BUDGET))}
+    for name in SOLVED:
+        assert claims[name].status is NOT_TESTED
+        assert "consistent with it, no more: the free memory was solved" in claims[name].observed
+    assert claims["blocks-24"].status is REFUTED
+    assert "the report contradicts itself: 24 × 64 = 1536" in claims["blocks-24"].observed
+    for name in ("block-bytes", "runtime", "prompt", "fails-with-0.1", "works-with-0.5", "status"):
+        assert claims[name].status is CONFIRMED
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_item_6_no_recording_confirms_a_solved_number(name: str) -> None:
+    run = load(CORPUS / f"{name}.zip")
+    scenario = GROWTH if name.startswith("kv-") else BUDGET.with_variant(run.scenario.variant)
+    claims = scenario.claim_results(run.evidence, facts_of(run, scenario))
+    assert not {c.id for c in claims if c.status is CONFIRMED} & SOLVED
+
+
+def test_item_6_a_number_that_disagrees_is_still_refuted() -> None:
+    other = logged(opaque_run(), sized(0.1, 22, 1408), REFUSED, REFUSED)
+    claims = claimed(BUDGET, other)
+    assert claims["blocks-21"].status is claims["limit-1344"].status is REFUTED
+    assert "consistent" not in claims["blocks-21"].observed
+    drop(other, "logs")
+    assert claimed(BUDGET, other)["blocks-21"].status is NOT_TESTED
+
+
+@pytest.mark.parametrize("name", ["limit-1344", "works-with-0.5", "limit-6848"])
+def test_item_6_a_limit_that_was_set_says_nothing_of_the_blocks(name: str) -> None:
+    evidence = opaque_run()
+    relabelled(evidence, "control server: the prompt").status = 400
+    for phase, share, blocks in (("check", 0.1, 21), ("control", 0.5, 107)):
+        replace_log(evidence, log(sized(share, blocks, 256)), phase)
+    assert claimed(BUDGET, evidence)[name].status is NOT_TESTED
+
+
+# ------------------------------------------------------------------ item 7: the order
+
+
+def encoded(*lines: int, refused: tuple[int, ...] = (20, 40), step: str = "forward") -> Evidence:
+    """An image run whose encoder was done in these lines of the log."""
+    data = log(sized(0.1, 21, 1344))
+    work = witness("vision", step=step, seconds=4.02)
+    data.matches["witness-vision"] = [at(number, work) for number in lines]
+    data.matches["witness-request"] = [at(number, LONG) for number in refused]
+    evidence = opaque_run()
+    replace_log(evidence, data)
+    return evidence
+
+
+@pytest.mark.parametrize(
+    ("evidence", "seen"),
+    [
+        (encoded(15, 35), MET),
+        (encoded(15, 16), MET),
+        (encoded(19, 39), MET),
+        (encoded(25, 45), NOT_MET),
+        (encoded(15, 45), NOT_MET),
+        (encoded(25, 26), NOT_MET),
+        (encoded(20, 40), NOT_MET),
+        (encoded(15), NOT_MET),
+        (encoded(), UNKNOWN),
+        (encoded(15, refused=(20,)), UNKNOWN),
+        (encoded(15, 35, step="async_infer"), MET),
+        (encoded(15, 35, step="preprocess"), UNKNOWN),
+    ],
+)
+def test_item_7_the_encoder_was_done_before_each_refusal(evidence: Evidence, seen: Truth) -> None:
+    found = told(IMAGE, evidence)["encoder-first"]
+    assert found.truth is seen, found.observed
+
+
+def test_item_7_without_a_refusal_the_order_is_unknown() -> None:
+    evidence = encoded(15, 35)
+    (data,) = (p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs")
+    assert isinstance(data, LogsData)
+    data.matches["witness-request"] = [at(n, ended(1661, 1792)) for n in (20, 40)]
+    found = told(IMAGE, evidence)["encoder-first"]
+    assert (found.truth, found.observed) == (UNKNOWN, "the engine refused no prompt")
+    data.matches["witness-request"][1] = at(40, LONG)
+    assert truth(IMAGE, evidence, "encoder-first") is MET
+
+
+# ------------------------------------------------------------------ item 12: a silent log
+
+
+def test_item_12_a_log_without_errors_does_not_say_that_there_was_no_assertion() -> None:
+    """--log-level=CRITICAL: the loop may have ended by it, and nobody wrote it down."""
+    silent = logged(crash_run(), sized(0.1, 21, 1344), *GROWN)
+    outcome, truths, _ = judge(GROWTH, silent)
+    assert (truths["assertion"], outcome) == (UNKNOWN, Outcome.INCONCLUSIVE)
+    claims = claimed(GROWTH, silent)
+    assert claims["asserts"].status is claims["all-fail"].status is NOT_TESTED
+    run = load(CORPUS / "kv-growth-crash-with-log-level-CRITICAL.zip")
+    assert judge_run(GROWTH, run.evidence, facts_of(run, GROWTH)).outcome is Outcome.INCONCLUSIVE
+
+
+def test_item_12_nor_that_there_was_no_validation_error() -> None:
+    silent = logged(opaque_run(), sized(0.1, 21, 1344), REFUSED, REFUSED)
+    outcome, truths, _ = judge(BUDGET, silent)
+    assert (truths["validation-error"], outcome) == (UNKNOWN, Outcome.INCONCLUSIVE)
+    assert claimed(BUDGET, silent)["validation-error"].status is NOT_TESTED
+
+
+# ------------------------------------------------------------------ a log of before
+
+
+@pytest.mark.parametrize(("number", "seen"), [(START, UNKNOWN), (START + 1, MET)])
+def test_lines_of_before_the_engine_sized_its_cache_are_another_servers(
+    number: int, seen: Truth
+) -> None:
+    asserted = line("assert len(running) > 0", number)
+    lines = sized(0.1, 21, 1344) | {"assertion": asserted}
+    assert truth(GROWTH, logged(crash_run(), lines, *GROWN), "assertion") is seen
+    crashed = logged(crash_run(), lines, SHORT_ANSWER)
+    assert truth(GROWTH, crashed, "grew") is seen
+    ended_so = sized(0.1, 21, 1344) | {"loop-ended": asserted}
+    other = truth(GROWTH, logged(crash_run(), ended_so, *GROWN), "assertion")
+    assert other is (NOT_MET if seen is MET else UNKNOWN)
+
+
+@pytest.mark.parametrize("old", ["validation-error", "finish-reason"])
+def test_a_validation_error_of_before_is_not_this_prompts(old: str) -> None:
+    evidence = opaque_run()
+    (data,) = (p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs")
+    assert isinstance(data, LogsData)
+    data.matches[old] = [at(START, data.matches[old][0])]
+    assert truth(BUDGET, evidence, "validation-error") is UNKNOWN
+    data.errors = [line("Exception in ASGI application", START)]
+    assert truth(BUDGET, evidence, "validation-error") is UNKNOWN
+    data.errors.append(line("Exception in ASGI application", START + 1))
+    assert truth(BUDGET, evidence, "validation-error") is NOT_MET
+
+
+# ------------------------------------------------------------------ the chain, link by link
+
+
+def budget(change: Callable[[dict[str, LogLine]], None], phase: str) -> Truth:
+    evidence = opaque_run()
+    share, blocks, limit = (0.1, 21, 1344) if phase == "check" else (0.5, 107, 6848)
+    lines = sized(share, blocks, limit)
+    change(lines)
+    replace_log(evidence, log(lines, REFUSED, REFUSED), phase)
+    return truth(BUDGET, evidence, "blocks-from-bytes")
+
+
+def bytes_of(free: int = FREE, runtime: int = RUNTIME, block: int = BLOCK) -> LogLine:
+    return witness("budget", memory=[free, 1], runtime=[runtime, 1], block_bytes=block)
+
+
+@pytest.mark.parametrize("phase", ["check", "control"])
+@pytest.mark.parametrize(
+    "line_of",
+    [
+        bytes_of(free=FREE + 64),
+        bytes_of(runtime=RUNTIME - 64),
+        bytes_of(block=BLOCK - 8),
+        bytes_of(free=FREE - BLOCK * 30),
+    ],
+)
+def test_the_same_bytes_on_both_servers_give_each_ones_blocks(line_of: LogLine, phase: str) -> None:
+    """The first three still give the same blocks: both servers must have the same bytes."""
+    assert budget(lambda lines: None, phase) is MET
+    assert budget(lambda lines: lines.update({"witness-budget": line_of}), phase) is NOT_MET
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "holds"),
+    [
+        ((0.1, 21), (0.5, 107), MET),
+        ((0.1, 22), (0.5, 107), NOT_MET),
+        ((0.1, 21), (0.5, 108), NOT_MET),
+        ((0.1, 21), (0.1, 21), NOT_MET),
+        ((0.5, 107), (0.1, 21), NOT_MET),
+    ],
+)
+def test_each_operand_of_holds_alone(
+    ours: tuple[float, int], other: tuple[float, int], holds: Truth
+) -> None:
+    evidence = logged(opaque_run(), sized(*ours, ours[1] * 64), REFUSED, REFUSED)
+    replace_log(evidence, log(sized(*other, other[1] * 64)), "control")
+    assert truth(BUDGET, evidence, "blocks-from-bytes") is holds
+
+
+@pytest.mark.parametrize(
+    ("ours", "other", "sent", "holds"),
+    [
+        (1344, 6848, (3446, 1344), MET),
+        (1344, 3456, (3446, 1344), MET),
+        (1344, 3446, (3446, 1344), NOT_MET),  # not 107 blocks, nor 106
+        (3456, 6848, (3446, 3456), NOT_MET),
+        (1344, 6848, (3446, 1280), NOT_MET),
+        (1343, 6848, (3446, 1343), NOT_MET),
+        (1344, 3392, (3446, 1344), NOT_MET),
+    ],
+)
+def test_each_operand_of_the_limit_alone(
+    ours: int, other: int, sent: tuple[int, int], holds: Truth
+) -> None:
+    lines = sized(0.1, -(-ours // 64), ours)
+    request = ended(*sent, "INPUT_LENGTH_ERROR")
+    evidence = logged(opaque_run(), lines, request, request)
+    replace_log(evidence, log(sized(0.5, -(-other // 64), other)), "control")
+    assert truth(BUDGET, evidence, "limit-from-blocks") is holds
+
+
+@pytest.mark.parametrize(("reserved", "limit", "right"), [
+    (0, 1344, True), (0, 1280, True), (0, 1216, False), (1, 1216, True), (1, 1280, False),
+])  # fmt: skip
+def test_how_many_blocks_may_be_held_back(reserved: int, limit: int, right: bool) -> None:
+    sizing = kv.Sizing(FREE, RUNTIME, BLOCK, 0.1, 21, reserved, 64, limit)
+    assert sizing.limit_adds_up is right
+
+
+def test_the_blocks_are_the_pools_whole_ones() -> None:
+    for share, blocks in ((0.1, 21), (0.5, 107), (0.26, 56)):
+        assert kv.Sizing(FREE, RUNTIME, BLOCK, share, blocks, 0, 64, 0).blocks_add_up
+    assert not kv.Sizing(FREE, 0, BLOCK, 0.1, 21, 0, 64, 0).blocks_add_up
+
+
+# ------------------------------------------------------------------ which requests failed
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "fails"),
+    [
+        (500, "", True),
+        (503, "", True),
+        (499, "", False),
+        (429, "", False),
+        (400, "", False),
+        (399, "", False),
+        (200, "internal error happened", True),
+        (200, "abc", False),
+        (None, "", True),
+    ],
+)
+def test_a_server_error_is_500_and_above(status: int | None, text: str, fails: bool) -> None:
+    sent = RequestRecord.model_validate(request("trigger", "x", status).model_dump())
+    sent.text, sent.error = text, "Too Many Requests" if (status or 0) >= 400 else ""
+    if status == 399:
+        sent.text = "abc"
+    assert growth.fails(sent) is fails
+    evidence = crash_run()
+    relabelled(evidence, "short after 2").status = status
+    relabelled(evidence, "short after 2").text = sent.text
+    relabelled(evidence, "short after 2").error = sent.error
+    assert truth(GROWTH, evidence, "all-fail-after") is (MET if fails else NOT_MET)
+
+
+def test_what_ends_at_the_limit_was_cut_there() -> None:
+    for tokens, status in ((44, CONFIRMED), (43, NOT_TESTED), (100, REFUTED)):
+        evidence = truncated_run()
+        relabelled(evidence, "growing").completion_tokens = tokens
+        assert claimed(GROWTH, evidence, "0.18.0")["truncates"].status is status, tokens
+    failed = crash_run()
+    assert claimed(GROWTH, failed, "0.18.0")["truncates"].status is NOT_TESTED
+
+
+@pytest.mark.parametrize("odd", ["opaque-500", "input-length-error"])
+def test_a_500_by_another_cause_confirms_nothing_of_the_report(odd: str) -> None:
+    """Another exception: the engine refused no prompt for its length."""
+    evidence = opaque_run()
+    if odd == "input-length-error":
+        evidence = logged(evidence, sized(0.1, 21, 1344), *[ended(3446, 1344, "ERROR")] * 2)
+    else:
+        relabelled(evidence, "the prompt").error = "the prompt is too long"
+    assert claimed(BUDGET, evidence)["fails-with-0.1"].status is not CONFIRMED
+
+
+def test_silence_is_told_of_a_refusal_only() -> None:
+    assert claimed(BUDGET, opaque_run())["silence"].status is CONFIRMED
+    assert claimed(BUDGET, mitigated_run(), "", "kv-budget")["silence"].status is NOT_TESTED
+    spoken = opaque_run()
+    (data,) = (p.data for p in spoken.probes if p.phase == "check" and p.probe == "logs")
+    assert isinstance(data, LogsData)
+    data.match_counts["says-length"] = 1
+    assert claimed(BUDGET, spoken)["silence"].status is REFUTED
+
+
+# ------------------------------------------------------------------ a live server
+
+
+def inference(status: int | None, error: str) -> InferenceData:
+    return InferenceData(answered=False, status=status, seconds=1, deadline_s=15, error=error)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "fit"),
+    [
+        (500, "HTTP 500: Internal Server Error", Fit.MATCH),
+        (503, "HTTP 503: x", Fit.MATCH),
+        (200, "the completion ended with finish_reason 'error'", Fit.MATCH),
+        (200, "the 200 answer is not JSON", Fit.LIKELY),
+        (401, "HTTP 401: Unauthorized", Fit.LIKELY),
+        (429, "HTTP 429: Too Many Requests", Fit.LIKELY),
+        (499, "HTTP 499: x", Fit.LIKELY),
+        (None, "no answer", Fit.EXPOSED),
+    ],
+)
+def test_live_a_refusal_tells_nothing_of_the_engine(
+    status: int | None, error: str, fit: Fit
+) -> None:
+    """A server error is 500 and above; with a key that is missing nothing was learned."""
+    evidence = Evidence(
+        probes=[
+            probed(http(200, 200)),
+            probed(inference(status, error)),
+            probed(log({"assertion": line("assert len(running) > 0")})),
+        ]
+    )
+    facts = LiveFacts("lmdeploy", "0.6.4", ("lmdeploy", "serve"), 15.0)
+    assert match(GROWTH, evidence, facts).fit is fit
+
+
+def test_live_any_error_as_finish_reason_makes_the_budget_likely_no_more() -> None:
+    """Other errors of the engine end so as well: only the witness sees why."""
+    lines = {name: line(name) for name in ("validation-error", "finish-reason", FAILED)}
+    answered = inference(200, "").model_copy(update={"answered": True})
+    probes = [probed(http(200, 200)), probed(answered), probed(log(lines))]
+    facts = LiveFacts("lmdeploy", "0.6.4", ("lmdeploy", "serve"), 15.0)
+    assert match(BUDGET, Evidence(probes=probes), facts).fit is Fit.LIKELY
+    seen = log(lines | sized(0.1, 21, 1344), REFUSED)
+    assert match(BUDGET, Evidence(probes=[*probes[:2], probed(seen)]), facts).fit is Fit.MATCH
+    other = log(lines | sized(0.1, 21, 1344), ended(100, 1344, "ERROR"))
+    assert match(BUDGET, Evidence(probes=[*probes[:2], probed(other)]), facts).fit is Fit.LIKELY

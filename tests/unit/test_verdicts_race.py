@@ -1,0 +1,274 @@
+"""async-race on made-up evidence: one change at a time, and the verdict turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from made_up import drop, judge, run_facts, swap
+from made_up_crash import death_log, with_stream
+from made_up_race import (
+    RACE,
+    RACE_LABELS,
+    Change,
+    apart,
+    both,
+    caching,
+    counting,
+    edit,
+    idle,
+    large,
+    lives_on,
+    ordered,
+    race,
+    right_mask,
+    stream,
+    unread,
+    without,
+)
+from mmrepro.evidence import Evidence
+from mmrepro.probes.data import LogsData
+from mmrepro.run.judge import judge as judged
+from mmrepro.scenarios.chunked_mm_prefill import async_race as module
+from mmrepro.signature import Outcome, Truth
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE
+NOT_REPRODUCED, INCONCLUSIVE = Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
+
+Case = tuple[str, Change, dict[str, Truth], Outcome]
+
+RACES: list[Case] = [
+    ("no step began early", idle, {"steps-overlap": NOT_MET}, INCONCLUSIVE),
+    (
+        "no step was counted",
+        stream(overwrite=7, mask=4, error=1),
+        {"steps-overlap": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    ("each image in one step", apart, {"image-in-steps": NOT_MET}, INCONCLUSIVE),
+    (
+        "nothing was overwritten",
+        stream(steps=1, mask=4, error=1),
+        {"unordered-buffer": NOT_MET},
+        DIFFERENT,
+    ),
+    (
+        "no stand-in",
+        lambda e: swap(e, with_stream(death_log())),
+        {"unordered-buffer": UNKNOWN, "wrong-mask": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    ("no step was watched", stream(error=1), {"unordered-buffer": UNKNOWN}, INCONCLUSIVE),
+    ("no step failed", stream(steps=1, overwrite=7, mask=4), {"wrong-mask": NOT_MET}, DIFFERENT),
+    ("the mask was right", right_mask, {"wrong-mask": NOT_MET}, DIFFERENT),
+    ("the mask was not read", unread, {"wrong-mask": UNKNOWN}, INCONCLUSIVE),
+    (
+        "another error came first",
+        lambda e: swap(e, with_stream(death_log("IndexError: 7"), overwrite=7, mask=4, error=1)),
+        {"first-error": NOT_MET},
+        DIFFERENT,
+    ),
+    (
+        "no log",
+        lambda e: drop(e, "logs"),
+        {"wrong-mask": UNKNOWN, "unordered-buffer": UNKNOWN, "first-error": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    (
+        "all are answered",
+        lambda e: [edit(label, status=200, error="")(e) for label in RACE_LABELS],
+        {"request-500": NOT_MET},
+        DIFFERENT,
+    ),
+    (
+        "no large image was sent",
+        both(without(module.FIRST), without(module.SECOND)),
+        {"request-500": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    ("EngineCore lives on", lives_on, {"core-died": NOT_MET}, DIFFERENT),
+    (
+        "nobody looked at the processes",
+        lambda e: setattr(e, "engine_exit", None),
+        {"core-died": UNKNOWN},
+        INCONCLUSIVE,
+    ),
+    (
+        "/health is green",
+        edit("health after the failure", status=200, error=""),
+        {"health-503": NOT_MET},
+        DIFFERENT,
+    ),
+    ("/health not asked", without("health"), {"health-503": UNKNOWN}, INCONCLUSIVE),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "truths", "outcome"), [pytest.param(*case[1:], id=case[0]) for case in RACES]
+)
+def test_one_change_turns_the_verdict(
+    change: Change, truths: dict[str, Truth], outcome: Outcome
+) -> None:
+    evidence = race()
+    assert judge(RACE, evidence)[0] is REPRODUCED
+    change(evidence)
+    got, found, results = judge(RACE, evidence)
+    assert {name: found[name] for name in truths} == truths
+    assert got is outcome
+    assert all(r.observed for r in results)
+
+
+def test_every_required_condition_can_fail_and_can_be_unknown() -> None:
+    seen: dict[str, set[Truth]] = {}
+    for change in [lambda e: None, *(case[1] for case in RACES)]:
+        evidence = race()
+        change(evidence)
+        for result in judge(RACE, evidence)[2]:
+            if result.required:
+                seen.setdefault(result.id, set()).add(result.truth)
+    assert {name: truths for name, truths in seen.items() if truths != set(Truth)} == {}
+
+
+# ------------------------------------------------------------------ the trigger (item 4)
+
+
+def masks(*steps: tuple[int, int]) -> Change:
+    """The log has just these steps with image rows: (number, rows)."""
+
+    def change(evidence: Evidence) -> None:
+        for _, data in evidence.results(LogsData):
+            first = data.matches["stream-mask"][0]
+            texts = (f"mmrepro-stream: step {n}: mask: {rows} embeddings, …" for n, rows in steps)
+            data.matches["stream-mask"] = [first.model_copy(update={"text": t}) for t in texts]
+            data.match_counts["stream-mask"] = len(steps)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("steps", "answered", "truth", "said"),
+    [
+        ([(1, 144), (9, 254), (10, 256), (11, 92)], True, MET, "in 3 steps: 254 + 256 + 92 rows"),
+        ([(1, 144), (9, 254), (10, 46), (20, 144)], True, NOT_MET, "in 2 steps: 254 + 46 rows"),
+        ([(1, 144), (9, 254), (10, 46), (20, 254)], False, MET, "in 2 steps: 254 + 46 rows"),
+        ([(1, 144), (9, 144), (20, 254)], False, NOT_MET, "in 1 steps: 144 rows"),
+        ([(1, 144), (3, 144), (5, 144)], True, NOT_MET, "in 1 steps"),
+        ([(1, 254), (2, 0), (3, 254), (4, 0), (5, 92)], True, NOT_MET, "in 1 steps"),
+        ([(1, 0), (2, 0), (3, 0)], True, UNKNOWN, "no step with an image was watched"),
+    ],
+)
+def test_an_image_in_several_steps_is_seen_in_the_engines_steps(
+    steps: list[tuple[int, int]], answered: bool, truth: Truth, said: str
+) -> None:
+    evidence = ordered() if answered else race()
+    masks(*steps)(evidence)
+    found = {r.id: r for r in judge(RACE, evidence)[2]}["image-in-steps"]
+    assert found.truth is truth
+    assert said in found.observed
+
+
+def test_no_race_is_absent_where_no_image_went_in_several_steps() -> None:
+    """The engine made one step of each image: that it answers them says nothing of the race."""
+    evidence = ordered()
+    apart(evidence)
+    assert judge(RACE, evidence)[0] is INCONCLUSIVE
+    evidence = ordered()
+    idle(evidence)
+    assert judge(RACE, evidence)[0] is INCONCLUSIVE
+
+
+def test_what_takes_the_trigger_away_on_purpose_need_not_bring_it() -> None:
+    evidence = ordered(overwrite=2)
+    apart(evidence)
+    for name in ("budget",):
+        assert judged(RACE, evidence, run_facts(RACE, "", name)).outcome is NOT_REPRODUCED
+    for name, outcome in (("image-size", NOT_REPRODUCED), ("eager-mode", INCONCLUSIVE)):
+        facts = replace(run_facts(RACE), flips=frozenset({name}))
+        assert judged(RACE, evidence, facts).outcome is outcome
+    evidence = ordered()
+    idle(evidence)
+    facts = replace(run_facts(RACE), flips=frozenset({"async-scheduling"}))
+    assert judged(RACE, evidence, facts).outcome is NOT_REPRODUCED
+    assert judged(RACE, evidence, run_facts(RACE, "", "barrier")).outcome is INCONCLUSIVE
+
+
+# ------------------------------------------------------------------ the cause
+
+
+def overwrites(*steps: int, count: int = 0) -> Change:
+    def change(evidence: Evidence) -> None:
+        for _, data in evidence.results(LogsData):
+            first = data.matches["stream-overwrite"][0]
+            text = (
+                "mmrepro-stream: step {}: overwrite: … while the copy of [0:9] of step {} is queued"
+            )
+            data.matches["stream-overwrite"] = [
+                first.model_copy(update={"text": text.format(n + 1, n)}) for n in steps
+            ]
+            data.match_counts["stream-overwrite"] = count or len(steps)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "truth"),
+    [
+        (overwrites(1, 7), MET),
+        (overwrites(1, 6), NOT_MET),  # what failed had been read as it was written
+        (overwrites(1, 70), NOT_MET),
+        (overwrites(1, 6, count=3), UNKNOWN),
+        (overwrites(1, 7, count=3), MET),
+    ],
+)
+def test_the_mask_that_failed_is_the_one_that_was_overwritten(change: Change, truth: Truth) -> None:
+    evidence = race()
+    change(evidence)
+    assert judge(RACE, evidence)[1]["unordered-buffer"] is truth
+
+
+# ------------------------------------------------------------------ what the report claims
+
+
+def claims(evidence: Evidence, *flips: str, **more: Any) -> dict[str, str]:
+    facts = replace(run_facts(RACE, "", *more.get("mitigations", ())), flips=frozenset(flips))
+    return {c.id: c.status.value for c in RACE.claim_results(evidence, facts)}
+
+
+def test_the_reports_hypotheses_need_the_right_run() -> None:
+    crashed = claims(race())
+    assert crashed["assertion"] == crashed["buffer"] == "confirmed"
+    assert crashed["graphs"] == "refuted"
+    for name in ("prefix-caching", "chunk-budget", "reporters-build", "request-1-passes"):
+        assert crashed[name] == "not-tested"
+    assert crashed["on-a-gpu"] == "not-tested"
+    assert claims(race(), "eager-mode")["graphs"] == "not-tested"
+    hidden = ordered(overwrite=5)
+    assert claims(hidden, mitigations=("budget",))["chunk-budget"] == "not-tested"  # no effect
+    large(hidden)
+    assert claims(hidden, mitigations=("budget",))["chunk-budget"] == "refuted"
+    assert claims(ordered(), "chunk-budget")["chunk-budget"] == "not-tested"
+
+
+def test_prefix_caching_is_refuted_where_it_was_off() -> None:
+    for value, status in (("False", "refuted"), ("True", "not-tested")):
+        evidence = race()
+        caching(evidence, value)
+        assert claims(evidence, "prefix-caching")["prefix-caching"] == status
+        assert claims(evidence)["prefix-caching"] == "not-tested"
+    assert claims(race(), "prefix-caching")["prefix-caching"] == "not-tested"
+
+
+@pytest.mark.parametrize("change", [counting(graph_batch=1), counting(batch=0)])
+def test_graphs_are_refuted_where_none_was_seen_to_run(change: Change) -> None:
+    evidence = race()
+    change(evidence)
+    assert claims(evidence)["graphs"] == "not-tested"
+
+
+def test_yesterdays_error_in_the_log_confirms_nothing() -> None:
+    evidence = ordered()
+    swap(evidence, with_stream(death_log(dead=False), steps=1, mask=8))
+    told = claims(evidence)
+    assert {"confirmed", "refuted"}.isdisjoint(told.values()), told
