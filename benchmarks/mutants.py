@@ -63,14 +63,14 @@ class Known:
 # ------------------------------------------------------------------ by which tests
 
 
-def digests() -> dict[str, str]:
+def digests(patterns: list[str]) -> dict[str, str]:
     """Of each test file and what all share: a measurement is good where it is equal."""
     shared = hashlib.sha256()
     for path in sorted((ROOT / "tests").rglob("*.*")):
         if path.suffix in (".py", ".json") and not path.name.startswith("test_"):
             shared.update(path.read_bytes())
     found = {}
-    for name in files([TESTS]):
+    for name in files(patterns):
         if not any(word in name for word in PROCESSES):
             own = shared.copy()
             own.update((ROOT / name).read_bytes())
@@ -78,12 +78,12 @@ def digests() -> dict[str, str]:
     return found
 
 
-def measured(out: Path, places: list[Place]) -> dict[str, Known]:
+def measured(out: Path, patterns: list[str], places: list[Place]) -> dict[str, Known]:
     """What each test calls; from the last time where nothing changed."""
     cache = out / "tests.json"
     old = json.loads(cache.read_text()) if cache.is_file() else {}
     known = {name: Known(**one) for name, one in old.items()}
-    now = digests()
+    now = digests(patterns)
     stale = [n for n in now if n not in known or known[n].failing or known[n].digest != now[n]]
     stale.sort(key=lambda name: (Path(name).name not in LAST, name))
 
@@ -96,9 +96,8 @@ def measured(out: Path, places: list[Place]) -> dict[str, Known]:
         )
 
     share(stale, places, measure)
-    known = {name: known[name] for name in now}
     cache.write_text(json.dumps({name: asdict(one) for name, one in known.items()}))
-    return known
+    return {name: known[name] for name in now}
 
 
 def tests_for(mutant: Mutant, key: str, known: dict[str, Known]) -> tuple[list[str], float]:
@@ -205,6 +204,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory-gib", type=int, default=6, help="address space of a process")
     parser.add_argument("--only", nargs="+", metavar="PATH", help="files, or patterns of files")
+    parser.add_argument("--tests", nargs="+", default=[TESTS], help="only these test files")
     parser.add_argument("--again", action="store_true", help="those that survived in DIR")
     parser.add_argument("--list", action="store_true", help="show the mutants, try none")
     parser.add_argument("--out", type=Path, default=Path("mutants"))
@@ -223,7 +223,7 @@ def main() -> None:
     ]
     results: list[Tried] = []
     try:
-        known = measured(options.out, places)
+        known = measured(options.out, options.tests, places)
 
         def attempt(mutant: Mutant, place: Place) -> str:
             result = try_one(mutant, place, known)
