@@ -156,9 +156,11 @@ def share(work: list[Any], places: list[Place], do: Any) -> None:
         raise errors[0]
 
 
-def try_one(mutant: Mutant, place: Place, known: dict[str, Known]) -> Tried:
+def try_one(mutant: Mutant, place: Place, known: dict[str, Known]) -> Tried | None:
+    """None: it is no other program."""
     text, new = (ROOT / mutant.file).read_text(), mutated(mutant)
-    assert new is not None
+    if new is None:
+        return None
     key = place.installed(mutant.file).relative_to(place.site / "mmrepro").as_posix()
     tests, seconds = tests_for(mutant, key, known)
     lines = difflib.unified_diff(text.splitlines(), new.splitlines(), lineterm="", n=2)
@@ -191,8 +193,10 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
         return [Mutant(**r["mutant"]) for r in last["tried"] if not r["killed"]]
     found = sorted(m for file in files(options.only or JUDGES) for m in mutants_of(file))
     random.Random(options.seed).shuffle(found)
-    picked = (m for m in found if options.list or mutated(m) is not None)
-    return [m for m, _ in zip(picked, range(options.sample or len(found)), strict=False)]
+    if options.list or not options.sample:
+        return found
+    picked = (m for m in found if mutated(m) is not None)
+    return [m for m, _ in zip(picked, range(options.sample), strict=False)]
 
 
 def main() -> None:
@@ -226,9 +230,11 @@ def main() -> None:
         known = measured(options.out, options.tests, places)
 
         def attempt(mutant: Mutant, place: Place) -> str:
-            result = try_one(mutant, place, known)
-            results.append(result)
             at = f"{mutant.file}:{mutant.line} {mutant.operator}"
+            result = try_one(mutant, place, known)
+            if result is None:
+                return f"no other program {at}"
+            results.append(result)
             return f"{result.how:<10} {result.seconds:5.1f} s {at}"
 
         share(mutants, places, attempt)
