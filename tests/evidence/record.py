@@ -75,6 +75,7 @@ chunked-mm-prefill --variant async-race --mitigation barrier
 chunked-mm-prefill --variant async-race --mitigation budget
 chunked-mm-prefill --variant async-race --flip image-size
 chunked-mm-prefill --variant async-race --flip prefix-caching
+chunked-mm-prefill --variant async-race --flip eager-mode
 chunked-mm-prefill --variant async-race --contract-probe
 encoder-cache-overflow --release 0.12.0
 encoder-cache-overflow --release 0.14.0
