@@ -101,9 +101,7 @@ class KvBudget(MinivllmFault):
         ),
     )
 
-    @cause(
-        "the cache holds less than that prompt, and --num-blocks asked for more than that", live=False
-    )
+    @cause("the cache holds less than that prompt, and --num-blocks asked for more", live=False)
     def budget_too_small(self, metrics: Metrics, logs: Logs) -> Finding:
         prompts = [int(m[1]) for m in logs.search("added-with-tokens", r": (\d+) tokens")]
         if not prompts:
