@@ -80,6 +80,15 @@ def test_a_sizing_is_read_whole_or_not_at_all() -> None:
         kv.Witness(Evidence()).sizing("control")
 
 
+def test_what_the_runs_memory_is_solved_from() -> None:
+    """With 0.5 the report's gpu_mem; with the report's bytes a block that is 107.7 of them."""
+    assert kv.KV_BYTES * kv.BIG == 903_548_928
+    assert (kv.BLOCK_BYTES, kv.VOCABULARY, kv.SCALE) == (8_388_608, 92_553, 64)
+    assert [BUDGET.plan_of("0.6.4").forward(s).blocks for s in (kv.SMALL, kv.BIG)] == [21, 107]
+    assert (kv.SHORT, kv.ANSWER, growth.ANSWER, growth.ROOM) == ("hi", 4, 100, 44)
+    assert (growth.SCENARIO.trigger_deadline_s, BUDGET.trigger_deadline_s) == (60.0, 240.0)
+
+
 def test_018_names_the_bytes_of_each_rank() -> None:
     evidence = opaque_run()
     lines = sized(0.1, 21, 1344)
