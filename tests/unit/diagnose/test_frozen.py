@@ -253,9 +253,8 @@ def test_without_stacks_silence_and_counters_make_it_frozen() -> None:
     assert deaf.process == "EngineCore"
     assert "CAP_SYS_PTRACE" in deaf.advice[1]
     spins = engine(GREEN, *still(), waiting("", "spinning-in-user-space"), asked=False)
-    assert spins.sentence == (
-        "EngineCore is frozen: it spins in user space and finishes nothing. Where could not be seen."
-    )
+    told = "EngineCore is frozen: it spins in user space and finishes nothing."
+    assert spins.sentence == f"{told} Where could not be seen."
     assert spins.why == ["seen", "as measured"]
     other = waiting("", "spinning-in-user-space")
     other.pid = FRONT
