@@ -248,6 +248,9 @@ class LogsData(ProbeData):
         int, Field(description="bytes at the file's start that were passed over: it is too large")
     ] = 0
     lines: int
+    earlier_lines: Annotated[
+        int, Field(description="of these, passed over: an earlier start of the server wrote them")
+    ] = 0
     bad_bytes: Annotated[int, Field(description="lines with bytes that are not UTF-8")] = 0
     last_by_process: dict[str, LogLine] = {}
     errors: Annotated[list[LogLine], Field(description="first 50 error lines")] = []
