@@ -23,10 +23,26 @@ GHOST_KEY = load_scenario("ghost-key-eviction")
 FACTS = run_facts(GHOST_KEY)
 
 
-def of(outcome: Outcome, cause: Truth) -> Effect:
-    scenario: Any = SimpleNamespace(cause_remains=lambda e, f: Finding(cause, "the cause"))
+def of(outcome: Outcome, cause: Truth, affected: bool = True, applied: str = "") -> Effect:
+    scenario: Any = SimpleNamespace(
+        cause_remains=lambda e, f: Finding(cause, "the cause"),
+        mitigations=[
+            SimpleNamespace(name=n, release=r) for n, r in (("release", "2"), ("off", ""))
+        ],
+        affects=lambda release: affected,
+        affected_range="<2",
+    )
     verdict = Verdict(outcome=outcome, explanation="why", conditions=[])
-    return effect(scenario, Evidence(), FACTS, verdict)
+    facts = RunFacts("2", FACTS.fidelity, frozenset({applied} - {""}), 13.0)
+    return effect(scenario, Evidence(), facts, verdict)
+
+
+def test_what_is_not_affected_needs_no_cure() -> None:
+    gone = Outcome.NOT_REPRODUCED
+    assert of(gone, Truth.NOT_MET, affected=False).word == "not-told"
+    assert of(gone, Truth.NOT_MET, affected=False, applied="off").word == "not-told"
+    assert of(gone, Truth.NOT_MET, affected=False, applied="release").word == "prevented"
+    assert of(gone, Truth.NOT_MET, applied="off").word == "prevented"
 
 
 def test_prevented_is_seen_to_be_gone() -> None:
