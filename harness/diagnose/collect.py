@@ -19,7 +19,6 @@ from mmrepro.engines.base import UVICORN_STARTS
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.diagnosis import Effect
-from mmrepro.probes.log_life import Life
 from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.fetch import fetch
@@ -27,6 +26,7 @@ from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.log_files import LogFilesProbe, recent
+from mmrepro.probes.log_life import Life
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ProcessesProbe
