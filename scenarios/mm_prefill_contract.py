@@ -147,7 +147,7 @@ class PrefillContract(MinivllmFault):
     works_after = (answered(*IMAGES), answered_alike(WHOLE, STREAMED), "text-undisturbed")
     rows = (row("text alone", "text-undisturbed", "200", abnormal_if=False), *MinivllmFault.rows)
     claims = (
-        root_cause("{variant}: the error comes {reason}", by="error-raised-there"),
+        root_cause("{variant}: the error comes {reason}"),
         claim(
             "decode-undisturbed",
             "minivllm's text and decode are as they were",

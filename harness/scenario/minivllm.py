@@ -38,10 +38,16 @@ class Switched(Scenario):
         return Finding(OPPOSITE.get(on.truth, on.truth), on.observed)
 
 
-def root_cause(text: str, by: str = "cause") -> Claim:
-    """What the fault does, judged by the conditions ``by`` where it is on."""
+def root_cause(text: str) -> Claim:
+    """What the fault does, judged by symptom and cause where it is on."""
     given = (Switched.fault_on, "arrived")
-    return claim("root-cause", f"minivllm's own fault {text}", "minivllm", by=by, given=given)
+    return claim(
+        "root-cause",
+        f"minivllm's own fault {text}",
+        "minivllm",
+        by=("symptom", "cause"),
+        given=given,
+    )
 
 
 def put_right(text: str) -> Claim:

@@ -95,6 +95,9 @@ undersized-kv-budget --variant text --release 0.7.0.post3
 undersized-kv-budget --variant text --mitigation kv-budget
 undersized-kv-budget --variant text --server-arg=--session-len=256
 kv-growth-crash --release 0.7.0.post3
+kv-growth-crash --release 0.7.1
+kv-growth-crash --release 0.9.1
+kv-growth-crash --release 0.9.2
 kv-growth-crash --mitigation kv-budget
 kv-growth-crash --server-arg=--log-level=CRITICAL
 kv-growth-crash --server-arg=--session-len=256

@@ -6,6 +6,7 @@ that was solved from the report, an order that nobody looked at, a log that says
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -306,6 +307,43 @@ def test_item_12_a_log_without_errors_does_not_say_that_there_was_no_assertion()
     assert judge_run(GROWTH, run.evidence, facts_of(run, GROWTH)).outcome is Outcome.INCONCLUSIVE
 
 
+@pytest.mark.parametrize(
+    ("texts", "seen"),
+    [
+        (("Task <MainLoop> failed",), NOT_MET),
+        (("exception happened: <class 'RuntimeError'> x",), NOT_MET),
+        (("exception happened: <class 'AssertionError'> ",), UNKNOWN),
+        (("Engine loop failed with error:", "AssertionError"), UNKNOWN),
+    ],
+)
+def test_item_12_which_assertion_it_was_is_not_guessed(texts: tuple[str, ...], seen: Truth) -> None:
+    """0.9.0 and 0.9.1 log the class of what ended the loop, and not its text."""
+    evidence = logged(crash_run(), sized(0.1, 21, 1344), *GROWN)
+    (data,) = (p.data for p in evidence.probes if p.phase == "check" and p.probe == "logs")
+    assert isinstance(data, LogsData)
+    data.matches["loop-ended"] = [line(text) for text in texts]
+    assert truth(GROWTH, evidence, "assertion") is seen
+    pattern = re.compile(GROWTH.log_patterns["loop-ended"])
+    assert all(pattern.search(text) for text in texts)
+
+
+def test_item_12_what_is_expected_of_releases_that_were_run() -> None:
+    none: frozenset[str] = frozenset()
+    expected = {
+        "0.6.4": Outcome.REPRODUCED,
+        "0.7.0.post3": Outcome.REPRODUCED,
+        "0.7.1": Outcome.REPRODUCED,
+        "0.8.0": Outcome.REPRODUCED,
+        "0.9.0": Outcome.INCONCLUSIVE,
+        "0.9.1": Outcome.INCONCLUSIVE,
+        "0.9.2": Outcome.NOT_REPRODUCED,
+        "0.18.0": Outcome.NOT_REPRODUCED,
+    }
+    assert {r: GROWTH.expected(r, none)[0] for r in expected} == expected
+    cured = GROWTH.expected("0.9.1", frozenset({"kv-budget"}))
+    assert cured[0] is Outcome.NOT_REPRODUCED
+
+
 def test_item_12_nor_that_there_was_no_validation_error() -> None:
     silent = logged(opaque_run(), sized(0.1, 21, 1344), REFUSED, REFUSED)
     outcome, truths, _ = judge(BUDGET, silent)
@@ -466,6 +504,16 @@ def test_what_ends_at_the_limit_was_cut_there() -> None:
         assert claimed(GROWTH, evidence, "0.18.0")["truncates"].status is status, tokens
     failed = crash_run()
     assert claimed(GROWTH, failed, "0.18.0")["truncates"].status is NOT_TESTED
+
+
+@pytest.mark.parametrize(
+    ("status", "tokens", "cut"),
+    [(200, 99, True), (200, 100, False), (200, None, False), (500, 44, False)],
+)
+def test_an_answer_that_is_cut_is_said_to_be(status: int, tokens: int | None, cut: bool) -> None:
+    sent = request("trigger", "growing", status)
+    sent.completion_tokens = tokens
+    assert growth.told(sent).endswith("cut short: 100 were asked for") is cut
 
 
 @pytest.mark.parametrize("odd", ["opaque-500", "input-length-error"])
