@@ -21,12 +21,14 @@ from made_up import (
 from made_up_crash import overflow_run, scheduling
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import StackSample, StacksData
-from mmrepro.scenario import vllm
+from mmrepro.scenario import LiveFacts, vllm
+from mmrepro.scenario.bind import bind
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 from mmrepro.scenarios.encoder_cache_overflow import SCENARIO as OVERFLOW
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
-from mmrepro.signature import Truth
+from mmrepro.signature import Outcome, Truth
+from mmrepro.signature.decide import guarded
 from vllm_runs import Change, edited, facts, relabel, truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -272,3 +274,84 @@ def test_the_key_is_the_one_of_the_assertion() -> None:
         assert truth(GHOST_KEY, evidence, "ghost-is-the-key") is expected
     none = edited(hang_run, lambda e: swap(e, logs()))
     assert truth(GHOST_KEY, none, "ghost-is-the-key") is UNKNOWN
+
+
+# ------------------------------------------------------------------ what is sent, and of whom
+
+
+def test_the_two_images_are_a_row_of_tokens_apart() -> None:
+    sizes = (overflow.FITS, overflow.TOO_LARGE)
+    small, large = (overflow.LIFTED.tokens_of(*size) for size in sizes)
+    assert (small, large - small) == (overflow.BUDGET, overflow.ROW_TOKENS) == (512, 32)
+    assert OVERFLOW.model.tokens_of(*overflow.TOO_LARGE) <= OVERFLOW.model.image_tokens == 225
+    options = OVERFLOW.server_args
+    assert options[options.index("--max-num-batched-tokens") + 1] == "512"
+    assert (options[options.index("--max-num-seqs") + 1], OVERFLOW.max_model_len) == ("8", 4096)
+    lifted = overflow.KWARGS["mm_processor_kwargs"]["max_pixels"]
+    assert lifted == overflow.LIFTED.max_pixels
+    larger = OVERFLOW.mitigation("larger-budget").server_args
+    assert larger == ("--max-num-batched-tokens", "2048")
+
+
+def test_the_refused_request_is_too_long_by_its_image() -> None:
+    text = DESYNC.max_model_len - vllm.TEXT_MARGIN
+    assert text + 24 < DESYNC.max_model_len < text + DESYNC.model.image_tokens
+    for scenario in (DESYNC, GHOST_KEY):
+        options = scenario.server_args
+        assert options[options.index("--mm-processor-cache-gb") + 1] == str(vllm.CACHE_GB) == "0.02"
+
+
+@pytest.mark.parametrize(
+    ("release", "mitigations", "outcome"),
+    [
+        ("0.13.0", (), Outcome.DIFFERENT_FAILURE),
+        ("0.13.0", ("disable-mm-cache",), Outcome.NOT_REPRODUCED),
+        ("0.14.0", (), Outcome.REPRODUCED),
+        ("0.14.0", ("disable-mm-cache",), Outcome.NOT_REPRODUCED),
+        ("0.23.0", ("patch",), Outcome.NOT_REPRODUCED),
+        ("0.24.0", (), Outcome.NOT_REPRODUCED),
+    ],
+)
+def test_what_is_expected_of_a_release(
+    release: str, mitigations: tuple[str, ...], outcome: Outcome
+) -> None:
+    assert GHOST_KEY.expected(release, frozenset(mitigations))[0] is outcome
+
+
+@pytest.mark.parametrize(
+    ("command", "exposed"),
+    [
+        (("--mm-processor-cache-gb", "0"), NOT_MET),
+        (("--mm-processor-cache-gb=0.0",), NOT_MET),
+        (("--mm-processor-cache-gb", "4"), MET),
+        ((), MET),
+    ],
+)
+def test_a_server_without_the_cache_is_not_exposed(
+    command: tuple[str, ...], exposed: Truth
+) -> None:
+    live = LiveFacts("vllm", "0.23.0", command, 13.0)
+    assert GHOST_KEY.exposure(live).truth is exposed
+    (told,) = [c for c in GHOST_KEY.live_conditions(live) if c.id == "affected-release"]
+    assert (told.check(Evidence()).truth, told.required) == (exposed, False)
+
+
+def test_the_gate_wants_the_cached_image_alike() -> None:
+    assert GHOST_KEY.gate_check(hang_run()).truth is MET
+    for label in ("gate: image 1 again", "gate: image 1, streamed"):
+        other = hang_run()
+        other.labelled(label)[0].text = "another"
+        assert GHOST_KEY.gate_check(other).truth is NOT_MET
+    for label in ("gate: image 2", "gate: image 1 (cold)"):
+        fine = hang_run()
+        fine.labelled(label)[0].text = "another"
+        assert GHOST_KEY.gate_check(fine).truth is MET
+        fine.labelled(label)[0].status = 500
+        assert GHOST_KEY.gate_check(fine).truth is NOT_MET
+
+
+def test_a_request_without_an_answer_is_named_so() -> None:
+    silent = desync_run()
+    silent.labelled(vllm.AGAIN)[1].status = None
+    bound = bind(vllm.image_fails, DESYNC, facts(DESYNC))
+    assert guarded(bound, silent).observed == "image X: 500, no answer, 500, 500"
