@@ -112,8 +112,8 @@ def embeddings_kept(answers: ComparedAnswers) -> Finding:
 
 def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Claim, ...]:
     """``shown``: what is seen of the cache that took the one for the other."""
-    known = ("same-bytes", "starts-anew", "cache-on", engines_own, *given)
-    by = ("one-hash", *shown, "t-after-w", "w-after-t")
+    known: tuple[str | Check, ...] = ("same-bytes", "starts-anew", "cache-on", engines_own, *given)
+    by: tuple[str | Check, ...] = ("one-hash", *shown, "t-after-w", "w-after-t")
     entry = "one buffer in two layouts is one cache entry"
     return (
         claim(
@@ -138,7 +138,7 @@ def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Clai
 class ShapeAlias(PictureAlias):
     """What both variants share; ``between`` is what makes answers independent of each other."""
 
-    # Run: 0.5.6, 0.5.17 and 0.5.23. By source only: 0.4.6 is the first that hashes the values of
+    # Run: 0.5.6 and 0.5.23. By source only: 0.4.6 is the first that hashes the values of
     # the pixels (managers/schedule_batch.py, set_pad_value, by x.flatten()); 0.4.5 hashes the
     # tensor object, which is like no other.
     name, release, affected = "shape-alias", "0.5.23", ">=0.4.6"

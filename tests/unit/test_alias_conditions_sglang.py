@@ -175,6 +175,18 @@ def test_half_a_chance(more: dict[str, int | None], expected: Truth) -> None:
     assert report.half_chance(reproducers).truth is expected
 
 
+def test_what_is_told_of_pad_values() -> None:
+    few = Reproducers(Evidence(reproducers=[facts_of_pair()]))
+    many = Reproducers(Evidence(reproducers=[facts_of_pair(pad_of_2_30=77)]))
+    assert report.pad_range(few).observed.endswith(": 2^30 different ones")
+    assert report.pad_range(many).observed.endswith(": more than 2^30 different ones")
+    half = "50 % is reached at 38,582 images; 46,000 give 62.7%"
+    assert report.half_chance(few).observed == half
+    pools = report.CURVE.birthday
+    assert pools is not None
+    assert [p.images for p in pools.pools] == [38_582, 46_000, 10_000, 100_000]
+
+
 @pytest.mark.parametrize(
     ("images", "expected"),
     [(38_582, MET), (38_200, MET), (38_950, MET), (37_500, NOT_MET), (39_500, NOT_MET)],
