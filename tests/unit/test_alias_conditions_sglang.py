@@ -105,6 +105,16 @@ def test_only_what_takes_the_trigger_away_on_purpose_waives_it() -> None:
     assert waived(COLLISION) == waived(KV) == waived(EMBEDDING) == {}
 
 
+@pytest.mark.parametrize("scenario", [KV, EMBEDDING])
+def test_the_gate_needs_every_answer_and_the_last_flush(scenario: Scenario) -> None:
+    assert scenario.gate_check(alias_run(scenario)).truth is MET
+    failed = changed(alias_run(scenario), setting("gate: T again", status=500, error="x"))
+    assert scenario.gate_check(failed).truth is NOT_MET
+    assert scenario.gate_check(failed).observed == "gate: T again: x"
+    refused = changed(alias_run(scenario), setting(sharing.FLUSH, status=400))
+    assert scenario.gate_check(refused).truth is (NOT_MET if scenario is KV else MET)
+
+
 # ------------------------------------------------------------------ claims
 
 
@@ -295,13 +305,21 @@ def test_a_picture_sent_again_tells_whether_it_was_encoded_again(
     assert shape_alias.encoded_once(Requests(twice(again))).truth is expected
 
 
+def test_it_is_the_share_of_the_time_that_tells() -> None:
+    slow = twice(0.3)
+    for record in slow.requests:
+        record.latency_s *= 4
+    assert shape_alias.encoded_once(Requests(slow)).truth is MET
+
+
 def test_few_pictures_tell_nothing_of_the_cache() -> None:
     assert shape_alias.encoded_once(Requests(twice(0.1, pairs=1))).truth is UNKNOWN
     first_only = twice(0.1)
     first_only.requests = [r for r in first_only.requests if not r.label.endswith("again")]
     assert shape_alias.encoded_once(Requests(first_only)).truth is UNKNOWN
     refused = twice(0.1)
-    setting("fill-3 again", status=503)(refused)
+    refused.requests[-1].status = 503  # nine pairs are left
+    assert refused.requests[-1].label == "fill-4 again"
     assert shape_alias.encoded_once(Requests(refused)).truth is UNKNOWN
 
 

@@ -27,7 +27,7 @@ from made_up_sglang import (
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimStatus, Fidelity
 from mmrepro.run.tables import with_pictures
-from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
+from mmrepro.scenario import RunFacts, Scenario, sglang as sharing, tiles
 from mmrepro.scenarios import pad_value_collision as collision, shape_alias
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
@@ -277,3 +277,12 @@ def test_the_tiles_lie_in_another_layout() -> None:
     wide, tall = pictures["W"], pictures["T"]
     assert (wide.width, wide.height) == (tall.height, tall.width) == (112, 56)
     assert wide.png != tall.png
+    made = {
+        "W": tiles("W", 2, 4, 7),
+        "T": tiles("T", 4, 2, 7),
+        "control": tiles("control", 4, 2, 8),
+    }
+    assert {name: picture.png for name, picture in pictures.items()} == {
+        name: picture.png for name, picture in made.items()
+    }
+    assert shape_alias.KvCache.model.image_tokens == 1024  # of a picture that fills the cache
