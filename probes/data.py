@@ -20,6 +20,7 @@ class EndpointAnswer(Record):
     status: Annotated[int | None, Field(description="HTTP status; None without an answer")]
     seconds: float
     error: Annotated[str, Field(description="why there is no answer; empty when there is")] = ""
+    timed_out: Annotated[bool, Field(description="no complete answer came in time")] = False
     body: Annotated[str, Field(description="first 2000 characters of the body")] = ""
 
 
@@ -247,6 +248,9 @@ class LogsData(ProbeData):
         int, Field(description="bytes at the file's start that were passed over: it is too large")
     ] = 0
     lines: int
+    earlier_lines: Annotated[
+        int, Field(description="of these, passed over: an earlier start of the server wrote them")
+    ] = 0
     bad_bytes: Annotated[int, Field(description="lines with bytes that are not UTF-8")] = 0
     last_by_process: dict[str, LogLine] = {}
     errors: Annotated[list[LogLine], Field(description="first 50 error lines")] = []

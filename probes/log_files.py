@@ -23,6 +23,7 @@ from typing import BinaryIO, cast
 
 from mmrepro.probes.base import Probe, RawSink, Unavailable
 from mmrepro.probes.data import LogsData
+from mmrepro.probes.log_life import Life
 from mmrepro.probes.logs import Pattern, Scanner
 
 MAX_FILES = 1000
@@ -102,6 +103,7 @@ class LogFilesProbe(Probe[LogsData]):
 
     What cannot be read is told in ``unread`` and does not end the reading. ``added``: lines that
     tell of a new request; with ``progress`` they give the requests that were never scheduled.
+    ``life``: what an earlier start of the server wrote is passed over.
     """
 
     name = "logs"
@@ -114,12 +116,17 @@ class LogFilesProbe(Probe[LogsData]):
         *,
         added: Pattern | None = None,
         rotated: bool = True,
+        life: Life | None = None,
     ) -> None:
         self.paths = [Path(path) for path in paths]
         self.rotated = rotated
         self._unread: dict[str, str] = {}
         self._scanner = Scanner(
-            dict(patterns or {}), progress, file=", ".join(map(str, self.paths)), added=added
+            dict(patterns or {}),
+            progress,
+            file=", ".join(map(str, self.paths)),
+            added=added,
+            life=life,
         )
 
     def collect(self, sink: RawSink, deadline: float) -> LogsData:

@@ -18,6 +18,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -33,6 +34,7 @@ from mmrepro.probes._log_blocks import (
 from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes.log_life import Life
 
 CHUNK_BYTES = 1 << 20
 MAX_ERRORS = 50
@@ -53,6 +55,7 @@ class LogsProbe(Probe[LogsData]):
     ``first`` and ``last``: how many matching lines of each pattern are kept from either end.
     ``max_bytes``: of a larger file only that much of its end is read (``skipped_bytes``).
     ``added``: lines that tell of a new request; those after the last progress are kept.
+    ``life``: what an earlier start of the server wrote is passed over.
     """
 
     name = "logs"
@@ -72,9 +75,11 @@ class LogsProbe(Probe[LogsData]):
         last: int = 5,
         max_bytes: int | None = None,
         added: Pattern | None = None,
+        life: Life | None = None,
     ) -> None:
         self.path = Path(path)
         self.added = added
+        self.life = life
         self.patterns = dict(patterns or {})
         self.progress = progress
         self.first = first
@@ -92,6 +97,7 @@ class LogsProbe(Probe[LogsData]):
             first=self.first,
             last=self.last,
             added=self.added,
+            life=self.life,
         )
         try:
             # A FIFO or a device would block or never end.
@@ -170,6 +176,10 @@ class _Search:
     def lines(self) -> list[LogLine]:
         return [parse_line(number, line) for number, line in (*self.first, *self.last)]
 
+    def forget(self) -> None:
+        self.count, self.first = 0, []
+        self.last.clear()
+
 
 class Scanner:
     """The state of one reading. Blocks of whole lines are gone over once for everything that is
@@ -184,8 +194,11 @@ class Scanner:
         first: int = 20,
         last: int = 5,
         added: Pattern | None = None,
+        life: Life | None = None,
     ) -> None:
         self.file = file
+        self._life = life
+        self._earlier = 0
         self._added = None if added is None else _Search(added, MAX_STUCK, 0)
         self._stuck = _Stuck()
         self._timed = _Timed()
@@ -204,6 +217,7 @@ class Scanner:
         single = [s for s in (self._progress, self._added) if s is not None]
         wanted = [*self._searches.values(), *single]
         texts = [*_ERROR_TEXTS, *(text for s in wanted for text in s.texts or ())]
+        texts += life.texts if life else []
         self._texts = list(dict.fromkeys(texts))
         self._scan = BlockScan(self._texts)
 
@@ -218,11 +232,14 @@ class Scanner:
 
     def result(self) -> LogsData:
         """What was found so far."""
-        last = sorted(self._last.values())  # by number: plain and coloured prefixes may be mixed
+        last = sorted(
+            filter(itemgetter(0), self._last.values())
+        )  # by number: plain and coloured prefixes may be mixed
         data = LogsData(
             file=self.file,
             bytes_read=self._bytes,
             lines=self._lines,
+            earlier_lines=self._earlier,
             bad_bytes=self._bad_lines,
             last_by_process={
                 line.process: line for line in (parse_line(n, clean(raw)) for n, raw in last)
@@ -281,7 +298,17 @@ class Scanner:
         if carry != b"\n":
             yield carry
 
-    def _take(self, block: bytes) -> None:
+    def _forget(self) -> None:
+        """What was found so far is of an earlier life."""
+        singles = [s for s in (self._progress, self._added) if s is not None]
+        for search in (*self._searches.values(), *singles):
+            search.forget()
+        self._stuck, self._timed = _Stuck(), _Timed()
+        self._last_progress, self._errors, self._error_count = None, [], 0
+        self._last = dict.fromkeys(self._last, (0, b""))
+
+    def _take(self, block: bytes, *, whole: bool = False) -> None:
+        """``whole``: all of it is of the present life."""
         if not block.isascii():
             self._bad_lines += _bad_lines(block)
         strangers = self._scan.strangers(block)
@@ -290,9 +317,16 @@ class Scanner:
             strangers = self._scan.strangers(block, stripped=True) or []
         hits = self._scan.scan(block)
         lines = Lines(block, self._lines)
+        by_text = dict(zip(self._texts, hits.texts, strict=True))
+        if self._life and not whole and (begin := self._life.begins(lines, by_text)) >= 0:
+            self._forget()
+            self._lines += block.count(b"\n", 0, begin)
+            self._earlier = self._lines
+            if begin < len(block):
+                self._take(block[begin:], whole=True)
+            return
         self._lines += len(lines)
         self._last_words(lines, hits.known, strangers)
-        by_text = dict(zip(self._texts, hits.texts, strict=True))
         self._find_errors(lines, merged(by_text, _ERROR_TEXTS))
         for search in self._searches.values():
             offsets = None if search.texts is None else merged(by_text, search.texts)

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from mmrepro.diagnose import discover
 from mmrepro.diagnose.discover import Target
 from mmrepro.diagnose.readings import View
+from mmrepro.engines.base import UVICORN_STARTS
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.diagnosis import Effect
@@ -24,6 +26,7 @@ from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.log_files import LogFilesProbe, recent
+from mmrepro.probes.log_life import Life
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ProcessesProbe
@@ -276,16 +279,31 @@ class Collector:
         patterns = {**live.LOG_PATTERNS, **own, **self.log_patterns}
         progress = engine.progress_pattern if engine else None
         added = (engine.added_pattern if engine else "") or None
+        began = discover.began(self.target)
+        starts = engine.start_lines if engine else (UVICORN_STARTS,)
+        # A container may have another zone: its log's times are not held against our clock.
+        local = self.target.facts.place == "local"
+        since = datetime.fromtimestamp(began) if local and began is not None else None
 
         def probe(name: str) -> Probe[LogsData]:
-            path = Path(name)
+            path, life = Path(name), Life(starts, since)
             if files := recent(path, MAX_LOG_BYTES):
-                return LogFilesProbe(files, patterns, progress, added=added, rotated=False)
-            return LogsProbe(path, patterns, progress, max_bytes=MAX_LOG_BYTES, added=added)
+                files = [file for file in files if not _older(file, began)] or files[-1:]
+                return LogFilesProbe(
+                    files, patterns, progress, added=added, rotated=False, life=life
+                )
+            return LogsProbe(
+                path, patterns, progress, max_bytes=MAX_LOG_BYTES, added=added, life=life
+            )
 
+        logs = self.target.facts.logs[:MAX_LOGS]
+        others = [name for name in logs if _older(Path(name), began)]
+        self.target.unseen.extend(
+            f"the log: {name} was written before this server started" for name in others
+        )
         return [
             self._start(probe(path), seconds=self.plan.deadline_s, label=f"logs-{number}")
-            for number, path in enumerate(self.target.facts.logs[:MAX_LOGS], 1)
+            for number, path in enumerate((name for name in logs if name not in others), 1)
         ]
 
     def _cheap(self) -> Sequence[str]:
@@ -329,6 +347,14 @@ class Collector:
             _wait(unless, moment)
         else:
             time.sleep(max(0.0, moment - time.monotonic()))
+
+
+def _older(file: Path, began: float | None) -> bool:
+    """Whether nothing was written to it since the server began."""
+    try:
+        return began is not None and file.stat().st_mtime < began
+    except OSError:
+        return False
 
 
 def _may_matter(role: str) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import re
 import stat
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,6 +28,8 @@ MAX_CLIMB = 16
 MAX_PROCESSES = 256
 _PACKAGES = re.compile(r"(/[^\0\n]*?/(?:site|dist)-packages)/")
 
+ROUGH_S = 2.0
+"""Log lines have whole seconds."""
 LOG_HEAD_BYTES = 256 << 10
 AS_OWNER = "run mmrepro as root, or as the server's own user"
 
@@ -132,7 +136,7 @@ def _matching(listeners: list[sockets.Listener], known: Sequence[str]) -> list[s
 def _topmost(pids: Sequence[int]) -> int:
     """The ancestor of the others, then up while the parent is a process of the same engine."""
     parents = {pid: status[1] for pid in pids if (status := procfs.stat(pid)) is not None}
-    root = next((p for p in pids if parents.get(p) not in parents), pids[0])
+    root = next((p for p in parents if parents[p] not in parents), pids[0])
     engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
     for _ in range(MAX_CLIMB):
         status = procfs.stat(root)
@@ -252,10 +256,24 @@ def name_engine_by_log(target: Target) -> None:
                 continue
             target.engine, facts.engine = engine, engine.name
             facts.core_role, facts.engine_because = engine.core_role, [f"its log: {match[0]!r}"]
-            release = public_release(match.groupdict().get("release") or "")
+            release = public_release(_last_release(Path(path), engine.log_mark))
             if release and not facts.release:
                 facts.release, facts.release_from = release, "its log"
             return
+
+
+def _last_release(path: Path, mark: str) -> str:
+    """As the last start says it that the log holds: an earlier one may have been of another."""
+    if "(?P<release>" not in mark:
+        return ""
+    last = ""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            for match in re.finditer(mark.encode(), text):
+                last = match["release"].decode("ascii", "replace")
+    except (OSError, ValueError):  # gone, or empty
+        return ""
+    return last
 
 
 def _check_root(target: Target, commands: Signs) -> None:
@@ -329,6 +347,17 @@ def inside(pid: int, path: str) -> Path:
 
 
 # ---------------------------------------------------------------- logs
+
+
+def began(target: Target) -> float | None:
+    """When its first process started, less what clocks are rough, as time.time(); None: unknown."""
+    pid = target.facts.root_pid
+    status = procfs.stat(pid) if pid is not None else None
+    if status is None:
+        return None
+    ticks = os.sysconf("SC_CLK_TCK")
+    ago = time.clock_gettime(time.CLOCK_BOOTTIME) - status[2] / ticks
+    return time.time() - ago - ROUGH_S
 
 
 def find_logs(target: Target, given: Sequence[Path]) -> list[Path]:

@@ -96,17 +96,27 @@ def match(scenario: Scenario, evidence: Evidence, facts: LiveFacts) -> Match:
 def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, str]:
     """The fit and one sentence why. Pure.
 
-    ``match`` needs every required condition of both parts. ``likely`` needs a part of the symptom
-    and half of the cause, and none that speaks against it; ``symptom-only`` the whole symptom, and
-    a cause that is unseen or there in part. What could not be seen never counts for it.
+    ``match`` needs every required condition of both parts, and a server that can fail so.
+    ``likely`` needs a part of the symptom and half of the cause, and none that speaks against it;
+    ``symptom-only`` the whole symptom, and a cause that is unseen or there in part. What could not
+    be seen never counts for it. Whether this server can fail so caps the fit: if unknown, at
+    ``likely``; if it cannot, at ``symptom-only``.
     """
     symptom = [r for r in results if r.required and r.part == "symptom"]
     cause = [r for r in results if r.required and r.part == "cause"]
     symptom_truth, cause_truth = (combine([r.truth for r in part]) for part in (symptom, cause))
     unknown = _names(results, Truth.UNKNOWN)
     against = _names(results, Truth.NOT_MET)
+    if exposure.truth is Truth.NOT_MET:
+        cannot = f"it cannot happen here ({exposure.observed})"
+        if symptom_truth is Truth.MET and (cause_truth is not Truth.NOT_MET or _met(cause)):
+            return Fit.SYMPTOM_ONLY, f"it looks like this, but {cannot}"
+        return Fit.NOT_THIS, f"{cannot}; " + _left(against, unknown)
     if symptom_truth is Truth.MET and cause_truth is Truth.MET:
-        return Fit.MATCH, f"all {len(symptom) + len(cause)} required conditions are met"
+        met = f"all {len(symptom) + len(cause)} required conditions are met"
+        if exposure.truth is Truth.MET:
+            return Fit.MATCH, met
+        return Fit.LIKELY, f"{met}; whether it can happen here is not known: {exposure.observed}"
     shown = _met(symptom) and 2 * sum(r.truth is Truth.MET for r in cause) >= len(cause) > 0
     if not against and shown:
         return Fit.LIKELY, f"nothing speaks against it; not seen: {unknown}"
@@ -115,10 +125,13 @@ def judge(results: Sequence[ConditionResult], exposure: Finding) -> tuple[Fit, s
         missing = f"not met: {against}" if against else f"not seen: {unknown}"
         return Fit.SYMPTOM_ONLY, f"it looks like this, but its cause was not seen ({missing})"
     if exposure.truth is Truth.MET:
-        return Fit.EXPOSED, f"it can happen here ({exposure.observed}); now: " + (
-            f"not met: {against}" if against else f"not seen: {unknown}"
-        )
+        now = _left(against, unknown)
+        return Fit.EXPOSED, f"it can happen here ({exposure.observed}); now: {now}"
     return Fit.NOT_THIS, f"not met: {against}" if against else f"nothing of it was seen: {unknown}"
+
+
+def _left(against: str, unknown: str) -> str:
+    return f"not met: {against}" if against else f"not seen: {unknown}"
 
 
 def _met(results: Sequence[ConditionResult]) -> bool:

@@ -19,6 +19,7 @@ from mmrepro.probes.data import (
     SyscallsData,
 )
 from mmrepro.signature import checks
+from mmrepro.signature.live_server import ENDED_BADLY
 from mmrepro.signature.views import metric_readings, spinning
 
 TOKENS = ("prompt_tokens", "generation_tokens")
@@ -52,7 +53,7 @@ class View:
                 return "silent"
             return "failed"
         if data.status == 200:
-            return "failed" if "finish_reason" in data.error else "malformed"
+            return "failed" if ENDED_BADLY in data.error else "malformed"
         if data.status == 429:
             return "overload"
         return "failed" if data.status >= 500 else "refused"

@@ -22,6 +22,8 @@ from mmrepro.text import sanitize
 
 SERVED_MODEL = "tiny"
 
+UVICORN_STARTS = r"INFO:\s+Started server process \[\d+\]"
+
 BOOT = "boot"
 """Below ``reproducers/standins``: runs the stand-ins in every process of the engine."""
 
@@ -145,6 +147,8 @@ class Engine(ABC):
     """What the command line of one of its processes looks like; "": made from the name."""
     log_mark: ClassVar[str] = ""
     """A line that only this engine logs while it starts; a group "release" tells which."""
+    start_lines: ClassVar[tuple[str, ...]] = (UVICORN_STARTS,)
+    """Lines that it logs at each start, and only then, in that order."""
     idle_loops: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that turn round and burn CPU while there is nothing to do."""
     own_fidelity: ClassVar[Fidelity | None] = None

@@ -50,6 +50,7 @@ class MinivllmEngine(Engine):
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"
+    start_lines: ClassVar[tuple[str, ...]] = (log_mark,)
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
 
     def contract_watch(self) -> Mitigation | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
+from mmrepro.engines.base import SERVED_MODEL, UVICORN_STARTS, Engine, LaunchRequest, two_threads
 from mmrepro.engines.changes import Patch
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.sglang import sglang_spec
@@ -112,6 +112,10 @@ class SglangEngine(Engine):
         "cache-flushed": r"Cache flushed successfully",
     }
     log_mark: ClassVar[str] = r"server_args=(?:ServerArgs\(|\{'model_path')"
+    start_lines: ClassVar[tuple[str, ...]] = (
+        r"(?:^|\] )server_args=(?:ServerArgs\(|\{'model_path')",
+        UVICORN_STARTS,
+    )
     idle_loops: ClassVar[tuple[str, ...]] = ("event_loop_normal", "event_loop_overlap")
     version_paths: ClassVar[tuple[str, ...]] = ("/get_server_info", "/server_info")
     progress_pattern: ClassVar[str] = r"(?:Prefill|Decode) batch"

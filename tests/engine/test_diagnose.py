@@ -21,6 +21,7 @@ import pytest
 from live import COMMAND, assert_nothing_left, processes_in, shared_memory, wait_for
 from live_server import Load, Server, Told, ask, diagnose, serving
 from mmrepro.models import TinyQwen2VL, TinyQwen3
+from mmrepro.run.options import StartMode
 
 pytestmark = pytest.mark.engine
 GHOST = "ghost-key-eviction"
@@ -138,6 +139,87 @@ def test_a_core_that_was_killed_alone_is_told_from_a_dead_server(vllm: Server, t
     blind = diagnose(vllm.url, cwd=tmp_path)
     assert (blind.exit_code, blind.state) == (1, "dead")
     assert "died first" not in blind.document["assessment"]["sentence"]
+
+
+# ---------------------------------------------------------------- what only looks like a failure
+
+YESTERDAY = """\
+(APIServer pid=8) INFO 11-20 03:00:00 [entrypoints/api_utils.py:273] non-default args: {'port': 1}
+(EngineCore pid=9) INFO 11-20 03:00:01 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with x
+(APIServer pid=8) INFO:     Started server process [8]
+(APIServer pid=8) INFO 11-20 03:10:00 [async_llm.py:1] Added request chatcmpl-1.
+(EngineCore pid=9) ERROR 11-20 03:10:01 [v1/engine/core.py:1195] AssertionError: Expected a cached \
+item for mm_hash='5f060411f6672c43afaf56ad299c688f7f229b9728324f49dc54e3a4be614385'
+(APIServer pid=8) INFO:     127.0.0.1:1 - "POST /v1/chat/completions HTTP/1.1" 500 Internal Server \
+Error
+(APIServer pid=8) ERROR 11-20 03:11:00 [async_llm.py:480] EngineDeadError: EngineCore encountered
+"""
+KEY = "sk-0123456789abcdef"
+WITH_KEY = ("--header", f"Authorization: Bearer {KEY}")
+NO_TITLES = 'raise ImportError("this machine has no setproctitle")'
+"""A stand-in for the package: older releases, and those without it, name no process."""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """vLLM without process titles, behind a key, that logs to the file of an earlier one."""
+    folder = tmp_path_factory.mktemp("bare")
+    (folder / "engine.log").write_text(YESTERDAY)
+    (folder / "standin").mkdir()
+    (folder / "standin" / "setproctitle.py").write_text(NO_TITLES)
+    with serving(
+        "vllm", "0.23.0", TinyQwen2VL(), folder, "--api-key", KEY,
+        env={"PYTHONPATH": str(folder / "standin")}, mode=StartMode.COLD,
+    ) as server:  # fmt: skip
+        ask(server.url, key=KEY)
+        yield server
+
+
+def nothing_matches(told: Told) -> bool:
+    fits = {m["fit"] for m in told.document["matches"]}
+    return fits <= {"exposed", "not-this"}
+
+
+def test_a_healthy_server_without_titles_is_healthy(bare: Server, tmp_path: Path):
+    told = diagnose(bare.url, *WITH_KEY, "--out", "kept", cwd=tmp_path)
+    roles = {p["role"] for p in told.document["target"]["processes"]}
+    assert len(told.document["target"]["processes"]) > 1
+    assert not any("EngineCore" in role for role in roles)
+    assert (told.exit_code, told.state) == (0, "healthy")
+    assert told.document["effect"]["inferences"] == 1
+    assert "which process is EngineCore" in " ".join(told.document["unseen"])
+
+
+def test_a_healthy_server_with_yesterdays_crash_in_its_log_matches_nothing(
+    bare: Server, tmp_path: Path
+):
+    told = diagnose(bare.url, *WITH_KEY, "--out", "kept", cwd=tmp_path)
+    assert nothing_matches(told)
+    assert told.document["target"]["logs"] == [str(bare.log)]
+    assert (told.state, told.document["since"]) == ("healthy", "")
+    incident = json.loads((tmp_path / "kept" / "incident.json").read_text())
+    read = next(p["data"] for p in incident["evidence"]["probes"] if p["probe"] == "logs")
+    assert read["earlier_lines"] >= len(YESTERDAY.splitlines())
+
+
+def test_a_server_behind_an_api_key_is_not_called_failing(bare: Server, tmp_path: Path):
+    told = diagnose(bare.url, cwd=tmp_path)
+    assert (told.exit_code, told.state) == (3, "no-fault-seen")
+    assert nothing_matches(told)
+    assert "--header" in told.document["assessment"]["advice"][0]
+
+
+def test_one_without_titles_that_was_killed_is_dead_and_not_of_an_old_crash(
+    bare: Server, tmp_path: Path
+):
+    for process in [psutil.Process(bare.pid), *psutil.Process(bare.pid).children(recursive=True)]:
+        process.kill()
+    wait_for(lambda: not psutil.pid_exists(bare.pid), 30, "its end")
+    told = diagnose(bare.url, "--log", str(bare.log), cwd=tmp_path)
+    assert (told.exit_code, told.state) == (1, "dead")
+    assert nothing_matches(told)
+    assert "died first" not in told.document["assessment"]["sentence"]
+    assert "03:1" not in told.document["since"]
 
 
 # ---------------------------------------------------------------- the hang

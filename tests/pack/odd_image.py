@@ -19,6 +19,7 @@ from mmrepro.scenario import (
     cause,
     claim,
     cure,
+    precondition,
     row,
     some_requests_fail,
     symptom,
@@ -67,6 +68,17 @@ class OddImage(Scenario):
         await drive.ask(WHOLE, image=drive.image_size)
         await drive.ask(FAILS, image=(84, 56))
         await drive.ask(AFTER, text="hello")
+
+    @precondition("the engine took in the image of 6 embeddings, which changes the last block")
+    def arrives(self, requests: Requests, logs: Logs) -> Finding:
+        whole = requests.first(WHOLE).prompt_tokens
+        if whole is None:
+            return Finding.unknown("the tokens of the larger image's prompt were not counted")
+        tokens = whole - 64 + EMBEDDINGS
+        taken = [int(found[1]) for found in logs.search("added-request", r": (\d+) tokens")]
+        added = last_block(tokens) - last_block(tokens - EMBEDDINGS)
+        said = f"prompts of {taken} tokens; {tokens} have {added} of the image in the last block"
+        return Finding.of(tokens in taken and added > 0, said)
 
     symptoms = (
         symptom(

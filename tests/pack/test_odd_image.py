@@ -31,11 +31,11 @@ def test_nothing_is_left_to_fill_in() -> None:
     assert not left, "\n".join(left)
 
 
-def test_symptom_and_cause_are_both_required() -> None:
+def test_arrival_symptom_and_cause_are_all_required() -> None:
     scenario = load_scenario(str(FILE))
     facts = RunFacts(scenario.release, Fidelity.CPU, frozenset(), 1.0)
     required = {c.part for c in scenario.conditions(facts) if c.required}
-    assert required == {"symptom", "cause"}
+    assert required == {"precondition", "symptom", "cause"}
 
 
 @pytest.mark.parametrize(("recording", "outcome"), RECORDED.items())

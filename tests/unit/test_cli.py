@@ -167,7 +167,7 @@ def test_list_show_and_schema_print_one_json_document(here: Here) -> None:
         shown = document("show", name, "--json")
         assert isinstance(shown, dict)
         assert shown["name"] == name
-        assert {c["part"] for c in shown["conditions"]} == {"symptom", "cause"}
+        assert {c["part"] for c in shown["conditions"]} == {"precondition", "symptom", "cause"}
     assert isinstance(document("schema"), dict)
 
 

@@ -286,7 +286,7 @@ def nothing(evidence: Evidence) -> None:
     [
         ("prefix-caching", (), UNKNOWN),
         ("prefix-caching", (configured("True"),), NOT_MET),
-        ("prefix-caching", (configured(None),), NOT_MET),
+        ("prefix-caching", (configured(None),), UNKNOWN),
         ("prefix-caching", (configured("False"),), MET),
         ("prefix-caching", (configured("False", "vllm:other"),), UNKNOWN),
         ("concurrency", (), UNKNOWN),

@@ -35,7 +35,7 @@ def test_it_is_listed_and_shown() -> None:
     assert len(listed) > 10  # the known ones beside it
     shown = json.loads(runner.invoke(app, ["show", "odd-image", "--json"]).stdout)
     assert [c["id"] for c in shown["conditions"]] == [
-        "others-answered", "request-fails", "refused-in-store", "short-by-the-image",
+        "arrives", "others-answered", "request-fails", "refused-in-store", "short-by-the-image",
     ]  # fmt: skip
 
 

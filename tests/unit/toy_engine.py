@@ -13,7 +13,7 @@ from mmrepro.supervise import EngineProcess
 from mmrepro.supervise.protocol import Entry
 from mmrepro.supervise.warm import ParentSpec, WarmParent
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 SAY_ALL = """
     import json, os, random, sys, tempfile, time

@@ -212,6 +212,10 @@ def test_a_match_is_everything_met_and_likely_is_never_against(
     truths = {r.truth for r in required}
     parts = {r.part for r in required if r.truth is Truth.MET}
     assert why
+    if exposure.truth is not Truth.MET:
+        assert fit is not Fit.MATCH
+    if exposure.truth is Truth.NOT_MET:
+        assert fit in (Fit.SYMPTOM_ONLY, Fit.NOT_THIS)
     if fit is Fit.MATCH:
         assert truths == {Truth.MET}
         assert parts == {"symptom", "cause"}
@@ -222,6 +226,107 @@ def test_a_match_is_everything_met_and_likely_is_never_against(
         assert cause.count(Truth.MET) * 2 >= len(cause)
     if fit is Fit.EXPOSED:
         assert exposure.truth is Truth.MET
+
+
+def one(part: str, truth: Truth, name: str = "c", required: bool = True) -> ConditionResult:
+    return ConditionResult(
+        id=f"{name}-{part}", part=part, statement="s", required=required, truth=truth, observed="o"
+    )
+
+
+def fit(exposed: Truth, *judged: ConditionResult) -> tuple[Fit, str]:
+    return judge(judged, Finding(exposed, "said"))
+
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+
+
+def test_whether_it_can_happen_here_caps_the_fit() -> None:
+    whole = one("symptom", MET), one("cause", MET)
+    assert fit(MET, *whole) == (Fit.MATCH, "all 2 required conditions are met")
+    told = "all 2 required conditions are met; whether it can happen here is not known: said"
+    assert fit(UNKNOWN, *whole) == (Fit.LIKELY, told)
+    told = "it looks like this, but it cannot happen here (said)"
+    assert fit(NOT_MET, *whole) == (Fit.SYMPTOM_ONLY, told)
+    half = one("symptom", MET), one("cause", MET), one("cause", UNKNOWN, "d")
+    assert fit(MET, *half) == (Fit.LIKELY, "nothing speaks against it; not seen: d-cause")
+    assert fit(UNKNOWN, *half)[0] is Fit.LIKELY
+    assert fit(NOT_MET, *half) == (Fit.SYMPTOM_ONLY, told)
+    unseen = one("symptom", MET), one("cause", UNKNOWN)
+    assert fit(NOT_MET, *unseen) == (Fit.SYMPTOM_ONLY, told)
+    partly = one("symptom", MET), one("cause", MET), one("cause", NOT_MET, "d")
+    assert fit(NOT_MET, *partly) == (Fit.SYMPTOM_ONLY, told)
+    missed = one("symptom", MET), one("cause", NOT_MET)
+    told = "it cannot happen here (said); not met: c-cause"
+    assert fit(NOT_MET, *missed) == (Fit.NOT_THIS, told)
+    dim = one("symptom", UNKNOWN), one("symptom", MET, "d"), one("cause", MET)
+    told = "it cannot happen here (said); not seen: c-symptom"
+    assert fit(NOT_MET, *dim) == (Fit.NOT_THIS, told)
+    assert fit(MET, *dim)[0] is Fit.LIKELY
+
+
+def test_each_fit_at_its_edge() -> None:
+    look = "it looks like this, but its cause was not seen"
+    two = one("symptom", MET), one("cause", MET), one("cause", UNKNOWN, "d")
+    assert fit(MET, *two)[0] is Fit.LIKELY
+    third = one("cause", UNKNOWN, "e")
+    assert fit(MET, *two, third) == (Fit.SYMPTOM_ONLY, f"{look} (not seen: d-cause, e-cause)")
+    against = one("symptom", MET), one("cause", MET), one("cause", NOT_MET, "d")
+    assert fit(MET, *against) == (Fit.SYMPTOM_ONLY, f"{look} (not met: d-cause)")
+    missed = one("symptom", MET), one("cause", NOT_MET), one("cause", UNKNOWN, "d")
+    assert fit(MET, *missed) == (Fit.EXPOSED, "it can happen here (said); now: not met: c-cause")
+    assert fit(UNKNOWN, *missed) == (Fit.NOT_THIS, "not met: c-cause")
+    nothing = one("symptom", UNKNOWN), one("cause", UNKNOWN)
+    told = "it can happen here (said); now: not seen: c-symptom, c-cause"
+    assert fit(MET, *nothing) == (Fit.EXPOSED, told)
+    told = "nothing of it was seen: c-symptom, c-cause"
+    assert fit(UNKNOWN, *nothing) == (Fit.NOT_THIS, told)
+    cause_alone = one("symptom", UNKNOWN), one("cause", MET)
+    assert fit(UNKNOWN, *cause_alone)[0] is Fit.NOT_THIS
+    symptom_alone = one("symptom", MET), one("cause", UNKNOWN)
+    assert fit(UNKNOWN, *symptom_alone)[0] is Fit.SYMPTOM_ONLY
+    # What is not required neither makes nor breaks it, and nothing at all is no match.
+    extra = one("symptom", NOT_MET, "x", False), one("cause", NOT_MET, "y", False)
+    assert fit(MET, one("symptom", MET), one("cause", MET), *extra)[0] is Fit.MATCH
+    assert fit(MET)[0] is Fit.EXPOSED
+    assert fit(UNKNOWN, one("symptom", MET))[0] is not Fit.MATCH
+    assert fit(MET, one("symptom", MET))[0] is not Fit.LIKELY
+
+
+def test_a_match_tells_what_it_counts() -> None:
+    evidence = hung()
+    drop(evidence, "inference")
+    found = match(GHOST_KEY, evidence, FACTS)
+    assert (found.met, found.not_met, found.unknown) == (8, 0, 1)
+    whole = match(GHOST_KEY, hung(), FACTS)
+    assert (whole.met, whole.not_met, whole.unknown, whole.exposed) == (9, 0, 0, True)
+    assert whole.title == GHOST_KEY.title
+    assert any("disable-mm-cache" in remedy for remedy in whole.remedies)
+    assert any("43941" in reference for reference in whole.references)
+    fixed = match(GHOST_KEY, hung(), replace(FACTS, release="0.24.0"))
+    assert (fixed.fit, fixed.exposed) == (Fit.SYMPTOM_ONLY, False)
+    assert match(GHOST_KEY, hung(), replace(FACTS, release="")).fit is Fit.LIKELY
+    unknown_engine = match(GHOST_KEY, hung(), replace(FACTS, engine=""))
+    assert unknown_engine.conditions
+    other = match(GHOST_KEY, hung(), replace(FACTS, engine="sglang"))
+    assert other.why == "the server is sglang, this happens to vllm"
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        replace(FACTS, release="0.24.0", command=("serve", "--mm-processor-cache-gb", "0")),
+        replace(FACTS, release="0.10.0"),
+    ],
+    ids=["the cache is off", "vLLM 0.10.0"],
+)
+def test_a_server_that_cannot_fail_so_does_not_match(facts: LiveFacts) -> None:
+    """Its log holds every line that the signature asks for, and single requests got 500."""
+    evidence = healthy()
+    swap(evidence, access(2))
+    assert match(DESYNC, evidence, replace(FACTS, release="0.24.0")).fit is Fit.MATCH
+    found = match(DESYNC, evidence, facts)
+    assert (found.fit, found.exposed) == (Fit.SYMPTOM_ONLY, False)
 
 
 @given(results, exposures, st.integers(0, 7))
@@ -288,3 +393,48 @@ def test_a_file_that_is_none_is_said_before_the_server_is_touched(tmp_path: Path
     with pytest.raises(UnknownScenario):
         diagnose(options)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmrepro.errors import BrokenScenario
+    from mmrepro.scenario import registry
+
+    names = ["ghost-key-eviction", "broken", "mm-cache-desync", "undersized-kv-budget"]
+    known = {name: load_scenario(name) for name in names if name != "broken"}
+
+    def load(name: str):  # type: ignore[no-untyped-def]
+        if name == "broken":
+            raise BrokenScenario("it does not import")
+        return known[name]
+
+    monkeypatch.setattr(registry, "scenario_names", lambda: names)
+    monkeypatch.setattr(registry, "load_scenario", load)
+    budget = known["undersized-kv-budget"].variants
+    assert all_scenarios() == [known[names[0]], known[names[2]], *budget]
+    # One that is given stands first, and not twice.
+    assert all_scenarios([names[2]]) == [known[names[2]], known[names[0]], *budget]
+
+
+def test_the_best_fit_is_first_and_among_equals_the_one_with_more_met() -> None:
+    def made(name: str, fit: Fit = Fit.LIKELY, **counts: object) -> Match:
+        return Match(scenario=name, title="t", fit=fit, why="w", **counts)  # type: ignore[arg-type]
+
+    order = [
+        made("z", Fit.MATCH),
+        made("y", met=3, not_met=9, unknown=9),
+        made("x", met=2, not_met=1, unknown=9),
+        made("w", met=2, not_met=2, unknown=1),
+        made("u", met=2, not_met=2, unknown=2),
+        made("v", met=2, not_met=2, unknown=2, variant="a"),
+        made("v", met=2, not_met=2, unknown=2, variant="b"),
+        made("a", Fit.EXPOSED, met=9),
+    ]
+    assert ranked(reversed(order)) == order
+
+
+def test_one_scenarios_variants_are_kept_apart_where_they_are_judged_otherwise() -> None:
+    facts = replace(FACTS, engine="sglang")
+    assert len(match_all([GHOST_KEY, GHOST_KEY], hung(), FACTS)) == 1
+    # Those that were not judged have nothing in common.
+    assert len(match_all([GHOST_KEY, GHOST_KEY], hung(), facts)) == 2
+    assert len(match_all([GHOST_KEY, DESYNC], hung(), FACTS)) == 2

@@ -1,0 +1,218 @@
+"""What a look does, in which order and with which bounds; the probes themselves are stand-ins."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from looked import Told, collector, told
+from made_up import http
+from mmrepro.diagnose import collect
+from mmrepro.diagnose.collect import Collector, LookOptions
+from mmrepro.probes.data import EndpointAnswer, HttpData
+from mmrepro.probes.fetch import Fetched
+from seen import GREEN, URL
+
+assert told  # a fixture
+
+
+def look(made: Collector, suspicious: bool = False, plain: bool = False) -> None:
+    made.look(lambda evidence: suspicious, plain=plain)
+
+
+# ---------------------------------------------------------------- the course of a look
+
+
+def test_a_dead_or_stopped_server_is_looked_at_once_and_asked_nothing(
+    tmp_path: Path, told: Told
+) -> None:
+    made = collector(tmp_path, logs=["a.log"])
+    look(made, suspicious=True, plain=True)
+    assert told.labels == ["stacks", "processes", "syscalls", "logs-1", "gpu"]
+    assert (made.requests, made.inferences, told.until, told.waited) == ([], 0, [], [])
+
+
+def test_a_healthy_server_is_read_twice_and_asked_once(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    made.plan = LookOptions(deadline_s=10.0, model="m", request=False)
+    look(made)
+    assert told.labels == ["stacks", "processes", "syscalls", "gpu", "metrics-2"]
+    assert told.until == [collect.APART_S]
+    assert made.requests == ["GET /metrics"]
+
+
+def test_a_front_that_was_not_well_is_asked_again(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, "vllm", http(None, 200))
+    made.plan = LookOptions(deadline_s=10.0, model="m", request=False)
+    look(made)
+    assert told.labels[-2:] == ["metrics-2", "http-2"]
+    assert made.requests == ["GET /metrics", "GET /health", "GET /v1/models"]
+
+
+def test_a_silent_one_is_looked_at_again_before_the_deadline(tmp_path: Path, told: Told) -> None:
+    """The request is still on its way: a second round, and the last readings before its end."""
+    made = collector(tmp_path, "vllm", GREEN)
+    look(made)
+    first, second = ["stacks", "processes", "syscalls"], ["2-stacks", "2-processes", "2-syscalls"]
+    rest = ["metrics-3", "http-2"]
+    assert told.labels == ["inference", *first, "gpu", "metrics-2", *second, *rest]
+    # -1.0: the processes are looked at again.
+    assert told.until == pytest.approx([2.0, 6.0, -1.0, 9.2, -1.0])
+    assert told.waited == pytest.approx([3.0, 11.0])
+    assert told.seconds("2-stacks") == pytest.approx(9.2)
+    assert made.inferences == 1
+    assert made.requests[0] == "POST /v1/chat/completions"
+
+
+def test_without_a_request_a_suspect_is_watched_as_long(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    made.plan = LookOptions(deadline_s=10.0, request=False)
+    look(made, suspicious=True)
+    assert told.labels[-5:] == ["2-stacks", "2-processes", "2-syscalls", "metrics-3", "http-2"]
+    assert told.waited == []
+
+
+def test_an_answered_suspect_is_watched_too(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: Future[None] = Future()
+    done.set_result(None)
+    monkeypatch.setattr(Collector, "_request", lambda self: done)
+    look(collector(tmp_path, "vllm", GREEN), suspicious=True)
+    assert "http-2" in told.labels
+    told.started.clear()
+    look(collector(tmp_path, "vllm", GREEN))
+    assert told.labels[-1] == "metrics-2"
+
+
+def test_a_short_deadline_still_leaves_time_for_stacks(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    made.plan = LookOptions(deadline_s=2.0, model="m")
+    look(made)
+    assert told.seconds("2-stacks") == collect.EVIDENCE_S
+
+
+def test_the_bounds_of_a_look() -> None:
+    assert (collect.FRONT_S, collect.APART_S, collect.GLANCE_S) == (3.0, 2.0, 3.0)
+    assert (collect.SECOND_LOOK, collect.LAST_S, collect.WINDOW_S) == (0.6, 0.8, 1.0)
+    assert (collect.EVIDENCE_S, collect.MAX_LOG_BYTES) == (2.5, 536_870_912)
+    assert (collect.MAX_LOGS, collect.MAX_SAMPLED, collect.TOKENS) == (8, 6, 8)
+    assert LookOptions() == LookOptions(15.0, 5, True, False, "", {})
+
+
+# ---------------------------------------------------------------- the front
+
+
+def test_the_front_is_asked_its_cheap_endpoints(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, "sglang", plan=LookOptions(headers={"A": "b"}))
+    made.ask_front()
+    assert told.probe("http") == (
+        "http",
+        (URL, ["/health", "/v1/models"], 3.0),
+        {"headers": {"A": "b"}},
+    )
+    assert told.probe("metrics-1") == ("metrics", (f"{URL}/metrics", 3.0), {"headers": {"A": "b"}})
+    assert made.requests == ["GET /health", "GET /v1/models", "GET /metrics"]
+    unknown = collector(tmp_path, "")
+    unknown.ask_front()
+    assert unknown.requests == ["GET /health", "GET /v1/models", "GET /metrics"]
+    assert told.seconds("http") == 6.0
+
+
+def listed(status: int, body: str) -> HttpData:
+    answers = [EndpointAnswer(path="/v1/models", status=status, seconds=0.1, body=body)]
+    return HttpData(base_url=URL, answers=answers)
+
+
+@pytest.mark.parametrize(
+    ("plan", "status", "body", "command", "model"),
+    [
+        ("given", 200, '{"data": [{"id": "listed"}]}', ["--model", "named"], "given"),
+        ("", 200, '{"data": [{"id": "listed"}, {"id": "x"}]}', ["--model", "named"], "listed"),
+        ("", 401, '{"data": [{"id": "listed"}]}', ["--model", "named"], "named"),
+        ("", 200, "<html>", ["--model", "named"], "named"),
+        ("", 200, '{"data": []}', ["--model", "named"], "named"),
+        ("", 200, '{"data": null}', ["--model", "named"], "named"),
+        ("", 200, "{}", ["--model-path", "p", "--served-model-name", "s"], "s"),
+        ("", 200, "{}", ["--model", "m", "--model-name", "n"], "n"),
+        ("", 200, "{}", ["--model-path", "p"], "p"),
+        ("", 200, "{}", ["x", "--model"], ""),
+        ("", 200, "{}", ["--model", "a", "--model", "b"], "a"),
+        ("", 200, "{}", [], ""),
+    ],
+)
+def test_the_model_that_is_asked_for(
+    plan: str, status: int, body: str, command: list[str], model: str, tmp_path: Path
+) -> None:
+    command = ["serve", *(str(word) for word in command)]
+    made = collector(
+        tmp_path, "vllm", listed(status, body), plan=LookOptions(model=plan), command=command
+    )
+    assert made.model() == model
+
+
+def test_without_a_model_no_request_is_sent(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, plan=LookOptions())
+    assert made._request() is None
+    assert "give --model NAME" in made.target.unseen[0]
+    assert (made.requests, made.inferences, told.started) == ([], 0, [])
+
+
+def test_the_request_is_small_and_bounded(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, plan=LookOptions(deadline_s=7.0, model="m", headers={"A": "b"}))
+    assert made._request() is not None
+    words, options = (URL, "m", 7.0), {"max_tokens": 8, "headers": {"A": "b"}}
+    assert told.started == [(("inference", words, options), 7.5, "")]
+    assert made.target.facts.model == "m"
+    assert (made.requests, made.inferences) == (["POST /v1/chat/completions"], 1)
+    known = collector(tmp_path, model="known", plan=LookOptions(model="other"))
+    known._request()
+    assert told.started[-1][0][1][1] == "known"
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], dict[str, tuple[int, bytes]]]:
+    asked: list[Any] = []
+    answers: dict[str, tuple[int, bytes]] = {}
+
+    def fetch(method: str, url: str, **options: Any) -> Fetched:
+        asked.append((method, url, options))
+        status, body = answers.get(url, (404, b"{}"))
+        return Fetched(status=status, body=body, seconds=0.1, error="", cut=False)
+
+    monkeypatch.setattr(collect, "fetch", fetch)
+    return asked, answers
+
+
+def test_the_release_is_asked_for_where_no_file_tells_it(tmp_path: Path, fetched: Any) -> None:
+    asked, answers = fetched
+    made = collector(tmp_path, "sglang", release="", plan=LookOptions(headers={"A": "b"}))
+    answers[f"{URL}/get_server_info"] = (200, b"not JSON")
+    answers[f"{URL}/server_info"] = (200, b'{"version": "0.5.6"}')
+    made.ask_release()
+    facts = made.target.facts
+    assert (facts.release, facts.release_from) == ("0.5.6", "its endpoint /server_info")
+    options = {"timeout_s": 3.0, "max_bytes": 1_048_576, "headers": {"A": "b"}}
+    assert asked == [("GET", f"{URL}{p}", options) for p in ("/get_server_info", "/server_info")]
+    assert made.requests == ["GET /get_server_info", "GET /server_info"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(500, b'{"version": "0.5.6"}'), (200, b'{"version": "no"}'), (200, b"{}"), (200, b"[]")],
+)
+def test_a_release_that_is_not_told_stays_unknown(
+    answer: tuple[int, bytes], tmp_path: Path, fetched: Any
+) -> None:
+    fetched[1][f"{URL}/version"] = answer
+    made = collector(tmp_path, release="")
+    made.ask_release()
+    assert (made.target.facts.release, len(fetched[0])) == ("", 1)
+
+
+def test_a_known_release_is_not_asked_for(tmp_path: Path, fetched: Any) -> None:
+    collector(tmp_path).ask_release()
+    collector(tmp_path, "", release="").ask_release()
+    assert fetched[0] == []
