@@ -12,6 +12,7 @@ from made_up_kv import (
     REFUSED,
     RUNTIME,
     at,
+    crash_run,
     ended,
     line,
     log,
@@ -21,6 +22,7 @@ from made_up_kv import (
     replace_log,
     sized,
     truncated_run,
+    truth as truth_of,
     witness,
 )
 from mmrepro.evidence import Evidence, Missing, ReproducerResult
@@ -89,6 +91,20 @@ def test_what_the_runs_memory_is_solved_from() -> None:
     assert (growth.SCENARIO.trigger_deadline_s, BUDGET.trigger_deadline_s) == (60.0, 240.0)
 
 
+def test_what_is_set_up_for_each_variant() -> None:
+    found = {s.variant: (s.prompt_tokens, s.predicted.setting) for s in BUDGET.variants}  # type: ignore[attr-defined]
+    assert {name: (tokens, str(setting)) for name, (tokens, setting) in found.items()} == {
+        "text": (3446, "0.26"),
+        "image": (1600, "0.13"),
+        "full-size": (3446, "0.26"),
+    }
+    assert growth.SCENARIO.mitigations[0].server_args == ("--cache-max-entry-count", "0.11")
+    assert BUDGET.expected("0.8.0rc1", frozenset())[0] is Outcome.DIFFERENT_FAILURE
+    claims = BUDGET.claim_results(opaque_run(), run_facts(BUDGET))
+    said = next(c.observed for c in claims if c.id == "works-with-0.8")
+    assert "172 blocks" in said
+
+
 def test_018_names_the_bytes_of_each_rank() -> None:
     evidence = opaque_run()
     lines = sized(0.1, 21, 1344)
@@ -123,6 +139,21 @@ def test_requests_are_those_of_at_least_so_many_tokens() -> None:
     assert (long.refused, seen.requests()[0].refused) == (True, False)
     with pytest.raises(Missing, match="no request of 1601 tokens"):
         seen.requests(1601)
+
+
+@pytest.mark.parametrize(("tokens", "seen"), [(0, 0), (1, 1)])
+def test_a_request_has_tokens(tokens: int, seen: int) -> None:
+    evidence = opaque_run()
+    replace_log(evidence, log(sized(0.1, 21, 1344), ended(tokens, 1344), REFUSED))
+    assert len(kv.Witness(evidence).requests()) == 1 + seen
+
+
+def test_without_a_witness_every_line_counts() -> None:
+    evidence = opaque_run()
+    replace_log(evidence, log({"assertion": line("x", 1)}, error=line("y", 1)))
+    logs = kv.Logs(evidence)
+    assert len(kv.since_start(logs, "assertion")) == 1
+    assert kv.first_error(logs) is not None
 
 
 def test_one_line_that_two_readings_saw_is_one_request() -> None:
@@ -269,6 +300,34 @@ def test_the_table_of_symptoms_holds_both_servers_side_by_side() -> None:
         truncated_run(), run_facts(growth.SCENARIO)
     )}  # fmt: skip
     assert set(crashed.values()) == {False}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ours", "other", "truth"),
+    [(1664, 1664, 6848, NOT_MET), (1664, 1600, 6848, MET), (1664, 1344, 1664, MET)],
+)
+def test_a_prompt_as_long_as_the_limit_fits(
+    tokens: int, ours: int, other: int, truth: Truth
+) -> None:
+    evidence, image = opaque_run(), BUDGET.with_variant("image")
+    prompt = ended(tokens, ours, "INPUT_LENGTH_ERROR")
+    replace_log(evidence, log(sized(0.1, ours // 64, ours), prompt, prompt))
+    replace_log(evidence, log(sized(0.5, other // 64, other)), "control")
+    assert truth_of(image, evidence, "limit-from-blocks") is truth
+
+
+@pytest.mark.parametrize(("tokens", "truth"), [(1344, MET), (1345, NOT_MET)])
+def test_a_growing_prompt_as_long_as_the_limit_fits(tokens: int, truth: Truth) -> None:
+    evidence = crash_run()
+    replace_log(evidence, log(sized(0.1, 21, 1344), *[ended(tokens, 1344)] * 2))
+    assert truth_of(growth.SCENARIO, evidence, "prompt-fits") is truth
+
+
+def test_24_blocks_would_be_the_reports_other_number() -> None:
+    evidence = opaque_run()
+    replace_log(evidence, log(sized(0.1, 24, 1536), *[ended(3446, 1536)] * 2))
+    assert claim(evidence, "blocks-24") is NOT_TESTED
+    assert claim(evidence, "blocks-21") is REFUTED
 
 
 def test_a_front_that_is_gone_is_abnormal() -> None:
