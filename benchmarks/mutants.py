@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from _confined import Place
-from _mutations import JUDGES, Mutant, files, mutants_of, mutated
+from _mutations import JUDGES, Mutant, files, mutants_of, mutated, source
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/unit/**/test_*.py"
@@ -63,14 +63,14 @@ class Known:
 # ------------------------------------------------------------------ by which tests
 
 
-def digests() -> dict[str, str]:
+def digests(patterns: list[str]) -> dict[str, str]:
     """Of each test file and what all share: a measurement is good where it is equal."""
     shared = hashlib.sha256()
     for path in sorted((ROOT / "tests").rglob("*.*")):
         if path.suffix in (".py", ".json") and not path.name.startswith("test_"):
             shared.update(path.read_bytes())
     found = {}
-    for name in files([TESTS]):
+    for name in files(patterns):
         if not any(word in name for word in PROCESSES):
             own = shared.copy()
             own.update((ROOT / name).read_bytes())
@@ -78,12 +78,12 @@ def digests() -> dict[str, str]:
     return found
 
 
-def measured(out: Path, places: list[Place]) -> dict[str, Known]:
+def measured(out: Path, patterns: list[str], places: list[Place]) -> dict[str, Known]:
     """What each test calls; from the last time where nothing changed."""
     cache = out / "tests.json"
     old = json.loads(cache.read_text()) if cache.is_file() else {}
     known = {name: Known(**one) for name, one in old.items()}
-    now = digests()
+    now = digests(patterns)
     stale = [n for n in now if n not in known or known[n].failing or known[n].digest != now[n]]
     stale.sort(key=lambda name: (Path(name).name not in LAST, name))
 
@@ -96,9 +96,8 @@ def measured(out: Path, places: list[Place]) -> dict[str, Known]:
         )
 
     share(stale, places, measure)
-    known = {name: known[name] for name in now}
     cache.write_text(json.dumps({name: asdict(one) for name, one in known.items()}))
-    return known
+    return {name: known[name] for name in now}
 
 
 def tests_for(mutant: Mutant, key: str, known: dict[str, Known]) -> tuple[list[str], float]:
@@ -157,9 +156,11 @@ def share(work: list[Any], places: list[Place], do: Any) -> None:
         raise errors[0]
 
 
-def try_one(mutant: Mutant, place: Place, known: dict[str, Known]) -> Tried:
-    text, new = (ROOT / mutant.file).read_text(), mutated(mutant)
-    assert new is not None
+def try_one(mutant: Mutant, place: Place, known: dict[str, Known]) -> Tried | None:
+    """None: it is no other program."""
+    text, new = source(mutant.file), mutated(mutant)
+    if new is None:
+        return None
     key = place.installed(mutant.file).relative_to(place.site / "mmrepro").as_posix()
     tests, seconds = tests_for(mutant, key, known)
     lines = difflib.unified_diff(text.splitlines(), new.splitlines(), lineterm="", n=2)
@@ -192,8 +193,10 @@ def chosen(options: argparse.Namespace) -> list[Mutant]:
         return [Mutant(**r["mutant"]) for r in last["tried"] if not r["killed"]]
     found = sorted(m for file in files(options.only or JUDGES) for m in mutants_of(file))
     random.Random(options.seed).shuffle(found)
-    picked = (m for m in found if options.list or mutated(m) is not None)
-    return [m for m, _ in zip(picked, range(options.sample or len(found)), strict=False)]
+    if options.list or not options.sample:
+        return found
+    picked = (m for m in found if mutated(m) is not None)
+    return [m for m, _ in zip(picked, range(options.sample), strict=False)]
 
 
 def main() -> None:
@@ -205,6 +208,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory-gib", type=int, default=6, help="address space of a process")
     parser.add_argument("--only", nargs="+", metavar="PATH", help="files, or patterns of files")
+    parser.add_argument("--tests", nargs="+", default=[TESTS], help="only these test files")
     parser.add_argument("--again", action="store_true", help="those that survived in DIR")
     parser.add_argument("--list", action="store_true", help="show the mutants, try none")
     parser.add_argument("--out", type=Path, default=Path("mutants"))
@@ -223,12 +227,14 @@ def main() -> None:
     ]
     results: list[Tried] = []
     try:
-        known = measured(options.out, places)
+        known = measured(options.out, options.tests, places)
 
         def attempt(mutant: Mutant, place: Place) -> str:
-            result = try_one(mutant, place, known)
-            results.append(result)
             at = f"{mutant.file}:{mutant.line} {mutant.operator}"
+            result = try_one(mutant, place, known)
+            if result is None:
+                return f"no other program {at}"
+            results.append(result)
             return f"{result.how:<10} {result.seconds:5.1f} s {at}"
 
         share(mutants, places, attempt)

@@ -20,6 +20,7 @@ class EndpointAnswer(Record):
     status: Annotated[int | None, Field(description="HTTP status; None without an answer")]
     seconds: float
     error: Annotated[str, Field(description="why there is no answer; empty when there is")] = ""
+    timed_out: Annotated[bool, Field(description="no complete answer came in time")] = False
     body: Annotated[str, Field(description="first 2000 characters of the body")] = ""
 
 

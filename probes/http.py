@@ -78,5 +78,6 @@ class HttpProbe(Probe[HttpData]):
             status=got.status,
             seconds=got.seconds,
             error=got.error,
+            timed_out=got.timed_out,
             body=got.body.decode("utf-8", "replace")[:BODY_CHARS],
         )

@@ -186,9 +186,8 @@ class MmCacheDesync(vllm.MmCacheScenario):
             "fixed-desync",
             "vllm#43595 (0.24.0) fixes the desynchronised caches",
             vllm.LRU_FIX,
-            by="same-image-500",
+            by=vllm.image_survives,
             given=("refused-for-length", "cache-on"),
-            refuted=True,
             releases=">=0.24.0",
         ),
     )

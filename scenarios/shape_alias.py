@@ -8,15 +8,18 @@ and the cache of vision embeddings.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 
 from mmrepro.scenario import (
+    Check,
+    Claim,
     ComparedAnswers,
     Drive,
-    Evidence,
     Finding,
     Mitigation,
     Picture,
     Reproducers,
+    Requests,
     TinyQwen2VL,
     Truth,
     all_met,
@@ -24,7 +27,9 @@ from mmrepro.scenario import (
     checks,
     claim,
     cure,
+    happened,
     issue,
+    precondition,
     quote,
     row,
     symptom,
@@ -32,13 +37,28 @@ from mmrepro.scenario import (
     unmitigated,
     with_variants,
 )
-from mmrepro.scenario.sglang import CONTROL, PictureAlias, own_answer
+from mmrepro.scenario.sglang import (
+    CONTROL,
+    OFF,
+    PictureAlias,
+    engines_own,
+    own_answer,
+    prefix_cache_at_work,
+)
 
 REPRODUCER = "shape_alias.py"
 CACHE_VARIABLE = "SGLANG_VLM_CACHE_SIZE_MB"
 FILLS = 5
 """Pictures of 1024 tokens that fill the embedding cache of 1 MiB: 256 KiB each (128 x bfloat16)."""
+FEW = 2
+"""Of them, so many leave in the cache what was sent before them."""
+TWICE_AS_FAST, AS_SLOW = 0.5, 0.8
+"""Seconds of a picture that fills it, sent again, by those of the first time: its cached features
+save the vision tower, most of the work (0.17 of it on two cores; without the cache 1.0)."""
+LEAST_PAIRS = 10
 ANALYSIS = "analysis"
+TEXT_ALONE = "gate: W after others"
+"""It shares with the picture before it only the text before both."""
 SHARED = ("T after W", "control after W", "W after T", "control after T")
 
 
@@ -48,20 +68,80 @@ def told_apart(answers: ComparedAnswers) -> Finding:
     return own if own.truth is Truth.MET else Finding.unknown(own.observed)
 
 
-def was_emptied(evidence: Evidence, reproducers: Reproducers) -> Finding:
+def was_emptied(requests: Requests, reproducers: Reproducers) -> Finding:
     """One hash, a cache that is on, and no alias would mean that nothing was evicted between
     the measurements, and that the own answers of the gate were none."""
-    if evidence.facts.get("embedding_cache_off") is True:
-        return Finding.of(True, "the embedding cache is off")
+    again = encoded_once(requests)
+    if again.truth is Truth.NOT_MET:
+        return Finding.of(True, f"the embedding cache is off: {again.observed}")
     if not reproducers.truth(REPRODUCER, "hashes_equal"):
         return Finding.of(True, "the two layouts have two hashes")
-    return Finding.unknown("the cache is on and has one entry for both: was it emptied?")
+    return Finding.unknown(f"one hash, and {again.observed}: was the cache emptied?")
+
+
+def encoded_once(requests: Requests) -> Finding:
+    """Whether a picture that is sent again is not encoded again: the embedding cache is on."""
+    filled = [r for n in range(FILLS) for r in requests.all(f"fill-{n}") if r.answered]
+    again = [r.latency_s for r in filled if r.label.endswith("again")]
+    first = [r.latency_s for r in filled if not r.label.endswith("again")]
+    if min(len(first), len(again)) < LEAST_PAIRS:
+        return Finding.unknown(f"{len(again)} pictures were sent again")
+    share = median(again) / median(first)
+    text = f"a picture takes {median(first):.2f} s, sent again {share:.2f} of that"
+    if TWICE_AS_FAST < share < AS_SLOW:
+        return Finding.unknown(text)
+    return Finding.of(share <= TWICE_AS_FAST, text)
+
+
+def embeddings_kept(answers: ComparedAnswers) -> Finding:
+    """The alias outlives other pictures as long as they leave room, and no longer."""
+    told = []
+    for first, second in (("W", "T"), ("T", "W")):
+        at_once, later = f"{second} after {first}", f"{second} after {first} and others"
+        whose, text = answers.after(first, second)
+        kept = answers.alike(at_once, later)
+        emptied = answers.whose(f"{second} first", second) == second
+        told.append(
+            f"{text}; {FEW} other pictures in between: {'the same' if kept else 'another answer'}; "
+            f"{FILLS}: {'its own' if emptied else 'not its own'}"
+        )
+        if whose == second or not kept or not emptied:
+            return Finding.of(False, told[-1])
+    return Finding.of(True, "; ".join(told))
+
+
+def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Claim, ...]:
+    """``shown``: what is seen of the cache that took the one for the other."""
+    known: tuple[str | Check, ...] = ("same-bytes", "starts-anew", "cache-on", engines_own, *given)
+    by: tuple[str | Check, ...] = ("one-hash", *shown, "t-after-w", "w-after-t")
+    entry = "one buffer in two layouts is one cache entry"
+    return (
+        claim(
+            "bytes-only",
+            "the hash covers bytes and not shape",
+            ANALYSIS,
+            by="one-hash",
+            given="same-bytes",
+        ),
+        claim("one-entry", entry, ANALYSIS, by=by, given=known),
+        claim(
+            "alive",
+            "alive in 0.5.23",
+            ANALYSIS,
+            by=by,
+            releases="==0.5.23",
+            given=(unmitigated, *known),
+        ),
+    )
 
 
 class ShapeAlias(PictureAlias):
     """What both variants share; ``between`` is what makes answers independent of each other."""
 
-    name, release, affected = "shape-alias", "0.5.23", ">=0.5.3"
+    # Run: 0.5.6 and 0.5.23. By source only: 0.4.6 is the first that hashes the values of
+    # the pixels (managers/schedule_batch.py, set_pad_value, by x.flatten()); 0.4.5 hashes the
+    # tensor object, which is like no other.
+    name, release, affected = "shape-alias", "0.5.23", ">=0.4.6"
     model = TinyQwen2VL(image_tokens=1024)
     pair = ("W", "T")
     reproducers = (REPRODUCER,)
@@ -92,6 +172,12 @@ class ShapeAlias(PictureAlias):
             CONTROL: tiles(CONTROL, 4, 2, 8),
         }
 
+    @precondition("both layouts are the same bytes, on two grids")
+    def same_bytes(self, reproducers: Reproducers) -> Finding:
+        same, differ = (reproducers.truth(REPRODUCER, f) for f in ("bytes_equal", "grids_differ"))
+        text = f"{'the same' if same else 'other'} bytes, {'two grids' if differ else 'one grid'}"
+        return Finding.of(same and differ, text)
+
     @symptom("T, sent after W, is not answered as T alone")
     def t_after_w(self, answers: ComparedAnswers) -> Finding:
         whose, text = answers.after("W", "T")
@@ -113,8 +199,8 @@ class ShapeAlias(PictureAlias):
             f"W: grid {facts.get('grid_w')}, hash {facts.get('hash_w')}; "
             f"T: grid {facts.get('grid_t')}, hash {facts.get('hash_t')}"
         )
-        met = facts.get("hashes_equal") is True and facts.get("grids_differ") is True
-        return Finding.of(met, text)
+        equal, differ = (reproducers.truth(REPRODUCER, f) for f in ("hashes_equal", "grids_differ"))
+        return Finding.of(equal and differ, text)
 
     rows = (
         row("T after W, same text", "t-after-w", own_answer("T")),
@@ -124,20 +210,6 @@ class ShapeAlias(PictureAlias):
             checks.endpoints_green,
             "200",
             abnormal_if=False,
-        ),
-    )
-    claims = (
-        claim("bytes-only", "the hash covers bytes and not shape", ANALYSIS, by="one-hash"),
-        claim(
-            "one-entry", "one buffer in two layouts is one cache entry", ANALYSIS, by="t-after-w"
-        ),
-        claim(
-            "alive",
-            "alive in 0.5.23",
-            ANALYSIS,
-            by="t-after-w",
-            releases="==0.5.23",
-            given=unmitigated,
         ),
     )
 
@@ -159,19 +231,20 @@ class KvCache(ShapeAlias):
     server_env = {CACHE_VARIABLE: "0"}
     mitigations = (
         cure(
-            "disable-radix-cache",
-            "--disable-radix-cache",
+            OFF,
+            f"--{OFF}",
             "no prefix cache at all (the embedding cache, off here, has the same hash)",
         ),
     )
 
-    @cause("the wrong answers took more from the prefix cache than the control did")
-    def kv_reused(self, answers: ComparedAnswers) -> Finding:
-        cached = [answers.cached(label) for label in SHARED]
-        more = cached[0] > cached[1] and cached[2] > cached[3]
-        return Finding.of(more, answers.from_cache(*SHARED))
+    preconditions = prefix_cache_at_work(TEXT_ALONE, "W", "T")
 
-    works_after = (CONTROL, told_apart)
+    @cause("the wrong answers took the picture's tokens from the prefix cache")
+    def kv_reused(self, answers: ComparedAnswers) -> Finding:
+        return answers.more_than_text(TEXT_ALONE, *SHARED[::2])
+
+    works_after = (CONTROL, told_apart, PictureAlias.off_as_told)
+    claims = alias_claims("kv-reused", given=("text-shared",))
 
 
 class EmbeddingCache(ShapeAlias):
@@ -188,8 +261,9 @@ class EmbeddingCache(ShapeAlias):
     """
 
     variant = "embedding-cache"
+    affected = ">=0.4.7"  # by source as well: 0.4.6 has no such cache (managers/mm_utils.py)
     prefix_cached = False
-    server = "--disable-radix-cache"
+    server = f"--{OFF}"
     server_env = {CACHE_VARIABLE: "1"}
     mitigations = (
         Mitigation(
@@ -200,10 +274,39 @@ class EmbeddingCache(ShapeAlias):
     )
 
     async def between(self, drive: Drive) -> None:
-        drive.fact("embedding_cache_off", "disable-embedding-cache" in drive.mitigations)
-        for number in range(FILLS):
-            picture = drive.picture(f"fill-{number}", 100 + number, (896, 896))
-            await drive.chat(f"fill-{number}", text="hi", images=[picture], max_tokens=1)
+        await self.fill(drive, FILLS)
+
+    async def fill(self, drive: Drive, number: int) -> None:
+        """Each picture twice, one after the other: it is encoded once where there is a cache."""
+        for name in (f"fill-{n}" for n in range(number)):
+            picture = drive.picture(name, 100 + int(name[5:]), (896, 896))
+            for label in (name, f"{name} again"):
+                await drive.chat(label, text="hi", images=[picture], max_tokens=1)
+
+    async def trigger(self, drive: Drive) -> None:
+        pictures = self.pictures(drive)
+        for first, second in self.orders:
+            await self.between(drive)
+            await self.ask(drive, f"{first} before others", pictures[first])
+            await self.fill(drive, FEW)
+            await self.ask(drive, f"{second} after {first} and others", pictures[second])
+        await super().trigger(drive)
+
+    @precondition(
+        "the cache of embeddings is at work: it serves an alias, or a picture that is sent again",
+        removed_by=("disable-embedding-cache",),
+    )
+    def cache_on(self, answers: ComparedAnswers) -> Finding:
+        kept = embeddings_kept(answers)
+        return kept if kept.truth is Truth.MET else encoded_once(answers)
+
+    causes = (
+        cause(
+            f"the alias outlives {FEW} other pictures, and {FILLS}, as many as fill the cache of "
+            "embeddings, push it out",
+            embeddings_kept,
+        ),
+    )
 
     @cause("nothing came from the prefix cache: it is off")
     def no_kv_reused(self, answers: ComparedAnswers) -> Finding:
@@ -211,6 +314,7 @@ class EmbeddingCache(ShapeAlias):
         return Finding.of(not any(cached), answers.from_cache(*SHARED))
 
     works_after = (CONTROL, told_apart, was_emptied)
+    claims = alias_claims(happened(embeddings_kept), given=("no-kv-reused",))
 
 
 SCENARIO = with_variants(KvCache(), EmbeddingCache())

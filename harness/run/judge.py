@@ -62,6 +62,9 @@ def effect(scenario: Scenario, evidence: Evidence, facts: RunFacts, verdict: Ver
         return Effect(False, verdict.explanation)
     if verdict.outcome is not Outcome.NOT_REPRODUCED:
         return Effect(None, verdict.explanation)
+    upgraded = any(m.release for m in scenario.mitigations if m.name in facts.mitigations)
+    if not upgraded and not scenario.affects(facts.release):
+        return Effect(None, f"{facts.release} needs no cure: affected is {scenario.affected_range}")
     remains = guarded(lambda seen: scenario.cause_remains(seen, facts), evidence)
     told = f"no symptom; the cause: {remains.observed}"
     if remains.truth is Truth.UNKNOWN:

@@ -188,7 +188,7 @@ class Scenario(ABC):
                 yield f"the row {row.name!r}", row.by
         for one in (*self.claims, *tagged(type(self)).claims.values()):
             for name in (*many(one.by or ()), *many(one.given)):
-                if isinstance(name, str) and name not in ("cause", "arrived"):
+                if isinstance(name, str) and name not in ("symptom", "cause", "arrived"):
                     yield f"the claim {one.id!r}", name
 
     def _bound(self, declared: Declared, facts: RunFacts) -> Condition:

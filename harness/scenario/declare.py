@@ -196,8 +196,8 @@ class Claim:
     """A statement of the original report, judged by conditions of this run.
 
     ``{name}`` in text, source, ``otherwise`` or ``untested`` is the scenario's attribute called so.
-    As the id of a condition "cause" stands for all required ones of the cause, and "arrived" for
-    the preconditions: that the trigger was seen to arrive.
+    As the id of a condition "symptom" and "cause" stand for all required ones of that part, and
+    "arrived" for the gate and the preconditions: the trigger was seen to arrive.
 
     Attributes:
         source: where it is made; "": in the scenario's first reference.

@@ -14,7 +14,7 @@ from mmrepro.scenario.declare import Claim, Row, claim, cure, row
 from mmrepro.scenario.parts import LiveFacts, RunFacts
 from mmrepro.scenario.tables import OPPOSITE
 from mmrepro.signature import Finding, Truth, checks
-from mmrepro.signature.views import Logs, Requests
+from mmrepro.signature.views import Logs, Metrics, Requests
 from mmrepro.traffic.drive import Drive
 
 BLOCK_SIZE = 16
@@ -38,10 +38,16 @@ class Switched(Scenario):
         return Finding(OPPOSITE.get(on.truth, on.truth), on.observed)
 
 
-def root_cause(text: str, by: str = "cause") -> Claim:
-    """What the fault does, judged by the conditions ``by`` where it is on."""
+def root_cause(text: str) -> Claim:
+    """What the fault does, judged by symptom and cause where it is on."""
     given = (Switched.fault_on, "arrived")
-    return claim("root-cause", f"minivllm's own fault {text}", "minivllm", by=by, given=given)
+    return claim(
+        "root-cause",
+        f"minivllm's own fault {text}",
+        "minivllm",
+        by=("symptom", "cause"),
+        given=given,
+    )
 
 
 def put_right(text: str) -> Claim:
@@ -87,6 +93,11 @@ def counted(requests: Requests, logs: Logs, label: str) -> int:
     if tokens is None:
         raise Missing(f"the log does not show that the engine took in {label}")
     return tokens
+
+
+def told(metrics: Metrics, name: str) -> int:
+    """What the engine's metric said last. Raises Missing."""
+    return int(metrics.readings([f"minivllm:{name}"], least=1)[-1])
 
 
 def embeddings(sent: RequestRecord) -> int:

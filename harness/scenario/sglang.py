@@ -11,7 +11,7 @@ from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import Exhibit, Shown
 from mmrepro.records import Fidelity
 from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.declare import cause
+from mmrepro.scenario.declare import Declared, cause, precondition
 from mmrepro.scenario.parts import LiveFacts, RunFacts
 from mmrepro.signature import Condition, Finding
 from mmrepro.signature.comparison import CACHED_TOTAL, ComparedAnswers, first_difference, spelled
@@ -20,6 +20,9 @@ from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.pictures import Picture
 
 CONTROL = "control"
+OTHER = "gate: other picture after another"
+"""It has nothing in common with the picture before it but the text before both."""
+OFF = "disable-radix-cache"
 TOKENS, TEXT = 12, "describe the image please"
 FLUSH, FLUSH_TRIES, FLUSH_PAUSE_S = "flush the prefix cache", 50, 0.1
 
@@ -31,6 +34,59 @@ async def flush(drive: Drive) -> None:
         if record.status == 200 or record.timed_out:
             return
         await asyncio.sleep(FLUSH_PAUSE_S)
+
+
+def prefix_cache_at_work(
+    text: str, one: str, other: str, apart: tuple[str, ...] = ()
+) -> tuple[Declared, ...]:
+    """What two pictures need to share KV cache: that the cache holds pictures, and is not emptied
+    between the two.
+
+    Args:
+        text: the request that shared with the picture before it only the text before both.
+        apart: mitigations that keep requests apart in that cache.
+    """
+
+    def holds_pictures(answers: ComparedAnswers) -> Finding:
+        return answers.more_than_text(text, f"gate: {one} again", f"gate: {other} again")
+
+    def text_shared(answers: ComparedAnswers) -> Finding:
+        victims, before = (f"{other} after {one}", f"{one} after {other}"), answers.cached(text)
+        shared = before > 0 and all(answers.cached(label) >= before for label in victims)
+        return Finding.of(shared, f"{answers.from_cache(*victims)}; the text has {before}")
+
+    return (
+        precondition(
+            "each picture of the pair, sent again, is taken from the prefix cache",
+            holds_pictures,
+            id="cache-on",
+            removed_by=(OFF,),
+        ),
+        precondition(
+            "each, sent after the other, shares at least the text before the picture with it",
+            text_shared,
+            removed_by=(OFF, *apart),
+        ),
+    )
+
+
+def no_pretended_kernel(logs: Logs) -> Finding:
+    """The log has to show as well that it would have counted calls."""
+    loaded = logs.count("sgl_kernel_stub-loaded")
+    calls = logs.count("sgl_kernel_stub-called") + logs.count("vllm_names-called")
+    if not loaded:
+        return Finding.unknown("the log does not show that the stand-in was loaded")
+    if calls:
+        said = "calls of kernels that are only pretended: the answers may not be the engine's"
+        return Finding.unknown(f"{calls} {said}")
+    return Finding.of(True, f"it reported itself {loaded} times, 0 calls")
+
+
+def engines_own(evidence: Evidence, facts: RunFacts) -> Finding:
+    """For ``given`` of a claim about answers: they are the engine's own, stand-in or not."""
+    if facts.fidelity is not Fidelity.CPU_STAND_IN:
+        return Finding.of(True, "no stand-in")
+    return no_pretended_kernel(Logs(evidence))
 
 
 class PictureAlias(Scenario):
@@ -78,7 +134,7 @@ class PictureAlias(Scenario):
             await self.between(drive)
             await self.ask(drive, "gate: another picture", another)
             other = drive.picture("other-2", 12, size)
-            await self.ask(drive, "gate: other picture after another", other)
+            await self.ask(drive, OTHER, other)
         for name, picture in pictures.items():
             await self.between(drive)
             await self.ask(drive, f"gate: {name} alone", picture)
@@ -119,17 +175,27 @@ class PictureAlias(Scenario):
             return Finding.of(False, f"/flush_cache: {flushes[-1] if flushes else 'not asked for'}")
         return ComparedAnswers(evidence).differ(*self.pair, CONTROL)
 
+    @precondition("the first picture of each order is computed whole, and gets its own answer")
+    def starts_anew(self, answers: ComparedAnswers) -> Finding:
+        for first in self.pair:
+            label = f"{first} first"
+            if answers.cached(label) or answers.whose(label, first) != first:
+                own = first_difference(answers.to(label), answers.alone(first)[0])
+                return Finding.of(False, f"{answers.from_cache(label)} from the cache; {own}")
+        return Finding.of(True, "; ".join(f"{first} first: its own answer" for first in self.pair))
+
+    def off_as_told(self, answers: ComparedAnswers, facts: RunFacts) -> Finding:
+        """For ``works_after``: where the prefix cache was to be off, it was; else unknown."""
+        if OFF not in facts.mitigations:
+            return Finding.of(True, "the prefix cache was left on")
+        again = [f"gate: {picture} again" for picture in self.pair]
+        text = f"{OFF}: {answers.from_cache(*again)} from the cache"
+        on = any(answers.cached(label) for label in again)
+        return Finding.unknown(f"{text}, which is not off") if on else Finding.of(True, text)
+
     @cause("no kernel that the stand-in only pretends to have was called")
     def no_pretended_kernel(self, logs: Logs) -> Finding:
-        """The log has to show as well that it would have counted calls."""
-        loaded = logs.count("sgl_kernel_stub-loaded")
-        calls = logs.count("sgl_kernel_stub-called") + logs.count("vllm_names-called")
-        if not loaded:
-            return Finding.unknown("the log does not show that the stand-in was loaded")
-        if calls:
-            said = "calls of kernels that are only pretended: the answers may not be the engine's"
-            return Finding.unknown(f"{calls} {said}")
-        return Finding.of(True, f"it reported itself {loaded} times, 0 calls")
+        return no_pretended_kernel(logs)
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         """On a GPU there is no stand-in of which anything could be asked."""
@@ -141,7 +207,8 @@ class PictureAlias(Scenario):
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
         """The run's: most need the pictures' answers, and are named as what was not seen."""
         release = facts.release or self.release
-        return self.conditions(RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s))
+        run = RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s)
+        return [c for c in self.conditions(run) if c.part != "precondition"]
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
         first, second = self.pair

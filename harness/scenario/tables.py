@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from mmrepro.records import Fidelity
 from mmrepro.scenario.bind import Check, bind
 from mmrepro.scenario.declare import PROJECTS, Claim, Many, Row, many, named, tagged
 from mmrepro.scenario.parts import RunFacts
-from mmrepro.signature import Finding, Truth, combine, evaluate
+from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine, evaluate
 from mmrepro.signature.decide import all_met, guarded, trigger_arrived
 from packaging.specifiers import SpecifierSet
 
@@ -61,17 +61,24 @@ def _filled(claim: Claim, scenario: Scenario) -> Claim:
     )
 
 
+def _whole(judged: Sequence[ConditionResult], part: Part) -> Finding:
+    """All required conditions of a part, as one."""
+    results = [r for r in judged if r.required and r.part == part]
+    observed = "; ".join(f"{r.id}: {r.observed}" for r in results)
+    return Finding(combine([r.truth for r in results]), observed)
+
+
 class _Case:
     """One run of a scenario, and what its conditions are."""
 
     def __init__(self, scenario: Scenario, evidence: Evidence, facts: RunFacts) -> None:
         self.scenario, self.evidence, self.facts = scenario, evidence, facts
         judged = evaluate(scenario.conditions(facts), evidence)
-        causes = [r for r in judged if r.required and r.part == "cause"]
-        observed = "; ".join(f"{r.id}: {r.observed}" for r in causes)
+        gate = guarded(scenario.gate_check, evidence)
         self.results: Mapping[str, Finding] = {
-            "cause": Finding(combine([r.truth for r in causes]), observed),
-            "arrived": Finding.of(*trigger_arrived(judged)),
+            "symptom": _whole(judged, "symptom"),
+            "cause": _whole(judged, "cause"),
+            "arrived": all_met(gate, Finding.of(*trigger_arrived(judged))),
             **{r.id: Finding(r.truth, r.observed, tuple(r.evidence)) for r in judged},
         }
 

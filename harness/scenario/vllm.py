@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from mmrepro.engines import Engine
+from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, Missing
-from mmrepro.probes.data import LogLine, MetricsData, StacksData
+from mmrepro.probes.data import LogLine, LogsData, MetricsData, StacksData
 from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import cure, issue, precondition, pull, quote
 from mmrepro.scenario.parts import Factor, LiveFacts
 from mmrepro.signature import Finding, Outcome, Truth
 from mmrepro.signature.digests import short_hash
-from mmrepro.signature.views import Logs, Metrics, Processes, Requests
+from mmrepro.signature.views import Logs, Metrics, Processes, Requests, core_processes
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.pictures import Picture
 from packaging.version import Version
@@ -203,7 +204,8 @@ RECEIVER = quote(
 def refused_for_length(requests: Requests) -> Finding:
     sent = requests.first(TOO_LONG)
     lengths = LENGTH.search(sent.error)
-    refused = sent.status == 400 and bool(lengths) and int(lengths[1]) > int(lengths[2])
+    too_long = lengths is not None and int(lengths[1]) > int(lengths[2])
+    refused = sent.status == 400 and too_long
     return Finding.of(refused, f"{TOO_LONG}: {sent.status} {sent.error[:120]}")
 
 
@@ -297,14 +299,37 @@ def image_fails(requests: Requests) -> Finding:
     return Finding.of(requests.first(AGAIN).status == 500, statuses(requests))
 
 
+def image_survives(requests: Requests) -> Finding:
+    """The requests with the image are answered; one that is not in time tells nothing."""
+    again = requests.all(AGAIN)
+    if any(r.status != 500 and not r.answered for r in again):
+        return Finding.unknown(statuses(requests))
+    return Finding.of(all(r.answered for r in again), statuses(requests))
+
+
 def statuses(requests: Requests) -> str:
     told = (str(r.status or "no answer") for r in requests.all(AGAIN))
     return f"image X: {', '.join(told)}"
 
 
 def missing_item(logs: Logs, patterns: Sequence[str] = (ASSERTION, DRIFT)) -> Finding:
-    """EngineCore logged that the cached item which it was promised is not there."""
-    return _missed([(pattern, logs.count(pattern), logs.lines(pattern)) for pattern in patterns])
+    """EngineCore logged that the cached item which it was promised is not there.
+
+    Of a log that knows the core that runs now by its process id, its lines alone count; in a
+    container the ids are others.
+    """
+    found = {name: (logs.count(name), logs.lines(name)) for name in patterns}
+    read = (data for _, data in logs.evidence.results(LogsData))
+    known = {word for data in read for process in data.last_by_process for word in process.split()}
+    uses = core_processes(logs.evidence, VllmEngine.core_role, "check")
+    if own := known & {f"pid={use.pid}" for use in uses}:
+        kept = {name: _of(lines, own) for name, (_, lines) in found.items()}
+        found = {name: (len(lines), lines) for name, lines in kept.items()}
+    return _missed([(name, *one) for name, one in found.items()])
+
+
+def _of(lines: Sequence[LogLine], marks: Collection[str]) -> list[LogLine]:
+    return [line for line in lines if set(line.process.split()) & set(marks)]
 
 
 def missed_in_run(logs: Logs, processes: Processes, engine: Engine) -> Finding:
@@ -322,10 +347,7 @@ def lines_of_core(logs: Logs, processes: Processes, engine: Engine) -> dict[str,
     """Of each pattern the lines that this run's EngineCore logged, by its process id."""
     logged = {name: logs.lines(name) for name in (ASSERTION, DRIFT)}
     marks = {f"pid={use.pid}" for use in processes.of(engine.core_role)}
-    return {
-        name: [line for line in lines if marks & set(line.process.split())]
-        for name, lines in logged.items()
-    }
+    return {name: _of(lines, marks) for name, lines in logged.items()}
 
 
 def _missed(found: Sequence[tuple[str, int, Sequence[LogLine]]]) -> Finding:
@@ -353,21 +375,41 @@ def hashes_in(lines: Sequence[LogLine]) -> list[str]:
 
 # ------------------------------------------------------------------ the encoder's cache
 
-ENCODER_CACHE = "encoder-cache-size"
-ENCODER_CACHE_LINE = {ENCODER_CACHE: r"Encoder cache will be initialized with a budget of (\d+)"}
+ENCODER_CACHE, STEP = "encoder-cache-size", "step-budget"
+ENCODER_CACHE_LINES = {
+    # 0.14.0 does not say it on a CPU
+    ENCODER_CACHE: r"Encoder cache will be initialized with a budget of (\d+)",
+    STEP: r"max_num_batched_tokens=(\d+)",
+    ARGUMENTS: r"non-default args: ",
+}
 MIN_LOCALS = 2
+
+
+def _logged(evidence: Evidence, name: str) -> list[int]:
+    try:
+        return [int(m[1]) for m in Logs(evidence).search(name, ENCODER_CACHE_LINES[name])]
+    except Missing:
+        return []
+
+
+def step_budgets(evidence: Evidence) -> list[int]:
+    """Tokens of a step, which size the encoder's cache where no image of the model's own is larger
+    (v1/core/encoder_cache_manager.py): none, where the server is told of larger ones."""
+    try:
+        lines = Logs(evidence).lines(ARGUMENTS)
+    except Missing:
+        return []
+    if not lines or any("mm_processor_kwargs" in line.text for line in lines):
+        return []
+    return _logged(evidence, STEP)
 
 
 def encoder_cache_sizes(evidence: Evidence) -> list[int]:
     """In tokens: as the log tells it, else the scheduler's budget in each stack that shows it."""
-    try:
-        logged = Logs(evidence).search(ENCODER_CACHE, ENCODER_CACHE_LINE[ENCODER_CACHE])
-    except Missing:
-        logged = []
     samples = [s for _, d in evidence.results(StacksData, "check") for s in d.samples]
     stacks = StacksData(samples=samples)
     budgets = stacks.numbers("encoder_compute_budget", frame="schedule")
-    return [int(match[1]) for match in logged] or budgets
+    return _logged(evidence, ENCODER_CACHE) or budgets
 
 
 def item_above_the_budget(stacks: StacksData) -> Finding:

@@ -10,7 +10,13 @@ from collections.abc import Sequence
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence, Missing
-from mmrepro.probes.data import HttpData, InferenceData, ProcessUse, SyscallsData
+from mmrepro.probes.data import (
+    HttpData,
+    InferenceData,
+    ProcessesData,
+    ProcessUse,
+    SyscallsData,
+)
 from mmrepro.signature.decide import Finding, Truth
 from mmrepro.signature.views import (
     Logs,
@@ -27,6 +33,8 @@ QUEUED_PCT, STARVED_PCT, WANTED_PCT = 10.0, 10.0, 80.0
 """% of the time without a core that is worth saying; least use, and use with waiting, of a thread
 that spins on an overloaded machine."""
 IDLE_PCT = 30.0
+DEAD = ("Z", "X")
+"""States of a process that runs no more: a zombie, and one that is gone."""
 TOKENS = ("prompt_tokens", "generation_tokens")
 """Not of requests: a frozen vLLM counts as finished those that their clients give up."""
 
@@ -61,11 +69,17 @@ def probe_unanswered(inference: InferenceData) -> Finding:
 
 
 def endpoints_green(http: HttpData) -> Finding:
-    """The front says that all is well: every asked endpoint answers 200."""
+    """The front says that all is well: every asked endpoint answers 200.
+
+    One that is late says nothing: the machine may be starved, and the front as well as ever.
+    """
     if not http.answers:
         raise Missing("no endpoint was asked")
     told = ", ".join(f"{a.path} {a.status or a.error}" for a in http.answers)
-    return Finding.of(all(a.status == 200 for a in http.answers), told)
+    if all(a.status == 200 or a.timed_out for a in http.answers):
+        late = ", ".join(a.path for a in http.answers if a.timed_out)
+        return Finding.unknown(f"{told}; late: {late}") if late else Finding.of(True, told)
+    return Finding.of(False, told)
 
 
 def queue_empty(metrics: Metrics, engine: Engine) -> Finding:
@@ -147,7 +161,7 @@ def core_alive(evidence: Evidence, processes: Processes, engine: Engine) -> Find
     if evidence.engine_exit is not None:
         return Finding.of(False, f"the server ended with {evidence.engine_exit}")
     state = processes.of(engine.core_role)[-1].state
-    return Finding.of(state not in ("Z", "X"), f"{engine.core_role} is in state {state}")
+    return Finding.of(state not in DEAD, f"{engine.core_role} is in state {state}")
 
 
 def engine_works(evidence: Evidence, metrics: Metrics, engine: Engine) -> Finding:
@@ -211,9 +225,13 @@ def added_but_unfinished(
 
 
 def engine_alive(evidence: Evidence) -> Finding:
-    if evidence.engine_exit is None:
-        return Finding.of(True, "the server's process runs")
-    return Finding.of(False, f"the server's process ended with {evidence.engine_exit}")
+    """The server did not end by itself, and was seen to run in the check."""
+    if evidence.engine_exit is not None:
+        return Finding.of(False, f"the server's process ended with {evidence.engine_exit}")
+    for _, data in evidence.results(ProcessesData, "check"):
+        if any(process.state not in DEAD for process in data.processes):
+            return Finding.of(True, "the server's process runs")
+    raise Missing(evidence.why_missing("processes", "check"))
 
 
 def _numbers(values: list[float]) -> str:

@@ -77,6 +77,10 @@ class ComparedAnswers(Requests):
         apart = first_difference(answer, self.alone(second)[0])
         return whose, f"{label}: {text}; from its own it differs at {apart}"
 
+    def alike(self, one: str, other: str) -> bool:
+        """Whether two requests got one and the same answer."""
+        return same(self.to(one), self.to(other))
+
     def own(self, first: str, second: str) -> Finding:
         """Whether ``second``, sent after ``first``, got its own answer."""
         whose, text = self.after(first, second)
@@ -99,6 +103,14 @@ class ComparedAnswers(Requests):
         """That of several requests, for people."""
         prompts = ((label, self.to(label).prompt_tokens) for label in labels)
         return "; ".join(f"{label}: {self.cached(label)} of {prompt}" for label, prompt in prompts)
+
+    def more_than_text(self, text: str, *labels: str) -> Finding:
+        """Whether each of ``labels`` took more from the cache than the request ``text``, which
+        shared with the picture before it no more than the text that both begin with."""
+        before = self.cached(text)
+        more = all(self.cached(label) > before for label in labels)
+        told = f"from the cache: {self.from_cache(*labels)}; the text before the picture has"
+        return Finding.of(more, f"{told} {before}")
 
 
 def same(one: RequestRecord, other: RequestRecord) -> bool:

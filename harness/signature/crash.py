@@ -71,12 +71,19 @@ def core_died(evidence: Evidence, logs: Logs, engine: Engine) -> Finding:
 
 
 def requests_fail_with_500(requests: Requests, label: str) -> Finding:
-    """The last request called ``label`` gets 500, and so does, or worse, every later one."""
+    """The last request called ``label`` gets 500, and so does, or worse, every later one.
+
+    Without an answer in time it may be late: that tells no death from a machine that is busy.
+    """
     sent = requests.last(label)
     told = f"{label}: {sent.status or 'no answer'} {sent.error[:120]}".rstrip()
+    if sent.timed_out:
+        return Finding.unknown(told)
     if sent.status != 500:
         return Finding.of(False, told)
     later = requests.first(AFTER)
+    if later.timed_out:
+        return Finding.unknown(f"{told}; then a new text: {later.error[:80]}")
     return Finding.of(
         not later.answered, f"{told}; then a new text: {later.status or later.error[:80]}"
     )

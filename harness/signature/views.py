@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TypeVar
 
 from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.probes.data import (
@@ -19,6 +20,8 @@ from mmrepro.probes.data import (
     SyscallsData,
 )
 from mmrepro.signature import Finding
+
+T = TypeVar("T")
 
 
 def metric_readings(evidence: Evidence, names: tuple[str, ...], *phases: Phase) -> list[float]:
@@ -146,8 +149,22 @@ class Reproducers(View):
 
     def truth(self, name: str, fact: str) -> bool:
         """A fact that is yes or no. Raises Missing."""
+        return self._fact(name, fact, bool)
+
+    def number(self, name: str, fact: str) -> int:
+        """A fact that is a whole number. Raises Missing."""
+        return self._fact(name, fact, int)
+
+    def hash(self, name: str, fact: str) -> int:
+        """A fact that is a number in hexadecimal digits. Raises Missing."""
+        text = self._fact(name, fact, str)
+        if not re.fullmatch(r"[0-9a-f]+", text):
+            raise Missing(f"the reproducer {name} said {text!r} for {fact}")
+        return int(text, 16)
+
+    def _fact(self, name: str, fact: str, kind: type[T]) -> T:
         value = self.facts(name).get(fact)
-        if not isinstance(value, bool):
+        if type(value) is not kind:
             raise Missing(f"the reproducer {name} did not say {fact}")
         return value
 

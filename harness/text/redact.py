@@ -234,7 +234,7 @@ class Redactor:
             word = re.match(r"""[^\s"',}]*""", value)
             cut = word.end() if word else 0
             value, tail = value[:cut], value[cut:] + tail
-        if not value.strip():
+        if not value.strip(" \t\"'"):  # the quote before a placeholder, say
             return match[0]
         kind = "cookie" if "cookie" in name.lower() else "key"
         return f"{name}{separator}{quote}{lead}{self.placeholder(kind, value)}{tail}"

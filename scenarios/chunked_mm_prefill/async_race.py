@@ -35,6 +35,7 @@ from mmrepro.scenario import (
     upgrade,
     vllm,
 )
+from mmrepro.scenario.bind import bind
 from mmrepro.scenarios.chunked_mm_prefill import report, stream
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
 from mmrepro.scenarios.chunked_mm_prefill.stream import BUDGET, IMAGE_TOKENS, LARGE_BUDGET
@@ -289,8 +290,7 @@ class AsyncRace(Scenario):
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """Nothing is said of a mitigation that was not seen to take effect."""
         for name in sorted(facts.mitigations & self.in_effect.keys()):
-            check = self.in_effect[name]
-            seen = guarded(lambda e, check=check: check(Logs(e)), evidence)
+            seen = guarded(bind(self.in_effect[name], self, facts), evidence)
             if seen.truth is not Truth.MET:
                 return Finding.unknown(f"{name} was not seen to take effect: {seen.observed}")
         return super().cause_remains(evidence, facts)

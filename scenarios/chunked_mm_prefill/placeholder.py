@@ -61,7 +61,7 @@ GIVEN_UP = "given up by the client"
 def needs(name: str, text: str, without: Check) -> Claim:
     """A claim of what the crash needs; ``without``: the engine says that it has it not."""
     given = (*report.CRASHED, without)
-    return report.of_crash(name, text, by=without, given=given, refuted=True, otherwise="not so")
+    return report.of_crash(name, text, by=without, given=given, refuted=True, otherwise="not told")
 
 
 FAILS = "the image request gets HTTP 500, and a later text request is not answered either"

@@ -27,13 +27,14 @@ from mmrepro.scenario import (
     checks,
     cure,
     issue,
+    precondition,
     pull,
     quote,
     read_picture,
     symptom,
     upgrade,
 )
-from mmrepro.scenario.sglang import CONTROL, PictureAlias
+from mmrepro.scenario.sglang import CONTROL, OTHER, PictureAlias, prefix_cache_at_work
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import report
 from mmrepro.scenarios.pad_value_collision.report import PASSED_ON_SINCE, REPRODUCER, SALTS
@@ -41,8 +42,6 @@ from mmrepro.scenarios.pad_value_collision.report import PASSED_ON_SINCE, REPROD
 BATCH = "sglang/srt/managers/schedule_batch.py"
 VICTIMS = ("B after A", "A after B")
 CONTROLS = ("control after A", "control after B")
-OTHER = "gate: other picture after another"
-"""It has nothing in common with the picture before it but the text before both."""
 
 
 class PadValueCollision(PictureAlias):
@@ -147,6 +146,18 @@ class PadValueCollision(PictureAlias):
 
     # ------------------------------------------------------------------ signature
 
+    preconditions = prefix_cache_at_work(OTHER, "A", "B", apart=tuple(SALTS))
+
+    @precondition("by the engine's own hash A and B differ, and agree in the low 30 bits")
+    def pair_agrees(self, reproducers: Reproducers) -> Finding:
+        """Of the hash and not of the pad value, so that it holds on a release with the fix."""
+        names = ("hash_a", "hash_b", "hash_control")
+        hashes = [reproducers.hash(REPRODUCER, name) for name in names]
+        a, b, control = (value % (1 << report.BITS) for value in hashes)
+        whole = ", ".join(f"{value:016x}" for value in hashes)
+        text = f"A, B, control: hashes {whole}; low bits {a:08x}, {b:08x}, {control:08x}"
+        return Finding.of(hashes[0] != hashes[1] and a == b != control, text)
+
     @symptom("B, sent after A, is answered as A is, token for token, and not as B alone")
     def b_gets_a(self, answers: ComparedAnswers) -> Finding:
         whose, text = answers.after("A", "B")
@@ -160,7 +171,7 @@ class PadValueCollision(PictureAlias):
     @symptom("both of these answers are HTTP 200, whole")
     def silent(self, answers: ComparedAnswers) -> Finding:
         records = [answers.to(label) for label in VICTIMS]
-        whole = all(r.status == 200 and r.finish_reason in ("length", "stop") for r in records)
+        whole = all(r.finish_reason in ("length", "stop") for r in records)
         ends = (f"{r.label}: HTTP {r.status}, finish_reason {r.finish_reason}" for r in records)
         return Finding.of(whole, "; ".join(ends))
 
@@ -183,26 +194,36 @@ class PadValueCollision(PictureAlias):
 
     @cause("the wrong answers took the picture's tokens from the prefix cache")
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
-        before, shared = answers.cached(OTHER), answers.from_cache(*VICTIMS)
-        text = f"prompt tokens from the cache: {shared}; the text before the picture has {before}"
-        return Finding.of(all(answers.cached(label) > before for label in VICTIMS), text)
+        return answers.more_than_text(OTHER, *VICTIMS)
 
     @cause("the engine's own code gives both pictures one pad value, and different hashes")
     def equal_pad_values(self, reproducers: Reproducers) -> Finding:
         facts = reproducers.facts(REPRODUCER)
         text = "A: hash {hash_a}, pad value {pad_a}; B: hash {hash_b}, pad value {pad_b}"
-        met = facts.get("pads_equal") is True and facts.get("hashes_differ") is True
-        return Finding.of(met, text.format_map(facts))
+        equal, differ = (reproducers.truth(REPRODUCER, f) for f in ("pads_equal", "hashes_differ"))
+        return Finding.of(equal and differ, text.format_map(facts))
 
     @cause("the engine's RadixCache alone matches all of B on A's entry", required=False)
     def radix_match(self, reproducers: Reproducers) -> Finding:
-        facts = reproducers.facts(REPRODUCER)
         names = ("match_b_after_a", "tokens", "match_control_after_a", "prefix_tokens")
-        b, tokens, control, prefix = (facts.get(name) for name in names)
+        b, tokens, control, prefix = (reproducers.number(REPRODUCER, name) for name in names)
         text = f"B matches {b} of {tokens} tokens of A; the control {control}"
         return Finding.of(b == tokens and control == prefix, text)
 
-    works_after = (CONTROL, answered(*VICTIMS), report.own_answers)
+    def apart_as_told(self, answers: ComparedAnswers, facts: RunFacts) -> Finding:
+        """For ``works_after``: a salt keeps the text before the pictures apart as well; where that
+        was shared all the same it was dropped, and kept nothing apart: unknown."""
+        shared = answers.from_cache(*VICTIMS)
+        dropped = facts.mitigations & SALTS.keys() and any(map(answers.cached, VICTIMS))
+        return Finding.unknown(f"{shared}: salted") if dropped else Finding.of(True, shared)
+
+    works_after = (
+        CONTROL,
+        answered(*VICTIMS),
+        report.own_answers,
+        PictureAlias.off_as_told,
+        apart_as_told,
+    )
     rows, claims = report.ROWS, report.CLAIMS
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:

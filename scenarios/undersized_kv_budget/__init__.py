@@ -108,7 +108,7 @@ class UndersizedKvBudget(kv.SmallKvCache):
     @precondition(
         "the prompt came to the engine, whole and streamed, as long as it was meant to be"
     )
-    def arrived(self, witness: kv.Witness) -> Finding:
+    def prompt_arrived(self, witness: kv.Witness) -> Finding:
         tokens = ", ".join(str(sent.tokens) for sent in self.admitted(witness))
         return Finding.of(True, f"the engine counted {tokens} tokens")
 

@@ -135,6 +135,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             f"--cache-max-entry-count {best.setting} is enough: {best.blocks} blocks, "
             f"{best.max_tokens} tokens",
             "mmrepro kv-budget", by=foretold(best.setting), refutable_on=AFFECTED,
+            given="prompt-arrived", otherwise="the prompt did not come to the engine",
         ),
     )  # fmt: skip
 

@@ -40,6 +40,8 @@ def test_a_borrowed_fault_reproduces(run_once: RunOnce, variant: str) -> None:
     broken = run_once(NAME, "--variant", variant, "--device", "cpu")
     assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.why
     assert broken.claim("root-cause")["status"] == "confirmed"
+    assert broken.claim("original")["status"] == "not-tested"
+    assert broken.document["fidelity"] == "teaching-engine"
     assert broken.document["left_behind"] == []
 
 

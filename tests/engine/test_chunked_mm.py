@@ -69,6 +69,9 @@ def test_a_mitigation_orders_the_buffer(run_once: RunOnce, mitigation):
     cured = race(run_once, "--mitigation", mitigation)
     assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.why
     assert cured.condition("unordered-buffer")["truth"] == "not-met"
+    overlapping = "met" if mitigation == "barrier" else "not-met"
+    assert cured.condition("steps-overlap")["truth"] == overlapping
+    assert [m["effective"] for m in cured.document["mitigations"] if m["applied"]] == [True]
 
 
 def test_0_14_0_orders_the_buffer(run_once: RunOnce):
@@ -76,6 +79,7 @@ def test_0_14_0_orders_the_buffer(run_once: RunOnce):
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.document["fidelity"] == "emulated-stream"
     assert fixed.condition("unordered-buffer")["truth"] == "not-met"
+    assert fixed.condition("steps-overlap")["truth"] == "met"
 
 
 PLAIN = """

@@ -91,6 +91,8 @@ def test_a_variant_reproduces(run_once: RunOnce, variant: str) -> None:
     broken = run_once(CONTRACT, "--variant", variant, "--device", "cpu")
     assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.why
     assert broken.claim("root-cause")["status"] == "confirmed"
+    assert broken.claim("original")["status"] == "not-tested"
+    assert broken.document["fidelity"] == "teaching-engine"
     assert broken.document["stand_ins"] == []
     assert broken.document["left_behind"] == []
 

@@ -58,6 +58,10 @@ ghost-key-eviction --mitigation patch
 ghost-key-eviction --flip cache-size
 ghost-key-eviction --flip popitem-fix
 ghost-key-eviction --flip refusal
+ghost-key-eviction --flip prefix-caching
+ghost-key-eviction --flip concurrency
+ghost-key-eviction --flip mm-cache
+ghost-key-eviction --flip touch-fix
 ghost-key-eviction '--server-arg=--limit-mm-per-prompt={"image":0}'
 ghost-key-eviction --server-arg=--no-enable-log-requests
 mm-cache-desync --release 0.11.0
@@ -71,8 +75,10 @@ chunked-mm-prefill --variant async-race --mitigation barrier
 chunked-mm-prefill --variant async-race --mitigation budget
 chunked-mm-prefill --variant async-race --flip image-size
 chunked-mm-prefill --variant async-race --flip prefix-caching
+chunked-mm-prefill --variant async-race --flip eager-mode
 chunked-mm-prefill --variant async-race --contract-probe
 encoder-cache-overflow --release 0.12.0
+encoder-cache-overflow --release 0.14.0
 encoder-cache-overflow --mitigation larger-budget
 encoder-cache-overflow --mitigation limit-at-start
 encoder-cache-overflow '--server-arg=--limit-mm-per-prompt={"image":0}'
@@ -90,6 +96,9 @@ undersized-kv-budget --variant text --release 0.7.0.post3
 undersized-kv-budget --variant text --mitigation kv-budget
 undersized-kv-budget --variant text --server-arg=--session-len=256
 kv-growth-crash --release 0.7.0.post3
+kv-growth-crash --release 0.7.1
+kv-growth-crash --release 0.9.1
+kv-growth-crash --release 0.9.2
 kv-growth-crash --mitigation kv-budget
 kv-growth-crash --server-arg=--log-level=CRITICAL
 kv-growth-crash --server-arg=--session-len=256

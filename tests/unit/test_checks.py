@@ -19,7 +19,13 @@ from made_up import (
     swap,
 )
 from mmrepro.evidence import Evidence
-from mmrepro.probes.data import HttpData, InferenceData, MetricsData, SyscallsData
+from mmrepro.probes.data import (
+    HttpData,
+    InferenceData,
+    MetricsData,
+    ProcessesData,
+    SyscallsData,
+)
 from mmrepro.scenario import Check, Finding
 from mmrepro.scenario.bind import bind
 from mmrepro.scenario.registry import load_scenario
@@ -186,6 +192,21 @@ def test_a_pattern_that_was_not_searched_has_no_count() -> None:
     assert views.log_count(Evidence(), "cached-item-assertion") is None
 
 
-@pytest.mark.parametrize(("code", "truth"), [(None, MET), (0, NOT_MET), (-9, NOT_MET)])
-def test_the_engine_lives(code: int | None, truth: Truth) -> None:
-    assert told(checks.engine_alive, Evidence(engine_exit=code)).truth is truth
+@pytest.mark.parametrize(
+    ("code", "state", "truth"),
+    [
+        (None, "S", MET),
+        (None, "", UNKNOWN),  # nobody looked
+        (None, "Z", UNKNOWN),
+        (None, "X", UNKNOWN),
+        (0, "S", NOT_MET),
+        (-9, "", NOT_MET),
+    ],
+)
+def test_the_engine_lives(code: int | None, state: str, truth: Truth) -> None:
+    evidence = Evidence(engine_exit=code)
+    if state:
+        evidence.probes.append(probed(processes(user=0.0)))
+        for _, data in evidence.results(ProcessesData):
+            data.processes[0].state = state
+    assert told(checks.engine_alive, evidence).truth is truth

@@ -114,5 +114,14 @@ def test_the_layouts_are_measured_apart(scenario: Scenario, tmp_path: Path) -> N
     asked = [label for label, _ in driven(scenario, tmp_path).asked]
     start = asked.index("T after W")
     assert asked[start - 1] == "W first"
-    assert asked[start - 2] == (sharing.FLUSH if scenario is KV else "fill-4")
+    assert asked[start - 2] == (sharing.FLUSH if scenario is KV else "fill-4 again")
     assert asked.index("gate: T alone") > asked.index("gate: W again") + 1
+
+
+def test_few_pictures_between_leave_the_embeddings_where_they_are(tmp_path: Path) -> None:
+    asked = [label for label, _ in driven(EMBEDDING, tmp_path).asked]
+    start = asked.index("W before others")
+    few = [f"fill-{n}{more}" for n in range(shape_alias.FEW) for more in ("", " again")]
+    assert asked[start - 1] == "fill-4 again"
+    assert asked[start + 1 : start + 6] == [*few, "T after W and others"]
+    assert asked.index("W after T and others") < asked.index("W first")

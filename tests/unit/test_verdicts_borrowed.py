@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from made_up import at, probed, request, run_facts
+from made_up import at, http, probed, request, run_facts
 from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
 from mmrepro.probes.data import (
     AnyProbeData,
@@ -17,8 +19,13 @@ from mmrepro.probes.data import (
     ThreadStack,
 )
 from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.scenario.minivllm import place
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios.borrowed_faults import pad_value as pad, reused_mask as mask
+from mmrepro.scenarios.borrowed_faults import (
+    ghost_key as ghost,
+    pad_value as pad,
+    reused_mask as mask,
+)
 from mmrepro.signature import Truth, evaluate
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -247,6 +254,54 @@ def test_the_switch_s_own_words_are_no_evidence() -> None:
     """The log's "fault … is on" announces; nothing of a signature looks for it."""
     for scenario in VARIANTS:
         text = f"fault {scenario.variant} is on: {scenario.title}"
-        import re
-
         assert not any(re.search(p, text) for p in scenario.log_patterns.values())
+
+
+def test_the_table_has_a_row_for_each_request_of_the_trigger() -> None:
+    facts = run_facts(GHOST_KEY)
+    evidence = Evidence(
+        requests=[
+            request("gate", "gate: an image"),
+            request("trigger", ghost.TOO_LONG, 400),
+            request("trigger", ghost.AGAIN, 500),
+            request("trigger", ghost.FILLS[0]),
+            request("trigger", ghost.FILLS[0], 500),
+        ],
+        probes=[probed(http(200, 200))],
+    )
+
+    def rows() -> list[tuple[str, str, bool | None]]:
+        found = GHOST_KEY.symptom_rows(evidence, facts)
+        return [(row.check, row.healthy, row.abnormal) for row in found]
+
+    endpoints = ("/health, /v1/models", "200", False)
+    again, fill = (ghost.AGAIN, "200", True), (ghost.FILLS[0], "200", False)
+    assert rows() == [(ghost.TOO_LONG, "400", False), again, fill, endpoints]
+    evidence.requests[1].status = 200
+    assert rows()[0] == (ghost.TOO_LONG, "400", True)
+    evidence.probes = [probed(http(503, 200))]
+    assert rows()[-1] == ("/health, /v1/models", "200", True)
+
+
+def test_what_a_row_of_its_own_tells_of_is_summed_up() -> None:
+    """mm-prefill-contract's last text."""
+    scenario = load_scenario("mm-prefill-contract").variants[0]
+    evidence = Evidence(requests=[request("trigger", "control: text only")])
+    found = scenario.symptom_rows(evidence, run_facts(scenario))
+    assert [row.check for row in found] == ["text alone", "/health, /v1/models"]
+    assert [row.abnormal for row in found] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "found"),
+    [
+        ("images.py:warm_up", '  File "/x/images.py", line 8, in warm_up', True),
+        ("images.py:warm_up", '  File "/x/images.py", line 8, in other', False),
+        ("images.py:warm_up", '  File "/x/images.py", line 8', False),
+        ("images.py:warm_up", '  File "/x/imagesXpy", line 8, in warm_up', False),
+        ("vision.py", '  File "/x/vision.py", line 8', True),
+        ("vision.py", '  File "/x/vision.py", line 8, in embed', False),
+    ],
+)
+def test_the_place_of_a_traceback(name: str, line: str, found: bool) -> None:
+    assert bool(re.search(place(name), line)) == found

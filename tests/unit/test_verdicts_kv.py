@@ -338,8 +338,7 @@ def test_an_answer_that_is_cut_is_no_crash() -> None:
 def growth_log(*requests: object, ended_by: str = "assertion") -> Change:
     def change(evidence: Evidence) -> None:
         lines = sized(0.1, 21, 1344)
-        if ended_by:
-            lines[ended_by] = line("assert len(running) > 0")
+        lines[ended_by] = line("assert len(running) > 0")
         replace_log(evidence, log(lines, *requests))  # type: ignore[arg-type]
 
     return change

@@ -10,6 +10,7 @@ from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
 from mmrepro.incident import ClaimStatus
 from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
 from mmrepro.scenario import Scenario
+from mmrepro.scenario.minivllm import in_last_block
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import mm_prefill_contract as module
 from mmrepro.signature import Outcome, Truth
@@ -220,3 +221,83 @@ def test_each_variant_switches_its_own_fault_and_its_fix_undoes_it() -> None:
         arguments = scenario.server_args
         assert arguments[arguments.index("--fault") + 1] == scenario.variant
         assert scenario.mitigation("fix").server_args == ("--fix", scenario.variant)
+
+
+def retold(evidence: Evidence, *tokens: int) -> Evidence:
+    """The log counts other tokens of the requests."""
+    for _, log in evidence.results(LogsData):
+        added = matches(SLOTS, *tokens)["added-request"]
+        log.matches["added-request"], log.match_counts["added-request"] = added, len(added)
+    return evidence
+
+
+@pytest.mark.parametrize("scenario", VARIANTS, ids=list(ERRORS))
+@pytest.mark.parametrize(
+    ("tokens", "truth"),
+    [
+        (ALL_TOKENS, MET),
+        ((24, 24, 85, 26, 85, 24), NOT_MET),  # the small image was made smaller
+        ((24, 24, 85, 27), NOT_MET),  # the last image never got there
+        ((24, 24, 64, 6, 64, 24), NOT_MET),  # embeddings alone
+        ((24, 24, 65, 7, 65, 24), MET),
+        ((24, 24, 21, 21, 21, 24), NOT_MET),  # text alone
+        ((25, 24, 85, 27, 85, 24), UNKNOWN),  # of other requests: the answer counts 24
+        ((), UNKNOWN),
+    ],
+)
+def test_the_images_were_admitted(
+    scenario: Scenario, tokens: tuple[int, ...], truth: Truth
+) -> None:
+    evidence = retold(failed_run(scenario), *tokens)
+    for sent in evidence.requests_in("trigger"):
+        sent.prompt_tokens = None  # what the log says of an answered one is tried last
+    outcome, truths, _ = judge(scenario, evidence)
+    assert truths["images-admitted"] is truth
+    assert (outcome is Outcome.REPRODUCED) == (truth is MET)
+
+
+def test_a_refused_request_is_in_no_log() -> None:
+    """Those that were refused, or never sent, have no line; what hangs has one."""
+    evidence = failed_run(SLOTS)
+    refused = request("gate", "refused", 400)
+    lost = request("gate", "lost", None, error="connection refused")
+    evidence.requests[1:1] = [refused, lost]
+    assert judge(SLOTS, evidence)[1]["images-admitted"] is MET
+    waits = request("gate", "waits", None, timed_out=True)
+    evidence.requests.insert(1, waits)
+    assert judge(SLOTS, evidence)[1]["images-admitted"] is not MET
+    retold(evidence, TEXT_TOKENS, 99, *ALL_TOKENS[1:])
+    assert judge(SLOTS, evidence)[1]["images-admitted"] is MET
+
+
+@pytest.mark.parametrize(
+    ("size", "truth"),
+    [(16, MET), (32, MET), (2, NOT_MET), (6, NOT_MET), (8, NOT_MET), (1, NOT_MET)],
+)
+def test_the_last_block_differs(size: int, truth: Truth) -> None:
+    evidence = failed_run(SLOTS)
+    swap(evidence, block_size(size))
+    _, truths, _ = judge(SLOTS, evidence)
+    assert truths["last-block-differs"] is truth
+    healthy = fixed_run(SLOTS)
+    swap(healthy, block_size(size))
+    expected = Outcome.NOT_REPRODUCED if truth is MET else INCONCLUSIVE
+    assert judge(SLOTS, healthy)[0] is expected
+
+
+def test_without_the_engine_s_word_nothing_is_said_of_its_blocks() -> None:
+    evidence = failed_run(SLOTS)
+    drop(evidence, "metrics")
+    assert judge(SLOTS, evidence)[1]["last-block-differs"] is UNKNOWN
+    evidence = failed_run(SLOTS)
+    without(module.ODD)(evidence)
+    assert judge(SLOTS, evidence)[1]["last-block-differs"] is UNKNOWN
+    evidence = retold(failed_run(SLOTS), *ALL_TOKENS[:3])
+    assert judge(SLOTS, evidence)[1]["last-block-differs"] is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("tokens", "size", "last"), [(1, 16, 1), (15, 16, 15), (16, 16, 16), (17, 16, 1), (33, 32, 1)]
+)
+def test_tokens_in_the_last_block(tokens: int, size: int, last: int) -> None:
+    assert in_last_block(tokens, size) == last

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up import http, probed, request
-from mmrepro.evidence import Evidence, Missing, ReproducerResult, RequestRecord
+from made_up import http, probed
+from made_up_sglang import (
+    EMBEDDING,
+    KV,
+    PREFIX,
+    PROMPT,
+    Change,
+    alias_run,
+    facts_of_pair,
+    filled,
+    judge,
+    log,
+    run,
+    said,
+    setting,
+    swapped,
+    without,
+)
+from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimStatus, Fidelity
-from mmrepro.probes.data import LogsData
-from mmrepro.run.judge import judge as judge_run
 from mmrepro.run.tables import with_pictures
 from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
 from mmrepro.scenarios import pad_value_collision as collision, shape_alias
@@ -21,99 +35,6 @@ from mmrepro.signature import Outcome, Truth
 
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
-KV = shape_alias.SCENARIO
-EMBEDDING = KV.with_variant("embedding-cache")
-Change = Callable[[Evidence], object]
-
-PROMPT, PREFIX = 32, 7
-
-
-def said(whose: str, cached: int | None = 0, **more: Any) -> dict[str, Any]:
-    """An answer with logprobs that are those of one picture."""
-    number = sum(map(ord, whose))
-    fields = {
-        "tokens": [f"{whose}{i}" for i in range(4)],
-        "logprobs": [-0.01 * (number + i) for i in range(4)],
-        "text": whose,
-        "prompt_tokens": PROMPT,
-        "cached_tokens": cached,
-        "finish_reason": "length",
-    }
-    return fields | more
-
-
-def flushes() -> RequestRecord:
-    return request("gate", sharing.FLUSH, path="/flush_cache")
-
-
-def alone(*names: str) -> list[RequestRecord]:
-    found = [flushes()]
-    for name in names:
-        found.append(request("gate", f"gate: {name} alone", **said(name)))
-        found.append(request("gate", f"gate: {name} again", **said(name, PROMPT - 1)))
-        found.append(request("gate", f"gate: {name} after others", **said(name, PREFIX)))
-    return found
-
-
-def log(calls: int = 0, loaded: int = 3) -> LogsData:
-    counts = {
-        "sgl_kernel_stub-loaded": loaded,
-        "sgl_kernel_stub-called": calls,
-        "vllm_names-called": 0,
-    }
-    return LogsData(file="engine.log", bytes_read=9, lines=9, match_counts=counts)
-
-
-def facts_of_pair(**more: Any) -> ReproducerResult:
-    facts: dict[str, Any] = {
-        "hash_a": "39ec1567e1977410",
-        "hash_b": "08f735a321977410",
-        "pad_a": 563573776,
-        "pad_b": 563573776,
-        "pads_equal": True,
-        "hashes_differ": True,
-        "tokens": 14,
-        "prefix_tokens": 3,
-        "match_b_after_a": 14,
-        "match_control_after_a": 3,
-        "match_b_after_a_other_key": 0,
-        "pad_of_0": 0,
-        "pad_of_2_30_less_1": (1 << 30) - 1,
-        "pad_of_2_30": 0,
-    }
-    return ReproducerResult(
-        name="pad_value_collision.py", exit_code=0, seconds=6.0, facts=facts | more
-    )
-
-
-def run(*, collides: bool) -> Evidence:
-    """A run as 0.5.6 (``collides``) or 0.5.23 gives it."""
-    evidence = Evidence(requests=alone("A", "B", "control"))
-    evidence.requests.insert(
-        1, request("gate", "gate: other picture after another", **said("other", PREFIX))
-    )
-    for first, second in (("A", "B"), ("B", "A")):
-        shared, whose = (PROMPT - 1, first) if collides else (PREFIX, second)
-        evidence.requests += [
-            request("trigger", f"{first} first", **said(first)),
-            request("trigger", f"{second} after {first}", **said(whose, shared)),
-            request("trigger", f"control after {first}", **said("control", PREFIX)),
-        ]
-    evidence.probes += [probed(http(200, 200)), probed(log())]
-    evidence.reproducers.append(
-        facts_of_pair()
-        if collides
-        else facts_of_pair(pads_equal=False, match_b_after_a=3, pad_of_2_30=77)
-    )
-    return evidence
-
-
-def judge(
-    scenario: Scenario, evidence: Evidence, fidelity: Fidelity = Fidelity.CPU_STAND_IN
-) -> tuple[Outcome, dict[str, Truth]]:
-    facts = RunFacts(scenario.release, fidelity, frozenset(), 13.0)
-    verdict = judge_run(scenario, evidence, facts)
-    return verdict.outcome, {r.id: r.truth for r in verdict.conditions}
 
 
 def test_a_collision_is_reproduced() -> None:
@@ -126,32 +47,6 @@ def test_own_answers_are_not_reproduced() -> None:
     outcome, truths = judge(COLLISION, run(collides=False))
     assert outcome is NOT_REPRODUCED
     assert truths["b-gets-a"] is truths["kv-reused"] is truths["equal-pad-values"] is Truth.NOT_MET
-
-
-def setting(label: str, **fields: Any) -> Change:
-    def change(evidence: Evidence) -> None:
-        for record in evidence.requests:
-            if record.label == label:
-                for name, value in fields.items():
-                    setattr(record, name, value)
-
-    return change
-
-
-def without(label: str) -> Change:
-    def change(evidence: Evidence) -> None:
-        evidence.requests = [r for r in evidence.requests if r.label != label]
-
-    return change
-
-
-def swapped(data: LogsData) -> Change:
-    def change(evidence: Evidence) -> None:
-        for result in evidence.probes:
-            if result.probe == "logs":
-                result.data = data
-
-    return change
 
 
 def facts(**more: Any) -> Change:
@@ -264,7 +159,11 @@ def test_claims_of_a_collision() -> None:
         "fixed-2256": no,
     }
     assert claims(run(collides=True), "0.5.6", "cache-salt")["extra-key"] is no
-    assert claims(run(collides=False), "0.5.17", "cache-salt")["extra-key"] is yes
+    salted = run(collides=False)
+    salted.reproducers = [facts_of_pair()]
+    for label in ("B after A", "A after B"):
+        setting(label, cached_tokens=0)(salted)
+    assert claims(salted, "0.5.17", "cache-salt")["extra-key"] is yes
     healthy = claims(run(collides=False), "0.5.23")
     # pictures with different pad values tell nothing of those with equal ones
     assert {healthy[c] for c in ("kv-reused", "a-features", "fixed-2256")} == {untested}
@@ -336,25 +235,6 @@ def test_a_run_without_its_files_shows_the_answers_alone(tmp_path: Path) -> None
 # ------------------------------------------------------------------ the shape alias
 
 
-def alias_run(scenario: Scenario, *, aliases: bool = True) -> Evidence:
-    evidence = Evidence(requests=alone("W", "T", "control"))
-    kv = scenario is KV
-    for first, second in (("W", "T"), ("T", "W")):
-        whose = (first if kv else f"{first}{second}") if aliases else second
-        shared = (PROMPT - 1 if aliases else PREFIX) if kv else 0
-        evidence.requests += [
-            request("trigger", f"{first} first", **said(first)),
-            request("trigger", f"{second} after {first}", **said(whose, shared)),
-            request("trigger", f"control after {first}", **said("control", PREFIX if kv else 0)),
-        ]
-    evidence.probes += [probed(http(200, 200)), probed(log())]
-    hashes = {"hashes_equal": True, "grids_differ": True}
-    evidence.reproducers.append(
-        ReproducerResult(name="shape_alias.py", exit_code=0, seconds=5.0, facts=hashes)
-    )
-    return evidence
-
-
 @pytest.mark.parametrize("scenario", [KV, EMBEDDING])
 def test_the_alias(scenario: Scenario) -> None:
     outcome, truths = judge(scenario, alias_run(scenario))
@@ -363,8 +243,12 @@ def test_the_alias(scenario: Scenario) -> None:
     healthy = alias_run(scenario, aliases=False)
     if scenario is EMBEDDING:  # one hash, a cache that is on, and no alias: hardly
         assert judge(scenario, healthy)[0] is INCONCLUSIVE
-        healthy.facts["embedding_cache_off"] = True
-    assert judge(scenario, healthy)[0] is NOT_REPRODUCED
+        healthy.requests = [r for r in healthy.requests if not r.label.startswith("fill")]
+        healthy.requests += [*filled(1.0), *filled(1.0)]
+        off = frozenset({"disable-embedding-cache"})
+        assert judge(scenario, healthy, mitigations=off)[0] is NOT_REPRODUCED
+    else:
+        assert judge(scenario, healthy)[0] is NOT_REPRODUCED
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, strategies as st
 from mmrepro.engines import ENGINES
 from mmrepro.probes import logs as logs_module
-from mmrepro.probes._log_life import Life, written
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData
 from mmrepro.probes.log_files import LogFilesProbe
+from mmrepro.probes.log_life import Life, written
 from mmrepro.probes.logs import LogsProbe
 
 CRASH = "AssertionError: Expected a cached item for mm_hash='ab'"

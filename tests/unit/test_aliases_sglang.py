@@ -1,0 +1,250 @@
+"""SGLang's aliases: nothing is said where the pair is none, or the cache was not seen at work.
+
+Recorded runs with one change, and made-up ones for what lies on either side of a comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from imposters import CORPUS
+from imposters.sglang import answered_as, asked, both, by_hand, facts, mitigated, unrun
+from made_up import http, probed
+from made_up_sglang import (
+    EMBEDDING,
+    KV,
+    alias_run,
+    changed,
+    log,
+    run,
+    swapped,
+    truth,
+    with_facts,
+    without_fact,
+)
+from mmrepro.incident import Fidelity, Incident
+from mmrepro.reports import load
+from mmrepro.run.judge import rejudge
+from mmrepro.scenario import (
+    LiveFacts,
+    RunFacts,
+    Scenario,
+)
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenarios import shape_alias
+from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
+from mmrepro.signature import Outcome, Truth
+
+REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
+INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+PAD, ALIAS, VISION = "pad-value-collision-", "shape-alias-kv-cache-", "shape-alias-embedding-cache-"
+
+
+@dataclass
+class Told:
+    outcome: Outcome
+    why: str
+    said: dict[str, str]
+    """By id: the truth of a condition, the status of a claim, what a mitigation did."""
+
+    def __getitem__(self, name: str) -> str:
+        return self.said[name]
+
+
+def told(recording: str, *edits: Callable[[Incident], object]) -> Told:
+    """A recording with changes, judged again."""
+    incident = load(CORPUS / f"{recording}.zip")
+    for edit in edits:
+        edit(incident)
+    scenario = load_scenario(incident.scenario.name).with_variant(incident.scenario.variant)
+    now = rejudge(incident, scenario)
+    said = {part.id: part.now for part in now.parts}
+    said |= {f"did {part.id}": part.now for part in now.parts if part.kind == "mitigation"}
+    return Told(now.now.outcome, now.now.explanation, said)
+
+
+# ------------------------------------------------------------------ item 4: the pair, the bytes
+
+
+def test_item_4_a_pair_that_does_not_collide_says_nothing() -> None:
+    found = told(f"{PAD}0.5.23", facts(hash_b="e20742764e1f2440"))
+    assert found.outcome is INCONCLUSIVE
+    assert "pair-agrees is not-met" in found.why
+    assert told(f"{PAD}0.5.23").outcome is NOT_REPRODUCED  # with the fix, and a pair
+
+
+A, B = 0x39EC1567E1977410, 0x08F735A321977410
+TOP, NEXT = 1 << 29, 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("b", "control", "expected"),
+    [
+        (B, B + 1, MET),
+        (B ^ NEXT, B + 1, MET),
+        (B ^ TOP, B + 1, NOT_MET),
+        (B ^ 1, B + 1, NOT_MET),
+        (A, B + 1, NOT_MET),
+        (B, B, NOT_MET),
+        (B, A ^ NEXT, NOT_MET),
+        (B, B ^ TOP, MET),
+    ],
+)
+def test_a_pair_differs_and_agrees_in_30_bits_which_the_control_does_not(
+    b: int, control: int, expected: Truth
+) -> None:
+    more = {"hash_a": f"{A:016x}", "hash_b": f"{b:016x}", "hash_control": f"{control:016x}"}
+    assert (
+        truth(COLLISION, changed(run(collides=True), with_facts(**more)), "pair-agrees") is expected
+    )
+
+
+@pytest.mark.parametrize("bad", ["", "12 ", "xyz", "0x12", None, 7])
+def test_a_hash_that_is_none_makes_it_unknown(bad: object) -> None:
+    evidence = changed(run(collides=True), with_facts(hash_b=bad))
+    assert truth(COLLISION, evidence, "pair-agrees") is UNKNOWN
+
+
+def test_item_4_other_bytes_say_nothing() -> None:
+    other = facts(bytes_equal=False, hashes_equal=False)
+    for recording in (f"{ALIAS}disable-radix-cache", f"{VISION}disable-embedding-cache"):
+        found = told(recording, other)
+        assert found.outcome is INCONCLUSIVE
+        assert "same-bytes is not-met" in found.why
+        assert found["bytes-only"] == "not-tested"
+
+
+@pytest.mark.parametrize("scenario", [KV, EMBEDDING])
+@pytest.mark.parametrize("fact", ["bytes_equal", "grids_differ"])
+def test_both_halves_of_one_buffer_in_two_layouts_are_read(scenario: Scenario, fact: str) -> None:
+    assert truth(scenario, alias_run(scenario), "same-bytes") is MET
+    no = changed(alias_run(scenario), with_facts(**{fact: False}))
+    assert truth(scenario, no, "same-bytes") is NOT_MET
+    assert (
+        truth(scenario, changed(alias_run(scenario), without_fact(fact)), "same-bytes") is UNKNOWN
+    )
+
+
+def test_item_4_a_cache_that_nobody_turned_off_as_a_cure_says_nothing() -> None:
+    assert told(f"{ALIAS}with-disable-radix-cache").outcome is INCONCLUSIVE
+    assert told(f"{PAD}disable-radix-cache", by_hand).outcome is INCONCLUSIVE
+    assert told(f"{VISION}disable-embedding-cache", by_hand).outcome is INCONCLUSIVE
+
+
+# ------------------------------------------------------------------ what a mitigation did
+
+
+def test_a_mitigation_prevents_only_where_the_cause_is_seen_gone() -> None:
+    assert told(f"{PAD}disable-radix-cache")["did disable-radix-cache"] == "prevented"
+    assert told(f"{PAD}0.5.17-cache-salt")["did cache-salt"] == "prevented"
+    assert told(f"{ALIAS}disable-radix-cache")["did disable-radix-cache"] == "prevented"
+    name = "disable-embedding-cache"
+    assert told(f"{VISION}{name}")[f"did {name}"] == "prevented"
+    assert told(f"{PAD}cache-salt")["did cache-salt"] == "not-prevented"
+
+
+def test_an_option_that_did_nothing_prevents_nothing() -> None:
+    for recording, label in ((PAD, "gate: A again"), (ALIAS, "gate: T again")):
+        found = told(f"{recording}disable-radix-cache", asked(label, cached_tokens=50))
+        assert found.outcome is INCONCLUSIVE
+        assert found["did disable-radix-cache"] == "not-told"
+
+
+@pytest.mark.parametrize("victim", ["B after A", "A after B"])
+def test_a_salt_that_was_dropped_prevents_nothing(victim: str) -> None:
+    found = told(f"{PAD}0.5.17-cache-salt", asked(victim, cached_tokens=7))
+    assert (found.outcome, found["did cache-salt"]) == (INCONCLUSIVE, "not-told")
+    assert found["extra-key"] == "not-tested"
+
+
+def test_a_release_with_the_fix_needs_no_cure() -> None:
+    unshared = asked("B after A", "A after B", cached_tokens=0)
+    found = told(f"{PAD}0.5.23", mitigated("cache-salt"), unshared)
+    assert (found.outcome, found["did cache-salt"]) == (NOT_REPRODUCED, "not-told")
+    assert told(f"{PAD}0.5.23", mitigated("release"))["did release"] == "prevented"
+
+
+# ------------------------------------------------------------------ item 9: claims
+
+
+def test_item_9_claims_are_not_refuted_by_a_cache_that_is_off() -> None:
+    for recording in (f"{ALIAS}with-disable-radix-cache", f"{ALIAS}disable-radix-cache"):
+        found = told(recording)
+        assert (found["one-entry"], found["alive"]) == ("not-tested", "not-tested")
+        assert found["bytes-only"] == "confirmed"
+    found = told(f"{VISION}disable-embedding-cache")
+    assert (found["one-entry"], found["alive"]) == ("not-tested", "not-tested")
+    found = told(f"{PAD}disable-radix-cache", by_hand)
+    assert {found[c] for c in ("kv-reused", "a-features", "embeddings")} == {"not-tested"}
+
+
+@pytest.mark.parametrize("recording", [f"{ALIAS}0.5.23", f"{VISION}0.5.23"])
+def test_item_9_two_hashes_confirm_nothing(recording: str) -> None:
+    found = told(recording, facts(hashes_equal=False))
+    assert found.outcome is DIFFERENT
+    assert {found[c] for c in ("bytes-only", "one-entry", "alive")} == {"refuted"}
+    plain = told(recording)
+    assert {plain[c] for c in ("bytes-only", "one-entry", "alive")} == {"confirmed"}
+
+
+def test_claims_about_answers_need_the_engines_own_kernels() -> None:
+    pretended = changed(run(collides=True), swapped(log(calls=1)))
+    for fidelity, expected in ((Fidelity.CPU_STAND_IN, "not-tested"), (Fidelity.GPU, "confirmed")):
+        run_facts = RunFacts("0.5.6", fidelity, frozenset(), 13.0)
+        status = {c.id: c.status for c in COLLISION.claim_results(pretended, run_facts)}
+        assert status["kv-reused"] == status["a-features"] == expected
+
+
+def test_a_stand_in_that_was_called_is_seen() -> None:
+    for counts in ({"sgl_kernel_stub-called": 1}, {"vllm_names-called": 1}):
+        data = log()
+        data.match_counts.update(counts)
+        found = changed(run(collides=True), swapped(data))
+        assert truth(COLLISION, found, "no-pretended-kernel") is UNKNOWN
+    one = changed(run(collides=True), swapped(log(loaded=1)))
+    assert truth(COLLISION, one, "no-pretended-kernel") is MET
+
+
+@pytest.mark.parametrize("one_order", ["A after B", "B after A"])
+def test_a_claim_of_the_pair_needs_both_orders(one_order: str) -> None:
+    own = f"gate: {one_order[0]} alone"
+    found = told(f"{PAD}0.5.6", answered_as(one_order, own, cached_tokens=7))
+    assert {found[c] for c in ("kv-reused", "a-features")} <= {"refuted", "not-tested"}
+    assert found["fixed-2256"] == found["embeddings"] == "not-tested"
+
+
+def test_item_9_what_leaks_from_the_last_request_is_no_cache() -> None:
+    leak = both(
+        answered_as("T after W and others", "gate: T alone"),
+        answered_as("W after T and others", "gate: W alone"),
+    )
+    found = told(f"{VISION}0.5.23", leak)
+    assert found.outcome is DIFFERENT
+    assert found["one-entry"] == found["alive"] == "not-tested"
+    assert told(f"{VISION}0.5.23", unrun).outcome is INCONCLUSIVE
+
+
+# ------------------------------------------------------------------ item 12, and live servers
+
+
+def test_item_12_the_range_says_what_was_run_and_what_was_read() -> None:
+    text = Path(shape_alias.__file__).read_text()
+    assert "# Run: 0.5.6 and 0.5.23. By source only: 0.4.6" in text
+    assert [KV.affects(r) for r in ("0.4.5", "0.4.6", "0.5.23")] == [False, True, True]
+    assert [EMBEDDING.affects(r) for r in ("0.4.6", "0.4.7", "0.5.23")] == [False, True, True]
+
+
+@pytest.mark.parametrize("scenario", [COLLISION, KV, EMBEDDING])
+def test_nobody_asks_a_live_server_for_a_trigger(scenario: Scenario) -> None:
+    conditions = scenario.live_conditions(LiveFacts("sglang", "0.5.17"))
+    assert conditions
+    assert "precondition" not in {c.part for c in conditions}
+
+
+def test_green_endpoints_do_not_decide() -> None:
+    red = changed(run(collides=True), lambda e: e.probes.__setitem__(0, probed(http(200, 503))))
+    assert truth(COLLISION, red, "endpoints-green") is NOT_MET

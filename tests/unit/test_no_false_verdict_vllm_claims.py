@@ -1,0 +1,193 @@
+"""What vLLM's cache scenarios say of the original report: by what each claim stands or falls."""
+
+from __future__ import annotations
+
+import pytest
+from made_up import (
+    GHOST,
+    LOOP,
+    POLLING,
+    desync_run,
+    drop,
+    ghost_key,
+    hang_run,
+    healing_run,
+    healthy_run,
+    logs,
+    metrics,
+    processes,
+    stacks,
+    swap,
+    thread,
+)
+from mmrepro.evidence import Evidence
+from mmrepro.probes.data import LogLine, LogsData, ThreadStack
+from mmrepro.scenario import Scenario, vllm
+from mmrepro.scenario.bind import bind
+from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
+from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
+from mmrepro.signature import Truth
+from mmrepro.signature.decide import guarded
+from vllm_runs import Change, claims, edited, facts, relabel, truth
+
+MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("ends", "touch", "popitem", "status"),
+    [
+        (False, False, False, "confirmed"),
+        (False, True, False, "refuted"),
+        (False, False, True, "refuted"),
+        (False, True, True, "refuted"),
+        (True, True, True, "not-tested"),
+        (True, False, False, "not-tested"),
+    ],
+)
+def test_both_parts_are_needed_where_neither_alone_ends_the_loop(
+    ends: bool, touch: bool, popitem: bool, status: str
+) -> None:
+    alone = ghost_key(
+        eviction_ends=ends,
+        eviction_ends_with_touch_fix=touch,
+        eviction_ends_with_popitem_fix=popitem,
+    )
+    evidence = edited(hang_run, lambda e: e.reproducers.__setitem__(0, alone))
+    assert claims(GHOST_KEY, evidence)["both-parts"] == status
+
+
+def timed_out(evidence: Evidence) -> None:
+    for record in evidence.labelled(vllm.AGAIN):
+        record.status, record.timed_out, record.error = None, True, "no answer"
+
+
+def later_ones_answered(evidence: Evidence) -> None:
+    for record in evidence.labelled(vllm.AGAIN)[1:]:
+        record.status, record.error = 200, ""
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (relabel(vllm.AGAIN, 500, "boom"), "refuted"),
+        (relabel(vllm.AGAIN, 200), "confirmed"),
+        (relabel(vllm.AGAIN, 503, "busy"), "not-tested"),
+        (timed_out, "not-tested"),
+        (later_ones_answered, "refuted"),
+    ],
+)
+@pytest.mark.parametrize("scenario", [DESYNC, GHOST_KEY], ids=["desync", "ghost"])
+def test_the_fix_of_the_cause_is_told_by_answers_and_by_500_alone(
+    scenario: Scenario, change: Change, status: str
+) -> None:
+    run = desync_run if scenario is DESYNC else healthy_run
+    assert claims(scenario, edited(run, change), "0.24.0")["fixed-desync"] == status
+    assert claims(scenario, edited(run, change), "0.23.0")["fixed-desync"] == "not-tested"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        relabel(vllm.TOO_LONG, 200),
+        lambda e: swap(e, metrics(mm_hits=0), phase="gate"),
+        lambda e: swap(e, logs(added=40)),
+        lambda e: e.facts.update(mm_cache_hits_after=3),
+    ],
+    ids=["not refused", "cache off", "no promise broken", "no eviction"],
+)
+def test_the_fix_of_the_hang_is_told_only_where_the_trigger_arrived(change: Change) -> None:
+    assert claims(GHOST_KEY, healthy_run(), "0.24.0")["fixed-hang"] == "confirmed"
+    assert claims(GHOST_KEY, healthy_run(), "0.23.0")["fixed-hang"] == "not-tested"
+    assert claims(GHOST_KEY, edited(healthy_run, change), "0.24.0")["fixed-hang"] == "not-tested"
+
+
+def test_a_hit_is_one_of_the_cache_that_the_gate_used() -> None:
+    one = edited(healthy_run, lambda e: swap(e, metrics(mm_hits=1), phase="gate"))
+    assert claims(GHOST_KEY, one, "0.24.0")["fixed-hang"] == "confirmed"
+
+
+def last_processes(*names: str) -> Change:
+    def change(evidence: Evidence) -> None:
+        for _, log in evidence.results(LogsData, "check"):
+            log.last_by_process = {name: LogLine(number=9, text="", process=name) for name in names}
+
+    return change
+
+
+def written_by(process: str) -> Change:
+    def change(evidence: Evidence) -> None:
+        for _, log in evidence.results(LogsData, "check"):
+            for line in log.matches["cached-item-assertion"]:
+                line.process = process
+
+    return change
+
+
+NOW_RUNS, BEFORE = "EngineCore pid=1764", "EngineCore pid=17"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((), MET),
+        ((written_by(BEFORE),), NOT_MET),
+        ((written_by(BEFORE), last_processes(BEFORE)), MET),  # a container's own numbers
+        ((written_by(BEFORE), last_processes(BEFORE, NOW_RUNS)), NOT_MET),
+        ((written_by(BEFORE), lambda e: drop(e, "processes")), MET),  # a log alone
+        ((written_by(BEFORE), lambda e: swap(e, processes(1.0, role="Worker"))), MET),
+        ((lambda e: drop(e, "logs"),), UNKNOWN),
+    ],
+)
+def test_on_a_live_server_a_known_core_speaks_for_itself(
+    changes: tuple[Change, ...], expected: Truth
+) -> None:
+    evidence = edited(desync_run, *changes)
+    for check in (vllm.missing_item, vllm.cached_item_assertion):
+        bound = bind(check, DESYNC, facts(DESYNC))
+        assert guarded(bound, evidence).truth is expected
+
+
+def test_the_assertion_is_no_drift_and_the_drift_no_assertion() -> None:
+    for check, expected in (
+        (vllm.missing_item, MET),
+        (vllm.cached_item_assertion, NOT_MET),
+        (vllm.missed_in_run, MET),
+        (vllm.asserted_in_run, NOT_MET),
+    ):
+        bound = bind(check, DESYNC, facts(DESYNC, "0.32.0"))
+        assert guarded(bound, healing_run()).truth is expected
+
+
+def test_what_a_miss_names_is_read_from_its_lines() -> None:
+    bound = bind(vllm.missed_in_run, DESYNC, facts(DESYNC))
+    found = guarded(bound, desync_run())
+    assert found.observed == (
+        f"4 × cached-item-assertion in {NOW_RUNS}, first at 11-21 03:37:42: mm_hash {GHOST[:16]}…"
+    )
+    line = LogLine(number=1, text="Expected a cached item for mm_hash=None")
+    assert vllm.hashes_in([line]) == []
+
+
+SPINS, WAITS = thread(*LOOP, key=GHOST), thread(("Poller.poll", "zmq/sugar/poll.py"))
+ABOVE = thread(*LOOP[1:])
+
+
+@pytest.mark.parametrize(
+    ("threads", "expected"),
+    [
+        ([SPINS] * 3, MET),
+        ([SPINS, ABOVE, ABOVE], MET),
+        ([SPINS] * 2, UNKNOWN),
+        ([SPINS] * 2 + [WAITS] * 3, UNKNOWN),  # its thread is in too few
+        ([WAITS] * 3, NOT_MET),  # it is in none
+        ([WAITS] * 2, UNKNOWN),
+        ([ABOVE] * 3, NOT_MET),
+        ([SPINS] * 3 + [thread(*POLLING)], NOT_MET),
+        ([SPINS] * 2 + [thread(*LOOP, key=GHOST, active=False)], NOT_MET),
+    ],
+)
+def test_the_loop_is_judged_where_its_thread_was_seen(
+    threads: list[ThreadStack], expected: Truth
+) -> None:
+    evidence = edited(hang_run, lambda e: swap(e, stacks(*threads)))
+    assert truth(GHOST_KEY, evidence, "eviction-stack") is expected
