@@ -287,8 +287,7 @@ class Collector:
 
         def probe(name: str) -> Probe[LogsData]:
             path, life = Path(name), Life(starts, since)
-            if files := recent(path, MAX_LOG_BYTES):
-                files = [file for file in files if not _older(file, began)] or files[-1:]
+            if files := [f for f in recent(path, MAX_LOG_BYTES) if not _older(f, began)]:
                 return LogFilesProbe(
                     files, patterns, progress, added=added, rotated=False, life=life
                 )

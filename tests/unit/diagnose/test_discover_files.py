@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from mmrepro.diagnose import discover
 from mmrepro.diagnose.discover import Target
-from mmrepro.engines import ENGINES
+from mmrepro.engines import ENGINES, Signs
 from seen import target
 from test_discover_tables import its_os
 
@@ -186,3 +186,30 @@ def test_a_log_that_was_rotated_away_is_read_through_its_process(tmp_path: Path)
     assert discover._readable("/proc/5/fd/1", str(one), same) == one
     assert discover._readable("/proc/5/fd/1", str(other), same) == Path("/proc/5/fd/1")
     assert discover._readable("/proc/5/fd/1", str(tmp_path / "x"), same) == Path("/proc/5/fd/1")
+
+
+def test_no_more_is_read_than_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def read(pid: int, name: str, limit: int = 0) -> bytes:
+        asked.append((name, limit))
+        return b""
+
+    monkeypatch.setattr(discover.procfs, "read", read)
+    discover.command_of(5)
+    discover.package_folders(Target(target(processes=[])))
+    assert asked == [("cmdline", 65_536), ("cmdline", 65_536), ("maps", 16_777_216)]
+
+
+def test_a_long_command_of_a_proxy_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discover, "_title", lambda pid: "n" * 99)
+    found = Target(target(command=["nginx"], processes=[]), ENGINES["vllm"])
+    discover._check_root(found, Signs(("nginx",)))
+    assert f"is no vllm ({'n' * 80}), a proxy" in found.unseen[0]
+    assert found.facts.root_pid is None
+    kept = Target(target(command=["nginx"], processes=[]), ENGINES["vllm"], given=True)
+    discover._check_root(kept, Signs(("nginx",)))
+    assert kept.facts.root_pid is not None
+    own = Target(target(processes=[]), ENGINES["vllm"])
+    discover._check_root(own, Signs(("VLLM::EngineCore",)))
+    assert own.unseen == []
