@@ -64,11 +64,17 @@ def files(patterns: Iterable[str]) -> list[str]:
     return sorted(path.relative_to(ROOT).as_posix() for path in found)
 
 
+@cache
+def source(file: str) -> str:
+    """As it was when it was first read: the tree may be worked on meanwhile."""
+    return (ROOT / file).read_text()
+
+
 def mutants_of(file: str) -> Iterator[Mutant]:
     """Those of one file that judge (see :class:`Places`)."""
     from cosmic_ray.ast import ast_nodes, get_ast
 
-    text = (ROOT / file).read_text()
+    text = source(file)
     nodes, places = list(ast_nodes(get_ast(text))), Places(text)
     for name in OPERATORS:
         operator, occurrence = operator_of(name), 0
@@ -149,11 +155,12 @@ def _range(node: Any) -> Range:
     return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
 
 
+@cache
 def mutated(mutant: Mutant) -> str | None:
     """The file's text with it; None: it is no other program."""
     from cosmic_ray.mutating import mutate_code
 
-    text = (ROOT / mutant.file).read_text()
+    text = source(mutant.file)
     new = mutate_code(text, operator_of(mutant.operator), mutant.occurrence)
     try:
         same = new is None or ast.dump(ast.parse(new)) == ast.dump(ast.parse(text))

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from _confined import Place
-from _mutations import JUDGES, Mutant, files, mutants_of, mutated
+from _mutations import JUDGES, Mutant, files, mutants_of, mutated, source
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/unit/**/test_*.py"
@@ -158,7 +158,7 @@ def share(work: list[Any], places: list[Place], do: Any) -> None:
 
 def try_one(mutant: Mutant, place: Place, known: dict[str, Known]) -> Tried | None:
     """None: it is no other program."""
-    text, new = (ROOT / mutant.file).read_text(), mutated(mutant)
+    text, new = source(mutant.file), mutated(mutant)
     if new is None:
         return None
     key = place.installed(mutant.file).relative_to(place.site / "mmrepro").as_posix()

@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from mmrepro.probes._log_life import Life
 from mmrepro.probes.base import Probe, RawSink, Unavailable
 from mmrepro.probes.data import LogsData
+from mmrepro.probes.log_life import Life
 from mmrepro.probes.logs import Pattern, Scanner
 
 MAX_FILES = 1000

@@ -31,10 +31,10 @@ from mmrepro.probes._log_blocks import (
     merged,
     safe_text,
 )
-from mmrepro.probes._log_life import Life
 from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.probes.log_life import Life
 
 CHUNK_BYTES = 1 << 20
 MAX_ERRORS = 50

@@ -36,6 +36,7 @@ from mmrepro.scenario.minivllm import (
     place,
     put_right,
     root_cause,
+    told,
 )
 
 TEXTS = ("gate: text only", "gate: text only, streamed", "control: text only")
@@ -181,7 +182,7 @@ class SlotMapping(PrefillContract):
 
     @precondition("the last block has more tokens than it would have of the text alone")
     def last_block_differs(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:
-        size = int(metrics.readings(["minivllm:kv_cache_block_size"], "gate", "check", least=1)[-1])
+        size = told(metrics, "kv_cache_block_size")
         tokens = counted(requests, logs, ODD)
         text = tokens - embeddings(requests.first(ODD))
         has, of_text = in_last_block(tokens, size), in_last_block(text, size)

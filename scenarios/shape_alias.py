@@ -112,8 +112,8 @@ def embeddings_kept(answers: ComparedAnswers) -> Finding:
 
 def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Claim, ...]:
     """``shown``: what is seen of the cache that took the one for the other."""
-    known = ("same-bytes", "starts-anew", "cache-on", engines_own, *given)
-    by = ("one-hash", *shown, "t-after-w", "w-after-t")
+    known: tuple[str | Check, ...] = ("same-bytes", "starts-anew", "cache-on", engines_own, *given)
+    by: tuple[str | Check, ...] = ("one-hash", *shown, "t-after-w", "w-after-t")
     entry = "one buffer in two layouts is one cache entry"
     return (
         claim(

@@ -19,7 +19,6 @@ from mmrepro.engines.base import UVICORN_STARTS
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.diagnosis import Effect
-from mmrepro.probes._log_life import Life
 from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.fetch import fetch
@@ -27,6 +26,7 @@ from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.log_files import LogFilesProbe, recent
+from mmrepro.probes.log_life import Life
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ProcessesProbe
@@ -282,13 +282,12 @@ class Collector:
         began = discover.began(self.target)
         starts = engine.start_lines if engine else (UVICORN_STARTS,)
         # A container may have another zone: its log's times are not held against our clock.
-        local = began is not None and self.target.facts.place == "local"
-        since = datetime.fromtimestamp(began) if local else None
+        local = self.target.facts.place == "local"
+        since = datetime.fromtimestamp(began) if local and began is not None else None
 
         def probe(name: str) -> Probe[LogsData]:
             path, life = Path(name), Life(starts, since)
-            if files := recent(path, MAX_LOG_BYTES):
-                files = [file for file in files if not _older(file, began)] or files[-1:]
+            if files := [f for f in recent(path, MAX_LOG_BYTES) if not _older(f, began)]:
                 return LogFilesProbe(
                     files, patterns, progress, added=added, rotated=False, life=life
                 )

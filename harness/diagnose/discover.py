@@ -136,7 +136,7 @@ def _matching(listeners: list[sockets.Listener], known: Sequence[str]) -> list[s
 def _topmost(pids: Sequence[int]) -> int:
     """The ancestor of the others, then up while the parent is a process of the same engine."""
     parents = {pid: status[1] for pid in pids if (status := procfs.stat(pid)) is not None}
-    root = next((p for p in pids if parents.get(p) not in parents), pids[0])
+    root = next((p for p in parents if parents[p] not in parents), pids[0])
     engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
     for _ in range(MAX_CLIMB):
         status = procfs.stat(root)

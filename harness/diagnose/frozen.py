@@ -89,7 +89,7 @@ def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
         c
         for c in courses
         if c.stays
-        and (not c.waits or c.tid == hot)
+        and (not c.waits or (hot is not None and c.tid == hot))
         and c.turning not in idle
         and (_does_work(view, c) or holder(c, courses))
     ]

@@ -5,8 +5,9 @@ Read in the wheels of 0.6.4, 0.6.5, 0.7.0.post3 to 0.7.3, 0.8.0, 0.9.0 to 0.9.2,
 0.11.0, 0.11.1, 0.12.0, 0.12.3 and 0.13.0 to 0.18.0. The arithmetic changed four times:
 
 * 0.9.2: the reserve counts logits in half precision for the prefill and two batches, where before
-  it counted 7 bytes per token and word.
-* 0.10.0: the longest prompt is one block shorter than the cache.
+  it counted 7 bytes per token and word. The longest prompt is one block shorter than the cache,
+  or than the context where that is shorter.
+* 0.10.0: the context is not shortened.
 * 0.11.1: a second block is kept for dummy input; tensors of a block are padded to 256 bytes.
 * 0.13.0: whole-number division instead of floating point; 2 blocks or fewer are refused.
 """
@@ -57,6 +58,8 @@ class Era:
     fewest_blocks: int
     aligned: bool
     sources: tuple[Source, ...]
+    shortens_context: bool = False
+    """A block is taken off a context that is shorter than the cache, too."""
 
 
 def _at(release: str, file: str, line: int, says: str) -> Source:
@@ -87,12 +90,12 @@ ERAS: tuple[Era, ...] = (
         _at("0.7.2", "pytorch/engine/executor/base.py", 138, _FLOAT),
         _at("0.7.2", "pytorch/engine/engine.py", 242, _ALL),
     )),
-    Era("0.9.2", False, 0, False, 0, False, (
+    Era("0.9.2", False, 1, False, 0, False, (
         _at("0.9.2", "pytorch/engine/executor/base.py", 125, _HALF),
         _at("0.9.2", "pytorch/engine/cache_engine.py", 314, _PLAIN),
         _at("0.9.2", "pytorch/engine/executor/base.py", 169, _FLOAT),
-        _at("0.9.2", "pytorch/engine/engine.py", 477, _ALL),
-    )),
+        _at("0.9.2", "pytorch/engine/engine.py", 485, _LESS_1),
+    ), shortens_context=True),
     Era("0.10.0", False, 1, False, 0, False, (
         _at("0.10.0", "pytorch/engine/executor/base.py", 138, _HALF),
         _at("0.10.0", "pytorch/engine/cache_engine.py", 317, _PLAIN),
@@ -365,8 +368,9 @@ class LmdeployPlan(MemoryPlan):
             tokens, limited_by = UNLIMITED, "window"
         if self.era.spare_blocks:
             tokens -= self.tokens_per_block
-        if 0 < self.session_len < tokens:
-            tokens, limited_by = self.session_len, "context"
+        spare = self.tokens_per_block if self.era.shortens_context else 0
+        if 0 < self.session_len < tokens + spare:
+            tokens, limited_by = self.session_len - spare, "context"
         return max(tokens, 0), limited_by
 
     def _refused(

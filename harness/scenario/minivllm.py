@@ -14,7 +14,7 @@ from mmrepro.scenario.declare import Claim, Row, claim, cure, row
 from mmrepro.scenario.parts import LiveFacts, RunFacts
 from mmrepro.scenario.tables import OPPOSITE
 from mmrepro.signature import Finding, Truth, checks
-from mmrepro.signature.views import Logs, Requests
+from mmrepro.signature.views import Logs, Metrics, Requests
 from mmrepro.traffic.drive import Drive
 
 BLOCK_SIZE = 16
@@ -93,6 +93,11 @@ def counted(requests: Requests, logs: Logs, label: str) -> int:
     if tokens is None:
         raise Missing(f"the log does not show that the engine took in {label}")
     return tokens
+
+
+def told(metrics: Metrics, name: str) -> int:
+    """What the engine's metric said last. Raises Missing."""
+    return int(metrics.readings([f"minivllm:{name}"], least=1)[-1])
 
 
 def embeddings(sent: RequestRecord) -> int:

@@ -204,7 +204,8 @@ RECEIVER = quote(
 def refused_for_length(requests: Requests) -> Finding:
     sent = requests.first(TOO_LONG)
     lengths = LENGTH.search(sent.error)
-    refused = sent.status == 400 and bool(lengths) and int(lengths[1]) > int(lengths[2])
+    too_long = lengths is not None and int(lengths[1]) > int(lengths[2])
+    refused = sent.status == 400 and too_long
     return Finding.of(refused, f"{TOO_LONG}: {sent.status} {sent.error[:120]}")
 
 

@@ -22,13 +22,13 @@ from mmrepro.scenario import (
     symptom,
     tokens_stand_still,
 )
-from mmrepro.scenario.minivllm import AFTER, MinivllmFault, admitted
+from mmrepro.scenario.minivllm import AFTER, MinivllmFault, admitted, told
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
 from mmrepro.signature.digests import digest_in, same_digest
 from mmrepro.signature.loops import stays_in
 
 TOO_LONG, AGAIN = "image X, too long", "image X again"
-FILLS = tuple(f"fill {i}" for i in range(1, 6))
+FILLS = ("fill 1", "fill 2", "fill 3", "fill 4", "fill 5")
 MAKING_ROOM = ("put", "received", "<genexpr>", "add", "_take", "_loop")
 """The engine's thread where it makes room for an image, innermost first."""
 
@@ -79,8 +79,8 @@ class GhostKeyLru(MinivllmFault):
     @precondition("room was made in the engine's image cache, for the refused image's place too")
     def eviction_reached(self, requests: Requests, metrics: Metrics) -> Finding:
         older = {image.sha256 for sent in requests.within("gate") for image in sent.images}
-        evicted = metrics.readings(["minivllm:mm_cache_evictions_total"], least=1)[-1]
-        said = f"asked for room {evicted:.0f} times; {len(older)} images were there before"
+        evicted = told(metrics, "mm_cache_evictions_total")
+        said = f"asked for room {evicted} times; {len(older)} images were there before"
         return Finding.of(evicted > len(older), said)
 
     def enough_stacks(self, samples: Sequence[StackSample]) -> bool:

@@ -14,16 +14,14 @@ from mmrepro.scenario import (
     pull,
     symptom,
 )
-from mmrepro.scenario.minivllm import AFTER, BLOCK_SIZE, MinivllmFault, counted, place
+from mmrepro.scenario.minivllm import AFTER, BLOCK_SIZE, MinivllmFault, counted, place, told
 
-NUM_BLOCKS = 81
 PROMPT, GROWS = "a prompt of 300 characters", "an answer of 300 tokens"
-CONFIGURED = "minivllm:kv_cache_blocks_configured"
 
 
 def configured(metrics: Metrics) -> int:
     """Tokens that the cache should hold, as the engine was configured. Raises Missing."""
-    return int(metrics.readings([CONFIGURED], "gate", "check", least=1)[-1]) * BLOCK_SIZE
+    return told(metrics, "kv_cache_blocks_configured") * BLOCK_SIZE
 
 
 def tenth(metrics: Metrics) -> int:
@@ -45,7 +43,7 @@ class KvBudget(MinivllmFault):
     name, variant = "borrowed-faults", "kv-budget"
     origin = "LMDeploy 0.6.4 and 0.7.0.post3"
     real = "; see undersized-kv-budget and kv-growth-crash"
-    server = f"--num-blocks {NUM_BLOCKS} --no-prefix-caching"
+    server = "--num-blocks 81 --no-prefix-caching"
     references = (
         pull(
             "lmdeploy#2981",
@@ -78,8 +76,7 @@ class KvBudget(MinivllmFault):
         grows, before = requests.first(GROWS), counted(requests, logs, GROWS)
         if (got := grows.completion_tokens) is None:
             others = (r.completion_tokens or 0 for r in requests.within("gate", "trigger"))
-            names = ["minivllm:generation_tokens_total"]
-            got = int(metrics.readings(names, least=1)[0]) - sum(others)
+            got = told(metrics, "generation_tokens_total") - sum(others)
         text = f"{before} + {got} tokens; a tenth is {tenth(metrics)}"
         return Finding.of(before + got > tenth(metrics), text)
 
@@ -104,15 +101,13 @@ class KvBudget(MinivllmFault):
         ),
     )
 
-    @cause(
-        "the cache holds less than that prompt, which what --num-blocks asked for does", live=False
-    )
+    @cause("the cache holds less than that prompt, and --num-blocks asked for more", live=False)
     def budget_too_small(self, metrics: Metrics, logs: Logs) -> Finding:
-        blocks = metrics.readings(["minivllm:kv_cache_blocks"], "gate", "check", least=1)
         prompts = [int(m[1]) for m in logs.search("added-with-tokens", r": (\d+) tokens")]
         if not prompts:
             return Finding.unknown("the log names no prompt")
-        has, largest, asked = int(blocks[-1]) * BLOCK_SIZE, max(prompts), configured(metrics)
+        has, asked = told(metrics, "kv_cache_blocks") * BLOCK_SIZE, configured(metrics)
+        largest = max(prompts)
         text = f"the cache holds {has} tokens of the {asked} asked for"
         return Finding.of(has < largest <= asked, f"{text}; the longest prompt has {largest}")
 

@@ -1,5 +1,7 @@
 """minivllm as SGLang: prefix keys of a few bits, and one picture gets another's answer."""
 
+from itertools import count
+
 from mmrepro.scenario import (
     Control,
     Drive,
@@ -28,13 +30,13 @@ def pictures(drive: Drive) -> list[Picture]:
     By the birthday problem some three hundred pictures hold such a pair.
     """
     seen: dict[int, Picture] = {}
-    for seed in range(5000, 5001 + PAD_RANGE):
+    for seed in count(5000):
         made = drive.picture(f"noise-{seed}", seed)
         pad = int(made.sent().sha256, 16) % PAD_RANGE
         if pad in seen:
-            return [seen[pad], made, drive.picture("C", 4)]
+            break
         seen[pad] = made
-    raise AssertionError("there are more pictures than values")
+    return [seen[pad], made, drive.picture("C", 4)]
 
 
 class PadValueKey(MinivllmFault):

@@ -21,7 +21,7 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.minivllm import AFTER, MinivllmFault
 
-TOGETHER = tuple(f"image {i} and a long text" for i in range(1, 5))
+TOGETHER = tuple(f"image {n} and a long text" for n in "1234")
 SCATTER = "Number of elements of source < number of ones in mask"
 
 

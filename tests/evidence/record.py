@@ -58,6 +58,10 @@ ghost-key-eviction --mitigation patch
 ghost-key-eviction --flip cache-size
 ghost-key-eviction --flip popitem-fix
 ghost-key-eviction --flip refusal
+ghost-key-eviction --flip prefix-caching
+ghost-key-eviction --flip concurrency
+ghost-key-eviction --flip mm-cache
+ghost-key-eviction --flip touch-fix
 ghost-key-eviction '--server-arg=--limit-mm-per-prompt={"image":0}'
 ghost-key-eviction --server-arg=--no-enable-log-requests
 mm-cache-desync --release 0.11.0
@@ -71,8 +75,10 @@ chunked-mm-prefill --variant async-race --mitigation barrier
 chunked-mm-prefill --variant async-race --mitigation budget
 chunked-mm-prefill --variant async-race --flip image-size
 chunked-mm-prefill --variant async-race --flip prefix-caching
+chunked-mm-prefill --variant async-race --flip eager-mode
 chunked-mm-prefill --variant async-race --contract-probe
 encoder-cache-overflow --release 0.12.0
+encoder-cache-overflow --release 0.14.0
 encoder-cache-overflow --mitigation larger-budget
 encoder-cache-overflow --mitigation limit-at-start
 encoder-cache-overflow '--server-arg=--limit-mm-per-prompt={"image":0}'

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from made_up import http, probed, request
+from made_up import http, probed, request, run_facts
 from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.incident import ClaimResult
 from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.scenario import Scenario
+from mmrepro.signature import ConditionResult, Truth, evaluate
 
 FREE, RUNTIME, BLOCK = 111_155_328, 82_919_424, 131_072
 TRACEBACK = {
@@ -184,4 +187,28 @@ def truncated_run() -> Evidence:
     growing = relabelled(evidence, "growing")
     growing.prompt_tokens, growing.completion_tokens = 1172, 44
     replace_log(evidence, log(sized(0.1, 21, 1216, reserved=1), *[ended(1172, 1216)] * 2))
+    return evidence
+
+
+# ------------------------------------------------------------------ judged
+
+
+def told(scenario: Scenario, evidence: Evidence, *mitigations: str) -> dict[str, ConditionResult]:
+    conditions = scenario.conditions(run_facts(scenario, "", *mitigations))
+    return {result.id: result for result in evaluate(conditions, evidence)}
+
+
+def truth(scenario: Scenario, evidence: Evidence, condition: str) -> Truth:
+    return told(scenario, evidence)[condition].truth
+
+
+def claimed(
+    scenario: Scenario, evidence: Evidence, release: str = "", *mitigations: str
+) -> dict[str, ClaimResult]:
+    results = scenario.claim_results(evidence, run_facts(scenario, release, *mitigations))
+    return {claim.id: claim for claim in results}
+
+
+def logged(evidence: Evidence, lines: dict[str, LogLine], *requests: LogLine) -> Evidence:
+    replace_log(evidence, log(lines, *requests))
     return evidence

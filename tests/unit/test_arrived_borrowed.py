@@ -12,6 +12,7 @@ from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.borrowed_faults import ghost_key as ghost, kv_budget as kv, pad_value as pad
 from mmrepro.signature import Truth, evaluate
+from mmrepro.traffic.pictures import Picture
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 GHOST_KEY, PAD_VALUE, KV_BUDGET, REUSED_MASK = load_scenario("borrowed-faults").variants
@@ -141,8 +142,8 @@ def test_an_image_sent_again_is_cached(first: int | None, again: int | None, tru
 
 
 def test_a_pair_that_does_not_collide_never_arrived() -> None:
-    def pair(second: int) -> Evidence:
-        digests = (1, second, 3)
+    def pair(second: int, third: int = 3) -> Evidence:
+        digests = (1, second, third)
         return seen(
             [
                 picture(phase, label, digest)
@@ -155,6 +156,7 @@ def test_a_pair_that_does_not_collide_never_arrived() -> None:
     assert truth_of(PAD_VALUE, "one-key", pair(2)) is NOT_MET
     assert truth_of(PAD_VALUE, "one-key", pair(1)) is NOT_MET  # one picture
     assert truth_of(PAD_VALUE, "one-key", pair(3 + (5 << 16))) is NOT_MET  # C's value
+    assert truth_of(PAD_VALUE, "one-key", pair(1 + (5 << 16), 1 + (7 << 16))) is NOT_MET  # C's too
 
 
 # ------------------------------------------------------------------ kv-budget
@@ -173,7 +175,6 @@ def outgrown(
         ],
         log(24, prompt, 24),
         metrics("check", kv_cache_blocks_configured=configured, generation_tokens_total=total),
-        metrics("check", generation_tokens_total=total + 500),  # another request's, later
     )
 
 
@@ -233,3 +234,16 @@ def test_an_image_s_step_was_prepared_ahead(before: float, after: float, truth: 
     assert truth_of(REUSED_MASK, "prepared-ahead", evidence) is truth
     evidence.probes.pop()
     assert truth_of(REUSED_MASK, "prepared-ahead", evidence) is UNKNOWN
+
+
+def test_the_pictures_that_are_sent_collide() -> None:
+    """As the trigger makes them: three pictures, of which the first two share a value."""
+
+    class Pictures:
+        def picture(self, name: str, seed: int) -> Picture:
+            return Picture(name, b"%d" % seed, 1, 1)
+
+    first, second, other = (p.sent().sha256 for p in pad.pictures(Pictures()))  # type: ignore[arg-type]
+    values = [int(digest, 16) % pad.PAD_RANGE for digest in (first, second, other)]
+    assert values[0] == values[1] != values[2]
+    assert len({first, second, other}) == 3

@@ -14,12 +14,13 @@ from made_up import (
     request,
     run_facts,
 )
-from mmrepro.evidence import Evidence, RequestRecord
+from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.probes.data import InferenceData, LogLine
 from mmrepro.scenario import Check, Finding, Truth, common
 from mmrepro.scenario.bind import bind
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import answers, views
+from mmrepro.signature import answers, comparison, views
+from mmrepro.signature.comparison import ComparedAnswers
 from mmrepro.signature.decide import guarded
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -230,3 +231,114 @@ def test_rows_say_how_it_usually_is() -> None:
     row = told(common.answered_row("x"), sent(request("trigger", "x", None)))
     assert (row.truth, row.observed) == (NOT_MET, "no answer in 0.10 s")
     assert told(common.answered_row("x"), sent(request("trigger", "x"))).truth is MET
+
+
+# ------------------------------------------------------------------ whose answer it was
+
+
+def picture(label: str, phase: Any = "trigger", whose: str = "A", cached: Any = 3) -> RequestRecord:
+    more = {"tokens": [whose, "end"], "logprobs": [-0.5, -1.0], "cached_tokens": cached}
+    return request(phase, label, prompt_tokens=32, **more)
+
+
+def gate(*names: str) -> list[RequestRecord]:
+    return [
+        picture(f"gate: {name} {kind}", "gate", name)
+        for name in names
+        for kind in ("alone", "again")
+    ]
+
+
+def compared(*records: RequestRecord, **facts: Any) -> ComparedAnswers:
+    return ComparedAnswers(Evidence(requests=list(records), facts=facts))
+
+
+def test_each_has_an_answer_of_its_own_twice() -> None:
+    both = gate("A", "B")
+    assert compared(*both).differ("A", "B").truth is MET
+    assert compared(*both[:3]).differ("A", "B").observed == "B was not answered twice"
+    assert compared(*both[:2]).differ("A", "B").observed == "B alone was not answered"
+    assert compared(*gate("A")).differ("A").truth is MET
+    for change, said in (
+        ({"logprobs": []}, "B: the server gives no logprobs"),
+        ({"tokens": ["C", "end"]}, "B is not answered alike twice: token 1: 'C' against 'B'"),
+        ({"tokens": ["A", "end"]}, "B is not answered alike twice: token 1: 'A' against 'B'"),
+    ):
+        other = [*both[:2], both[2].model_copy(update=change), both[3]]
+        found = compared(*other).differ("A", "B")
+        assert (found.truth, found.observed) == (NOT_MET, said)
+    twins = [*both[:2], *(r.model_copy(update={"tokens": both[0].tokens}) for r in both[2:])]
+    assert compared(*twins).differ("A", "B").observed == "A and B get one and the same answer"
+
+
+def test_whose_answer_came() -> None:
+    seen = compared(*gate("A", "B"), picture("B after A"), picture("A after B"))
+    assert seen.whose("B after A", "B", "A") == "A"
+    assert seen.after("A", "B")[0] == "A"
+    assert (
+        "A's answer, all 2 tokens and logprobs; from its own it differs at token 1"
+        in (seen.after("A", "B")[1])
+    )
+    assert seen.after("B", "A") == ("A", "A after B: A's own answer")
+    assert (seen.own("A", "B").truth, seen.own("B", "A").truth) == (NOT_MET, MET)
+    odd = compared(*gate("A", "B"), picture("B after A", whose="C"))
+    assert odd.after("A", "B")[0] == ""
+    assert "neither A's nor B's answer" in odd.after("A", "B")[1]
+    assert odd.own("A", "B").truth is NOT_MET
+    silent = picture("B after A")
+    silent.status = 500
+    with pytest.raises(Missing):
+        compared(*gate("A", "B"), silent).own("A", "B")
+
+
+def test_the_last_answer_counts() -> None:
+    seen = compared(picture("x", whose="A"), picture("x", whose="B"), picture("x y", whose="C"))
+    assert seen.to("x").tokens[0] == "B"
+
+
+def test_nothing_from_the_cache_is_zero_only_where_the_server_counts_so() -> None:
+    one, none = picture("x", cached=3), picture("y", cached=None)
+    assert compared(one).cached("x") == 3
+    assert compared(one, none, cached_tokens_total=3).cached("y") == 0
+    for facts in ({}, {"cached_tokens_total": 4}):
+        with pytest.raises(Missing):
+            compared(one, none, **facts).cached("y")
+    assert compared(one, picture("z", cached=0)).from_cache("x", "z") == "x: 3 of 32; z: 0 of 32"
+
+
+def test_more_than_the_text_before_it() -> None:
+    def more(*cached: int) -> Truth:
+        records = [
+            picture("text", cached=3),
+            *(picture(f"{n}", cached=c) for n, c in enumerate(cached)),
+        ]
+        return compared(*records).more_than_text("text", *map(str, range(len(cached)))).truth
+
+    assert (more(4, 5), more(4, 3), more(3, 4), more(2)) == (MET, NOT_MET, NOT_MET, NOT_MET)
+
+
+def test_the_same_answer_is_the_same_to_the_logprob() -> None:
+    one = picture("x")
+    assert comparison.same(one, picture("y"))
+    for change in ({"tokens": ["A", "."]}, {"logprobs": [-0.5, -1.1]}, {"logprobs": []}):
+        other = one.model_copy(update=change)
+        assert not comparison.same(one, other)
+        assert not comparison.same(other, one)
+    empty = one.model_copy(update={"tokens": [], "logprobs": []})
+    assert not comparison.same(empty, empty)
+    assert compared(one, picture("y")).alike("x", "y")
+    assert not compared(one, picture("y", whose="B")).alike("x", "y")
+
+
+def test_where_two_answers_part() -> None:
+    one = picture("x")
+    told = comparison.first_difference
+    assert told(one, one) == "no difference"
+    assert told(one, one.model_copy(update={"tokens": ["A", "."]})) == "token 2: 'end' against '.'"
+    other = one.model_copy(update={"logprobs": [-0.5, -1.1]})
+    assert told(one, other) == "token 2: logprob -1.0000 against -1.1000"
+    longer = one.model_copy(update={"tokens": ["A", "end", "x"], "logprobs": [-0.5, -1.0, -2.0]})
+    assert told(one, longer) == "2 against 3 tokens"
+    assert comparison.spelled(one) == "A end"
+    assert comparison.spelled(one.model_copy(update={"tokens": [], "text": "Y"})) == "Y"
+    assert comparison.spelled(one.model_copy(update={"tokens": ["a\n"]})) == "a\\n"

@@ -244,6 +244,16 @@ def test_every_request_after_it_fails_too() -> None:
             lambda e: crash.requests_fail_with_500(views.Requests(e), "x"), Evidence(requests=sent)
         ).truth
 
+    def late(label: str) -> Truth:
+        sent = [request("trigger", "x", 500), request("trigger", crash.AFTER, 500)]
+        for record in sent:
+            if record.label == label:
+                record.timed_out = True
+        return guarded(
+            lambda e: crash.requests_fail_with_500(views.Requests(e), "x"), Evidence(requests=sent)
+        ).truth
+
+    assert (late("x"), late(crash.AFTER)) == (UNKNOWN, UNKNOWN)
     assert (fails(500, 500), fails(500, None)) == (MET, MET)
     assert (fails(500, 200), fails(200, 500), fails(None, None)) == (NOT_MET, NOT_MET, NOT_MET)
 

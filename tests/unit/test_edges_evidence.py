@@ -231,6 +231,12 @@ def test_a_reproducer_that_failed_tells_nothing(code: int | None) -> None:
     run.exit_code = 0
     seen = views.Reproducers(Evidence(reproducers=[run]))
     assert seen.truth("r.py", "yes") is True
+    assert seen.number("r.py", "n") == 1
+    run.facts |= {"hash": "ff", "no hash": "xf"}
+    assert seen.hash("r.py", "hash") == 255
+    for ask, fact in ((seen.number, "yes"), (seen.hash, "n"), (seen.hash, "no hash")):
+        with pytest.raises(Missing):
+            ask("r.py", fact)
     for fact in ("n", "no"):
         with pytest.raises(Missing, match="did not say"):
             seen.truth("r.py", fact)

@@ -22,6 +22,7 @@ from made_up_crash import (
     survived_run,
 )
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
+from mmrepro.incident import ClaimResult
 from mmrepro.probes.data import LogLine, LogsData, ProcessesData
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.chunked_mm_prefill import placeholder as module
@@ -108,6 +109,20 @@ def test_the_text_must_have_become_the_token(
     got, truths, results = judge(LITERAL, evidence)
     assert truths["made-a-token"] is truth, results
     assert got is outcome
+
+
+def why(evidence: Evidence, name: str = "made-a-token") -> str:
+    return next(r.observed for r in judge(LITERAL, evidence)[2] if r.id == name)
+
+
+def test_what_is_told_of_the_token() -> None:
+    said = "11 tokens more than gate: image 2; with the token 11, as plain text 20"
+    assert why(answered()) == said
+    for evidence in (unsaid(module.LITERAL), unsaid(module.SAME_SIZE)):
+        assert why(evidence) == "the server did not say how long its prompts were"
+    assert why(with_literal(death_run(module.LITERAL), None)) == MISMATCH_TEXT
+    assert why(refused()) == "400 no placeholders, please, and no word of placeholders"
+    assert why(bare(module.LITERAL)) == "it was not sent with an image of the gate's size"
 
 
 def test_a_death_without_a_word_of_placeholders_shows_no_token() -> None:
@@ -305,12 +320,39 @@ def test_a_zombie_is_dead(state: str) -> None:
 NEEDS = ("needs-chunked-prefill", "needs-async", "needs-graph")
 
 
-def needs(*, dead: bool = True, **lines: str) -> dict[str, str]:
+def told(*, dead: bool = True, **lines: str) -> dict[str, ClaimResult]:
     run = death_run if dead else survived_run
     evidence = run(module.IMAGE, text(2.1, 5))
     swap(evidence, said(death_log() if dead else quiet_log(), **lines))
-    told = GENERATED.claim_results(evidence, run_facts(GENERATED))
-    return {c.id: c.status.value for c in told if c.id in (*NEEDS, "assertion")}
+    claims = GENERATED.claim_results(evidence, run_facts(GENERATED))
+    return {c.id: c for c in claims if c.id in (*NEEDS, "assertion")}
+
+
+def needs(*, dead: bool = True, **lines: str) -> dict[str, str]:
+    return {name: claim.status.value for name, claim in told(dead=dead, **lines).items()}
+
+
+def test_what_is_told_of_what_a_crash_needs() -> None:
+    said = {name: claim.observed for name, claim in told().items()}
+    assert said["needs-chunked-prefill"] == "an image of 225 tokens and a budget of 2048"
+    assert said["needs-async"] == "asynchronous scheduling is off"
+    assert said["needs-graph"] == "EngineCore runs with enforce_eager=True"
+    missing = told(budget="", arguments="")
+    assert (
+        "did not log its budget and the image's rows" in missing["needs-chunked-prefill"].observed
+    )
+    assert "did not log what is not as by default" in missing["needs-async"].observed
+    alive = told(dead=False)["needs-graph"].observed
+    assert alive == "not told: the log holds no EngineDeadError"
+
+
+def test_without_a_word_of_rows_the_budget_refutes_nothing() -> None:
+    evidence = death_run(module.IMAGE, text(2.1, 5))
+    swap(evidence, log_of(CORE_ERROR))
+    claims = GENERATED.claim_results(evidence, run_facts(GENERATED))
+    claim = next(c for c in claims if c.id == "needs-chunked-prefill")
+    assert claim.status.value == "not-tested"
+    assert "did not log its budget and the image's rows" in claim.observed
 
 
 def test_what_a_crash_needs_is_refuted_by_what_the_engine_says() -> None:

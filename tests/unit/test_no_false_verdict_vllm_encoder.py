@@ -181,3 +181,81 @@ def test_item_8_a_full_cache_and_an_image_that_fits_is_no_match(
     seen: tuple[tuple[str, str], ...], fit: Fit
 ) -> None:
     assert match(OVERFLOW, spinning_server(*seen), LIVE).fit is fit
+
+
+# ------------------------------------------------------------------ where the core sleeps
+
+
+def after_a_step(*ran: str) -> StacksData:
+    """Samples of the busy loop between two steps, as 0.14.0 spends its time."""
+    samples = []
+    for value in ran:
+        sample = scheduling().model_copy(deep=True)
+        del sample.threads[0].frames[:2]
+        if value:
+            sample.threads[0].frames[0].locals["model_executed"] = value
+        samples.append(sample)
+    return StacksData(samples=samples)
+
+
+@pytest.mark.parametrize(
+    ("ran", "expected"),
+    [
+        (("False", "False", ""), MET),
+        (("False", "False", "False", "True"), MET),
+        (("False", "True", ""), NOT_MET),
+        (("True", "True", "True"), NOT_MET),
+        (("False", "", ""), UNKNOWN),
+        (("False", "False"), UNKNOWN),
+        (("?", "<function at 0x7f>", "None"), UNKNOWN),
+    ],
+)
+def test_a_step_that_ran_no_model_scheduled_nothing(ran: tuple[str, ...], expected: Truth) -> None:
+    evidence = edited(overflow_run, lambda e: swap(e, after_a_step(*ran)))
+    assert truth(OVERFLOW, evidence, "schedules-nothing") is expected
+
+
+def logged(**lines: str) -> Change:
+    names = {"arguments": vllm.ARGUMENTS, "step": vllm.STEP, "cache": vllm.ENCODER_CACHE}
+    found = {names[name]: [LogLine(number=1, text=text)] for name, text in lines.items()}
+    counts = {name: len(found.get(name, ())) for name in names.values()}
+    log = LogsData(file="engine.log", bytes_read=1, lines=1, match_counts=counts, matches=found)
+    return lambda evidence: evidence.probes.append(probed(log))
+
+
+PARSED = "non-default args: {'max_num_seqs': 8, 'max_num_batched_tokens': 512}"
+LARGER = "non-default args: {'mm_processor_kwargs': {'max_pixels': 1605632}}"
+STEP = "Chunked prefill is enabled with max_num_batched_tokens={}."
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ({"arguments": PARSED, "step": STEP.format(512)}, MET),
+        ({"arguments": PARSED, "step": STEP.format(543)}, MET),
+        ({"arguments": PARSED, "step": STEP.format(544)}, NOT_MET),
+        ({"arguments": PARSED, "step": STEP.format(511)}, MET),
+        ({"arguments": PARSED}, UNKNOWN),
+        ({"step": STEP.format(512)}, UNKNOWN),
+        ({"arguments": LARGER, "step": STEP.format(512)}, UNKNOWN),
+    ],
+)
+def test_the_step_sizes_the_cache_where_the_model_knows_no_larger_image(
+    lines: dict[str, str], expected: Truth
+) -> None:
+    evidence = edited(overflow_run, logged(**lines), no_stacks)
+    assert truth(OVERFLOW, evidence, "larger-than-the-cache") is expected
+    asleep = edited(overflow_run, logged(**lines), lambda e: swap(e, after_a_step("False")))
+    found = truth(OVERFLOW, asleep, "larger-than-the-budget")
+    assert found is (NOT_MET if "511" in lines.get("step", "") else expected)
+    answered = edited(overflow_run, logged(**lines), no_stacks, big_answered(550))
+    assert truth(OVERFLOW, answered, "larger-than-the-cache") is UNKNOWN
+
+
+def test_the_locals_come_before_what_the_log_derives() -> None:
+    told = logged(arguments=PARSED, step=STEP.format(2048))
+    evidence = edited(overflow_run, told)
+    assert truth(OVERFLOW, evidence, "larger-than-the-budget") is MET
+    assert truth(OVERFLOW, evidence, "larger-than-the-cache") is MET
+    without = edited(overflow_run, lambda e: swap(e, StacksData(samples=[scheduling()] * 4)))
+    assert truth(OVERFLOW, without, "larger-than-the-budget") is UNKNOWN

@@ -103,6 +103,35 @@ def test_exactly_what_is_private_goes(text: str, redacted: str) -> None:
     assert redactor().redact(text) == redacted
 
 
+WITH = [
+    "data:image/png;base64,{}", "http://{}@h/", "http://u:{}@h/", "Authorization: {}", "bearer {}",
+    "password={}", "api_key: '{}'", "--api-key {}", "prompt: '{}'", "/home/{}/x", "{}@b.org",
+    "sk-{}{}", "-----BEGIN PRIVATE KEY-----{}-----END PRIVATE KEY-----", "Cookie: {}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WITH)
+def test_another_secret_has_another_placeholder(form: str) -> None:
+    one = redactor()
+    first, second = (one.redact(form.replace("{}", value)) for value in ("abcdefgh", "abcdefgi"))
+    assert first != second
+    assert second.count("-2]") == 1
+    assert one.redact(form.replace("{}", "abcdefgh")) == first
+
+
+def test_other_token_ids_have_another_placeholder() -> None:
+    one = redactor()
+    assert one.redact("token_ids: [1, 2, 3, 4, 5, 6]") == "token_ids: [[redacted:tokens-1]]"
+    assert one.redact("token_ids: [1, 2, 3, 4, 5, 7]") == "token_ids: [[redacted:tokens-2]]"
+    assert one.redact("input_ids: [1, 2, 3, 4, 5, 6]") == "input_ids: [[redacted:tokens-1]]"
+
+
+def test_what_shows_only_when_its_neighbour_is_gone() -> None:
+    text = "Authorization: Bearer abc Cookie: def"
+    wanted = "Authorization: Bearer [redacted:key-1] Cookie: [redacted:cookie-1]"
+    assert redactor().redact(text) == wanted
+
+
 def test_a_home_of_one_letter_is_none() -> None:
     assert Redactor(home="/a").redact("cd /a/b c") == "cd ~/b c"
     assert Redactor(home="a").redact("what a day") == "what a day"

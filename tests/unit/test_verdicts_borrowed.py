@@ -140,6 +140,7 @@ CONDITIONS = ("wrong-answer", "others-right", "one-key", "taken-from-cache")
         (corrupted(second=1), (MET, MET, NOT_MET, MET)),  # one and the same picture
         (corrupted(cached=(0, 48, 0)), (MET, MET, MET, NOT_MET)),
         (corrupted(cached=(0, 64, 64)), (MET, MET, MET, NOT_MET)),
+        (corrupted(cached=(64, 64, 0)), (MET, MET, MET, NOT_MET)),
         (corrupted(cached=(0, None, 0)), (MET, MET, MET, UNKNOWN)),
         (Evidence(), (UNKNOWN,) * 4),
     ],
@@ -216,6 +217,12 @@ def test_the_budget(data: list[AnyProbeData], truth: Truth) -> None:
             REUSED_MASK,
             "mask-of-another-step",
             log(mask_rows=["mask-rows: 3 tokens are marked for 4 rows"]),
+            NOT_MET,
+        ),
+        (
+            REUSED_MASK,
+            "mask-of-another-step",
+            log(mask_rows=["mask-rows: 4 tokens are marked for 4 rows"]),
             NOT_MET,
         ),
         (REUSED_MASK, "mask-of-another-step", log(mask_rows=[]), NOT_MET),

@@ -311,3 +311,13 @@ def test_a_log_of_a_process_that_has_just_started_is_its_own(tmp_path: Path) -> 
     path = tmp_path / "s.log"
     path.touch()
     assert not collect._older(path, discover.began(Target(target(root_pid=os.getpid()))))
+
+
+def test_closing_waits_for_nothing(tmp_path: Path) -> None:
+    made = collector(tmp_path)
+    assert made._pool._max_workers == 16  # every probe of a look side by side
+    made.close()
+    closed: list[dict[str, bool]] = []
+    made._pool.shutdown = lambda **how: closed.append(how)  # type: ignore[assignment]
+    made.close()
+    assert closed == [{"wait": False, "cancel_futures": True}]

@@ -20,8 +20,8 @@ from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident
 from mmrepro.incident.diagnosis import Fit, Match
-from mmrepro.probes._log_life import Life
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
+from mmrepro.probes.log_life import Life
 from mmrepro.probes.logs import Scanner, scan
 from mmrepro.reports import load
 from mmrepro.scenario import LiveFacts

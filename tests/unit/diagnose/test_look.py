@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from mmrepro import reports
-from mmrepro.diagnose import collect
+from mmrepro.diagnose import collect, discover
 from mmrepro.diagnose.session import DiagnoseOptions, diagnose
-from mmrepro.incident.diagnosis import ServerState
+from mmrepro.incident.diagnosis import Fit, ServerState
 
 LOG = """\
 (EngineCore pid=9) INFO 11-21 03:37:40 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with x
@@ -152,3 +152,83 @@ def test_an_endpoint_that_was_late_is_asked_again(
             server.shutdown()
     assert told.diagnosis.state is state
     assert len(asked) == 2
+
+
+AGAIN = """\
+(APIServer pid=18) INFO 11-21 09:00:00 [api_utils.py:273] non-default args: {'model': 'm'}
+(EngineCore pid=19) INFO 11-21 09:00:01 [core.py:113] Initializing a V1 LLM engine (v0.24.0) with x
+(APIServer pid=18) INFO:     Started server process [18]
+(EngineCore pid=19) DEBUG 11-21 09:10:00 [core.py:1245] EngineCore waiting for work.
+"""
+
+
+def test_one_that_the_oom_killer_ended_did_not_die_of_an_old_crash(
+    nobody: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmrepro.diagnose.kernel.last_oom_kill", lambda: "Killed process 19 (VLLM)")
+    log = tmp_path / "server.log"
+    log.write_text(LOG + AGAIN)
+    told = diagnose(DiagnoseOptions(url=nobody, logs=(log,), out=tmp_path / "out")).diagnosis
+    assert (told.state, told.found, told.target.release) == (ServerState.DEAD, [], "0.24.0")
+    assert "died first" not in told.assessment.sentence
+    assert "Killed process 19 (VLLM)" in " ".join(told.assessment.why)
+    assert "died unexpectedly" not in " ".join(told.assessment.why)
+    assert "11-21 09:10:00" in told.since
+    log.write_text(AGAIN + LOG)
+    crashed = diagnose(DiagnoseOptions(url=nobody, logs=(log,), out=tmp_path / "out2")).diagnosis
+    assert "EngineCore died first" in crashed.assessment.sentence
+
+
+ASSERTION = """\
+2026-11-20 04:01:50,680 - lmdeploy - ERROR - request.py:21 - Engine loop failed with error:
+Traceback (most recent call last):
+    assert len(running) > 0
+AssertionError
+"""
+
+
+@pytest.mark.parametrize(
+    ("status", "restarted", "fit"),
+    [
+        (401, True, Fit.EXPOSED),
+        (404, True, Fit.EXPOSED),
+        (500, True, Fit.SYMPTOM_ONLY),
+        (401, False, Fit.LIKELY),
+        (500, False, Fit.MATCH),
+    ],
+)
+def test_lmdeploy_with_an_old_assertion_and_a_key_that_we_lack(
+    status: int, restarted: bool, fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a server's error, and the assertion of this very process, are the known failure."""
+    monkeypatch.setattr(collect, "APART_S", 0.1)
+    monkeypatch.setattr(discover, "find_release", lambda found: None)
+    log = tmp_path / "server.log"
+    log.write_text(ASSERTION + "INFO:     Started server process [7]\n" * restarted)
+
+    class Refuses(Front):
+        def do_POST(self) -> None:
+            self._send(status, b"no")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        options = DiagnoseOptions(
+            url=f"http://127.0.0.1:{server.server_address[1]}",
+            logs=(log,),
+            engine="lmdeploy",
+            deadline_s=3.0,
+            out=tmp_path / "out",
+        )
+        real = discover.find
+
+        def found(url: str, pid: int = 0) -> discover.Target:
+            target = real(url, pid)
+            target.facts.release = "0.6.4"
+            return target
+
+        monkeypatch.setattr(discover, "find", found)
+        told = diagnose(options).diagnosis
+        server.shutdown()
+    growth = next(m for m in told.matches if m.scenario == "kv-growth-crash")
+    assert growth.fit is fit
+    assert (told.found == []) is restarted

@@ -393,3 +393,48 @@ def test_a_file_that_is_none_is_said_before_the_server_is_touched(tmp_path: Path
     with pytest.raises(UnknownScenario):
         diagnose(options)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_broken_plug_in_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mmrepro.errors import BrokenScenario
+    from mmrepro.scenario import registry
+
+    names = ["ghost-key-eviction", "broken", "mm-cache-desync", "undersized-kv-budget"]
+    known = {name: load_scenario(name) for name in names if name != "broken"}
+
+    def load(name: str):  # type: ignore[no-untyped-def]
+        if name == "broken":
+            raise BrokenScenario("it does not import")
+        return known[name]
+
+    monkeypatch.setattr(registry, "scenario_names", lambda: names)
+    monkeypatch.setattr(registry, "load_scenario", load)
+    budget = known["undersized-kv-budget"].variants
+    assert all_scenarios() == [known[names[0]], known[names[2]], *budget]
+    # One that is given stands first, and not twice.
+    assert all_scenarios([names[2]]) == [known[names[2]], known[names[0]], *budget]
+
+
+def test_the_best_fit_is_first_and_among_equals_the_one_with_more_met() -> None:
+    def made(name: str, fit: Fit = Fit.LIKELY, **counts: object) -> Match:
+        return Match(scenario=name, title="t", fit=fit, why="w", **counts)  # type: ignore[arg-type]
+
+    order = [
+        made("z", Fit.MATCH),
+        made("y", met=3, not_met=9, unknown=9),
+        made("x", met=2, not_met=1, unknown=9),
+        made("w", met=2, not_met=2, unknown=1),
+        made("u", met=2, not_met=2, unknown=2),
+        made("v", met=2, not_met=2, unknown=2, variant="a"),
+        made("v", met=2, not_met=2, unknown=2, variant="b"),
+        made("a", Fit.EXPOSED, met=9),
+    ]
+    assert ranked(reversed(order)) == order
+
+
+def test_one_scenarios_variants_are_kept_apart_where_they_are_judged_otherwise() -> None:
+    facts = replace(FACTS, engine="sglang")
+    assert len(match_all([GHOST_KEY, GHOST_KEY], hung(), FACTS)) == 1
+    # Those that were not judged have nothing in common.
+    assert len(match_all([GHOST_KEY, GHOST_KEY], hung(), facts)) == 2
+    assert len(match_all([GHOST_KEY, DESYNC], hung(), FACTS)) == 2

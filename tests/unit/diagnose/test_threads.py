@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
-from mmrepro.diagnose.threads import Course, courses
+from mmrepro.diagnose.threads import Course, courses, holder
 from mmrepro.probes.data import Frame
 from seen import CORE, IDLE, frames, sampled, thread
 
@@ -111,3 +111,131 @@ def test_steady_frames_are_in_every_sample_from_the_root_on(stacks: list[list[Fr
     assert found.loose == max(len(one) for one in read) - depth
     if found.rigid:
         assert all(one == read[0] for one in read)
+
+
+# ---------------------------------------------------------------- edges
+
+
+def test_how_far_a_loop_may_turn() -> None:
+    root = ["b x.py:2", "a x.py:1"]
+
+    def turning(depth: int, **more: object) -> Course:
+        inner = [frames(*[f"f{k} m{n}.py:{n}" for k in range(depth)], *root) for n in range(3)]
+        return course(*inner, **more)
+
+    assert (turning(3).loose, turning(3).stays) == (3, True)
+    assert not turning(4).stays
+    assert turning(6, gil=True).stays
+    assert not turning(7, gil=True).stays
+    two = sampled(*[[thread(s, gil=n > 0)] for n, s in enumerate([DEEP, DEEP, DEEP])])
+    assert courses(two.samples, CORE)[0].with_gil == 2
+    assert turning(0).rigid
+
+
+def test_what_is_counted_of_a_course() -> None:
+    mixed = [[thread(DEEP, active=n > 1, gil=n > 2)] for n in range(5)]
+    found = courses(sampled(*mixed).samples, CORE)[0]
+    assert (found.samples, found.active, found.with_gil, found.torn) == (5, 3, 2, 0)
+    assert (found.pid, found.name, found.tid) == (CORE, "MainThread", 2040)
+
+
+def test_a_thread_takes_a_lock_where_it_does_in_every_sample() -> None:
+    lock = frames("acquire t.py:7", "step a.py:3")
+    assert course(lock, lock, lock).locking
+    assert not course(lock, lock).locking
+    assert not course(lock, DEEP, lock).locking
+    assert not course([], [], []).locking
+    assert course(*[frames("Lock.__enter__ t.py:7", "step a.py:3")] * 3).locking
+
+
+def test_a_wait_for_the_device_is_seen_in_the_three_innermost_frames() -> None:
+    def on_device(*names: str) -> bool:
+        return course(*[frames(*names)] * 3).on_device
+
+    cuda = "synchronize torch/cuda/streams.py:7"
+    assert on_device(cuda)
+    assert on_device("a x.py:1", "b x.py:1", cuda)
+    assert not on_device("a x.py:1", "b x.py:1", "c x.py:1", cuda)
+    assert not on_device("a x.py:1")
+
+
+def test_the_place_is_the_one_most_often_seen() -> None:
+    other = frames("d x.py:4", "b x.py:2", "a x.py:1")
+    assert course(DEEP, other, other).place == "d (x.py:4)"
+    assert course(other, DEEP, DEEP).place == "c (x.py:3)"
+    assert course([], [], []).place == "no Python frame"
+
+
+def test_the_deepest_sample_is_shown() -> None:
+    deeper = frames("d x.py:4", "c x.py:3", "b x.py:2", "a x.py:1")
+    assert [f.function for f in course(DEEP, deeper, DEEP).frames] == ["d", "c", "b", "a"]
+
+
+def test_code_that_has_no_file_is_pythons_too() -> None:
+    assert course(*[frames("<module> <string>:1", "0x1 lib.so:0")] * 3).place == (
+        "<module> (<string>:1)"
+    )
+    assert course(*[frames("0x1 lib.so:0")] * 3).place == "0x1 (lib.so:0)"
+
+
+def test_a_function_is_named_only_where_all_turn_there() -> None:
+    one, two = (frames(f"{n} x.py:9", "b x.py:2", "a x.py:1") for n in "cd")
+    assert course(one, two, one).turning == ""
+    methods = [frames(f"C.turn x.py:{n}", "b x.py:2", "a x.py:1") for n in (8, 9, 9)]
+    assert course(*methods).turning == "turn"
+
+
+def test_a_third_of_the_samples_may_be_torn() -> None:
+    torn = frames("<genexpr> c.py:196")
+    two_of_six = course(DEEP, torn, DEEP, DEEP, torn, DEEP)
+    assert (two_of_six.samples, two_of_six.torn) == (4, 2)
+    three_of_seven = course(DEEP, torn, DEEP, DEEP, torn, DEEP, torn)
+    assert (three_of_seven.samples, three_of_seven.torn) == (7, 0)
+
+
+def held(waits: dict[str, str], holds: dict[str, str], depth: int = 1, **more: object) -> str:
+    """Who holds what the first thread waits for; ``holds`` are locals of the other's frame."""
+    waiting = frames("acquire t.py:7", *[f"f{n} a.py:{n}" for n in range(5)])
+    waiting[depth].locals.update(waits)
+    holding = frames("sleepy b.py:9", "held b.py:4", *[f"g{n} b.py:{n}" for n in range(5)])
+    holding[1].locals.update(holds)
+    both = [thread(waiting, active=False), thread(holding, name="other", tid=1, **more)]  # type: ignore[arg-type]
+    found = courses(sampled(*[both] * 4).samples, CORE)
+    return holder(found[0], found)
+
+
+def test_who_holds_a_lock_is_told_by_locals() -> None:
+    lock = {"lock": "<locked _thread.lock object at 0x7f01>"}
+    assert held(lock, lock) == "thread 'other' has it, in sleepy (b.py:9)"
+    assert held(lock, {"mine": "<lock at 0x7f01>"}) != ""
+    assert held(lock, {"mine": "<lock at 0x7f02>"}) == ""
+    assert held(lock, {"x": "<Pool at 0x7f01>"}) == ""
+    assert held(lock, lock, depth=3) != ""
+    assert held(lock, lock, depth=4) == ""
+    pool = {"self": "<Pool at 0x5>"}
+    probably = "probably thread 'other', inside the same object: sleepy (b.py:9)"
+    assert held(pool, pool) == probably
+    assert held(pool, pool, depth=3) == probably
+    assert held(pool, pool, depth=4) == ""
+    assert held(pool, {"self": "<Pool at 0x6>"}) == ""
+    assert held(pool, {"other": "<Pool at 0x5>"}) == ""
+    assert held({}, {}) == ""
+
+
+def test_one_that_waits_itself_holds_nothing() -> None:
+    waiting = frames("acquire t.py:7", "step a.py:3")
+    waiting[1].locals["lock"] = waiting[1].locals["self"] = "<lock at 0x7f01>"
+    nothing = thread([], name="c", tid=3)
+    two = [thread(waiting, active=False), thread(waiting, name="b", tid=2), nothing]
+    found = courses(sampled(*[two] * 4).samples, CORE)
+    assert holder(found[0], found) == ""
+    assert holder(found[0], found[:1]) == ""
+    holds = frames("sleepy b.py:9")
+    holds[0].locals["lock"] = "<lock at 0x7f01>"
+    three = [*two, thread(holds, name="d", tid=4)]
+    found = courses(sampled(*[three] * 4).samples, CORE)
+    assert holder(found[0], found) == "thread 'd' has it, in sleepy (b.py:9)"
+    holds[0].locals = {"self": "<lock at 0x7f01>"}
+    waiting[1].locals = {"self": "<lock at 0x7f01>"}
+    found = courses(sampled(*[three] * 4).samples, CORE)
+    assert "'d'" in holder(found[0], found)

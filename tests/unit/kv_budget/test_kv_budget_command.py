@@ -61,7 +61,7 @@ def test_the_report_backward(kv) -> None:
     assert finer["smallest"]["setting"]["blocks"] == 54
     assert finer["smallest"]["one_step_below"]["max_tokens"] == 3392
     assert {o["release"]: o["smallest"]["setting"]["setting"] for o in finer["other_releases"]} == {
-        "0.6.4": "0.251", "0.9.2": "0.251", "0.10.0": "0.256", "0.11.1": "0.261", "0.18.0": "0.261",
+        "0.6.4": "0.251", "0.9.2": "0.256", "0.10.0": "0.256", "0.11.1": "0.261", "0.18.0": "0.261",
     }  # fmt: skip
 
 

@@ -31,11 +31,19 @@ def test_the_numbers_of_the_report(setting: str, blocks: int, tokens: int) -> No
 
 @pytest.mark.parametrize(
     ("release", "tokens"),
-    [("0.6.5", 1344), ("0.9.2", 1344), ("0.10.2", 1280), ("0.11.0", 1280), ("0.11.1", 1216),
-     ("0.18.0", 1216), ("1.0.0", 1216)],
+    [("0.6.5", 1344), ("0.9.1", 1344), ("0.9.2", 1280), ("0.10.2", 1280), ("0.11.0", 1280),
+     ("0.11.1", 1216), ("0.18.0", 1216), ("1.0.0", 1216)],
 )  # fmt: skip
 def test_later_releases_keep_blocks_back(release: str, tokens: int) -> None:
     assert reported(release).forward(Decimal("0.1")).max_tokens == tokens
+
+
+def test_092_takes_its_block_off_the_context_as_well() -> None:
+    """Seen by its witness: 1280 tokens of 21 blocks (a run of kv-growth-crash)."""
+    for context, tokens, by in ((1343, 1279, "context"), (1344, 1280, "kv"), (0, 1280, "kv")):
+        budget = reported("0.9.2", session_len=context).forward(Decimal("0.1"))
+        assert (budget.max_tokens, budget.limited_by) == (tokens, by)
+    assert reported("0.10.0", session_len=1279).forward(Decimal("0.1")).max_tokens == 1279
 
 
 def test_bytes_of_a_block() -> None:

@@ -115,6 +115,7 @@ def ask(behave: Behave, evidence, timeout_s: float = 0.4):
 def test_status_and_body_of_a_healthy_endpoint(evidence):
     answer = ask(says(200, b"fine"), evidence, 5)
     assert (answer.status, answer.body, answer.error) == (200, "fine", "")
+    assert not answer.timed_out
     assert (evidence / "http-health.body").read_bytes() == b"fine"
 
 
@@ -134,6 +135,7 @@ def test_no_whole_answer_is_no_status_and_an_error_in_time(behave, error, eviden
     answer = ask(hold, evidence)
     assert answer.status is None
     assert error in answer.error
+    assert answer.timed_out is error.startswith("no complete answer")
     assert answer.seconds < 1
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, strategies as st
 from mmrepro.engines import ENGINES
 from mmrepro.probes import logs as logs_module
-from mmrepro.probes._log_life import Life, written
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData
 from mmrepro.probes.log_files import LogFilesProbe
+from mmrepro.probes.log_life import Life, written
 from mmrepro.probes.logs import LogsProbe
 
 CRASH = "AssertionError: Expected a cached item for mm_hash='ab'"
@@ -206,3 +206,31 @@ def test_each_engines_start_is_known_by_its_lines(engine: str, line: str, tmp_pa
     life = Life(ENGINES[engine].start_lines)
     assert read(tmp_path, f"{CRASH}\n{line}\n", life).match_counts["crash"] == 0
     assert all(life.texts)
+
+
+def test_a_leap_day_is_of_the_year_that_has_one() -> None:
+    near = datetime(2028, 3, 1)
+    assert written("02-29 10:00:00", near) == datetime(2028, 2, 29, 10)
+    assert written("02-29 10:00:00", datetime(2029, 1, 1)) == datetime(2028, 2, 29, 10)
+    assert written("02-29 10:00:00", datetime(2026, 1, 1)) is None
+
+
+def test_times_deep_in_a_block_without_any_at_its_ends_are_not_looked_for(tmp_path: Path) -> None:
+    """Fifty lines from either end: a traceback may be as long."""
+    silent = "x\n" * 50
+    deep = f"{silent}{BARE}{silent}{CRASH}\n"
+    assert read(tmp_path, deep, Life((), SINCE)).match_counts["crash"] == 2
+    assert read(tmp_path, deep.removeprefix("x\n"), Life((), SINCE)).match_counts["crash"] == 0
+    near = f"{silent}{BARE}{silent}".removesuffix("x\n")
+    assert read(tmp_path, near, Life((), SINCE)).match_counts["crash"] == 0
+
+
+def test_a_time_is_looked_for_at_a_lines_head(tmp_path: Path) -> None:
+    far = f"({'p' * 505} pid=1) INFO 11-20 03:10:00 [x.py:1] {CRASH}\n"
+    assert read(tmp_path, far, Life((), SINCE)).match_counts["crash"] == 1
+
+
+def test_what_a_life_looks_for_is_given_to_the_search() -> None:
+    assert Life().texts == []
+    assert len(Life(VLLM.start_lines).texts) >= len(VLLM.start_lines)
+    assert all(Life(engine.start_lines).texts for engine in ENGINES.values())
