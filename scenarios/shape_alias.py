@@ -243,7 +243,7 @@ class KvCache(ShapeAlias):
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
         return answers.more_than_text(TEXT_ALONE, *SHARED[::2])
 
-    works_after = (CONTROL, told_apart, PictureAlias.off_as_told)
+    works_after = (CONTROL, told_apart, PictureAlias.off_as_told, engines_own)
     claims = alias_claims("kv-reused", given=("text-shared",))
 
 
@@ -313,7 +313,7 @@ class EmbeddingCache(ShapeAlias):
         cached = [answers.cached(label) for label in SHARED]
         return Finding.of(not any(cached), answers.from_cache(*SHARED))
 
-    works_after = (CONTROL, told_apart, was_emptied)
+    works_after = (CONTROL, told_apart, was_emptied, engines_own)
     claims = alias_claims(happened(embeddings_kept), given=("no-kv-reused",))
 
 

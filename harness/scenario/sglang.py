@@ -83,7 +83,8 @@ def no_pretended_kernel(logs: Logs) -> Finding:
 
 
 def engines_own(evidence: Evidence, facts: RunFacts) -> Finding:
-    """For ``given`` of a claim about answers: they are the engine's own, stand-in or not."""
+    """For ``works_after``, and ``given`` of a claim: answers are the engine's own, not made of
+    kernels that are only pretended."""
     if facts.fidelity is not Fidelity.CPU_STAND_IN:
         return Finding.of(True, "no stand-in")
     return no_pretended_kernel(Logs(evidence))

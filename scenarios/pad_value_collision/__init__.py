@@ -34,7 +34,13 @@ from mmrepro.scenario import (
     symptom,
     upgrade,
 )
-from mmrepro.scenario.sglang import CONTROL, OTHER, PictureAlias, prefix_cache_at_work
+from mmrepro.scenario.sglang import (
+    CONTROL,
+    OTHER,
+    PictureAlias,
+    engines_own,
+    prefix_cache_at_work,
+)
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import report
 from mmrepro.scenarios.pad_value_collision.report import PASSED_ON_SINCE, REPRODUCER, SALTS
@@ -223,6 +229,7 @@ class PadValueCollision(PictureAlias):
         report.own_answers,
         PictureAlias.off_as_told,
         apart_as_told,
+        engines_own,
     )
     rows, claims = report.ROWS, report.CLAIMS
 

@@ -98,12 +98,37 @@ def called(release: str) -> Edit:
 
 
 VICTIMS = ("B after A", "A after B")
-LOADED = "sgl_kernel_stub-loaded"
+LOADED, CALLED = "sgl_kernel_stub-loaded", "sgl_kernel_stub-called"
 RANGE = ("pad-range",)
 
 Row = tuple[str, str, Kind, str, Edit, Outcome] | tuple[str, str, Kind, str, Edit, Outcome, Any]
 
 PAD: list[Row] = [
+    (
+        "own-answers-of-pretended-kernels",
+        "0.5.23",
+        "other-cause",
+        "the stand-in was called: the answers may not be the engine's",
+        logged(**{CALLED: 12}),
+        INCONCLUSIVE,
+    ),
+    (
+        "cured-with-pretended-kernels",
+        "disable-radix-cache",
+        "other-cause",
+        "the stand-in was called: the answers may not be the engine's",
+        logged(**{CALLED: 1}),
+        INCONCLUSIVE,
+        RANGE,
+    ),
+    (
+        "cured-by-the-log-of-another-start",
+        "0.5.17-cache-salt",
+        "stale-log",
+        "the log is of a start without the stand-in",
+        logged(**{LOADED: 0}),
+        INCONCLUSIVE,
+    ),
     (
         "patched-build",
         "0.5.23",

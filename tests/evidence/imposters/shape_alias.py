@@ -7,6 +7,7 @@ from typing import Any
 from mmrepro.incident import Incident
 
 from .sglang import (
+    CALLED,
     DIFFERENT,
     INCONCLUSIVE,
     LOADED,
@@ -49,6 +50,15 @@ def grid_hashed(*second: str, tokens: int) -> Edit:
 
 
 KV: list[Row] = [
+    (
+        "cured-with-pretended-kernels",
+        "disable-radix-cache",
+        "other-cause",
+        "the stand-in was called: the answers may not be the engine's",
+        logged(**{CALLED: 1}),
+        INCONCLUSIVE,
+        BYTES,
+    ),
     (
         "patched-build",
         "0.5.23",
@@ -158,6 +168,15 @@ KV: list[Row] = [
 ]
 
 EMBEDDING: list[Row] = [
+    (
+        "cured-with-pretended-kernels",
+        "disable-embedding-cache",
+        "other-cause",
+        "the stand-in was called: the answers may not be the engine's",
+        logged(**{CALLED: 1}),
+        INCONCLUSIVE,
+        BYTES,
+    ),
     (
         "patched-build",
         "0.5.23",
