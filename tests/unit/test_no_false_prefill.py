@@ -163,7 +163,9 @@ GAVE_UP = {"error": module.GIVEN_UP}
         (text(2.1, 5), MET, MET),
         (text(3.0, 3.1), MET, MET),
         (text(3.05, 5), NOT_MET, MET),  # what had begun before the answer may have begun too late
+        (text(3.1, 5), NOT_MET, MET),
         (text(3.2, 5), NOT_MET, NOT_MET),
+        (text(2.1, 3.0, **DIED), NOT_MET, MET),
         (text(None, 5), NOT_MET, NOT_MET),
         (text(2.1, 3.05), NOT_MET, NOT_MET),  # it ended by itself
         (text(2.1, 3.05, **DIED), NOT_MET, MET),  # the death of both
