@@ -253,7 +253,7 @@ def test_item_9_what_leaks_from_the_last_request_is_no_cache() -> None:
 
 def test_item_12_the_range_says_what_was_run_and_what_was_read() -> None:
     text = Path(shape_alias.__file__).read_text()
-    assert "# Run: 0.5.6 and 0.5.23. By source only: 0.4.6" in text
+    assert "# Run: 0.5.6, 0.5.17 and 0.5.23. By source only: 0.4.6" in text
     assert [KV.affects(r) for r in ("0.4.5", "0.4.6", "0.5.23")] == [False, True, True]
     assert [EMBEDDING.affects(r) for r in ("0.4.6", "0.4.7", "0.5.23")] == [False, True, True]
 
