@@ -12,8 +12,8 @@ from mmrepro.probes.data import LogLine, LogsData, MetricsData, StacksData
 from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import cure, issue, precondition, pull, quote
-from mmrepro.scenario.parts import Factor, LiveFacts
-from mmrepro.signature import Finding, Outcome, Truth
+from mmrepro.scenario.parts import Factor, LiveFacts, RunFacts
+from mmrepro.signature import Condition, Finding, Outcome, Truth
 from mmrepro.signature.digests import short_hash
 from mmrepro.signature.views import Logs, Metrics, Processes, Requests, core_processes
 from mmrepro.traffic.drive import Drive
@@ -166,6 +166,18 @@ def cache_unused(metrics: Metrics, requests: Requests, engine: Engine) -> Findin
     return Finding.of(not any(asked), f"{images} images answered, {asked[-1]:g} looked up")
 
 
+def cache_off(metrics: Metrics, requests: Requests, engine: Engine) -> Finding:
+    """The same; of a release that does not count lookups (0.11.0), what the API server logs."""
+    try:
+        return cache_unused(metrics, requests, engine)
+    except Missing:
+        said = Logs(metrics.evidence).search(ARGUMENTS, r"'mm_processor_cache_gb': ([\d.]+)")
+        values = [float(match[1]) for match in said]
+        if not values:
+            raise
+        return Finding.of(not any(values), f"mm_processor_cache_gb is parsed as {values[-1]:g}")
+
+
 PREFIX_CACHING = Factor(
     "prefix-caching",
     "whether equal beginnings of prompts share their KV cache",
@@ -226,6 +238,11 @@ CACHE_ON = precondition(
     id="cache-on",
     removed_by=(DISABLE_CACHE.name, MM_CACHE.name),
 )
+CACHE_OFF = precondition(
+    "the mitigation took effect: of the images answered none is looked up in the multimodal cache",
+    cache_off,
+    id="cache-off",
+)
 
 
 class MmCacheScenario(Scenario):
@@ -252,6 +269,11 @@ class MmCacheScenario(Scenario):
             f"before {HANDLER} the assertion ends the thread that receives requests: the server "
             "hangs at once, without an eviction"
         )
+
+    def conditions(self, facts: RunFacts) -> list[Condition]:
+        """Where the cache is to be off, that it is: only then is nothing to be found in it."""
+        cured = [CACHE_OFF] if DISABLE_CACHE.name in facts.mitigations else []
+        return [*(self._bound(one, facts) for one in cured), *super().conditions(facts)]
 
     def exposure(self, facts: LiveFacts) -> Finding:
         if facts.option("--mm-processor-cache-gb") in ("0", "0.0"):

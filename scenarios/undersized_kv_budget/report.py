@@ -31,16 +31,34 @@ PROMPT = 3446
 CHAIN = "lmdeploy_kv_chain.py"
 """The report's bytes, by the installed engine's own code in its environment."""
 
+
+def with_setting(setting: Decimal, *phases: Phase) -> Check:
+    """Whether a server has the report's setting, and a limit that follows from its blocks:
+    ``--session-len`` sets another."""
+
+    def same(witness: kv.Witness) -> Finding:
+        sizing = witness.sizing(*phases)
+        share, limit = sizing.cache_max_entry_count, sizing.max_session_len
+        text = f"cache_max_entry_count {share:g}, {sizing.num_gpu_blocks:g} blocks, limit {limit:g}"
+        return Finding.of(sizing.limit_adds_up and share == float(setting), text)
+
+    return same
+
+
+SMALL = (unmitigated, with_setting(kv.SMALL))
 reported = partial(claim, source="the report", refutable_on=AFFECTED)
-with_small = partial(reported, given=unmitigated, otherwise="this run is mitigated")
-"""Under a mitigation the setting is not the report's."""
+with_small = partial(reported, given=SMALL, otherwise="the setting is not the report's")
+with_big = partial(
+    reported,
+    given=with_setting(kv.BIG, "control"),
+    otherwise="the control server's setting is not the report's",
+)
 by_length = partial(
     reported,
-    given=(unmitigated, "input-length-error"),
-    otherwise="this run is mitigated, or the engine refused no prompt for its length",
+    given=(*SMALL, "input-length-error"),
+    otherwise="not by the report's setting, or not for the length",
 )
-solved = partial(with_small, solved=kv.SOLVED)
-solved_big = partial(reported, solved=kv.SOLVED)
+solved, solved_big = (partial(one, solved=kv.SOLVED) for one in (with_small, with_big))
 
 
 def rows(tokens: int) -> tuple[Row, ...]:
@@ -73,10 +91,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
     with_08 = kv.kv_plan(kv.RELEASE).forward(Decimal("0.8"))
     return (
         by_length("fails-with-0.1", "with 0.1 the prompt gets HTTP 500", by="opaque-500"),
-        reported(
-            "works-with-0.5", "with 0.5 the same prompt is answered", by="control-answers",
-            given=by_blocks("control"), otherwise="this control server is not the report's",
-        ),
+        with_big("works-with-0.5", "with 0.5 the same prompt is answered", by="control-answers"),
         reported(
             "works-with-0.8", "with 0.8 it is answered as well",
             untested="this run starts no server with 0.8; `mmrepro kv-budget` says "
@@ -107,8 +122,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         ),
         solved(
             "limit-1344", "max_input_len = max_session_len = 1344 = 21 × 64",
-            by=sized("max_session_len", 1344), given=(unmitigated, by_blocks()),
-            otherwise="another setting, or a limit that was set",
+            by=sized("max_session_len", 1344),
         ),
         solved_big(
             "blocks-107", "with 0.5 there are 107 blocks",
@@ -116,8 +130,7 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         ),
         solved_big(
             "limit-6848", "with 0.5 the limit is 6848 tokens",
-            by=sized("max_session_len", 6848, "control"), given=by_blocks("control"),
-            otherwise="a limit that was set",
+            by=sized("max_session_len", 6848, "control"),
         ),
         reported(
             "block-bytes", "cache_block_size is 8 388 608 B for InternVL2-8B",
@@ -127,8 +140,9 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "runtime", "the runtime reserve is 5061 MB", by=computed("runtime_mib", 5061),
             note="MiB: >> 20, as LMDeploy logs it",
         ),
-        solved_big(
-            "gpu-mem", "gpu_mem is 903 548 928 B with 0.5", by=computed("pool_big", 903_548_928)
+        reported(
+            "gpu-mem", "gpu_mem is 903 548 928 B with 0.5", by=computed("pool_big", 903_548_928),
+            solved=kv.SOLVED,
         ),
         claim(
             "prediction",
@@ -158,17 +172,6 @@ def sized(name: str, told: int, *phases: Phase) -> Check:
         return Finding.of(value == told, f"{value:g}")
 
     return same
-
-
-def by_blocks(*phases: Phase) -> Check:
-    """Whether the longest prompt is what the blocks hold; ``--session-len`` sets another."""
-
-    def derived(witness: kv.Witness) -> Finding:
-        sizing = witness.sizing(*phases)
-        text = f"{sizing.num_gpu_blocks:g} blocks, a limit of {sizing.max_session_len:g}"
-        return Finding.of(sizing.limit_adds_up, text)
-
-    return derived
 
 
 def computed(fact: str, told: int) -> Check:

@@ -129,6 +129,12 @@ def test_a_whole_core_or_a_wish_for_one(
     assert burning(user, system, queued, gate=None).truth is (UNKNOWN if found is MET else found)
 
 
+def test_system_calls_tell_spinning_from_waiting_or_nothing() -> None:
+    assert truth(checks.spins_in_user_space, syscalls()) is MET
+    assert truth(checks.spins_in_user_space, syscalls("unclear")) is UNKNOWN
+    assert truth(checks.spins_in_user_space, syscalls("blocked")) is NOT_MET
+
+
 def test_what_a_core_waited_for_is_said_where_it_is_worth_it() -> None:
     assert "waited 10 %" in burning(97.0, queued=10.0).observed
     assert "waited" not in burning(97.0, queued=9.9).observed

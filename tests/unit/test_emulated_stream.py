@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -196,3 +199,34 @@ def test_a_text_step_is_not_told_and_lines_are_bounded() -> None:
         step.embeddings = 1
         watch.mask_read(step, 1, 1, 0)
     assert len(lines) == MAX_LINES
+
+
+# ---------------------------------------------------------------- the stand-in itself
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_asynchronous_scheduling_stays_as_asked_for(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.14.0's CpuPlatform turns it off, and sets other things besides."""
+    boot: Any = ModuleType("mmrepro_boot")
+    later: dict[str, Any] = {}
+    boot.after_import = later.__setitem__
+    monkeypatch.setitem(sys.modules, "mmrepro_boot", boot)
+    file = reproducer_path("standins") / "emulated_stream" / "standin.py"
+    spec = spec_from_file_location("emulated_stream_standin", file)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(module_from_spec(spec))
+
+    class CpuPlatform:
+        @classmethod
+        def check_and_update_config(cls, vllm_config: Any) -> None:
+            vllm_config.scheduler_config.async_scheduling = False
+            vllm_config.block_size = 128
+
+    later["vllm.platforms.cpu"](SimpleNamespace(CpuPlatform=CpuPlatform))
+    config = SimpleNamespace(scheduler_config=SimpleNamespace(async_scheduling=asked))
+    CpuPlatform.check_and_update_config(config)
+    assert config.scheduler_config.async_scheduling is asked
+    assert config.block_size == 128

@@ -16,6 +16,7 @@ from made_up_kv import (
     REFUSED,
     SHORT_ANSWER,
     START,
+    TRACEBACK,
     at,
     claimed,
     crash_run,
@@ -217,6 +218,27 @@ def test_item_6_a_limit_that_was_set_says_nothing_of_the_blocks(name: str) -> No
     relabelled(evidence, "control server: the prompt").status = 400
     for phase, share, blocks in (("check", 0.1, 21), ("control", 0.5, 107)):
         replace_log(evidence, log(sized(share, blocks, 256)), phase)
+    assert claimed(BUDGET, evidence)[name].status is NOT_TESTED
+
+
+@pytest.mark.parametrize(
+    "name", ["fails-with-0.1", "validation-error", "status", "blocks-21", "blocks-24", "limit-1344"]
+)
+def test_item_6_another_setting_says_nothing_of_the_reports(name: str) -> None:
+    """The same failure, with 0.2: nothing of it is the report's number."""
+    refused = ended(3446, 2752, "INPUT_LENGTH_ERROR")
+    evidence = opaque_run()
+    lines = sized(0.2, 43, 2752) | {name: line(text) for name, text in TRACEBACK.items()}
+    replace_log(evidence, log(lines, refused, refused))
+    assert judge(BUDGET, evidence)[0] is Outcome.REPRODUCED
+    assert claimed(BUDGET, evidence)[name].status is NOT_TESTED
+
+
+@pytest.mark.parametrize("name", ["works-with-0.5", "blocks-107", "limit-6848"])
+def test_item_6_nor_does_another_control_server(name: str) -> None:
+    evidence = opaque_run()
+    replace_log(evidence, log(sized(0.8, 172, 11008)), "control")
+    assert judge(BUDGET, evidence)[0] is Outcome.REPRODUCED
     assert claimed(BUDGET, evidence)[name].status is NOT_TESTED
 
 

@@ -122,6 +122,19 @@ def test_item_4_no_hang_means_nothing_where_nothing_was_evicted(
     assert judge(GHOST_KEY, healthy_run(), "0.24.0")[0] is NOT_REPRODUCED
 
 
+def with_images(evidence: Evidence) -> None:
+    for record in evidence.requests_in("gate", "trigger"):
+        record.images = image("", (420, 420)).images
+
+
+def arguments(text: str) -> Change:
+    return log_line(vllm.ARGUMENTS, f"non-default args: {{'host': '::', {text}}}")
+
+
+def parsed(value: str) -> Change:
+    return arguments(f"'mm_processor_cache_gb': {value}, 'max_num_seqs': 8")
+
+
 def answered_x(evidence: Evidence) -> None:
     relabel(vllm.AGAIN, 200)(evidence)
     for record in evidence.labelled(vllm.AGAIN):
@@ -177,7 +190,8 @@ def test_item_4_no_500_means_nothing_where_no_promise_was_made(change: Change) -
 
 def test_item_4_a_mitigation_takes_away_only_what_it_is_for() -> None:
     """Without the cache nobody looks for hits in it; a request that was answered is no refusal."""
-    off = edited(desync_run, answered_x, lambda e: swap(e, metrics(mm_hits=0), phase="gate"))
+    unused = metrics(mm_hits=0, mm_queries=0)
+    off = edited(desync_run, answered_x, with_images, lambda e: swap(e, unused, phase="gate"))
     given = facts(DESYNC, by=("disable-mm-cache",))
     verdict = judged(DESYNC, off, given)
     assert verdict.outcome is NOT_REPRODUCED
@@ -186,6 +200,32 @@ def test_item_4_a_mitigation_takes_away_only_what_it_is_for() -> None:
     verdict = judged(DESYNC, off, given)
     assert verdict.outcome is INCONCLUSIVE
     assert effect(DESYNC, off, given, verdict).word == "not-told"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ((lambda e: swap(e, metrics(mm_hits=0, mm_queries=0), phase="gate"),), MET),
+        ((lambda e: swap(e, metrics(mm_hits=0, mm_queries=1), phase="gate"),), NOT_MET),
+        ((lambda e: drop(e, "metrics", phase="gate"),), UNKNOWN),
+        ((lambda e: drop(e, "metrics", phase="gate"), parsed("4.0")), NOT_MET),
+        ((lambda e: drop(e, "metrics", phase="gate"), parsed("0.02"), parsed("0.0")), NOT_MET),
+        ((lambda e: drop(e, "metrics", phase="gate"), parsed("0.0")), MET),
+        ((lambda e: drop(e, "metrics", phase="gate"), parsed("0")), MET),
+    ],
+)
+def test_item_4_a_mitigation_without_effect_prevented_nothing(
+    changes: tuple[Change, ...], expected: Truth
+) -> None:
+    """The counters before the log: a release that has none has logged what it was given."""
+    off = edited(desync_run, answered_x, with_images, *changes)
+    given = facts(DESYNC, by=("disable-mm-cache",))
+    verdict = judged(DESYNC, off, given)
+    assert next(r.truth for r in verdict.conditions if r.id == "cache-off") is expected
+    assert verdict.outcome is (NOT_REPRODUCED if expected is MET else INCONCLUSIVE)
+    assert effect(DESYNC, off, given, verdict).prevented is (True if expected is MET else None)
+    plain = judged(DESYNC, off, facts(DESYNC))
+    assert not [r for r in plain.conditions if r.id == "cache-off"]
 
 
 def test_item_4_lines_of_another_process_are_no_broken_promise() -> None:
@@ -237,11 +277,6 @@ def refused_as_well(evidence: Evidence) -> None:
     evidence.requests.append(request("trigger", vllm.TOO_LONG, 400))
 
 
-def with_images(evidence: Evidence) -> None:
-    for record in evidence.requests_in("gate", "trigger"):
-        record.images = image("", (420, 420)).images
-
-
 def no_lookups(evidence: Evidence) -> None:
     swap(evidence, metrics(mm_queries=0))
     swap(evidence, metrics(mm_queries=0), phase="gate")
@@ -254,10 +289,6 @@ def one_lookup(evidence: Evidence) -> None:
 def unanswered(evidence: Evidence) -> None:
     for record in evidence.requests_in("gate", "trigger"):
         record.status = 500
-
-
-def arguments(text: str) -> Change:
-    return log_line(vllm.ARGUMENTS, f"non-default args: {{'host': '::', {text}}}")
 
 
 def patched(*methods: str) -> Change:

@@ -224,6 +224,11 @@ def test_a_value_is_called_what_its_record_is_called() -> None:
     assert walked(name="--seed", value="abcdef").value == "abcdef"
     assert walked(name="api_key", value="'abcdef'").value == "'[redacted:key-1]'"
     assert walked(name="token", value="151655").value == "151655"
+    assert walked(name="Set-Cookie", value="abcdef").value == "[redacted:cookie-1]"
+    assert walked(name="authorization", value="abcdef").value == "[redacted:key-1]"
+    assert walked(name="password", value="abcdef").value == "[redacted:password-1]"
+    assert walked(name="my password", value="abcdef").value == "abcdef"
+    assert walked(name="name", value="password").name == "name"
     assert walked(name="api_key", value="[redacted:key-7]").value == "[redacted:key-7]"
     assert walked(name="api_key", value="sk-abcdefabcdef").value == "[redacted:key-1]"
 

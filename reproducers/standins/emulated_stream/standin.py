@@ -9,6 +9,7 @@ line of the engine changes; only the order in which device work runs relative to
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 from mmrepro_boot import after_import
 
@@ -26,5 +27,19 @@ def wait_lazily(module: ModuleType) -> None:
     module.ThreadPoolExecutor = LazyExecutor  # type: ignore[attr-defined]
 
 
+def keep_scheduling(module: ModuleType) -> None:
+    """0.14.0 turns asynchronous scheduling off on a CPU, where nothing is there to overlap with."""
+    platform: Any = module.CpuPlatform
+    original = platform.check_and_update_config
+
+    def check(cls: object, vllm_config: Any) -> None:
+        asked = vllm_config.scheduler_config.async_scheduling
+        original(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = asked
+
+    platform.check_and_update_config = classmethod(check)
+
+
+after_import("vllm.platforms.cpu", keep_scheduling)
 after_import("vllm.v1.executor.uniproc_executor", wait_lazily)
 after_import("vllm.v1.worker.cpu_model_runner", install)

@@ -129,6 +129,10 @@ def encoder_last(incident: Incident) -> None:
         line.number += 1000
 
 
+def another_share(incident: Incident) -> None:
+    rewrite(incident, "limit", cache_max_entry_count=0.5)
+
+
 WORKS, FAILS = "works-with-0.5", "fails-with-0.1"
 CHAIN = (FAILS, "status", "silence", "validation-error")
 """Claims that the rest of the chain still shows."""
@@ -161,6 +165,16 @@ def both(name: str, variant: str, *always: str) -> list[Imposter]:
             f"{name}-no-log", run, "absent-probe", INCONCLUSIVE,
             "the server's log could not be read",
             absent, WORKS, *BYTES,
+        ),
+        one(
+            f"{name}-no-log-under-setting", cured, "absent-probe", INCONCLUSIVE,
+            "the server's log could not be read: nothing shows that the prompt arrived",
+            absent, WORKS, *BYTES,
+        ),
+        one(
+            f"{name}-another-share", run, "other-cause", DIFFERENT,
+            "the engine says that its setting is 0.5: the 21 blocks do not come of it",
+            another_share, WORKS, "silence", *always,
         ),
         one(
             f"{name}-no-control-log", run, "absent-probe", INCONCLUSIVE,
@@ -315,6 +329,11 @@ GROWTHS = [
     ),
     one(
         "growth-no-log", f"{GROWTH}-0.6.4", "absent-probe", INCONCLUSIVE,
+        "the server's log could not be read",
+        absent,
+    ),
+    one(
+        "growth-no-log-under-setting", f"{GROWTH}-kv-budget", "absent-probe", INCONCLUSIVE,
         "the server's log could not be read",
         absent,
     ),

@@ -49,6 +49,15 @@ CACHES = (
         INCONCLUSIVE,
     ),
     Imposter(
+        "desync-cure-without-effect",
+        "mm-cache-desync-disable-mm-cache",
+        "trigger-failed",
+        "the cache is on all the same: images were looked up in it",
+        gate_metric("vllm:mm_cache_queries_total", 4.0),
+        INCONCLUSIVE,
+        ("step-1",),
+    ),
+    Imposter(
         "desync-flip-without-effect",
         "mm-cache-desync-flip-refusal",
         "trigger-failed",

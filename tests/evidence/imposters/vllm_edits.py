@@ -63,6 +63,14 @@ def unmitigated(incident: Incident) -> None:
         one.applied = False
 
 
+def mitigated(name: str) -> Edit:
+    def edit(incident: Incident) -> None:
+        for one in incident.mitigations:
+            one.applied = one.applied or one.name == name
+
+    return edit
+
+
 def unflipped(incident: Incident) -> None:
     kept = [s for s in incident.engine.settings if not s.name.startswith("factor ")]
     incident.engine.settings = kept
