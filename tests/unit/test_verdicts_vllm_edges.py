@@ -29,7 +29,7 @@ from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
 from mmrepro.signature import Outcome, Truth
 from mmrepro.signature.decide import guarded
-from vllm_runs import Change, edited, facts, relabel, truth
+from vllm_runs import Change, edited, facts, judged, relabel, truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 
@@ -410,3 +410,11 @@ def test_what_an_observer_asks_of_the_mm_caches() -> None:
     assert told == ["requests-fail", "others-answered", "endpoints-green", "receiver-misses"]
     optional = [c.id for c in DESYNC.conditions(facts(DESYNC)) if not c.required]
     assert optional == ["for-ever"]
+
+
+def test_without_a_log_it_is_said_what_no_sample_showed() -> None:
+    evidence = edited(overflow_run, with_samples(budget("<Scheduler>")))
+    results = judged(OVERFLOW, evidence, facts(OVERFLOW)).conditions
+    told = {r.id: r.observed for r in results}
+    assert told["larger-than-the-budget"].startswith("no sample caught the scheduler's local")
+    assert told["larger-than-the-cache"].startswith("neither the log nor a stack tells")
