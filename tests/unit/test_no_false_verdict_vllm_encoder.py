@@ -168,6 +168,8 @@ ABOVE, FITS, FULL = ("544", "512"), ("400", "512"), ("512", "512")
     [
         ((ABOVE, ABOVE), Fit.MATCH),
         ((ABOVE, ABOVE, FITS), Fit.MATCH),
+        ((ABOVE, ABOVE, ("?", "512")), Fit.MATCH),
+        ((ABOVE, ABOVE, ("544", "<object>")), Fit.MATCH),
         ((ABOVE, FITS), Fit.SYMPTOM_ONLY),
         ((FITS, FITS), Fit.SYMPTOM_ONLY),
         ((FULL, FULL), Fit.SYMPTOM_ONLY),

@@ -18,7 +18,7 @@ from made_up import (
     swap,
     thread,
 )
-from made_up_crash import overflow_run, scheduling
+from made_up_crash import TOO_LARGE, overflow_run, scheduling
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import StackSample, StacksData
 from mmrepro.scenario import LiveFacts, vllm
@@ -29,7 +29,7 @@ from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
 from mmrepro.signature import Outcome, Truth
 from mmrepro.signature.decide import guarded
-from vllm_runs import Change, edited, facts, relabel, truth
+from vllm_runs import Change, edited, facts, judged, relabel, truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 
@@ -156,6 +156,41 @@ def test_others_starve_where_one_of_them_is_not_answered(
     changes: tuple[Change, ...], expected: Truth
 ) -> None:
     assert truth(OVERFLOW, edited(overflow_run, *changes), "others-starve") is expected
+
+
+def test_an_observer_of_the_overflow_asks_for_no_use_of_before() -> None:
+    live = LiveFacts("vllm", "0.11.0", (), 13.0)
+    told = {c.id: (c.part, c.required) for c in OVERFLOW.live_conditions(live)}
+    assert told == {
+        "no-progress": ("symptom", True),
+        "no-answer": ("symptom", True),
+        "core-alive": ("symptom", True),
+        "counted-as-running": ("symptom", True),
+        "larger-than-the-budget": ("cause", True),
+        "schedules-nothing": ("cause", True),
+    }
+    run = {c.id: (c.part, c.required) for c in OVERFLOW.conditions(facts(OVERFLOW))}
+    supporting = ("counted-as-running", "core-burns-cpu", "others-starve")
+    assert [name for name, (_, required) in run.items() if not required] == list(supporting)
+
+
+def test_the_rows_of_the_overflow_say_what_is_abnormal() -> None:
+    evidence = edited(overflow_run, relabel(overflow.OTHER, 200))
+    rows = {row.check: row.abnormal for row in OVERFLOW.symptom_rows(evidence, facts(OVERFLOW))}
+    assert rows == {
+        overflow.BIG: True,
+        overflow.TEXT: True,
+        overflow.OTHER: False,
+        "/health, /v1/models": False,
+        "requests running": None,
+        "EngineCore CPU": True,
+    }
+
+
+def test_a_refusal_counts_its_own_tokens() -> None:
+    refused = edited(overflow_run, relabel(overflow.BIG, 400, TOO_LARGE))
+    refused.labelled(overflow.BIG)[0].prompt_tokens = 231
+    assert truth(OVERFLOW, refused, "not-resized") is MET
 
 
 # ------------------------------------------------------------------ the multimodal caches
@@ -355,3 +390,31 @@ def test_a_request_without_an_answer_is_named_so() -> None:
     silent.labelled(vllm.AGAIN)[1].status = None
     bound = bind(vllm.image_fails, DESYNC, facts(DESYNC))
     assert guarded(bound, silent).observed == "image X: 500, no answer, 500, 500"
+
+
+def test_the_rows_of_the_mm_caches_say_what_is_abnormal() -> None:
+    rows = {row.check: row.abnormal for row in GHOST_KEY.symptom_rows(hang_run(), facts(GHOST_KEY))}
+    normal = ("process alive", "/health, /v1/models")
+    assert [rows.pop(name) for name in normal] == [False, False]
+    assert rows.pop("GPU utilisation") is None
+    assert set(rows.values()) == {True}
+    rows = {row.check: row.abnormal for row in DESYNC.symptom_rows(desync_run(), facts(DESYNC))}
+    assert rows.pop("image X again, short") is True
+    assert set(rows.values()) == {False}
+    assert len(rows) == 3
+
+
+def test_what_an_observer_asks_of_the_mm_caches() -> None:
+    live = LiveFacts("vllm", "0.23.0", (), 13.0)
+    told = [c.id for c in DESYNC.live_conditions(live) if c.required]
+    assert told == ["requests-fail", "others-answered", "endpoints-green", "receiver-misses"]
+    optional = [c.id for c in DESYNC.conditions(facts(DESYNC)) if not c.required]
+    assert optional == ["for-ever"]
+
+
+def test_without_a_log_it_is_said_what_no_sample_showed() -> None:
+    evidence = edited(overflow_run, with_samples(budget("<Scheduler>")))
+    results = judged(OVERFLOW, evidence, facts(OVERFLOW)).conditions
+    told = {r.id: r.observed for r in results}
+    assert told["larger-than-the-budget"].startswith("no sample caught the scheduler's local")
+    assert told["larger-than-the-cache"].startswith("neither the log nor a stack tells")
