@@ -252,9 +252,12 @@ def test_the_step_that_failed_first_is_looked_at() -> None:
     evidence = race()
     for _, data in evidence.results(LogsData):
         first = data.matches["stream-error"][0]
-        right = first.model_copy(update={"text": first.text.replace("256 read", "254 read")})
+        other = first.text.replace("256 read", "254 read").replace("step 7", "step 70")
+        right = first.model_copy(update={"text": other})
         data.matches["stream-error"].append(right)
+        data.match_counts["stream-error"] += 1
     assert judge(RACE, evidence)[1]["wrong-mask"] is MET
+    assert judge(RACE, evidence)[1]["unordered-buffer"] is MET
     observed = next(r.observed for r in judge(RACE, evidence)[2] if r.id == "wrong-mask")
     assert observed.startswith("step 7: device error with 254 embeddings, 254 image rows prepared")
 
