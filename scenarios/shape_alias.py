@@ -138,7 +138,7 @@ def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Clai
 class ShapeAlias(PictureAlias):
     """What both variants share; ``between`` is what makes answers independent of each other."""
 
-    # Run: 0.5.6 and 0.5.23. By source only: 0.4.6 is the first that hashes the values of
+    # Run: 0.5.6, 0.5.17 and 0.5.23. By source only: 0.4.6 is the first that hashes the values of
     # the pixels (managers/schedule_batch.py, set_pad_value, by x.flatten()); 0.4.5 hashes the
     # tensor object, which is like no other.
     name, release, affected = "shape-alias", "0.5.23", ">=0.4.6"

@@ -17,10 +17,12 @@ from mmrepro.scenario import (
     Exhibit,
     Finding,
     HttpData,
+    Logs,
     Outcome,
     Picture,
     Reproducers,
     RunFacts,
+    Truth,
     all_met,
     answered,
     cause,
@@ -216,12 +218,16 @@ class PadValueCollision(PictureAlias):
         text = f"B matches {b} of {tokens} tokens of A; the control {control}"
         return Finding.of(b == tokens and control == prefix, text)
 
-    def apart_as_told(self, answers: ComparedAnswers, facts: RunFacts) -> Finding:
+    def apart_as_told(self, answers: ComparedAnswers, logs: Logs, facts: RunFacts) -> Finding:
         """For ``works_after``: a salt keeps the text before the pictures apart as well; where that
         was shared all the same it was dropped, and kept nothing apart: unknown."""
+        if not facts.mitigations & SALTS.keys():
+            return Finding.of(True, "nothing was salted")
         shared = answers.from_cache(*VICTIMS)
-        dropped = facts.mitigations & SALTS.keys() and any(map(answers.cached, VICTIMS))
-        return Finding.unknown(f"{shared}: salted") if dropped else Finding.of(True, shared)
+        if any(map(answers.cached, VICTIMS)):
+            return Finding.unknown(f"salted, and yet from the cache: {shared}")
+        alone = report.flushed_alone(logs)
+        return alone if alone.truth is Truth.MET else Finding.unknown(alone.observed)
 
     works_after = (
         CONTROL,

@@ -7,6 +7,7 @@ from mmrepro.scenario import (
     ComparedAnswers,
     Exhibit,
     Finding,
+    Logs,
     Pool,
     Reproducers,
     RunFacts,
@@ -19,7 +20,7 @@ from mmrepro.scenario import (
     row,
     unmitigated,
 )
-from mmrepro.scenario.sglang import CONTROL, engines_own, own_answer
+from mmrepro.scenario.sglang import CONTROL, FLUSH, engines_own, own_answer
 
 REPRODUCER = "pad_value_collision.py"
 BITS = 30
@@ -56,6 +57,13 @@ def own_answers(answers: ComparedAnswers) -> Finding:
     """Each picture of the pair, and the control after each, gets its own answer."""
     orders = (("A", "B"), ("B", "A"), ("A", CONTROL), ("B", CONTROL))
     return all_met(*(answers.own(first, second) for first, second in orders))
+
+
+def flushed_alone(logs: Logs) -> Finding:
+    """Nobody else emptied the cache: what salts keep apart looks like what was flushed."""
+    own = [r for r in logs.evidence.requests if r.label == FLUSH and r.status == 200]
+    count = logs.count("cache-flushed")
+    return Finding.of(count == len(own), f"flushed {count} times, {len(own)} of them by the run")
 
 
 def isolated(answers: ComparedAnswers, reproducers: Reproducers, facts: RunFacts) -> Finding:
@@ -118,7 +126,7 @@ CLAIMS = (
         "extra_key isolates completely",
         ANALYSIS,
         by=isolated,
-        given=(changed(*SALTS), *ALIKE),
+        given=(changed(*SALTS), *ALIKE, flushed_alone),
         otherwise="to test: mmrepro run pad-value-collision --mitigation cache-salt",
         note=f"the scheduler passes the key on since {PASSED_ON_SINCE}",
     ),

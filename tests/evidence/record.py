@@ -91,7 +91,9 @@ pad-value-collision --option search
 pad-value-collision --server-arg=--max-total-tokens=50
 shape-alias --variant kv-cache --release 0.5.6
 shape-alias --variant kv-cache --server-arg=--disable-radix-cache
+shape-alias --variant kv-cache --release 0.5.17
 shape-alias --variant embedding-cache --release 0.5.6
+shape-alias --variant embedding-cache --release 0.5.17
 undersized-kv-budget --variant text --release 0.7.0.post3
 undersized-kv-budget --variant text --mitigation kv-budget
 undersized-kv-budget --variant text --server-arg=--session-len=256

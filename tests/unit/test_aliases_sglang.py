@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from imposters import CORPUS
-from imposters.sglang import answered_as, asked, both, by_hand, facts, mitigated, unrun
-from made_up import http, probed
+from imposters.sglang import answered_as, asked, both, by_hand, facts, logged, mitigated, unrun
+from made_up import http, probed, request
 from made_up_sglang import (
     EMBEDDING,
     KV,
@@ -25,17 +25,20 @@ from made_up_sglang import (
     with_facts,
     without_fact,
 )
+from mmrepro.evidence import Evidence
 from mmrepro.incident import Fidelity, Incident
 from mmrepro.reports import load
 from mmrepro.run.judge import rejudge
 from mmrepro.scenario import (
     LiveFacts,
+    Logs,
     RunFacts,
     Scenario,
+    sglang as sharing,
 )
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import shape_alias
-from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
+from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, report
 from mmrepro.signature import Outcome, Truth
 
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
@@ -161,6 +164,23 @@ def test_a_salt_that_was_dropped_prevents_nothing(victim: str) -> None:
     assert found["extra-key"] == "not-tested"
 
 
+@pytest.mark.parametrize(
+    ("times", "expected"), [(8, "not-told"), (9, "prevented"), (10, "not-told")]
+)
+def test_what_was_flushed_in_between_is_not_kept_apart(times: int, expected: str) -> None:
+    found = told(f"{PAD}0.5.17-cache-salt", logged(**{"cache-flushed": times}))
+    assert found["did cache-salt"] == expected
+    assert found["extra-key"] == ("confirmed" if times == 9 else "not-tested")
+
+
+def test_a_flush_that_was_refused_emptied_nothing() -> None:
+    evidence = Evidence(
+        requests=[request("gate", sharing.FLUSH, status) for status in (400, 200)],
+        probes=[probed(log())],
+    )
+    assert report.flushed_alone(Logs(evidence)).truth is MET
+
+
 def test_a_release_with_the_fix_needs_no_cure() -> None:
     unshared = asked("B after A", "A after B", cached_tokens=0)
     found = told(f"{PAD}0.5.23", mitigated("cache-salt"), unshared)
@@ -233,7 +253,7 @@ def test_item_9_what_leaks_from_the_last_request_is_no_cache() -> None:
 
 def test_item_12_the_range_says_what_was_run_and_what_was_read() -> None:
     text = Path(shape_alias.__file__).read_text()
-    assert "# Run: 0.5.6 and 0.5.23. By source only: 0.4.6" in text
+    assert "# Run: 0.5.6, 0.5.17 and 0.5.23. By source only: 0.4.6" in text
     assert [KV.affects(r) for r in ("0.4.5", "0.4.6", "0.5.23")] == [False, True, True]
     assert [EMBEDDING.affects(r) for r in ("0.4.6", "0.4.7", "0.5.23")] == [False, True, True]
 

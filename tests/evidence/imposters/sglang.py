@@ -122,6 +122,14 @@ PAD: list[Row] = [
         RANGE,
     ),
     (
+        "salted-and-flushed-in-between",
+        "0.5.17-cache-salt",
+        "trigger-failed",
+        "a watchdog flushed the cache after each request, and the salt was dropped",
+        logged(**{"cache-flushed": 27}),
+        INCONCLUSIVE,
+    ),
+    (
         "cured-by-the-log-of-another-start",
         "0.5.17-cache-salt",
         "stale-log",

@@ -306,3 +306,26 @@ def test_torn_samples_are_counted(torn: int) -> None:
     said = engine(sampled(*samples), use(98.0))
     assert (said.seen, said.samples) == (3, 3 + torn)
     assert ("(1 more came out torn)" in said.why[-1]) is bool(torn)
+
+
+def test_two_of_five_samples_are_less_than_half() -> None:
+    assert engine(mixed(True, True, False, False, False), use(98.0)).state is (
+        ServerState.FROZEN_NATIVE
+    )
+    assert engine(mixed(True, True, True, False, False), use(98.0)).state is (
+        ServerState.FROZEN_PYTHON
+    )
+
+
+def test_an_idle_loop_is_known_by_where_it_turns_or_where_it_is() -> None:
+    def state(*stacks: list[str]) -> ServerState:
+        samples = [[thread(frames(*one, "run s.py:1"))] for one in stacks]
+        return engine(sampled(*samples), use(98.0), engine="sglang").state
+
+    deep = [f"{f} m.py:{{0}}" for f in "abcdefg"]
+    turns = [[*(d.format(n) for d in deep), f"event_loop_normal s.py:{n}"] for n in range(1, 4)]
+    assert state(*turns) is ServerState.NOT_RECEIVING  # it turns there, and is elsewhere
+    inside = [*(d.format(1) for d in deep), "other s.py:1"]
+    moves = [*(d.format(2) for d in deep), "step s.py:2"]
+    assert state(inside, ["event_loop_normal s.py:3"], moves) is ServerState.NOT_RECEIVING
+    assert state(inside, ["work s.py:3"], moves) is ServerState.SLOW

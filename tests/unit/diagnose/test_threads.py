@@ -239,3 +239,30 @@ def test_one_that_waits_itself_holds_nothing() -> None:
     waiting[1].locals = {"self": "<lock at 0x7f01>"}
     found = courses(sampled(*[three] * 4).samples, CORE)
     assert "'d'" in holder(found[0], found)
+
+
+def test_the_holder_is_looked_for_in_the_last_sample() -> None:
+    def sample(lock: str) -> list[object]:
+        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting[1].locals["lock"] = "<lock at 0x7f01>"
+        holding[0].locals["mine"] = lock
+        return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
+
+    let_go = [sample("<lock at 0x7f01>")] * 3 + [sample("None")]
+    found = courses(sampled(*let_go).samples, CORE)  # type: ignore[arg-type]
+    assert holder(found[0], found) == ""
+    taken = [sample("None")] * 3 + [sample("<lock at 0x7f01>")]
+    found = courses(sampled(*taken).samples, CORE)  # type: ignore[arg-type]
+    assert holder(found[0], found) == "thread 'other' has it, in sleepy (b.py:9)"
+
+
+def test_what_is_waited_for_is_read_in_the_last_sample() -> None:
+    def sample(lock: str) -> list[object]:
+        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting[1].locals["lock"] = lock
+        holding[0].locals["mine"] = "<lock at 0x7f01>"
+        return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
+
+    other = [sample("<lock at 0x7f01>")] * 3 + [sample("<lock at 0x7f02>")]
+    found = courses(sampled(*other).samples, CORE)  # type: ignore[arg-type]
+    assert holder(found[0], found) == ""
