@@ -234,6 +234,7 @@ OTHER_CORE = "EngineCore_DP0 pid=99"
         (log_of(CORE_ERROR, ECHO, more=9), MET),
         (log_of((API, REFUSAL), (API, REFUSAL), CORE_ERROR, ECHO, more=9), UNKNOWN),
         (log_of((API, REFUSAL), CORE_ERROR, ECHO, ECHO, more=9), MET),
+        (log_of((API, REFUSAL), CORE_ERROR, ECHO, more=9), MET),
         (quiet_log(), NOT_MET),
     ],
 )
@@ -304,6 +305,11 @@ def test_a_core_that_no_process_was_ever_called_is_not_seen_to_be_gone() -> None
     assert run(named=True, seen=True) is MET
     assert run(named=False, seen=True) is UNKNOWN
     assert run(named=True, seen=False) is UNKNOWN
+
+
+def test_a_server_that_ended_is_seen_to_have_ended() -> None:
+    truths = judge(GENERATED, death_run(module.IMAGE, text(2.1, 5)))[1]
+    assert truths["server-exits"] is truths["core-died"] is MET
 
 
 @pytest.mark.parametrize("state", ["Z", "X"])

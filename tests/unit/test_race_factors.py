@@ -96,6 +96,7 @@ FLIPS = [
     ("async-scheduling", idle, MET, "0 of 16 steps begun with the device still busy"),
     ("async-scheduling", counting(), NOT_MET, "9 of 16 steps begun with the device still busy"),
     ("async-scheduling", reworded("stream-steps", "steps: 16", "steps: 1"), UNKNOWN, "1 steps"),
+    ("async-scheduling", reworded("stream-steps", "begun", "…"), UNKNOWN, "0 steps were watched"),
     ("async-scheduling", reworded("stream-steps", "16 begun, 9", "2 begun, 0"), MET, "0 of 2"),
     ("prefix-caching", cached("False"), MET, "enable_prefix_caching=False"),
     ("prefix-caching", cached("True"), NOT_MET, "enable_prefix_caching=True"),

@@ -252,37 +252,14 @@ def test_the_step_that_failed_first_is_looked_at() -> None:
     evidence = race()
     for _, data in evidence.results(LogsData):
         first = data.matches["stream-error"][0]
-        right = first.model_copy(update={"text": first.text.replace("256 read", "254 read")})
+        other = first.text.replace("256 read", "254 read").replace("step 7", "step 70")
+        right = first.model_copy(update={"text": other})
         data.matches["stream-error"].append(right)
+        data.match_counts["stream-error"] += 1
     assert judge(RACE, evidence)[1]["wrong-mask"] is MET
+    assert judge(RACE, evidence)[1]["unordered-buffer"] is MET
     observed = next(r.observed for r in judge(RACE, evidence)[2] if r.id == "wrong-mask")
     assert observed.startswith("step 7: device error with 254 embeddings, 254 image rows prepared")
-
-
-# ------------------------------------------------------------------ what it runs with
-
-
-@pytest.mark.parametrize(
-    ("size", "tokens"),
-    [(module.THREE_STEPS, module.IMAGE_TOKENS), (module.TWO_STEPS, 300), (module.ONE_STEP, 144)],
-)
-def test_the_images_have_so_many_tokens(size: tuple[int, int], tokens: int) -> None:
-    width, height = size
-    assert (width % 28, height % 28) == (0, 0)
-    assert width // 28 * (height // 28) == tokens
-
-
-def test_the_budgets_make_so_many_steps_of_the_images() -> None:
-    def steps(tokens: int, budget: int) -> int:
-        return -(-(tokens + 2) // budget)
-
-    budgets = (module.BUDGET, module.LARGE_BUDGET)
-    assert [[steps(t, b) for b in budgets] for t in (602, 300, 144)] == [[3, 1], [2, 1], [1, 1]]
-    assert module.IMAGE_TOKENS == 4819 // 8
-    assert [b * 8 for b in budgets] == [2048, 8192]
-    held = module.AsyncRace.model.image_tokens
-    assert held >= 2 * 602 + 300 + 2 * 144
-    assert module.AsyncRace.max_model_len > held
 
 
 # ------------------------------------------------------------------ what the report claims
