@@ -312,3 +312,17 @@ def test_what_a_row_of_its_own_tells_of_is_summed_up() -> None:
 )
 def test_the_place_of_a_traceback(name: str, line: str, found: bool) -> None:
     assert bool(re.search(place(name), line)) == found
+
+
+def test_a_pair_that_the_control_server_did_not_answer_passes_no_gate() -> None:
+    evidence = corrupted()
+    evidence.requests.append(request("gate", "gate: text only"))
+    evidence.requests[1].status = None
+    assert PAD_VALUE.gate_check(evidence).truth is NOT_MET
+
+
+def test_what_this_server_was_sent_and_said_counts_and_not_the_control_server() -> None:
+    evidence = corrupted("xxc")
+    assert truth_of(PAD_VALUE, "wrong-answer", evidence) is MET
+    evidence.requests[1].images[0].sha256 = f"{9:064x}"  # the control server's B
+    assert truth_of(PAD_VALUE, "one-key", evidence) is MET

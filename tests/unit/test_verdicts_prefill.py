@@ -301,3 +301,9 @@ def test_without_the_engine_s_word_nothing_is_said_of_its_blocks() -> None:
 )
 def test_tokens_in_the_last_block(tokens: int, size: int, last: int) -> None:
     assert in_last_block(tokens, size) == last
+
+
+def test_text_that_is_as_it_was_is_not_abnormal() -> None:
+    rows = SLOTS.symptom_rows(failed_run(SLOTS), run_facts(SLOTS))
+    told = {row.check: row.abnormal for row in rows}
+    assert (told["text alone"], told[module.ODD], told[module.WHOLE]) == (False, True, False)
