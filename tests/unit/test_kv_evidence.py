@@ -276,6 +276,8 @@ def encoded(*lines: int, refused: tuple[int, ...] = (20, 40), step: str = "forwa
 def test_item_7_the_encoder_was_done_before_each_refusal(evidence: Evidence, seen: Truth) -> None:
     found = told(IMAGE, evidence)["encoder-first"]
     assert found.truth is seen, found.observed
+    if seen is not UNKNOWN:
+        assert (", before each refusal" in found.observed) is (seen is MET)
 
 
 def test_item_7_without_a_refusal_the_order_is_unknown() -> None:

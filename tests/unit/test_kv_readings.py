@@ -31,6 +31,7 @@ from mmrepro.scenario import lmdeploy as kv
 from mmrepro.scenarios import kv_growth_crash as growth
 from mmrepro.scenarios.undersized_kv_budget import (
     SCENARIO as BUDGET,
+    WAYS,
     opaque_500,
     refused_for_length,
     stream_breaks,
@@ -225,6 +226,20 @@ def test_live_a_refusal_is_for_its_length_where_it_is_longer(tokens: int, truth:
     assert refused_for_length(kv.Witness(evidence)).truth is truth
 
 
+def test_live_the_first_refusal_is_read() -> None:
+    evidence = opaque_run()
+    first, second = (ended(n, m, "INPUT_LENGTH_ERROR") for n, m in ((1500, 1400), (1350, 1600)))
+    replace_log(evidence, log(sized(0.1, 21, 1344), first, second))
+    found = refused_for_length(kv.Witness(evidence))
+    assert (found.truth, found.observed) == (MET, "1500 tokens, at most 1400")
+    replace_log(evidence, log(sized(0.1, 21, 1344), second, first))
+    assert refused_for_length(kv.Witness(evidence)).truth is NOT_MET
+
+
+def test_the_prompt_is_sent_whole_and_streamed() -> None:
+    assert list(WAYS.items()) == [("the prompt", False), ("the prompt, streamed", True)]
+
+
 def test_a_growing_request_that_is_refused_for_its_length_is_a_fix() -> None:
     refused = truncated_run()
     sent = relabelled(refused, "growing")
@@ -282,6 +297,9 @@ def test_the_prompt_is_as_long_as_reported(tokens: int, status: ClaimStatus) -> 
     evidence = opaque_run()
     prompt = ended(tokens, 1344, "INPUT_LENGTH_ERROR")
     replace_log(evidence, log(sized(0.1, 21, 1344), prompt, prompt))
+    assert claim(evidence, "prompt") is status
+    later = ended(9000, 1344, "INPUT_LENGTH_ERROR")
+    replace_log(evidence, log(sized(0.1, 21, 1344), prompt, later))
     assert claim(evidence, "prompt") is status
 
 
