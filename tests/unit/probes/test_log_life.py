@@ -242,3 +242,5 @@ def test_blocks_without_a_time_cut_nothing_of_those_before(
     monkeypatch.setattr(logs_module, "CHUNK_BYTES", 64)
     data = read(tmp_path, f"{CRASH}\n" * 9, Life((), SINCE))
     assert (data.match_counts["crash"], data.earlier_lines) == (9, 0)
+    data = read(tmp_path, f"{CRASH}\n" * 9 + LATER, Life((), SINCE))
+    assert (data.match_counts["crash"], data.earlier_lines) == (10, 0)
