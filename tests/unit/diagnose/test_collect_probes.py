@@ -18,7 +18,13 @@ from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import TargetProcess
 from mmrepro.probes.base import ProbeResult, ProbeStatus
-from mmrepro.probes.data import AnyProbeData, StackSample, StacksData
+from mmrepro.probes.data import (
+    AnyProbeData,
+    EndpointAnswer,
+    HttpData,
+    StackSample,
+    StacksData,
+)
 from seen import CORE, FRONT, GREEN, answer, probed, sampled, target, thread
 
 assert told  # a fixture
@@ -321,3 +327,25 @@ def test_closing_waits_for_nothing(tmp_path: Path) -> None:
     made._pool.shutdown = lambda **how: closed.append(how)  # type: ignore[assignment]
     made.close()
     assert closed == [{"wait": False, "cancel_futures": True}]
+
+
+def test_what_was_cut_off_counts_as_done_too(tmp_path: Path) -> None:
+    made = collector(tmp_path, "vllm", sampled([thread([])]), logs())
+    for result in made.evidence.probes:
+        result.status = ProbeStatus.TIMED_OUT
+    did = made.effect()
+    assert (did.stack_samples, did.log_bytes_read) == (1, 125_704)
+    wanted: list[int] = []
+    made.more_stacks(lambda samples: bool(wanted.append(len(samples)) or True))
+    assert wanted == [1]
+    made.close()
+
+
+def test_the_model_is_read_from_endpoints_of_which_some_were_cut_off(tmp_path: Path) -> None:
+    body = '{"data":[{"id":"m"}]}'
+    answers = [EndpointAnswer(path="/v1/models", status=200, seconds=0.1, body=body)]
+    made = collector(
+        tmp_path, "vllm", HttpData(base_url="http://x", answers=answers), plan=LookOptions()
+    )
+    made.evidence.probes[0].status = ProbeStatus.TIMED_OUT
+    assert made.model() == "m"

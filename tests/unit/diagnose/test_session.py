@@ -315,3 +315,13 @@ def test_an_exposed_server_that_is_frozen_gets_more_samples(
     assert (told.state, caught) == (ServerState.FROZEN_PYTHON, [1])
     looked(GREEN)
     assert caught == [1]
+
+
+def test_since_when_is_read_from_a_part_of_the_log_as_well() -> None:
+    data = log()
+    data.errors = [line(4, "11-21 01:00:00")]
+    found = evidence(data)
+    found.probes[0].status = ProbeStatus.TIMED_OUT
+    assert "the log's first error (line 4)" in session._since(found, ServerState.FROZEN)
+    data.errors, data.last_progress = [], line(9, "11-21 02:00:00")
+    assert "(line 9)" in session._since(found, ServerState.FROZEN)

@@ -234,3 +234,13 @@ def test_what_a_life_looks_for_is_given_to_the_search() -> None:
     assert Life().texts == []
     assert len(Life(VLLM.start_lines).texts) >= len(VLLM.start_lines)
     assert all(Life(engine.start_lines).texts for engine in ENGINES.values())
+
+
+def test_blocks_without_a_time_cut_nothing_of_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_module, "CHUNK_BYTES", 64)
+    data = read(tmp_path, f"{CRASH}\n" * 9, Life((), SINCE))
+    assert (data.match_counts["crash"], data.earlier_lines) == (9, 0)
+    data = read(tmp_path, f"{CRASH}\n" * 9 + LATER, Life((), SINCE))
+    assert (data.match_counts["crash"], data.earlier_lines) == (10, 0)
