@@ -169,6 +169,10 @@ def test_in_the_log_means_every_pattern() -> None:
         "first at 11-21 03:37:42"
         in told(declared.check, Evidence(probes=[probed(logs(GHOST))])).observed
     )
+    assert declared.id == "cached-item-assertion"
+    twice = told(declared.check, Evidence(probes=[probed(logs(GHOST, GHOST))])).observed
+    counts = "2 × cached-item-assertion, 18 × added-request"
+    assert twice == f"{counts}, first at 11-21 03:37:42"
     assert truth(common.not_logged("cache-drift"), logs()) is MET
     assert truth(common.not_logged("added-request"), logs()) is NOT_MET
 
