@@ -139,7 +139,9 @@ def test_answered_alike_is_one_text() -> None:
     )
     silent = request("trigger", "b", 500, text="1")
     assert told(alike, sent(one, same)).truth is MET
+    assert told(alike, sent(one, same)).observed == "2 answers (a; b): all alike"
     assert told(alike, sent(one, other)).truth is NOT_MET
+    assert told(alike, sent(one, other)).observed.endswith("2 different texts: ['1', '2']")
     assert told(alike, sent(one, silent)).truth is NOT_MET
     assert told(alike, sent(one)).truth is UNKNOWN
 

@@ -161,7 +161,8 @@ def test_a_kind_is_twenty_letters() -> None:
 
 
 @pytest.mark.parametrize(
-    "secret", ['line "one"\nline', "it's 'two'\n", "Zürich\tist schön", "plain one"]
+    "secret",
+    ['line "one"\nline', "it's 'two'\n", "Zürich\tist schön", 'Zürich "eins"', "plain one"],
 )
 def test_each_printed_form_of_a_secret_is_known(secret: str) -> None:
     """JSON's two, Python's, and its own, each whole and nothing besides."""
