@@ -206,6 +206,8 @@ def test_factors_and_mitigations() -> None:
     assert bind(common.changed("patch"), VLLM, flipped)(Evidence()).truth is MET
     assert bind(common.changed("patch"), VLLM, plain)(Evidence()).truth is NOT_MET
     assert bind(common.unmitigated, VLLM, plain)(Evidence()).truth is MET
+    assert bind(common.unmitigated, VLLM, plain)(Evidence()).observed == "none"
+    assert bind(common.unmitigated, VLLM, flipped)(Evidence()).observed == "patch"
     assert bind(common.unmitigated, VLLM, flipped)(Evidence()).truth is NOT_MET
 
 
