@@ -267,3 +267,14 @@ def test_nothing_is_lost_between_placeholders() -> None:
     )
     one.add("redacted")
     assert one.redact("[redacted:key-1] redacted") == "[redacted:key-1] [redacted:secret-1]"
+
+
+def test_memory_is_bounded() -> None:
+    one = redactor()
+    for length, kept in ((4096, True), (4097, False)):
+        one.redact("x" * length)
+        assert ("x" * length in one._cache) is kept
+    one._cache = {str(n): "" for n in range(49_999)}
+    one.redact("the last that is kept")
+    one.redact("one more")
+    assert list(one._cache)[49_999:] == ["the last that is kept"]
