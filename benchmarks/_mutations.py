@@ -80,7 +80,8 @@ def mutants_of(file: str) -> Iterator[Mutant]:
         operator, occurrence = operator_of(name), 0
         for node in nodes:
             for start, _ in operator.mutation_positions(node):
-                if not places.skipped(*start):
+                marker = getattr(node.parent, "type", "") == "parameters"  # a bare `*`
+                if not marker and not places.skipped(*start):
                     yield Mutant(file, start[0], name, occurrence, places.function(*start))
                 occurrence += 1
 

@@ -50,6 +50,7 @@ _HEADER: Final = re.compile(
 _SCHEME: Final = re.compile(
     r"(?:bearer|basic|token|apikey|negotiate|digest)(?:[ \t]+|$)", re.IGNORECASE
 )
+_WORD: Final = re.compile(r"""\A[^\s"',}]+""")
 _BEARER: Final = re.compile(r"\b(bearer[ \t]{1,4})([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
 _NAME: Final = (
     r"(?:[A-Za-z0-9]{1,24}[_-]){0,4}"
@@ -132,7 +133,7 @@ class Redactor:
             forms.add(repr(form)[1:-1])
         known = {text for text, _ in self._registered}
         self._registered += [(f, placeholder) for f in forms - known if len(f) >= MIN_SECRET]
-        self._registered.sort(key=lambda pair: (-len(pair[0]), pair[0]))
+        self._registered.sort(key=lambda pair: (-len(pair[0]), pair))
         self._cache.clear()
         return placeholder
 
@@ -231,9 +232,8 @@ class Redactor:
         value = value[len(lead) :]
         if lead and not lead.lower().startswith("digest"):
             # One word is the secret; what follows it may be the rest of a command line.
-            word = re.match(r"""[^\s"',}]*""", value)
-            cut = word.end() if word else 0
-            value, tail = value[:cut], value[cut:] + tail
+            word = "".join(_WORD.findall(value)[:1])
+            value, tail = word, value[len(word) :] + tail
         if not value.strip(" \t\"'"):  # the quote before a placeholder, say
             return match[0]
         kind = "cookie" if "cookie" in name.lower() else "key"

@@ -139,7 +139,9 @@ def test_answered_alike_is_one_text() -> None:
     )
     silent = request("trigger", "b", 500, text="1")
     assert told(alike, sent(one, same)).truth is MET
+    assert told(alike, sent(one, same)).observed == "2 answers (a; b): all alike"
     assert told(alike, sent(one, other)).truth is NOT_MET
+    assert told(alike, sent(one, other)).observed.endswith("2 different texts: ['1', '2']")
     assert told(alike, sent(one, silent)).truth is NOT_MET
     assert told(alike, sent(one)).truth is UNKNOWN
 
@@ -169,6 +171,10 @@ def test_in_the_log_means_every_pattern() -> None:
         "first at 11-21 03:37:42"
         in told(declared.check, Evidence(probes=[probed(logs(GHOST))])).observed
     )
+    assert declared.id == "cached-item-assertion"
+    twice = told(declared.check, Evidence(probes=[probed(logs(GHOST, GHOST))])).observed
+    counts = "2 × cached-item-assertion, 18 × added-request"
+    assert twice == f"{counts}, first at 11-21 03:37:42"
     assert truth(common.not_logged("cache-drift"), logs()) is MET
     assert truth(common.not_logged("added-request"), logs()) is NOT_MET
 
@@ -200,6 +206,8 @@ def test_factors_and_mitigations() -> None:
     assert bind(common.changed("patch"), VLLM, flipped)(Evidence()).truth is MET
     assert bind(common.changed("patch"), VLLM, plain)(Evidence()).truth is NOT_MET
     assert bind(common.unmitigated, VLLM, plain)(Evidence()).truth is MET
+    assert bind(common.unmitigated, VLLM, plain)(Evidence()).observed == "none"
+    assert bind(common.unmitigated, VLLM, flipped)(Evidence()).observed == "patch"
     assert bind(common.unmitigated, VLLM, flipped)(Evidence()).truth is NOT_MET
 
 
@@ -257,7 +265,8 @@ def test_each_has_an_answer_of_its_own_twice() -> None:
     both = gate("A", "B")
     assert compared(*both).differ("A", "B").truth is MET
     assert compared(*both[:3]).differ("A", "B").observed == "B was not answered twice"
-    assert compared(*both[:2]).differ("A", "B").observed == "B alone was not answered"
+    assert compared(*both[:2]).differ("A", "B") == Finding.of(False, "B alone was not answered")
+    assert compared(*both[:3]).differ("A", "B").truth is NOT_MET
     assert compared(*gate("A")).differ("A").truth is MET
     for change, said in (
         ({"logprobs": []}, "B: the server gives no logprobs"),

@@ -127,6 +127,8 @@ def test_first_last_and_failed() -> None:
     failed = request("trigger", "x", 500, error="the clock stands")
     seen = views.Requests(Evidence(requests=[failed, request("trigger", "x y")]))
     assert (seen.first("x").status, seen.last("x").status) == (500, 200)
+    three = views.Requests(Evidence(requests=[failed, failed, request("trigger", "x y")]))
+    assert three.last("x").status == 200
     assert seen.failed("x", "clock").truth is MET
     assert seen.failed("x", "fan").truth is NOT_MET
     assert seen.failed("x y", "").truth is NOT_MET

@@ -16,7 +16,7 @@ from mmrepro.run.deadline import FLOOR_S
 from mmrepro.run.judge import Change, Effect, effect, expectation, facts_of, judge, rejudge
 from mmrepro.scenario import Finding, RunFacts, Truth
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import ConditionResult, Outcome, Verdict, decide
+from mmrepro.signature import Condition, ConditionResult, Outcome, Verdict, decide
 from simple_incident import incident
 
 GHOST_KEY = load_scenario("ghost-key-eviction")
@@ -167,6 +167,10 @@ def hang_is_reproduced() -> bool:
 def result(part: Any, truth: Truth, **more: Any) -> ConditionResult:
     fields: dict[str, Any] = {"id": part, "statement": "", "required": True, "observed": "seen"}
     return ConditionResult(part=part, truth=truth, **fields | more)
+
+
+def test_a_condition_is_required_unless_told_otherwise() -> None:
+    assert Condition("c", "cause", "s", lambda e: Finding.of(True, "")).required
 
 
 def test_a_sentence_for_each_outcome() -> None:

@@ -161,7 +161,8 @@ def test_a_kind_is_twenty_letters() -> None:
 
 
 @pytest.mark.parametrize(
-    "secret", ['line "one"\nline', "it's 'two'\n", "Zürich\tist schön", "plain one"]
+    "secret",
+    ['line "one"\nline', "it's 'two'\n", "Zürich\tist schön", 'Zürich "eins"', "plain one"],
 )
 def test_each_printed_form_of_a_secret_is_known(secret: str) -> None:
     """JSON's two, Python's, and its own, each whole and nothing besides."""
@@ -266,3 +267,14 @@ def test_nothing_is_lost_between_placeholders() -> None:
     )
     one.add("redacted")
     assert one.redact("[redacted:key-1] redacted") == "[redacted:key-1] [redacted:secret-1]"
+
+
+def test_memory_is_bounded() -> None:
+    one = redactor()
+    for length, kept in ((4096, True), (4097, False)):
+        one.redact("x" * length)
+        assert ("x" * length in one._cache) is kept
+    one._cache = {str(n): "" for n in range(49_999)}
+    one.redact("the last that is kept")
+    one.redact("one more")
+    assert list(one._cache)[49_999:] == ["the last that is kept"]
