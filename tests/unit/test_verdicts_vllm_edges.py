@@ -317,6 +317,8 @@ def test_the_key_is_the_one_of_the_assertion() -> None:
 def test_the_two_images_are_a_row_of_tokens_apart() -> None:
     sizes = (overflow.FITS, overflow.TOO_LARGE)
     small, large = (overflow.LIFTED.tokens_of(*size) for size in sizes)
+    assert sizes == ((896, 448), (896, 476))  # whole patches: a pixel more is rounded away
+    assert overflow.LIFTED.image_tokens == 2048
     assert (small, large - small) == (overflow.BUDGET, overflow.ROW_TOKENS) == (512, 32)
     assert OVERFLOW.model.tokens_of(*overflow.TOO_LARGE) <= OVERFLOW.model.image_tokens == 225
     options = OVERFLOW.server_args
