@@ -94,7 +94,7 @@ class MmCacheDesync(vllm.MmCacheScenario):
             answered(OTHER, TEXT),
             id="others-answered",
         ),
-        endpoints_green(live=False),
+        endpoints_green(),
         symptom(
             f"the image fails again every time ({RETRIES} of {RETRIES})",
             fails_for_ever,

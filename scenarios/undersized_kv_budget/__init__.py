@@ -143,7 +143,7 @@ class UndersizedKvBudget(kv.SmallKvCache):
         symptom("streamed, the answer begins with HTTP 200 and breaks off", stream_breaks),
         kv.control_answers("the prompt", "prompt"),
         symptom("short prompts are answered before and after it", OTHERS, id="others-answered"),
-        endpoints_green(live=False),
+        endpoints_green(),
     )
     live_only = some_requests_fail()
     works_after = (answers.given(*WAYS, or_explained=True), OTHERS)

@@ -83,7 +83,10 @@ def smaller(name: str, told: str) -> Row:
         ours, other = (getattr(s, name) for s in (witness.sizing(), witness.sizing("control")))
         return Finding.of(ours < other, f"{ours:g}")
 
-    return row(name, compared, sized(name, 0, "control"), told)
+    def of_control(witness: kv.Witness) -> str:
+        return f"{getattr(witness.sizing('control'), name):g}"
+
+    return row(name, compared, of_control, told)
 
 
 def claims(best: Budget) -> tuple[Claim, ...]:

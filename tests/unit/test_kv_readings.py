@@ -21,6 +21,7 @@ from made_up_kv import (
     relabelled,
     replace_log,
     sized,
+    told,
     truncated_run,
     truth as truth_of,
     witness,
@@ -353,3 +354,12 @@ def test_a_front_that_is_gone_is_abnormal() -> None:
     gone.probes = [p if p.probe != "http" else probed(http(None, None)) for p in gone.probes]
     rows = growth.SCENARIO.symptom_rows(gone, run_facts(growth.SCENARIO))
     assert [r.abnormal for r in rows] == [False, False, True]
+
+
+def test_the_first_line_of_the_assertion_is_named() -> None:
+    evidence = crash_run()
+    data = log(sized(0.1, 21, 1344))
+    data.matches["assertion"] = [line("assert len(running) > 0", n) for n in (90, 95)]
+    replace_log(evidence, data)
+    said = told(growth.SCENARIO, evidence)["assertion"].observed
+    assert said == "2 × assert len(running) > 0, line 90"

@@ -28,6 +28,7 @@ class Scripted:
         self.images = 0
         self.release = asyncio.Event()
         self.tokens: list[int] = []
+        self.texts: list[dict[str, Any]] = []
 
     async def chat(self, label: str, **more: Any) -> RequestRecord:
         record = request("trigger", label)
@@ -51,7 +52,8 @@ class Scripted:
         pass
 
     async def _generate(self, record: RequestRecord, more: dict[str, Any]) -> None:
-        self.tokens.append(more["max_tokens"])
+        self.tokens.append(more.pop("max_tokens"))
+        self.texts.append(more)
         record.text = mask.PLACEHOLDER
         record.ttft_s = 0.0
         more["started"].set()
@@ -92,10 +94,18 @@ def test_an_image_that_no_text_outlived_is_followed_by_another(
 
 def test_it_gives_up_after_some_images_and_says_so(tmp_path: Path) -> None:
     server, recorder = triggered(tmp_path, missed=99)
-    assert server.images == mask.MAX_IMAGES
+    assert server.images == mask.MAX_IMAGES == 8
     assert mask.generated_beside(Requests(recorder.evidence)).truth is Truth.NOT_MET
 
 
 def test_the_texts_do_not_begin_with_the_same_length(tmp_path: Path) -> None:
     server, _ = triggered(tmp_path, missed=0)
-    assert len(set(server.tokens)) == mask.STREAMS
+    assert sorted(server.tokens) == [950, 1900]
+    token = str(mask.MODEL.image_token_id)
+    for sent in server.texts:
+        assert (sent["stream"], sent["deadline_s"]) == (True, 120.0)
+        assert sent["extra"] == {
+            "logit_bias": {token: 100},
+            "ignore_eos": True,  # else an answer ends before the image's
+            "skip_special_tokens": False,  # else none of it is seen
+        }

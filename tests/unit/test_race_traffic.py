@@ -2,61 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
-from made_up import request
-from mmrepro.evidence import RequestRecord
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.scenario import Scenario, crash
+from listening import driven
+from made_up_race import ordered
+from mmrepro.scenario import Logs, crash
 from mmrepro.scenarios.chunked_mm_prefill import async_race as race, placeholder, stream
-from mmrepro.traffic.drive import Drive
-
-Sent = tuple[str, list[int], dict[str, Any]]
-"""Label, tokens of the images, and the rest."""
-
-
-class Listening:
-    """Answers everything and keeps what it was sent; ``health``: what ``/health`` says."""
-
-    def __init__(self, *health: int | None) -> None:
-        self.sent: list[Sent] = []
-        self.health = [*health]
-
-    async def chat(self, label: str, images: Any = (), **more: Any) -> RequestRecord:
-        sizes = [(picture.width, picture.height) for picture in images]
-        assert all(width % 28 == height % 28 == 0 for width, height in sizes)
-        tokens = [width // 28 * (height // 28) for width, height in sizes]
-        self.sent.append((label, tokens, more))
-        return request("trigger", label)
-
-    async def raw(self, label: str, **_: Any) -> RequestRecord:
-        return request("trigger", label, self.health.pop(0))
-
-    def hold(self, _: object) -> None:
-        pass
-
-    @property
-    def images(self) -> list[tuple[str, list[int]]]:
-        return [(label, tokens) for label, tokens, _ in self.sent if tokens]
-
-
-def driven(
-    scenario: Scenario, path: Path, *health: int | None, part: str = "trigger", flips: str = ""
-) -> Listening:
-    server = Listening(*health)
-    drive = Drive(
-        server,  # type: ignore[arg-type]
-        Recorder(path),
-        scenario.model.image_size(),
-        scenario.max_model_len,
-        scenario.release,
-        flips=frozenset(flips.split()),
-    )
-    asyncio.run(getattr(scenario, part)(drive))
-    return server
 
 
 def test_the_race_sends_images_of_two_and_of_three_steps(tmp_path: Path) -> None:
@@ -87,6 +39,9 @@ def test_the_budgets_make_so_many_steps_of_the_images() -> None:
     budgets = (stream.BUDGET, stream.LARGE_BUDGET)
     assert [[steps(t, b) for b in budgets] for t in (602, 300, 144)] == [[3, 1], [2, 1], [1, 1]]
     assert [b * 8 for b in budgets] == [2048, 8192]
+    rows = "at most 254 image rows in a step, of 256 tokens"
+    assert stream.larger_steps(Logs(ordered())).observed == rows
+    assert race.failing(ordered()) == race.FIRST
     assert race.AsyncRace().model.image_tokens == 4 * 602  # all images of a run fit in the cache
     assert race.AsyncRace().max_model_len == 4096
 

@@ -29,6 +29,7 @@ from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
 from mmrepro.signature import Outcome, Truth
 from mmrepro.signature.decide import guarded
+from mmrepro.signature.views import Requests
 from vllm_runs import Change, edited, facts, judged, relabel, truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -318,6 +319,7 @@ def test_the_two_images_are_a_row_of_tokens_apart() -> None:
     sizes = (overflow.FITS, overflow.TOO_LARGE)
     small, large = (overflow.LIFTED.tokens_of(*size) for size in sizes)
     assert sizes == ((896, 448), (896, 476))  # whole patches: a pixel more is rounded away
+    assert overflow.tokens_sent(Requests(overflow_run())) == (small, large)
     assert overflow.LIFTED.image_tokens == 2048
     assert (small, large - small) == (overflow.BUDGET, overflow.ROW_TOKENS) == (512, 32)
     assert OVERFLOW.model.tokens_of(*overflow.TOO_LARGE) <= OVERFLOW.model.image_tokens == 225
