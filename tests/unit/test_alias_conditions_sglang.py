@@ -27,6 +27,7 @@ from mmrepro.incident import Fidelity
 from mmrepro.scenario import (
     ComparedAnswers,
     Finding,
+    Logs,
     Reproducers,
     Requests,
     RunFacts,
@@ -209,6 +210,34 @@ def test_a_pool_with_about_half_a_chance_would_be_confirmed(
     assert report.half_chance(reproducers).truth is expected
 
 
+def test_where_nothing_was_salted_there_is_nothing_to_keep_apart() -> None:
+    shared = run(collides=True)
+    for name, expected in (("", MET), ("disable-radix-cache", MET), ("extra-key", UNKNOWN)):
+        mitigations = frozenset({name} - {""})
+        run_facts = RunFacts("0.5.17", Fidelity.CPU_STAND_IN, mitigations, 13.0)
+        found = COLLISION.apart_as_told(ComparedAnswers(shared), Logs(shared), run_facts)
+        assert found.truth is expected
+        assert (found.observed == "nothing was salted") is (expected is MET)
+
+
+def test_a_salt_that_is_dropped_is_expected_to_help_nothing() -> None:
+    dropped = "its scheduler drops cache_salt, which is passed on since 0.5.11"
+    for release, names, told in (
+        ("0.5.6", ("cache-salt",), True),
+        ("0.5.6", (), False),
+        ("0.5.17", ("cache-salt",), False),
+        ("0.5.6", ("disable-radix-cache", "cache-salt"), False),
+    ):
+        assert COLLISION.expected(release, frozenset(names))[1].endswith(dropped) is told
+
+
+@pytest.mark.parametrize("fact", ["pads_equal", "hashes_differ"])
+def test_equal_pad_values_are_of_different_hashes(fact: str) -> None:
+    assert truth(COLLISION, run(collides=True), "equal-pad-values") is MET
+    other = changed(run(collides=True), with_facts(**{fact: False}))
+    assert truth(COLLISION, other, "equal-pad-values") is NOT_MET
+
+
 # ------------------------------------------------------------------ conditions, by themselves
 
 
@@ -289,6 +318,15 @@ def test_item_9_the_embedding_cache_keeps_the_alias_as_long_as_it_has_room(
 ) -> None:
     evidence = changed(alias_run(EMBEDDING), change)
     assert truth(EMBEDDING, evidence, "embeddings-kept") is expected
+
+
+def test_the_order_in_which_it_was_not_kept_is_told() -> None:
+    evidence = changed(alias_run(EMBEDDING), setting(LATER[1], **said("W")))
+    found = shape_alias.embeddings_kept(ComparedAnswers(evidence))
+    first = shape_alias.embeddings_kept(ComparedAnswers(alias_run(EMBEDDING))).observed
+    assert found.observed.startswith("W after T")
+    assert "in between: another answer; 5: its own" in found.observed
+    assert first.startswith("T after W")
 
 
 def twice(again: float, pairs: int = 2) -> Evidence:

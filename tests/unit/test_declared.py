@@ -13,7 +13,7 @@ from listening import Listening, driven
 from made_up import request, run_facts
 from made_up_crash import death_run
 from made_up_kv import ended, log, opaque_run, replace_log, sized
-from made_up_sglang import EMBEDDING, run
+from made_up_sglang import EMBEDDING, KV, alias_run, run
 from mmrepro.evidence import Evidence, ReproducerResult
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident import ClaimStatus
@@ -29,7 +29,6 @@ from mmrepro.signature import evaluate
 from mmrepro.traffic.drive import Drive
 
 CONFIRMED, REFUTED, NOT_TESTED = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
-GREEN = "/health, /v1/models"
 
 # ------------------------------------------------------------------ an observer's conditions
 
@@ -83,6 +82,13 @@ def test_the_rows_of_the_collision_say_what_is_abnormal() -> None:
     assert [r.abnormal for r in rows] == [True, True, True, False, False]
     rows = COLLISION.symptom_rows(run(collides=False), run_facts(COLLISION))
     assert [r.abnormal for r in rows] == [False] * 5
+
+
+@pytest.mark.parametrize("scenario", [KV, EMBEDDING])
+def test_the_rows_of_the_alias_say_what_is_abnormal(scenario: Scenario) -> None:
+    for aliases in (True, False):
+        rows = scenario.symptom_rows(alias_run(scenario, aliases=aliases), run_facts(scenario))
+        assert [r.abnormal for r in rows] == [aliases, aliases, False]
 
 
 def test_a_served_collision_refutes_what_was_said_of_fixes() -> None:

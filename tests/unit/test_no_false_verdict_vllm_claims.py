@@ -6,6 +6,7 @@ import pytest
 from made_up import (
     GHOST,
     LOOP,
+    OTHER,
     POLLING,
     desync_run,
     drop,
@@ -191,3 +192,38 @@ def test_the_loop_is_judged_where_its_thread_was_seen(
 ) -> None:
     evidence = edited(hang_run, lambda e: swap(e, stacks(*threads)))
     assert truth(GHOST_KEY, evidence, "eviction-stack") is expected
+
+
+@pytest.mark.parametrize(
+    ("inserts", "ends", "expected"),
+    [(True, False, MET), (True, True, NOT_MET), (False, False, NOT_MET), (False, True, NOT_MET)],
+)
+def test_the_class_alone_loops_where_the_key_is_put_in_and_nothing_ends(
+    inserts: bool, ends: bool, expected: Truth
+) -> None:
+    alone = ghost_key(touch_inserts_missing_key=inserts, eviction_ends=ends)
+    evidence = edited(hang_run, lambda e: e.reproducers.__setitem__(0, alone))
+    assert truth(GHOST_KEY, evidence, "engine-code-loops") is expected
+
+
+def test_one_hit_before_is_one() -> None:
+    for before, after, expected in ((1, 1, MET), (1, 2, NOT_MET), (0, 0, UNKNOWN)):
+        evidence = healthy_run()
+        evidence.facts.update(mm_cache_hits_before=before, mm_cache_hits_after=after)
+        assert truth(GHOST_KEY, evidence, "evicted") is expected
+
+
+@pytest.mark.parametrize(
+    ("hashes", "expected"),
+    [
+        ((GHOST,) * 4, MET),
+        ((GHOST,) * 3, NOT_MET),
+        ((GHOST,) * 5, NOT_MET),
+        ((GHOST, GHOST, GHOST, OTHER), NOT_MET),
+    ],
+)
+def test_a_line_of_one_hash_for_each_failed_request(
+    hashes: tuple[str, ...], expected: Truth
+) -> None:
+    evidence = edited(desync_run, lambda e: swap(e, logs(*hashes)))
+    assert truth(DESYNC, evidence, "receiver-misses") is expected

@@ -261,3 +261,13 @@ def test_the_locals_come_before_what_the_log_derives() -> None:
     assert truth(OVERFLOW, evidence, "larger-than-the-cache") is MET
     without = edited(overflow_run, lambda e: swap(e, StacksData(samples=[scheduling()] * 4)))
     assert truth(OVERFLOW, without, "larger-than-the-budget") is UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("budgets", "expected"),
+    [(("512", "512", "2048"), MET), (("512", "2048"), NOT_MET), (("512", "2048", "2048"), NOT_MET)],
+)
+def test_most_readings_tell_the_caches_size(budgets: tuple[str, ...], expected: Truth) -> None:
+    samples = [scheduling(encoder_compute_budget=b) for b in budgets]
+    evidence = edited(overflow_run, lambda e: swap(e, StacksData(samples=samples)))
+    assert truth(OVERFLOW, evidence, "larger-than-the-cache") is expected
