@@ -220,17 +220,6 @@ def test_where_nothing_was_salted_there_is_nothing_to_keep_apart() -> None:
         assert (found.observed == "nothing was salted") is (expected is MET)
 
 
-def test_a_salt_that_is_dropped_is_expected_to_help_nothing() -> None:
-    dropped = "its scheduler drops cache_salt, which is passed on since 0.5.11"
-    for release, names, told in (
-        ("0.5.6", ("cache-salt",), True),
-        ("0.5.6", (), False),
-        ("0.5.17", ("cache-salt",), False),
-        ("0.5.6", ("disable-radix-cache", "cache-salt"), False),
-    ):
-        assert COLLISION.expected(release, frozenset(names))[1].endswith(dropped) is told
-
-
 @pytest.mark.parametrize("fact", ["pads_equal", "hashes_differ"])
 def test_equal_pad_values_are_of_different_hashes(fact: str) -> None:
     assert truth(COLLISION, run(collides=True), "equal-pad-values") is MET

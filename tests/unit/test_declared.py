@@ -6,11 +6,12 @@ Each test also judges or sends: what is declared counts where it is used.
 from __future__ import annotations
 
 import asyncio
+import importlib
 from pathlib import Path
 
 import pytest
 from listening import Listening, driven
-from made_up import request, run_facts
+from made_up import at, hang_run, request, run_facts
 from made_up_crash import death_run
 from made_up_kv import ended, log, opaque_run, replace_log, sized
 from made_up_sglang import EMBEDDING, KV, alias_run, run
@@ -23,6 +24,7 @@ from mmrepro.scenario import LiveFacts, Scenario, lmdeploy as kv
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import kv_growth_crash as growth, shape_alias
 from mmrepro.scenarios.chunked_mm_prefill import placeholder
+from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY, report as ghost_report
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION
 from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET, WAYS, report
 from mmrepro.signature import evaluate
@@ -89,6 +91,22 @@ def test_the_rows_of_the_alias_say_what_is_abnormal(scenario: Scenario) -> None:
     for aliases in (True, False):
         rows = scenario.symptom_rows(alias_run(scenario, aliases=aliases), run_facts(scenario))
         assert [r.abnormal for r in rows] == [aliases, aliases, False]
+
+
+def test_the_tables_of_the_ghost_key() -> None:
+    made = importlib.reload(ghost_report)
+    again = type("Again", (type(GHOST_KEY),), {"rows": made.ROWS, "claims": made.CLAIMS})()
+    evidence = hang_run()
+    for number, record in enumerate(evidence.requests):
+        record.sent = at(20 * number)  # one at a time
+    rows = {r.check: r.abnormal for r in again.symptom_rows(evidence, run_facts(again))}
+    assert [name for name, abnormal in rows.items() if abnormal is False] == [
+        "process alive",
+        "/health, /v1/models",
+    ]
+    assert [name for name, abnormal in rows.items() if abnormal is None] == ["GPU utilisation"]
+    told = again.claim_results(evidence, run_facts(again))
+    assert [c.id for c in told if c.status is REFUTED] == ["at-will", "both-parts"]
 
 
 def test_a_served_collision_refutes_what_was_said_of_fixes() -> None:
