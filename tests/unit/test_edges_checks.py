@@ -188,6 +188,10 @@ def test_lines_of_the_log() -> None:
 
     assert logged() == Finding.of(False, "the log holds no line of it")
     assert logged(GHOST, OTHER) == Finding.of(True, "2 lines of it, first at 11-21 03:37:42")
+    data = logs(GHOST, OTHER, GHOST)
+    data.matches["cached-item-assertion"][0].time = ""
+    seen = views.Logs(Evidence(probes=[probed(data)]))
+    assert checks.logged(seen, "cached-item-assertion", "it").observed == "3 lines of it"
 
 
 @pytest.mark.parametrize(

@@ -307,3 +307,19 @@ def test_text_that_is_as_it_was_is_not_abnormal() -> None:
     rows = SLOTS.symptom_rows(failed_run(SLOTS), run_facts(SLOTS))
     told = {row.check: row.abnormal for row in rows}
     assert (told["text alone"], told[module.ODD], told[module.WHOLE]) == (False, True, False)
+
+
+def test_each_variant_is_a_bug_of_the_note() -> None:
+    assert {s.variant: s.origin for s in VARIANTS if isinstance(s, module.PrefillContract)} == {
+        "warmup-sequence": "milestone note, bug 1",
+        "warmup-order": "milestone note, bug 2",
+        "broken-module": "milestone note, bug 3",
+        "image-path": "milestone note, bug 4",
+        "pinned-placeholder": "milestone note, bug 5",
+        "slot-mapping": "milestone note, bug 6",
+    }
+
+
+def test_text_alone_has_one_row() -> None:
+    rows = SLOTS.symptom_rows(failed_run(SLOTS), run_facts(SLOTS))
+    assert [row.check for row in rows] == [*module.IMAGES, "text alone", "/health, /v1/models"]
