@@ -142,6 +142,21 @@ def test_what_a_core_waited_for_is_said_where_it_is_worth_it() -> None:
     assert burning(97.0, gate=30.1).truth is NOT_MET
 
 
+def test_the_last_reading_of_a_core_counts() -> None:
+    def burns(*gate: float, check: tuple[float, ...]) -> Finding:
+        probes = [probed(processes(user), "gate") for user in gate]
+        probes += [probed(processes(user)) for user in check]
+        return told(checks.core_burns_cpu, Evidence(probes=probes))
+
+    assert burns(97.0, 97.0, 1.0, check=(97.0,)).truth is MET
+    assert burns(1.0, 1.0, 97.0, check=(97.0,)).truth is NOT_MET
+    assert burns(1.0, check=(1.0, 1.0, 97.0)).truth is MET
+    assert burns(1.0, check=(97.0, 97.0, 1.0)).truth is NOT_MET
+    ended = processes(0.0)
+    ended.processes[0].state = "Z"
+    assert truth(checks.core_alive, processes(0.0), processes(0.0), ended) is NOT_MET
+
+
 def test_a_busy_core_of_a_live_server() -> None:
     assert truth(checks.core_busy, processes(50.0)) is MET
     assert truth(checks.core_busy, processes(49.9)) is NOT_MET

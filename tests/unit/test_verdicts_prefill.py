@@ -323,3 +323,16 @@ def test_each_variant_is_a_bug_of_the_note() -> None:
 def test_text_alone_has_one_row() -> None:
     rows = SLOTS.symptom_rows(failed_run(SLOTS), run_facts(SLOTS))
     assert [row.check for row in rows] == [*module.IMAGES, "text alone", "/health, /v1/models"]
+
+
+@pytest.mark.parametrize(("first", "truth"), [((21, 27), MET), ((20, 27), NOT_MET)])
+def test_the_first_missing_slots_count(first: tuple[int, int], truth: Truth) -> None:
+    evidence = failed_run(SLOTS)
+    said = [first, (41 - first[0], 30), (41 - first[0], 30)]
+    lines = [
+        LogLine(number=n, text=f"slot_mapping has {slots} entries for {tokens} tokens")
+        for n, (slots, tokens) in enumerate(said)
+    ]
+    for _, data in evidence.results(LogsData):
+        data.matches["contract-violated"] = lines
+    assert judge(SLOTS, evidence)[1]["short-by-the-last-block"] is truth
