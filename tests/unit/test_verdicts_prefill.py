@@ -168,6 +168,7 @@ def test_one_thing_changed(
         (21, 27, MET),  # 21 text ids: 5 tokens in the last block in place of 11
         (20, 27, NOT_MET),
         (26, 27, NOT_MET),
+        (32, 22, NOT_MET),  # more slots than tokens
         (24, 30, MET),  # 24: 8 in place of 14
         (16, 22, NOT_MET),  # 16 ids fill their block: nothing would be short
     ],
@@ -336,3 +337,13 @@ def test_the_first_missing_slots_count(first: tuple[int, int], truth: Truth) -> 
     for _, data in evidence.results(LogsData):
         data.matches["contract-violated"] = lines
     assert judge(SLOTS, evidence)[1]["short-by-the-last-block"] is truth
+
+
+def test_a_fix_that_the_engine_does_not_confirm_takes_no_cause_away() -> None:
+    plain, fixed = run_facts(SLOTS), run_facts(SLOTS, "", "fix")
+    assert SLOTS.cause_remains(fixed_run(SLOTS), fixed).truth is NOT_MET
+    assert SLOTS.cause_remains(fixed_run(SLOTS, on=True), fixed).truth is UNKNOWN
+    assert SLOTS.cause_remains(fixed_run(SLOTS, on=True), plain).truth is NOT_MET
+    assert SLOTS.cause_remains(failed_run(SLOTS), fixed).truth is MET
+    found = SLOTS.cause_remains(fixed_run(SLOTS), fixed)
+    assert found == SLOTS.cause_remains(fixed_run(SLOTS), plain)
