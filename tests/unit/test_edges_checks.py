@@ -87,6 +87,8 @@ def test_what_stands_still_is_read_twice_and_the_same() -> None:
     assert truth(checks.no_progress, still, still) is MET
     assert truth(checks.no_progress, still, moved) is NOT_MET
     assert truth(checks.no_progress, still, metrics(finished=17)) is NOT_MET
+    one_moved = told(checks.no_progress, Evidence(probes=[probed(still), probed(moved)]))
+    assert one_moved.observed == "prompt_tokens 3496 → 3497"
     assert truth(checks.tokens_stand_still, still, metrics(finished=17)) is MET
     assert truth(checks.no_progress, still) is UNKNOWN
     lacks = metrics()
