@@ -77,7 +77,7 @@ class PrefillContract(MinivllmFault):
     key_log_patterns = ("note-error", "contract-violated")
     live_only = some_requests_fail()
     gate_images: tuple[str, ...] = ()  # these fail
-    summed_up = TEXTS[2:]
+    summed_up = (TEXTS[2],)
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

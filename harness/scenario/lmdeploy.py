@@ -207,9 +207,9 @@ class Admission:
     limit: int
     status: str | None
     seconds: float
-    generated: int = 0
+    generated: int
     """Tokens of the answer; 0: none, or not told (0.18.0)."""
-    line: int = 0
+    line: int
     """Of the log, written when the request ended."""
 
     @property

@@ -200,9 +200,10 @@ class Metrics(View):
             phases: of the readings; none: of the check.
             least: with fewer readings, Missing is raised.
         """
-        found = metric_readings(self.evidence, tuple(names), *(phases or ("check",)))
+        asked = phases or ("check",)
+        found = metric_readings(self.evidence, tuple(names), *asked)
         if len(found) < least:
-            why = self.evidence.why_missing("metrics", *(phases or ("check",)))
+            why = self.evidence.why_missing("metrics", *asked)
             raise Missing(f"{len(found)} readings of {names[0]}; {why}")
         return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from imposters import CORPUS
 from imposters.sglang import answered_as, asked, both, by_hand, facts, logged, mitigated, unrun
-from made_up import http, probed, request
+from made_up import http, probed, request, run_facts
 from made_up_sglang import (
     EMBEDDING,
     KV,
@@ -30,6 +30,7 @@ from mmrepro.incident import Fidelity, Incident
 from mmrepro.reports import load
 from mmrepro.run.judge import rejudge
 from mmrepro.scenario import (
+    ComparedAnswers,
     LiveFacts,
     Logs,
     RunFacts,
@@ -39,7 +40,7 @@ from mmrepro.scenario import (
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, report
-from mmrepro.signature import Outcome, Truth
+from mmrepro.signature import Outcome, Truth, evaluate
 
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
@@ -268,3 +269,45 @@ def test_nobody_asks_a_live_server_for_a_trigger(scenario: Scenario) -> None:
 def test_green_endpoints_do_not_decide() -> None:
     red = changed(run(collides=True), lambda e: e.probes.__setitem__(0, probed(http(200, 503))))
     assert truth(COLLISION, red, "endpoints-green") is NOT_MET
+
+
+# ------------------------------------------------------------------ what is shown
+
+
+def parted() -> ComparedAnswers:
+    """A's answers when it was alone are not alike, and longer than what is shown of them."""
+    kinds = ("alone", "again", "after others")
+    sent = [
+        request("gate", f"gate: A {kind}", tokens=[kind] * 7, logprobs=[-0.5] * 7, cached_tokens=0)
+        for kind in kinds
+    ]
+    return ComparedAnswers(Evidence(requests=sent))
+
+
+def test_its_own_answer_is_the_first_one() -> None:
+    assert sharing.own_answer("A")(parted()).startswith("alone alone")
+    own, again = (sharing.shown(parted(), f"gate: A {kind}").facts for kind in ("alone", "again"))
+    assert "against its own" not in own
+    assert again["against its own"] == "token 1: 'again' against 'alone'"
+    assert own["logprobs"] == "-0.500, -0.500, -0.500, -0.500, -0.500 …"
+
+
+def test_what_did_not_start_anew_is_told_against_the_first_answer() -> None:
+    evidence = alias_run(KV, aliases=False)
+    by_label = {r.label: r for r in evidence.requests}
+    first, again = by_label["W first"], by_label["gate: W again"]
+    first.tokens, again.tokens = ["x"], ["y"]
+    by_label["gate: W after others"].tokens = ["y"]
+    results = evaluate(KV.conditions(run_facts(KV)), evidence)
+    (found,) = (r for r in results if r.id == "starts-anew")
+    assert found.observed.endswith("token 1: 'x' against 'W0'")
+
+
+@pytest.mark.parametrize(("before", "last", "found"), [(400, 200, True), (200, 400, False)])
+def test_it_is_the_last_flush_that_counts(before: int, last: int, found: bool) -> None:
+    evidence = alias_run(KV)
+    (flush,) = (r for r in evidence.requests if r.label == sharing.FLUSH)
+    flush.status = last
+    earlier = request("gate", sharing.FLUSH, before, path="/flush_cache")
+    evidence.requests = [earlier, *evidence.requests]
+    assert (KV.gate_check(evidence).truth is Truth.MET) is found

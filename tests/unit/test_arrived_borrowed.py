@@ -8,7 +8,7 @@ import pytest
 from made_up import probed, request, run_facts
 from mmrepro.evidence import Evidence, ImageSent, Phase, RequestRecord
 from mmrepro.probes.data import LogLine, LogsData, MetricSample, MetricsData
-from mmrepro.scenario import Scenario
+from mmrepro.scenario import Requests, Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.borrowed_faults import ghost_key as ghost, kv_budget as kv, pad_value as pad
 from mmrepro.signature import Truth, evaluate
@@ -139,6 +139,8 @@ def test_an_image_sent_again_is_cached(first: int | None, again: int | None, tru
     labels = zip(PAD_VALUE.gate_images, (first, again), strict=True)  # type: ignore[attr-defined]
     sent = [picture("gate", label, 1, cached_tokens=cached) for label, cached in labels]
     assert truth_of(PAD_VALUE, "prefix-cached", seen(sent)) is truth
+    found = PAD_VALUE.prefix_cached(Requests(seen(sent)))  # type: ignore[attr-defined]
+    assert found.observed == f"cached tokens in the gate: {first}, then {again}"
 
 
 def test_a_pair_that_does_not_collide_never_arrived() -> None:

@@ -153,3 +153,12 @@ def test_more_than_the_text(first: int, second: int, expected: Truth) -> None:
     sent = [answer("x", -1.0, label=name, cached_tokens=n) for name, n in sizes.items()]
     found = ComparedAnswers(Evidence(requests=sent)).more_than_text("text", "one", "two")
     assert found.truth is expected
+
+
+def test_where_they_part_is_told_of_the_first_answer() -> None:
+    found = differ(*A, *gate("B", ("y", -2.0), ("z", -2.0), ("y", -2.0)))
+    assert found.observed == "B is not answered alike twice: token 1: 'y' against 'z'"
+    sent = answer("v", -3.0, label="B after A")
+    odd = gate("B", ("y", -2.0), ("w", -2.0))
+    told = ComparedAnswers(Evidence(requests=[*A, *odd, sent])).after("A", "B")[1]
+    assert told.endswith("from its own it differs at token 1: 'v' against 'y'")

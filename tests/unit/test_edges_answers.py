@@ -351,3 +351,22 @@ def test_where_two_answers_part() -> None:
     assert comparison.spelled(one) == "A end"
     assert comparison.spelled(one.model_copy(update={"tokens": [], "text": "Y"})) == "Y"
     assert comparison.spelled(one.model_copy(update={"tokens": ["a\n"]})) == "a\\n"
+
+
+# ------------------------------------------------------------------ as they are declared
+
+
+def test_what_shared_conditions_are_unless_told_otherwise() -> None:
+    assert not common.endpoints_green().abnormal
+    alive = common.process_alive()
+    assert (alive.live, alive.abnormal) == (True, False)
+    assert common.process_alive(abnormal=True).abnormal
+    assert common.added_not_scheduled().live is False
+    required = {one.id: one.required for one in common.dies_of("x", "it dies")}
+    exits = required.pop("server-exits")
+    assert (exits, set(required.values())) == (False, {True})
+
+
+def test_the_first_that_failed_is_named() -> None:
+    failed = [request("trigger", "a", status) for status in (500, None, None)]
+    assert told(common.answered("a"), sent(*failed)).observed == "a: 500 HTTP 500"

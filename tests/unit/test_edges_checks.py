@@ -87,6 +87,8 @@ def test_what_stands_still_is_read_twice_and_the_same() -> None:
     assert truth(checks.no_progress, still, still) is MET
     assert truth(checks.no_progress, still, moved) is NOT_MET
     assert truth(checks.no_progress, still, metrics(finished=17)) is NOT_MET
+    one_moved = told(checks.no_progress, Evidence(probes=[probed(still), probed(moved)]))
+    assert one_moved.observed == "prompt_tokens 3496 → 3497"
     assert truth(checks.tokens_stand_still, still, metrics(finished=17)) is MET
     assert truth(checks.no_progress, still) is UNKNOWN
     lacks = metrics()
@@ -142,6 +144,21 @@ def test_what_a_core_waited_for_is_said_where_it_is_worth_it() -> None:
     assert burning(97.0, gate=30.1).truth is NOT_MET
 
 
+def test_the_last_reading_of_a_core_counts() -> None:
+    def burns(*gate: float, check: tuple[float, ...]) -> Finding:
+        probes = [probed(processes(user), "gate") for user in gate]
+        probes += [probed(processes(user)) for user in check]
+        return told(checks.core_burns_cpu, Evidence(probes=probes))
+
+    assert burns(97.0, 97.0, 1.0, check=(97.0,)).truth is MET
+    assert burns(1.0, 1.0, 97.0, check=(97.0,)).truth is NOT_MET
+    assert burns(1.0, check=(1.0, 1.0, 97.0)).truth is MET
+    assert burns(1.0, check=(97.0, 97.0, 1.0)).truth is NOT_MET
+    ended = processes(0.0)
+    ended.processes[0].state = "Z"
+    assert truth(checks.core_alive, processes(0.0), processes(0.0), ended) is NOT_MET
+
+
 def test_a_busy_core_of_a_live_server() -> None:
     assert truth(checks.core_busy, processes(50.0)) is MET
     assert truth(checks.core_busy, processes(49.9)) is NOT_MET
@@ -188,6 +205,10 @@ def test_lines_of_the_log() -> None:
 
     assert logged() == Finding.of(False, "the log holds no line of it")
     assert logged(GHOST, OTHER) == Finding.of(True, "2 lines of it, first at 11-21 03:37:42")
+    data = logs(GHOST, OTHER, GHOST)
+    data.matches["cached-item-assertion"][0].time = ""
+    seen = views.Logs(Evidence(probes=[probed(data)]))
+    assert checks.logged(seen, "cached-item-assertion", "it").observed == "3 lines of it"
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,7 @@ def test_the_files_behind_a_finding() -> None:
     log = probed(logs(GHOST))
     log.raw = []
     run = ReproducerResult(name="r.py", exit_code=0, seconds=1)
+    assert not run.forked
     evidence = Evidence(probes=[data, log, data], reproducers=[run])
     with files_read() as outer:
         with files_read() as inner:

@@ -173,6 +173,10 @@ def test_a_condition_is_required_unless_told_otherwise() -> None:
     assert Condition("c", "cause", "s", lambda e: Finding.of(True, "")).required
 
 
+def test_a_verdict_of_which_nothing_is_told_is_not_as_expected() -> None:
+    assert not Verdict(outcome=Outcome.REPRODUCED, explanation="", conditions=[]).as_expected
+
+
 def test_a_sentence_for_each_outcome() -> None:
     met, not_met, unknown = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 

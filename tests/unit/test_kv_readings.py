@@ -139,6 +139,7 @@ def test_requests_are_those_of_at_least_so_many_tokens() -> None:
     (long,) = seen.requests(1600)
     assert (long.tokens, long.limit, long.generated, long.line) == (1600, 1344, 3, 50)
     assert (long.refused, seen.requests()[0].refused) == (True, False)
+    assert seen.requests()[0].generated == 0  # it was not told
     with pytest.raises(Missing, match="no request of 1601 tokens"):
         seen.requests(1601)
 

@@ -326,3 +326,12 @@ def test_what_this_server_was_sent_and_said_counts_and_not_the_control_server() 
     assert truth_of(PAD_VALUE, "wrong-answer", evidence) is MET
     evidence.requests[1].images[0].sha256 = f"{9:064x}"  # the control server's B
     assert truth_of(PAD_VALUE, "one-key", evidence) is MET
+
+
+def test_one_step_is_shown_of_those_whose_mask_does_not_fit() -> None:
+    said = [f"mask-rows: {n} tokens are marked for 4 rows" for n in (3, 37, 38)]
+    results = evaluate(REUSED_MASK.conditions(run_facts(REUSED_MASK)), seen(log(mask_rows=said)))
+    (found,) = (r for r in results if r.id == "mask-of-another-step")
+    assert found.observed == (
+        "3 steps whose mask does not fit its rows; 37 tokens are marked for 4 rows"
+    )

@@ -18,9 +18,11 @@ from made_up import (
     logs,
     metrics,
     out_of_time,
+    request,
     swap,
 )
 from mmrepro.evidence import Evidence
+from mmrepro.scenario import Requests, vllm
 from mmrepro.scenario.vllm import desynchronise
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
 from mmrepro.signature import Outcome, Truth
@@ -216,3 +218,25 @@ def test_the_refused_request_is_a_factor_of_the_traffic(flips: tuple[str, ...], 
     picture = Picture("X", b"", 1, 1)
     asyncio.run(desynchronise(drive, picture))  # type: ignore[arg-type]
     assert drive.labels == [f"image X, {first}", "image X again, short"]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "survives", "fails"),
+    [
+        ((200, 200), MET, NOT_MET),
+        ((500,), NOT_MET, MET),
+        ((200, 500), NOT_MET, NOT_MET),
+        ((None,), UNKNOWN, NOT_MET),
+        ((500, None), UNKNOWN, MET),
+        ((499,), UNKNOWN, NOT_MET),
+        ((501,), UNKNOWN, NOT_MET),
+    ],
+)
+def test_an_image_survives_or_fails_or_is_late(
+    statuses: tuple[int | None, ...], survives: Truth, fails: Truth
+) -> None:
+    sent = [request("trigger", vllm.AGAIN, status) for status in statuses]
+    seen = Requests(Evidence(requests=sent))
+    assert (vllm.image_survives(seen).truth, vllm.image_fails(seen).truth) == (survives, fails)
+    told = ", ".join(str(status or "no answer") for status in statuses)
+    assert vllm.statuses(seen) == f"image X: {told}"

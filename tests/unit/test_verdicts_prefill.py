@@ -168,6 +168,7 @@ def test_one_thing_changed(
         (21, 27, MET),  # 21 text ids: 5 tokens in the last block in place of 11
         (20, 27, NOT_MET),
         (26, 27, NOT_MET),
+        (32, 22, NOT_MET),  # more slots than tokens
         (24, 30, MET),  # 24: 8 in place of 14
         (16, 22, NOT_MET),  # 16 ids fill their block: nothing would be short
     ],
@@ -307,3 +308,42 @@ def test_text_that_is_as_it_was_is_not_abnormal() -> None:
     rows = SLOTS.symptom_rows(failed_run(SLOTS), run_facts(SLOTS))
     told = {row.check: row.abnormal for row in rows}
     assert (told["text alone"], told[module.ODD], told[module.WHOLE]) == (False, True, False)
+
+
+def test_each_variant_is_a_bug_of_the_note() -> None:
+    assert {s.variant: s.origin for s in VARIANTS if isinstance(s, module.PrefillContract)} == {
+        "warmup-sequence": "milestone note, bug 1",
+        "warmup-order": "milestone note, bug 2",
+        "broken-module": "milestone note, bug 3",
+        "image-path": "milestone note, bug 4",
+        "pinned-placeholder": "milestone note, bug 5",
+        "slot-mapping": "milestone note, bug 6",
+    }
+
+
+def test_text_alone_has_one_row() -> None:
+    rows = SLOTS.symptom_rows(failed_run(SLOTS), run_facts(SLOTS))
+    assert [row.check for row in rows] == [*module.IMAGES, "text alone", "/health, /v1/models"]
+
+
+@pytest.mark.parametrize(("first", "truth"), [((21, 27), MET), ((20, 27), NOT_MET)])
+def test_the_first_missing_slots_count(first: tuple[int, int], truth: Truth) -> None:
+    evidence = failed_run(SLOTS)
+    said = [first, (41 - first[0], 30), (41 - first[0], 30)]
+    lines = [
+        LogLine(number=n, text=f"slot_mapping has {slots} entries for {tokens} tokens")
+        for n, (slots, tokens) in enumerate(said)
+    ]
+    for _, data in evidence.results(LogsData):
+        data.matches["contract-violated"] = lines
+    assert judge(SLOTS, evidence)[1]["short-by-the-last-block"] is truth
+
+
+def test_a_fix_that_the_engine_does_not_confirm_takes_no_cause_away() -> None:
+    plain, fixed = run_facts(SLOTS), run_facts(SLOTS, "", "fix")
+    assert SLOTS.cause_remains(fixed_run(SLOTS), fixed).truth is NOT_MET
+    assert SLOTS.cause_remains(fixed_run(SLOTS, on=True), fixed).truth is UNKNOWN
+    assert SLOTS.cause_remains(fixed_run(SLOTS, on=True), plain).truth is NOT_MET
+    assert SLOTS.cause_remains(failed_run(SLOTS), fixed).truth is MET
+    found = SLOTS.cause_remains(fixed_run(SLOTS), fixed)
+    assert found == SLOTS.cause_remains(fixed_run(SLOTS), plain)
