@@ -204,15 +204,11 @@ def holder(waiting: Course, all_courses: Sequence[Course]) -> str:
     locks = _addresses(waiting.stacks[-1].frames[:4], _OBJECT)
     owners = {f.locals.get("self", "") for f in waiting.stacks[-1].frames[:4]} - {""}
     objects = {m[1] for text in owners if (m := _SELF.search(text))}
-    for other in all_courses:
-        if other is waiting or other.locking or not other.stacks[-1].frames:
-            continue
-        frames = other.stacks[-1].frames
-        if locks & _addresses(frames, _OBJECT):
+    others = [c for c in all_courses if c is not waiting and not c.locking]
+    for other in others:
+        if locks & _addresses(other.stacks[-1].frames, _OBJECT):
             return f"thread {other.name!r} has it, in {other.place}"
-    for other in all_courses:
-        if other is waiting or other.locking or not other.stacks[-1].frames:
-            continue
+    for other in others:
         inside = {m[1] for f in other.stacks[-1].frames if (m := _SELF.search(_self(f)))}
         if objects & inside:
             return f"probably thread {other.name!r}, inside the same object: {other.place}"

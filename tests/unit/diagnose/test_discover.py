@@ -36,6 +36,8 @@ def test_listening_sockets_are_read_from_the_kernels_table() -> None:
         ("0.0.0.0", 8080, 0, 4712),
     ]
     assert [(s.address, s.inode) for s in sockets.parse_listeners(TABLE6)] == [("::1", 99)]
+    first, _, third, broken = TABLE.splitlines()[1:]
+    assert len(sockets.parse_listeners("\n".join([third, broken, "", first]))) == 1
 
 
 @given(st.text(max_size=300))

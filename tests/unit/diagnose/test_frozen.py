@@ -329,3 +329,17 @@ def test_an_idle_loop_is_known_by_where_it_turns_or_where_it_is() -> None:
     moves = [*(d.format(2) for d in deep), "step s.py:2"]
     assert state(inside, ["event_loop_normal s.py:3"], moves) is ServerState.NOT_RECEIVING
     assert state(inside, ["work s.py:3"], moves) is ServerState.SLOW
+    called = ["work s.py:3", "event_loop_normal s.py:3"]
+    assert state(inside, called, moves) is ServerState.SLOW
+
+
+def test_an_idle_engine_is_shown_by_its_main_thread() -> None:
+    worker = thread(IDLE, name="worker", tid=1, active=False)
+    assert engine(five(worker, thread(IDLE, active=False)), use(1.0)).thread == "MainThread"
+
+
+def test_a_process_that_is_not_seen_has_no_role() -> None:
+    nobody = view(root_pid=None)
+    for one, pid in zip(nobody.facts.processes, (1, -1), strict=True):
+        one.pid = pid
+    assert frozen.front(nobody, []).process == ""

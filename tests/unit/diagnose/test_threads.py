@@ -256,6 +256,19 @@ def test_the_holder_is_looked_for_in_the_last_sample() -> None:
     assert holder(found[0], found) == "thread 'other' has it, in sleepy (b.py:9)"
 
 
+def test_who_is_inside_the_object_is_looked_for_in_the_last_sample() -> None:
+    def sample(inside: str) -> list[object]:
+        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting[1].locals["self"] = "<Pool at 0x5>"
+        holding[0].locals["self"] = inside
+        return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
+
+    for before, last, named in (("None", "<P at 0x5>", True), ("<P at 0x5>", "None", False)):
+        both = sampled(*[sample(before)] * 3, sample(last))  # type: ignore[list-item]
+        found = courses(both.samples, CORE)
+        assert ("'other'" in holder(found[0], found)) is named
+
+
 def test_what_is_waited_for_is_read_in_the_last_sample() -> None:
     def sample(lock: str) -> list[object]:
         waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
