@@ -84,8 +84,8 @@ def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diag
         incident = build(diagnosis, recorder.evidence, folder, _command(options), scenarios)
         redactor = Redactor()
         for value in options.headers.values():
-            redactor.add(value, "header")
-            redactor.add(value.split()[-1], "header")
+            for secret in (value, *value.split()[-1:]):
+                redactor.add(secret, "header")
         kept = options.out is not None or diagnosis.exit_code != 0
         if kept:
             folder = write_incident(incident, folder, redactor)

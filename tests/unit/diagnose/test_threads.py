@@ -279,3 +279,14 @@ def test_what_is_waited_for_is_read_in_the_last_sample() -> None:
     other = [sample("<lock at 0x7f01>")] * 3 + [sample("<lock at 0x7f02>")]
     found = courses(sampled(*other).samples, CORE)  # type: ignore[arg-type]
     assert holder(found[0], found) == ""
+
+
+def test_the_object_that_is_waited_in_is_read_in_the_last_sample() -> None:
+    def sample(pool: str) -> list[object]:
+        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting[1].locals["self"], holding[0].locals["self"] = pool, "<Pool at 0x5>"
+        return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
+
+    other = [sample("<Pool at 0x5>")] * 3 + [sample("<Pool at 0x6>")]
+    found = courses(sampled(*other).samples, CORE)  # type: ignore[arg-type]
+    assert holder(found[0], found) == ""
