@@ -161,7 +161,7 @@ def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:
     """A few more samples where a scenario looks for a local that is only there now and then."""
     looking = [s for s in scenarios if s.looks_for_locals]
     evidence, facts = collector.evidence, collector.target.facts
-    live = LiveFacts(facts.engine, facts.release, tuple(facts.command), 0.0)
+    live = LiveFacts(facts.engine, facts.release, tuple(facts.command))
     close = [
         s
         for s in looking

@@ -125,7 +125,7 @@ class Course:
 
 
 def bare(frame: Frame) -> str:
-    return frame.function.rsplit(".", 1)[-1]
+    return frame.function.rpartition(".")[2]
 
 
 def where(frame: Frame) -> str:
@@ -162,9 +162,9 @@ def _untorn(stacks: list[ThreadStack]) -> list[ThreadStack]:
     Such a sample has no frame, or ends short of the frame in which the thread was started: that one
     never changes. Where more than a third is like that, nothing is left out.
     """
-    roots = [_root(stack) for stack in stacks]
-    common = Counter(filter(None, roots)).most_common(1)
-    read = [s for s, root in zip(stacks, roots, strict=True) if common and root == common[0][0]]
+    counts = Counter(root for stack in stacks if (root := _root(stack)))
+    common = max(counts, key=counts.__getitem__, default=None)
+    read = [stack for stack in stacks if _root(stack) == common]
     return read if len(read) * 3 >= len(stacks) * 2 else stacks
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -106,6 +107,9 @@ def test_more_samples_are_taken_until_one_shows_what_is_wanted(tmp_path: Path, t
     bounds = {"samples": 20, "interval_s": 0.03, "blocking_fallback": False, "min_samples": 1}
     assert options == bounds
     assert told.seconds("stacks-more") == 2.5
+    two = collector(tmp_path, processes=processes("APIServer", "EngineCore", "EngineCore"))
+    two.more_stacks(lambda samples: False)
+    assert told.started[-1][0][1] == ([FRONT + 1],)
     assert (until([]), until(spin.samples)) == (False, True)
     assert asked == [2, 2, 4]
 
@@ -204,6 +208,10 @@ def test_waiting_ends_with_the_moment_or_with_the_request(monkeypatch: pytest.Mo
     Collector._until(NOW + 3, unless=pending)
     collect._wait(pending, NOW - 3)
     assert (waits, slept) == ([3, 0], [2, 0])
+    never: Future[None] = Future()
+    never.cancel()
+    with pytest.raises(CancelledError):
+        Collector._all(never)
 
 
 def test_why_stacks_are_missing() -> None:

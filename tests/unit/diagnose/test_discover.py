@@ -61,6 +61,7 @@ def test_what_is_no_address_is_a_usage_error(url: str) -> None:
 def test_addresses() -> None:
     assert discover.parse_url("http://h:8000/v1") == ("h", 8000)
     assert discover.parse_url("https://[::1]") == ("::1", 443)
+    assert discover.parse_url("http://h/v1") == ("h", 80)
 
 
 SERVER = """

@@ -112,6 +112,10 @@ def test_a_wait_in_a_native_call() -> None:
     assert engine(asleep, use(1.0)).state is ServerState.BLOCKED_ON_LOCK
     other = engine(five(thread(STEP, active=False, tid=7)), use(1.0), waiting("read"))
     assert other.state is ServerState.BLOCKED_ON_LOCK
+    nameless = five(thread(STEP, active=False, tid=None))  # type: ignore[arg-type]
+    calls = waiting("read")
+    calls.waits = dict.fromkeys((-1, 1, TID), "read")
+    assert engine(nameless, use(1.0), calls).state is ServerState.BLOCKED_ON_LOCK
     some = sampled(*[[thread(STEP, active=False, gil=n > 0)] for n in range(4)])
     assert engine(some, use(1.0)).state is ServerState.BLOCKED_ON_LOCK
 

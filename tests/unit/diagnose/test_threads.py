@@ -87,6 +87,11 @@ def test_a_thread_that_is_not_in_every_sample_is_left_out() -> None:
     once = [thread(DEEP), thread(DEEP, name="short", tid=9)]
     data = sampled(once, [thread(DEEP)], [thread(DEEP)])
     assert [c.name for c in courses(data.samples, CORE)] == ["MainThread"]
+    same = [thread(DEEP, name="worker", tid=n) for n in (1, 2)]
+    unnumbered = [thread(DEEP, name=n, tid=None) for n in "ab"]  # type: ignore[arg-type]
+    for pair in (same, unnumbered):
+        found = courses(sampled(*[pair] * 3).samples, CORE)
+        assert [(c.tid, c.name) for c in found] == [(t.tid, t.name) for t in pair]
     assert courses(data.samples, 1) == []
 
 
