@@ -126,7 +126,7 @@ def test_no_more_samples_without_a_core_or_a_want(
 
 
 def test_what_a_look_did_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = iter([(1.0, 5), (3.504, 7)])
+    usage = iter([(1.0, 5), (3.544, 7)])
     monkeypatch.setattr(collect, "_usage", lambda: next(usage))
     clock = iter([100.0, 102.346])
     monkeypatch.setattr(collect.time, "monotonic", lambda: next(clock))
@@ -140,7 +140,7 @@ def test_what_a_look_did_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     made._note_request("GET /x")
     made.inferences = 1
     did = made.effect()
-    assert (did.seconds, did.cpu_s, did.peak_rss_bytes) == (2.35, 2.5, 7)
+    assert (did.seconds, did.cpu_s, did.peak_rss_bytes) == (2.35, 2.54, 7)
     assert (did.requests, did.inferences, did.stack_samples) == (["GET /x"], 1, 3)
     assert (did.paused_s, did.log_bytes_read) == (0.22, 125_704)
     made.close()

@@ -156,6 +156,9 @@ def test_the_busiest_thread_is_named_before_others() -> None:
         for n in range(5)
     ]
     assert engine(sampled(*eager), use(1.0)).thread == "b"
+    for stack, gil in ((STEP, True), (frames("acquire t.py:7", "step a.py:3"), False)):
+        other = five(thread(stack, name="w", active=False, gil=gil))
+        assert engine(other, use(1.0)).state not in (ServerState.NOT_RECEIVING, ServerState.SLOW)
     # One that neither runs nor has a place of its own only sleeps: those are everywhere.
     assert engine(five(lazy), use(1.0)).state is ServerState.NOT_RECEIVING
 
