@@ -135,6 +135,7 @@ def test_a_stopped_process() -> None:
     assert (front.process, front.advice) == ("APIServer", [f"to let it go on: kill -CONT {FRONT}"])
     both = said(states="TT")
     assert both.advice == [f"to let it go on: kill -CONT {FRONT} {CORE}"]
+    assert both.process == "APIServer"
     assert both.sentence.startswith(f"APIServer (pid {FRONT}), EngineCore (pid {CORE}): stopped")
     traced = said(seen={f"tracer:{CORE}": 77}, states="St")
     assert traced.sentence == f"EngineCore (pid {CORE}): stopped by a tracer."
