@@ -62,12 +62,13 @@ def test_owners_are_all_that_hold_one_of_the_sockets(monkeypatch: pytest.MonkeyP
         "/proc/7/fd": FileNotFoundError(),
         "/proc/8/fd/0": "socket:[72]",
         "/proc/9/fd/4": "socket:[71]",
+        "/proc/10/fd": PermissionError(),
     }
     its_links(monkeypatch, links)
     monkeypatch.setattr(sockets.procfs, "stat", lambda pid: None if pid == 7 else ("S", 1, 0))
-    assert sockets.owners([70, 71]) == ([5, 9], 2)
-    assert sockets.owners([70]) == ([5], 2)
-    assert sockets.owners([]) == ([], 2)
+    assert sockets.owners([70, 71]) == ([5, 9], 3)
+    assert sockets.owners([70]) == ([5], 3)
+    assert sockets.owners([]) == ([], 3)
 
 
 def test_the_namespace_of_a_container_is_found_behind_others(
