@@ -22,7 +22,7 @@ def front(view: View, why: list[str]) -> Assessment:
         state=ServerState.FRONT_FROZEN,
         sentence=f"The HTTP front takes connections and answers none of them{place}.",
         why=why + ([_described(course)] if course else []),
-        process=view.facts.role_of(view.facts.root_pid or 0),
+        process=view.facts.role_of(view.facts.root_pid),
         advice=[KEEP],
         **_stack(course),
     )
@@ -31,7 +31,7 @@ def front(view: View, why: list[str]) -> Assessment:
 def engine(view: View, why: list[str], *, asked: bool) -> Assessment:
     """The engine makes no progress: frozen, blocked, starved or not receiving."""
     pid = view.core_pid
-    role = view.facts.role_of(pid or 0) or "the engine"
+    role = view.facts.role_of(pid) or "the engine"
     courses = view.courses(pid)
     queued = bool(view.always("waiting")) and view.always("running") is False
     why = [*why, *_cpu(view, role)]

@@ -51,7 +51,7 @@ def core_lives(target: Target) -> bool | None:
 def exit_code(pid: int) -> int | None:
     """The wait status of a zombie: signal in the low seven bits, exit code above eight."""
     raw = procfs.read(pid, "stat")
-    fields = raw[raw.rfind(b")") + 2 :].split()
+    fields = raw.rpartition(b")")[2].split()
     if len(fields) <= EXIT_CODE or fields[0] not in (b"Z", b"X"):
         return None
     return int(fields[EXIT_CODE])

@@ -84,8 +84,8 @@ def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diag
         incident = build(diagnosis, recorder.evidence, folder, _command(options), scenarios)
         redactor = Redactor()
         for value in options.headers.values():
-            redactor.add(value, "header")
-            redactor.add(value.split()[-1], "header")
+            for secret in (value, *value.split()[-1:]):
+                redactor.add(secret, "header")
         kept = options.out is not None or diagnosis.exit_code != 0
         if kept:
             folder = write_incident(incident, folder, redactor)
@@ -161,7 +161,7 @@ def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:
     """A few more samples where a scenario looks for a local that is only there now and then."""
     looking = [s for s in scenarios if s.looks_for_locals]
     evidence, facts = collector.evidence, collector.target.facts
-    live = LiveFacts(facts.engine, facts.release, tuple(facts.command), 0.0)
+    live = LiveFacts(facts.engine, facts.release, tuple(facts.command))
     close = [
         s
         for s in looking

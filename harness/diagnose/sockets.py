@@ -33,7 +33,7 @@ class Listener:
 def parse_listeners(table: str) -> list[Listener]:
     """The listening sockets of a /proc/net/tcp or tcp6; lines that are none are skipped."""
     sockets = []
-    for line in table.splitlines()[1:]:
+    for line in table.splitlines():
         fields = line.split()
         try:
             if fields[3] != LISTEN:

@@ -48,7 +48,7 @@ WAITING = frozenset(
 WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", "uvloop/__init__.py")
 LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
 DEVICE = re.compile(r"(?:torch/cuda|/nccl|torch/distributed|torch/_C|cuda|triton)")
-_OBJECT = re.compile(r"<(?:[\w. ]*)(?:lock|Lock|Semaphore|Condition)[^>]* at (0x[0-9a-f]+)")
+_LOCK = re.compile(r"<(?:[\w. ]*)(?:lock|Lock|Semaphore|Condition)[^>]* at (0x[0-9a-f]+)")
 _SELF = re.compile(r" at (0x[0-9a-f]+)")
 
 
@@ -125,7 +125,7 @@ class Course:
 
 
 def bare(frame: Frame) -> str:
-    return frame.function.rsplit(".", 1)[-1]
+    return frame.function.rpartition(".")[2]
 
 
 def where(frame: Frame) -> str:
@@ -162,9 +162,9 @@ def _untorn(stacks: list[ThreadStack]) -> list[ThreadStack]:
     Such a sample has no frame, or ends short of the frame in which the thread was started: that one
     never changes. Where more than a third is like that, nothing is left out.
     """
-    roots = [_root(stack) for stack in stacks]
-    common = Counter(filter(None, roots)).most_common(1)
-    read = [s for s, root in zip(stacks, roots, strict=True) if common and root == common[0][0]]
+    counts = Counter(root for stack in stacks if (root := _root(stack)))
+    common = max(counts, key=counts.__getitem__, default=None)
+    read = [stack for stack in stacks if _root(stack) == common]
     return read if len(read) * 3 >= len(stacks) * 2 else stacks
 
 
@@ -201,28 +201,24 @@ def holder(waiting: Course, all_courses: Sequence[Course]) -> str:
     py-spy prints a lock as ``<lock at 0x…>``. A thread that has the same lock in a local and does
     not wait for it is the holder; a thread inside another method of the same object probably is.
     """
-    locks = _addresses(waiting.stacks[-1].frames[:4], _OBJECT)
-    owners = {f.locals.get("self", "") for f in waiting.stacks[-1].frames[:4]} - {""}
-    objects = {m[1] for text in owners if (m := _SELF.search(text))}
-    for other in all_courses:
-        if other is waiting or other.locking or not other.stacks[-1].frames:
-            continue
-        frames = other.stacks[-1].frames
-        if locks & _addresses(frames, _OBJECT):
+    near = waiting.stacks[-1].frames[:4]
+    locks, objects = _locks(near), _objects(near)
+    others = [c for c in all_courses if c is not waiting and not c.locking]
+    for other in others:
+        if locks & _locks(other.stacks[-1].frames):
             return f"thread {other.name!r} has it, in {other.place}"
-    for other in all_courses:
-        if other is waiting or other.locking or not other.stacks[-1].frames:
-            continue
-        inside = {m[1] for f in other.stacks[-1].frames if (m := _SELF.search(_self(f)))}
-        if objects & inside:
+    for other in others:
+        if objects & _objects(other.stacks[-1].frames):
             return f"probably thread {other.name!r}, inside the same object: {other.place}"
     return ""
 
 
-def _addresses(frames: Sequence[Frame], pattern: re.Pattern[str]) -> set[str]:
+def _locks(frames: Sequence[Frame]) -> set[str]:
     values = [value for frame in frames for value in frame.locals.values()]
-    return {match[1] for value in values if (match := pattern.search(value))}
+    return {match[1] for value in values if (match := _LOCK.search(value))}
 
 
-def _self(frame: Frame) -> str:
-    return frame.locals.get("self", "")
+def _objects(frames: Sequence[Frame]) -> set[str]:
+    """Those whose methods the frames are."""
+    found = [_SELF.search(frame.locals.get("self", "")) for frame in frames]
+    return {match[1] for match in found if match}

@@ -116,7 +116,7 @@ class TargetFacts(Record):
     logs: list[str] = []
     model: Annotated[str, Field(description="served model that the request asks for")] = ""
 
-    def role_of(self, pid: int) -> str:
+    def role_of(self, pid: int | None) -> str:
         return next((p.role for p in self.processes if p.pid == pid), "")
 
     def is_core(self, role: str) -> bool:

@@ -50,7 +50,7 @@ _HEADER: Final = re.compile(
 _SCHEME: Final = re.compile(
     r"(?:bearer|basic|token|apikey|negotiate|digest)(?:[ \t]+|$)", re.IGNORECASE
 )
-_WORD: Final = re.compile(r"""\A[^\s"',}]+""")
+_WORD: Final = re.compile(r"""[^\s"',}]+""")
 _BEARER: Final = re.compile(r"\b(bearer[ \t]{1,4})([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
 _NAME: Final = (
     r"(?:[A-Za-z0-9]{1,24}[_-]){0,4}"
@@ -132,7 +132,7 @@ class Redactor:
             forms |= {json.dumps(form)[1:-1], json.dumps(form, ensure_ascii=False)[1:-1]}
             forms.add(repr(form)[1:-1])
         known = {text for text, _ in self._registered}
-        self._registered += [(f, placeholder) for f in forms - known if len(f) >= MIN_SECRET]
+        self._registered += [(form, placeholder) for form in forms - known]
         self._registered.sort(key=lambda pair: (-len(pair[0]), pair))
         self._cache.clear()
         return placeholder
@@ -232,7 +232,7 @@ class Redactor:
         value = value[len(lead) :]
         if lead and not lead.lower().startswith("digest"):
             # One word is the secret; what follows it may be the rest of a command line.
-            word = "".join(_WORD.findall(value)[:1])
+            word = first[0] if (first := _WORD.match(value)) else ""
             value, tail = word, value[len(word) :] + tail
         if not value.strip(" \t\"'"):  # the quote before a placeholder, say
             return match[0]
@@ -245,7 +245,7 @@ class Redactor:
         if bare:
             value = bare.rstrip(",;)}]")
             tail = bare[len(value) :]
-        if not _may_be_secret(name, separator, value, quoted=bool(quote)):
+        if not _may_be_secret(name, value, assigned=bool(quote) or "=" in separator):
             return match[0]
         return f"{name}{separator}{quote or ''}{self.placeholder(_kind(name), value)}{tail}"
 
@@ -327,9 +327,7 @@ class Redactor:
         if isinstance(value, (list, tuple, set, frozenset)):
             items, previous = [], name
             for item in value:
-                items.append(
-                    self.redact_value(item, previous if isinstance(previous, str) else name)
-                )
+                items.append(self.redact_value(item, previous))
                 previous = item if isinstance(item, str) and item.startswith("-") else name
             return type(value)(items)
         return value
@@ -338,7 +336,7 @@ class Redactor:
         """``value`` redacted; altogether if ``name`` says that it is a secret."""
         if name and _SENSITIVE.fullmatch(name):
             bare = value.strip("\"'")
-            if not PLACEHOLDER.fullmatch(bare) and _may_be_secret(name, "=", bare, quoted=True):
+            if not PLACEHOLDER.fullmatch(bare) and _may_be_secret(name, bare, assigned=True):
                 cleaned = self.redact(value)
                 if not PLACEHOLDER.search(cleaned):
                     return value.replace(bare, self.placeholder(_kind(name), bare))
@@ -364,8 +362,12 @@ def _kind(name: str) -> str:
     return "password" if re.search(r"pass|pwd|credential", name) else "key"
 
 
-def _may_be_secret(name: str, separator: str, value: str, *, quoted: bool) -> bool:
-    """False for ``api_key=None``, for token ids and for prose such as ``token: expected``."""
+def _may_be_secret(name: str, value: str, *, assigned: bool) -> bool:
+    """False for ``api_key=None``, for token ids and for prose such as ``token: expected``.
+
+    Args:
+        assigned: by a sign that prose has not: quotes or ``=``.
+    """
     if not value or value.lower() in _NO_SECRET:
         return False
     if name.lower().endswith("pwd") and value.startswith(("/", "~")):
@@ -373,7 +375,7 @@ def _may_be_secret(name: str, separator: str, value: str, *, quoted: bool) -> bo
     if name.lower().endswith(("token", "tokens")):
         if value.isdigit() and len(value) < 9:
             return False
-        if not quoted and "=" not in separator:
+        if not assigned:
             return len(value) >= 8 and any(c.isdigit() for c in value)
     return True
 

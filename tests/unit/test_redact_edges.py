@@ -67,6 +67,8 @@ EXACTLY = {
     # data
     "a data:image/png;base64,iVBORw0KGgo= b": "a data:image/png;base64,[redacted:image-1] b",
     "-----BEGIN PRIVATE KEY-----abc-----END PRIVATE KEY----- b": "[redacted:privatekey-1] b",
+    "a -----BEGIN PRIVATE KEY-----abc-----END PRIVATE KEY----- b": "a [redacted:privatekey-1] b",
+    "a -----BEGIN PRIVATE KEY-----abc": "a [redacted:privatekey-1]",
     # addresses
     "a@b.co": "[redacted:email-1]",
     "a@b.org x": "[redacted:email-1] x",
@@ -225,6 +227,8 @@ def test_a_value_is_called_what_its_record_is_called() -> None:
     assert walked(name="--seed", value="abcdef").value == "abcdef"
     assert walked(name="api_key", value="'abcdef'").value == "'[redacted:key-1]'"
     assert walked(name="token", value="151655").value == "151655"
+    assert walked(name="token", value="abcdef").value == "[redacted:key-1]"
+    assert walked(name="api_key", things=("abcdef",)).things == ("abcdef",)
     assert walked(name="Set-Cookie", value="abcdef").value == "[redacted:cookie-1]"
     assert walked(name="authorization", value="abcdef").value == "[redacted:key-1]"
     assert walked(name="password", value="abcdef").value == "[redacted:password-1]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -106,6 +107,9 @@ def test_more_samples_are_taken_until_one_shows_what_is_wanted(tmp_path: Path, t
     bounds = {"samples": 20, "interval_s": 0.03, "blocking_fallback": False, "min_samples": 1}
     assert options == bounds
     assert told.seconds("stacks-more") == 2.5
+    two = collector(tmp_path, processes=processes("APIServer", "EngineCore", "EngineCore"))
+    two.more_stacks(lambda samples: False)
+    assert told.started[-1][0][1] == ([FRONT + 1],)
     assert (until([]), until(spin.samples)) == (False, True)
     assert asked == [2, 2, 4]
 
@@ -122,7 +126,7 @@ def test_no_more_samples_without_a_core_or_a_want(
 
 
 def test_what_a_look_did_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = iter([(1.0, 5), (3.504, 7)])
+    usage = iter([(1.0, 5), (3.544, 7)])
     monkeypatch.setattr(collect, "_usage", lambda: next(usage))
     clock = iter([100.0, 102.346])
     monkeypatch.setattr(collect.time, "monotonic", lambda: next(clock))
@@ -136,7 +140,7 @@ def test_what_a_look_did_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     made._note_request("GET /x")
     made.inferences = 1
     did = made.effect()
-    assert (did.seconds, did.cpu_s, did.peak_rss_bytes) == (2.35, 2.5, 7)
+    assert (did.seconds, did.cpu_s, did.peak_rss_bytes) == (2.35, 2.54, 7)
     assert (did.requests, did.inferences, did.stack_samples) == (["GET /x"], 1, 3)
     assert (did.paused_s, did.log_bytes_read) == (0.22, 125_704)
     made.close()
@@ -204,6 +208,10 @@ def test_waiting_ends_with_the_moment_or_with_the_request(monkeypatch: pytest.Mo
     Collector._until(NOW + 3, unless=pending)
     collect._wait(pending, NOW - 3)
     assert (waits, slept) == ([3, 0], [2, 0])
+    never: Future[None] = Future()
+    never.cancel()
+    with pytest.raises(CancelledError):
+        Collector._all(never)
 
 
 def test_why_stacks_are_missing() -> None:

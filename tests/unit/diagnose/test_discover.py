@@ -36,6 +36,8 @@ def test_listening_sockets_are_read_from_the_kernels_table() -> None:
         ("0.0.0.0", 8080, 0, 4712),
     ]
     assert [(s.address, s.inode) for s in sockets.parse_listeners(TABLE6)] == [("::1", 99)]
+    first, _, third, broken = TABLE.splitlines()[1:]
+    assert len(sockets.parse_listeners("\n".join([third, broken, "", first]))) == 1
 
 
 @given(st.text(max_size=300))
@@ -59,6 +61,7 @@ def test_what_is_no_address_is_a_usage_error(url: str) -> None:
 def test_addresses() -> None:
     assert discover.parse_url("http://h:8000/v1") == ("h", 8000)
     assert discover.parse_url("https://[::1]") == ("::1", 443)
+    assert discover.parse_url("http://h/v1") == ("h", 80)
 
 
 SERVER = """

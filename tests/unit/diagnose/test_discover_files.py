@@ -163,6 +163,8 @@ def test_logs_are_where_its_output_goes(tmp_path: Path, monkeypatch: pytest.Monk
     )
     moved = tmp_path / "moved.log"
     assert found(**{f"{core}_2": str(path), f"{core}_1": "pipe:[5]"}) == ([path], [])
+    assert found(**{f"{front}_2": str(path)}) == ([path], [])
+    assert found(**{f"{front}_1": PermissionError(), f"{front}_2": str(path)}) == ([path], [])
     hidden = {f"{front}_1": PermissionError(), f"{front}_2": "pipe:[5]"}
     assert "where it logs cannot be seen: run mmrepro as root" in found(**hidden)[1][0]
     pipes = {f"{front}_1": "pipe:[5]", f"{front}_2": "socket:[7]", f"{core}_1": "pipe:[6]"}

@@ -211,6 +211,7 @@ def test_a_process_that_the_user_names(table: Table, monkeypatch: pytest.MonkeyP
         ({1: (0, VLLM), 5: (1, VLLM)}, [5], 5),
         ({2: (1, VLLM), 5: (2, VLLM)}, [5], 2),
         ({}, [5], 5),
+        ({}, [5, 9, 7], 5),
         ({9: (1, "x")}, [5, 9], 9),
         ({5: (6, VLLM), 6: (5, VLLM)}, [5, 6], 5),
     ],
@@ -270,7 +271,9 @@ def test_another_users_processes_are_not_taken(table: Table) -> None:
 # ---------------------------------------------------------------- processes, engine
 
 
-def test_processes_that_end_while_they_are_looked_at(table: Table) -> None:
+def test_processes_that_end_while_they_are_looked_at(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = Target(target(root_pid=5), ENGINES["vllm"])
     table.processes = {5: (1, VLLM), 7: (5, "VLLM::EngineCore")}
     table.states = {7: "Z"}
@@ -280,6 +283,9 @@ def test_processes_that_end_while_they_are_looked_at(table: Table) -> None:
     assert [p.role for p in found.facts.processes] == ["APIServer", "EngineCore"]
     assert found.facts.command == VLLM.split()
     del table.processes[5]
+    discover.refresh(found)
+    assert [p.pid for p in found.facts.processes] == [7]
+    monkeypatch.setattr(discover.proc, "tree", lambda root: [5, 7])  # 5 ended after this list
     discover.refresh(found)
     assert [p.pid for p in found.facts.processes] == [7]
     untouched = Target(target(root_pid=None))

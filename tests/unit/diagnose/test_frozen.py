@@ -112,6 +112,10 @@ def test_a_wait_in_a_native_call() -> None:
     assert engine(asleep, use(1.0)).state is ServerState.BLOCKED_ON_LOCK
     other = engine(five(thread(STEP, active=False, tid=7)), use(1.0), waiting("read"))
     assert other.state is ServerState.BLOCKED_ON_LOCK
+    nameless = five(thread(STEP, active=False, tid=None))  # type: ignore[arg-type]
+    calls = waiting("read")
+    calls.waits = dict.fromkeys((-1, 1, TID), "read")
+    assert engine(nameless, use(1.0), calls).state is ServerState.BLOCKED_ON_LOCK
     some = sampled(*[[thread(STEP, active=False, gil=n > 0)] for n in range(4)])
     assert engine(some, use(1.0)).state is ServerState.BLOCKED_ON_LOCK
 
@@ -152,6 +156,9 @@ def test_the_busiest_thread_is_named_before_others() -> None:
         for n in range(5)
     ]
     assert engine(sampled(*eager), use(1.0)).thread == "b"
+    for stack, gil in ((STEP, True), (frames("acquire t.py:7", "step a.py:3"), False)):
+        other = five(thread(stack, name="w", active=False, gil=gil))
+        assert engine(other, use(1.0)).state not in (ServerState.NOT_RECEIVING, ServerState.SLOW)
     # One that neither runs nor has a place of its own only sleeps: those are everywhere.
     assert engine(five(lazy), use(1.0)).state is ServerState.NOT_RECEIVING
 
@@ -329,3 +336,17 @@ def test_an_idle_loop_is_known_by_where_it_turns_or_where_it_is() -> None:
     moves = [*(d.format(2) for d in deep), "step s.py:2"]
     assert state(inside, ["event_loop_normal s.py:3"], moves) is ServerState.NOT_RECEIVING
     assert state(inside, ["work s.py:3"], moves) is ServerState.SLOW
+    called = ["work s.py:3", "event_loop_normal s.py:3"]
+    assert state(inside, called, moves) is ServerState.SLOW
+
+
+def test_an_idle_engine_is_shown_by_its_main_thread() -> None:
+    worker = thread(IDLE, name="worker", tid=1, active=False)
+    assert engine(five(worker, thread(IDLE, active=False)), use(1.0)).thread == "MainThread"
+
+
+def test_a_process_that_is_not_seen_has_no_role() -> None:
+    nobody = view(root_pid=None)
+    for one, pid in zip(nobody.facts.processes, (1, -1), strict=True):
+        one.pid = pid
+    assert frozen.front(nobody, []).process == ""

@@ -100,6 +100,8 @@ def test_processes_that_have_ended() -> None:
     assert said(states="ZZ").why[0] == f"process {FRONT} (APIServer): {hidden}"
     core_dumped = said(seen={f"exit:{FRONT}": 0x80 | 11}, states="ZZ")
     assert core_dumped.why[0].endswith("killed by signal 11")
+    hung_up = said(seen={f"exit:{FRONT}": 1}, states="ZZ")
+    assert hung_up.why[0].endswith("killed by signal 1")
     high = said(seen={f"exit:{FRONT}": 64}, states="ZZ")
     assert high.why[0].endswith("killed by signal 64")
     clean = said(seen={f"exit:{FRONT}": 0}, states="ZZ")
@@ -133,6 +135,7 @@ def test_a_stopped_process() -> None:
     assert (front.process, front.advice) == ("APIServer", [f"to let it go on: kill -CONT {FRONT}"])
     both = said(states="TT")
     assert both.advice == [f"to let it go on: kill -CONT {FRONT} {CORE}"]
+    assert both.process == "APIServer"
     assert both.sentence.startswith(f"APIServer (pid {FRONT}), EngineCore (pid {CORE}): stopped")
     traced = said(seen={f"tracer:{CORE}": 77}, states="St")
     assert traced.sentence == f"EngineCore (pid {CORE}): stopped by a tracer."
@@ -161,6 +164,13 @@ def test_a_dead_core_behind_a_living_front() -> None:
     more = target(states="SZ").processes
     more.append(TargetProcess(pid=9, ppid=1, role="EngineCore_DP1", name="x", state="S"))
     assert said(processes=more).state is ServerState.PART_DEAD
+
+
+def test_a_log_that_tells_of_a_death_is_no_dead_process() -> None:
+    """Its core is there, or none of its processes can be seen."""
+    assert said(GREEN, *still(), SILENCE, died()).state is ServerState.FROZEN
+    assert said(GREEN, *still(), SILENCE, died(), **REMOTE).state is ServerState.FROZEN
+    assert said(died(), **{**NOBODY, "listening": None}).state is ServerState.UNKNOWN
 
 
 def test_many_roles_are_cut_short() -> None:
@@ -259,6 +269,7 @@ def test_the_observations_of_a_silent_server() -> None:
         "running 1 → 1, waiting 0 → 0, finished 16 → 16, prompt_tokens 3496 → 3496, "
         "generation_tokens 60 → 60",
     ]
+    assert silent.why[3:] == ["EngineCore uses 1 % user + 0 % system of a core"]
     turned = said(GREEN, failed(400, "r" * 999))
     assert turned.why[1] == f"the small request was refused ({'r' * 160}): it proves nothing"
     assert turned.why[0].startswith("its front says")

@@ -122,6 +122,7 @@ def test_a_kernel_log_that_is_closed_to_us(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_endless_kernel_log_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernel.MAX_RECORDS == 20_000
     monkeypatch.setattr(kernel, "MAX_RECORDS", 2)
     lines = [b"x", b"x", b"Killed process 12 (python3)"]
     records(monkeypatch, *lines)

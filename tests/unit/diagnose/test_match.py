@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
+from mmrepro.diagnose import match as matching
 from mmrepro.diagnose.match import all_scenarios, judge, match, match_all, ranked
 from mmrepro.diagnose.patterns import as_seen_by, union
 from mmrepro.diagnose.session import DiagnoseOptions, diagnose
@@ -432,9 +433,16 @@ def test_the_best_fit_is_first_and_among_equals_the_one_with_more_met() -> None:
     assert ranked(reversed(order)) == order
 
 
-def test_one_scenarios_variants_are_kept_apart_where_they_are_judged_otherwise() -> None:
+def test_one_scenarios_variants_are_kept_apart_where_they_are_judged_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     facts = replace(FACTS, engine="sglang")
     assert len(match_all([GHOST_KEY, GHOST_KEY], hung(), FACTS)) == 1
     # Those that were not judged have nothing in common.
     assert len(match_all([GHOST_KEY, GHOST_KEY], hung(), facts)) == 2
     assert len(match_all([GHOST_KEY, DESYNC], hung(), FACTS)) == 2
+    named = match(GHOST_KEY, hung(), FACTS)
+    other = [named, named.model_copy(update={"scenario": "x"}),
+             named.model_copy(update={"conditions": named.conditions[1:]})]  # fmt: skip
+    monkeypatch.setattr(matching, "match", lambda *_: other.pop())
+    assert len(match_all([GHOST_KEY] * 3, hung(), FACTS)) == 3

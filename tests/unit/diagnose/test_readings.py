@@ -149,6 +149,9 @@ def test_counters_for_people() -> None:
 def test_the_core_and_its_process() -> None:
     assert (view().core_pid, view().core_is_front) == (CORE, False)
     assert (view(states="S").core_pid, view(states="S").core_is_front) == (None, False)
+    several = view()
+    several.facts.processes.append(several.facts.processes[1].model_copy(update={"pid": 9}))
+    assert several.core_pid == CORE
     alone = view(states="S", core_role="")
     assert (alone.core_pid, alone.core_is_front) == (FRONT, True)
     nothing = view(root_pid=None, processes=[])
@@ -180,6 +183,8 @@ def test_a_hot_thread_uses_half_a_core_in_all() -> None:
     assert view(use(90.0, thread=49.9)).hot_thread(CORE) is None
     both = use(90.0, thread=30.0)
     both.processes[0].busiest[0].system_pct = 20.0
+    assert view(both).hot_thread(CORE) == TID
+    both.processes[0].busiest += use(10.0).processes[0].busiest
     assert view(both).hot_thread(CORE) == TID
     both.processes[0].busiest = []
     assert view(both).hot_thread(CORE) is None

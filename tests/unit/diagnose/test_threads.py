@@ -29,6 +29,12 @@ def test_a_small_loop_stays_and_its_turning_frame_is_named() -> None:
     assert found.frames[0].function == "key"
 
 
+def test_what_is_called_from_lines_that_differ_is_not_steady() -> None:
+    found = course(*[frames("c x.py:3", f"b x.py:{n}", "a x.py:1") for n in range(3)])
+    assert [f.function for f in found.steady] == ["a"]
+    assert (found.loose, found.turning) == (2, "b")
+
+
 def test_frames_of_c_code_do_not_make_a_stack_move() -> None:
     inner = [frames(f"0x{n} libcrypto.so.3:0", f"f{n} lib.so:0") + DEEP for n in range(4)]
     found = course(*inner)
@@ -80,6 +86,9 @@ def test_a_waiting_thread_waits() -> None:
     assert course(IDLE, IDLE, IDLE).waits
     assert not course(IDLE, frames("step core.py:9", "run_busy_loop v1/core.py:1"), IDLE).waits
     assert course(frames("_worker concurrent/futures/thread.py:81")).waits
+    assert course(frames("_turn selectors.py:8", "step core.py:9")).waits
+    assert not course(frames("step core.py:9", "_turn selectors.py:8")).waits
+    assert not course(frames("step core.py:9", "wait threading.py:320")).waits
     assert course([]).waits
 
 
@@ -87,6 +96,13 @@ def test_a_thread_that_is_not_in_every_sample_is_left_out() -> None:
     once = [thread(DEEP), thread(DEEP, name="short", tid=9)]
     data = sampled(once, [thread(DEEP)], [thread(DEEP)])
     assert [c.name for c in courses(data.samples, CORE)] == ["MainThread"]
+    renamed = sampled(*[[thread(DEEP, name=name)] for name in "abc"])
+    assert [c.name for c in courses(renamed.samples, CORE)] == ["a"]
+    same = [thread(DEEP, name="worker", tid=n) for n in (1, 2)]
+    unnumbered = [thread(DEEP, name=n, tid=None) for n in "ab"]  # type: ignore[arg-type]
+    for pair in (same, unnumbered):
+        found = courses(sampled(*[pair] * 3).samples, CORE)
+        assert [(c.tid, c.name) for c in found] == [(t.tid, t.name) for t in pair]
     assert courses(data.samples, 1) == []
 
 
@@ -256,6 +272,19 @@ def test_the_holder_is_looked_for_in_the_last_sample() -> None:
     assert holder(found[0], found) == "thread 'other' has it, in sleepy (b.py:9)"
 
 
+def test_who_is_inside_the_object_is_looked_for_in_the_last_sample() -> None:
+    def sample(inside: str) -> list[object]:
+        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting[1].locals["self"] = "<Pool at 0x5>"
+        holding[0].locals["self"] = inside
+        return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
+
+    for before, last, named in (("None", "<P at 0x5>", True), ("<P at 0x5>", "None", False)):
+        both = sampled(*[sample(before)] * 3, sample(last))  # type: ignore[list-item]
+        found = courses(both.samples, CORE)
+        assert ("'other'" in holder(found[0], found)) is named
+
+
 def test_what_is_waited_for_is_read_in_the_last_sample() -> None:
     def sample(lock: str) -> list[object]:
         waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
@@ -264,5 +293,16 @@ def test_what_is_waited_for_is_read_in_the_last_sample() -> None:
         return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
 
     other = [sample("<lock at 0x7f01>")] * 3 + [sample("<lock at 0x7f02>")]
+    found = courses(sampled(*other).samples, CORE)  # type: ignore[arg-type]
+    assert holder(found[0], found) == ""
+
+
+def test_the_object_that_is_waited_in_is_read_in_the_last_sample() -> None:
+    def sample(pool: str) -> list[object]:
+        waiting, holding = frames("acquire t.py:7", "step a.py:3"), frames("sleepy b.py:9")
+        waiting[1].locals["self"], holding[0].locals["self"] = pool, "<Pool at 0x5>"
+        return [thread(waiting, active=False), thread(holding, name="other", tid=1)]
+
+    other = [sample("<Pool at 0x5>")] * 3 + [sample("<Pool at 0x6>")]
     found = courses(sampled(*other).samples, CORE)  # type: ignore[arg-type]
     assert holder(found[0], found) == ""
