@@ -65,14 +65,19 @@ def all_fail_after(requests: Requests) -> Finding:
 def cut_short(requests: Requests, witness: kv.Witness) -> Finding:
     sent, limit = requests.first("growing"), witness.sizing().max_session_len
     tokens = length(sent)
-    if not sent.answered or (tokens < limit and (sent.completion_tokens or 0) < ANSWER):
+    if not sent.answered or (tokens < limit and generated(sent) < ANSWER):
         raise Missing(f"it did not end at the limit of {limit:g}: {told(sent)}")
     return Finding.of(tokens == limit, told(sent))
 
 
 def length(sent: RequestRecord) -> int:
     """Tokens of prompt and answer, as the client was told."""
-    return (sent.prompt_tokens or 0) + (sent.completion_tokens or 0)
+    return (sent.prompt_tokens or 0) + generated(sent)
+
+
+def generated(sent: RequestRecord) -> int:
+    """Of those, the answer's."""
+    return sent.completion_tokens or 0
 
 
 def told(sent: RequestRecord) -> str:
@@ -149,7 +154,7 @@ class KvGrowthCrash(kv.SmallKvCache):
         if kind == "refusal":
             return Finding.of(True, f"refused for its length: {told(sent)}")
         if kind == "answered":
-            whole = (sent.completion_tokens or 0) >= ANSWER or length(sent) >= limit
+            whole = generated(sent) >= ANSWER or length(sent) >= limit
             return Finding.of(whole, f"{length(sent)} tokens in the end: {told(sent)}")
         most = max(request.tokens for request in witness.requests())
         long = [request for request in witness.requests() if request.tokens == most]
