@@ -40,7 +40,7 @@ from mmrepro.scenario import (
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, report
-from mmrepro.signature import Outcome, Truth, evaluate
+from mmrepro.signature import Condition, Outcome, Truth, evaluate
 
 REPRODUCED, NOT_REPRODUCED = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 INCONCLUSIVE, DIFFERENT = Outcome.INCONCLUSIVE, Outcome.DIFFERENT_FAILURE
@@ -311,3 +311,33 @@ def test_it_is_the_last_flush_that_counts(before: int, last: int, found: bool) -
     earlier = request("gate", sharing.FLUSH, before, path="/flush_cache")
     evidence.requests = [earlier, *evidence.requests]
     assert (KV.gate_check(evidence).truth is Truth.MET) is found
+
+
+@pytest.mark.parametrize(
+    ("mitigations", "cached", "found"),
+    [((), 31, MET), ((sharing.OFF,), 31, UNKNOWN), ((sharing.OFF,), 0, MET)],
+)
+def test_the_prefix_cache_is_off_where_it_was_to_be(
+    mitigations: tuple[str, ...], cached: int, found: Truth
+) -> None:
+    evidence = alias_run(KV)
+    for record in evidence.requests:
+        if record.label in ("gate: W again", "gate: T again"):
+            record.cached_tokens = cached if record.label == "gate: T again" else 0
+    told = KV.off_as_told(ComparedAnswers(evidence), run_facts(KV, "", *mitigations))
+    assert told.truth is found
+
+
+def test_an_observer_is_told_of_all_but_preconditions(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = KV.live_conditions(LiveFacts("sglang", "0.5.17"))
+    assert {c.part for c in live} == {"symptom", "cause"}
+    releases: list[str] = []
+
+    def conditions(scenario: Scenario, facts: RunFacts) -> list[Condition]:
+        releases.append(facts.release)
+        return []
+
+    monkeypatch.setattr(type(KV), "conditions", conditions)
+    for release in ("0.5.17", ""):
+        assert KV.live_conditions(LiveFacts("sglang", release)) == []
+    assert releases == ["0.5.17", KV.release]

@@ -229,6 +229,7 @@ def test_added_and_never_finished(added: int, done: int, failed: int, found: Tru
     sent = [*refused, *(request("trigger", "f", 500) for _ in range(failed))]
     readings = (metrics(finished=7), metrics(finished=done), logs(added=added))
     assert truth(checks.added_but_unfinished, *readings, requests=sent) is found
+    assert truth(checks.added_but_unfinished, *readings[1:], requests=sent) is found
 
 
 # ------------------------------------------------------------------ deaths

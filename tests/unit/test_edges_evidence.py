@@ -27,7 +27,7 @@ from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.run import deadline
 from mmrepro.run.deadline import Deadlines, derive
-from mmrepro.scenario import Check, Finding, Truth
+from mmrepro.scenario import Check, Finding, Truth, minivllm, vllm
 from mmrepro.scenario.bind import bind
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import checks, comparison, views
@@ -216,6 +216,15 @@ def test_two_readings_of_the_check_unless_told_otherwise() -> None:
     of = views.Processes(Evidence(probes=[probed(processes(1.0), "gate"), probed(processes(2.0))]))
     assert [use.user_pct for use in of.of("EngineCore")] == [2.0]
     assert [use.user_pct for use in of.of("EngineCore", "gate")] == [1.0]
+
+
+def test_without_a_reading_that_is_what_is_missing() -> None:
+    sent = [request("gate", "a")]
+    evidence = Evidence(requests=sent, probes=[probed(logs(added=1))])
+    for check in (checks.added_but_unfinished, vllm.cache_is_used, vllm.cache_unused):
+        assert told(check, evidence).observed.startswith("0 readings of vllm:")
+    with pytest.raises(Missing, match="0 readings of minivllm:x"):
+        minivllm.told(views.Metrics(Evidence()), "x")
 
 
 @pytest.mark.parametrize("value", [True, False, "3", None])
