@@ -9,6 +9,7 @@ from made_up import http, metrics
 from mmrepro.diagnose.general import assess, at_once, core_died, last_words, suspicious
 from mmrepro.diagnose.readings import View
 from mmrepro.incident.diagnosis import Assessment, ServerState, TargetProcess
+from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import AnyProbeData, LogLine
 from seen import (
     CORE,
@@ -354,6 +355,9 @@ def test_the_words_of_a_log_are_its_first_error() -> None:
     assert last_words(view(data)) == [f"first error in its log at 11-21 03:37:42: {'x' * 200}"]
     assert last_words(view(log(), log("later"))) == ["first error in its log: later"]
     assert last_words(view(log())) == []
+    part = view(log("boom"))
+    part.evidence.probes[0].status = ProbeStatus.TIMED_OUT
+    assert last_words(part) == ["first error in its log: boom"]
 
 
 def test_the_death_that_a_log_tells() -> None:

@@ -119,7 +119,9 @@ def test_lines_that_are_cited_are_kept_and_no_other(tmp_path: Path) -> None:
     data.last_progress = LogLine(
         number=1, process="EngineCore pid=1", level="DEBUG", time="T", source="s.py:1", text="works"
     )
-    session._keep_log_lines(recorder, evidence(data))
+    found = evidence(data)
+    found.probes[0].status = ProbeStatus.TIMED_OUT
+    session._keep_log_lines(recorder, found)
     (kept,) = recorder.dir.rglob("engine.log")
     text = kept.read_text().splitlines()
     assert text[0] == "# lines of engine.log"
