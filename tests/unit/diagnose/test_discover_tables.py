@@ -203,6 +203,7 @@ def test_a_process_that_the_user_names(table: Table, monkeypatch: pytest.MonkeyP
     [
         ({5: (1, VLLM)}, [5], 5),
         ({5: (1, VLLM), 7: (5, "VLLM::x")}, [7, 5], 5),
+        ({4: (1, "gunicorn"), 5: (4, "gunicorn")}, [5, 4], 4),
         ({4: (1, "bash"), 5: (4, VLLM)}, [5], 5),
         ({4: (1, f"{VLLM} a"), 5: (4, VLLM)}, [5], 4),
         ({3: (1, f"{VLLM} a"), 4: (3, f"{VLLM} a"), 5: (4, VLLM)}, [5], 3),
