@@ -140,7 +140,7 @@ DISABLE_CACHE = cure(
 
 
 def parsed_as(option: str, value: str) -> Callable[[Logs], Finding]:
-    """The API server logs that it has parsed ``option`` as ``value``: the last one counts."""
+    """Each time that the API server logs how it parsed ``option``, it is ``value``."""
 
     def parsed(logs: Logs) -> Finding:
         said = [m[1] for m in logs.search(ARGUMENTS, rf"'{option}': ([^,}}]+)")]

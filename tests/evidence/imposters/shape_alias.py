@@ -49,6 +49,27 @@ def grid_hashed(*second: str, tokens: int) -> Edit:
     return both(facts(hashes_equal=False, hash_t="0c1674aeeda337ff"), *own)
 
 
+EITHER: list[Row] = [
+    (
+        "no-reproducer",
+        "0.5.23",
+        "absent-probe",
+        "the reproducer was not run",
+        unrun,
+        INCONCLUSIVE,
+    ),
+    (
+        "log-of-another-start",
+        "0.5.23",
+        "stale-log",
+        "the log is of a start without the stand-in",
+        logged(**{LOADED: 0}),
+        INCONCLUSIVE,
+        BYTES,
+    ),
+]
+"""Of both caches."""
+
 KV: list[Row] = [
     (
         "cured-with-pretended-kernels",
@@ -130,23 +151,7 @@ KV: list[Row] = [
         INCONCLUSIVE,
         BYTES,
     ),
-    (
-        "no-reproducer",
-        "0.5.23",
-        "absent-probe",
-        "the reproducer was not run",
-        unrun,
-        INCONCLUSIVE,
-    ),
-    (
-        "log-of-another-start",
-        "0.5.23",
-        "stale-log",
-        "the log is of a start without the stand-in",
-        logged(**{LOADED: 0}),
-        INCONCLUSIVE,
-        BYTES,
-    ),
+    *EITHER,
     (
         "torn-usage",
         "0.5.6",
@@ -258,23 +263,7 @@ EMBEDDING: list[Row] = [
         facts(hashes_equal=False, hash_t="0c1674aeeda337ff"),
         DIFFERENT,
     ),
-    (
-        "no-reproducer",
-        "0.5.23",
-        "absent-probe",
-        "the reproducer was not run",
-        unrun,
-        INCONCLUSIVE,
-    ),
-    (
-        "log-of-another-start",
-        "0.5.23",
-        "stale-log",
-        "the log is of a start without the stand-in",
-        logged(**{LOADED: 0}),
-        INCONCLUSIVE,
-        BYTES,
-    ),
+    *EITHER,
     (
         "torn-usage",
         "0.5.6",
