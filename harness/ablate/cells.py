@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.ablate.key import START_MODE, cell_key, decisive_parts
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.store import CellStore
 from mmrepro.environments import Environment
@@ -28,6 +27,7 @@ from mmrepro.incident.folder import discard, unused
 from mmrepro.incident.journal import Journal
 from mmrepro.records import Moment
 from mmrepro.run.judge import facts_of
+from mmrepro.run.key import START_MODE, cell_key, decisive_parts
 from mmrepro.run.options import RunOptions
 from mmrepro.run.runner import begin, execute
 from mmrepro.run.starter import Starter

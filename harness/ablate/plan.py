@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from mmrepro.ablate.ddmin import bound
-from mmrepro.ablate.key import cell_key, decisive_parts
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.search import Flips, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
@@ -14,6 +13,7 @@ from mmrepro.engines import get_engine
 from mmrepro.environments import Environment, cache_root, detect_device, existing
 from mmrepro.incident.ablation import CellRun, CellState, Role
 from mmrepro.records import Record
+from mmrepro.run.key import cell_key, decisive_parts
 from mmrepro.run.launch import chosen_release
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario

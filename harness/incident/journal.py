@@ -58,9 +58,11 @@ class Journal:
             self._end("interrupted", "interrupted by the user")
             raise
         except MmreproError as error:
+            self.incident.failure_class = type(error).__name__
             self._end("failed", error.message, error.detail)
             raise
         except BaseException as error:
+            self.incident.failure_class = type(error).__name__
             self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
             raise
         self._end("complete")

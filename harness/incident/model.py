@@ -245,6 +245,13 @@ class Incident(Record):
     ]
     failure: Annotated[str, Field(description="what went wrong in the harness or set-up")] = ""
     failure_detail: list[str] = []
+    failure_class: Annotated[str, Field(description="of the error, e.g. UnloadableWheel")] = ""
+    key: Annotated[
+        str, Field(description="digest of decided_by; runs with one key are the same experiment")
+    ] = ""
+    decided_by: Annotated[
+        dict[str, str], Field(description="all that decides the outcome, by name")
+    ] = {}
     incident_dir: str = ""
     command: Annotated[str, Field(description="the one command that repeats this run")]
     scenario: ScenarioFacts

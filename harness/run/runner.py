@@ -16,6 +16,7 @@ from mmrepro.incident.folder import make_run_dir
 from mmrepro.incident.journal import Journal
 from mmrepro.run import deadline, tables
 from mmrepro.run.judge import facts_of, judge
+from mmrepro.run.key import START_MODE, decisive_parts, run_key
 from mmrepro.run.launch import Server, ServerSpec, in_service, start, target
 from mmrepro.run.observe import Probing
 from mmrepro.run.options import RunOptions, StartMode
@@ -56,12 +57,18 @@ def execute(
         with environment.in_use():  # `mmrepro env prune` beside us leaves it alone
             with journal.stage("model"):
                 model, journal.incident.model = tables.model_of(scenario.model, options.model)
+            _note_key(
+                journal.incident, decisive_parts(scenario, options, environment, model, starter)
+            )
             journal.save()
             spec = ServerSpec(scenario, options, environment, model)
             restarts = _control(spec, journal, starter)
             with journal.stage("start-up"):
                 server = start(spec, journal, starter, restarts)
             with in_service(server, journal, keep=options.keep_server):
+                # The start may have found that the mode meant for it cannot be used.
+                mode = {START_MODE: journal.incident.engine.start_mode}
+                _note_key(journal.incident, journal.incident.decided_by | mode)
                 journal.save()
                 asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
                 server.sampler.stop()
@@ -69,6 +76,10 @@ def execute(
                     _judge(spec, journal.incident)
                 journal.recorder.phase = "stop"
     return journal.incident
+
+
+def _note_key(incident: Incident, parts: dict[str, str]) -> None:
+    incident.decided_by, incident.key = parts, run_key(parts)
 
 
 def _environment(scenario: Scenario, options: RunOptions, journal: Journal) -> Environment:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mmrepro.ablate import key
-from mmrepro.ablate.key import START_MODE, cell_key, code_digest, decisive_parts, scenario_files
+from mmrepro.run import key
+from mmrepro.run.key import START_MODE, cell_key, code_digest, decisive_parts, scenario_files
 from mmrepro.environments import Environment
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.starter import Starter

@@ -38,6 +38,9 @@ START_MODE = "start mode"
 APART = (
     "cli",
     "ablate",
+    "bisect",
+    "history",
+    "matrix",
     "reports",
     "environments",
     "engines",
@@ -90,14 +93,21 @@ def decisive_parts(
         "variables": placed(json.dumps(plan.env, sort_keys=True)),
         "inherited": json.dumps(_inherited(plan), sort_keys=True),
         "flips": json.dumps(sorted(options.flips)),
+        "mitigations": json.dumps(sorted(options.mitigations)),
+        "options": json.dumps(sorted(options.options)),
+        "contract probe": str(options.contract_probe),
         START_MODE: starter.choose(plan, environment)[0].value,
     }
 
 
+def run_key(parts: dict[str, str]) -> str:
+    """Of a run's :func:`decisive_parts`: runs with one key are the same experiment."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
 def cell_key(parts: dict[str, str], index: int) -> str:
-    """Key of run number ``index`` of a cell."""
-    text = json.dumps({**parts, "index": index}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    """Key of run number ``index`` of an ablation's cell."""
+    return run_key({**parts, "index": str(index)})
 
 
 def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:
@@ -160,9 +170,12 @@ def _imported(path: Path, state: FileState) -> tuple[str, ...]:
 
 
 def _inherited(plan: LaunchPlan) -> dict[str, str]:
-    """What the engine finds in its environment although nobody set it for this run."""
+    """What the engine finds in its environment although nobody set it for this run.
+
+    Digests of the values: parts are written down, and a value may be a token (``HF_TOKEN``).
+    """
     return {
-        name: value
+        name: hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()[:12]
         for name, value in child_environment(plan.env).items()
         if name.startswith(ENGINE_VARIABLES) and name not in plan.env
     }

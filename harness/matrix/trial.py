@@ -1,0 +1,182 @@
+"""One run of a cell: `mmrepro run` in a process of its own, and what became of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrepro.errors import ExitCode
+from mmrepro.incident import INCIDENT_FILE, Incident
+from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
+from mmrepro.machine.child_env import die_with_parent
+from mmrepro.records import Moment
+from mmrepro.run.options import RunOptions, StartMode
+from pydantic import ValidationError
+
+BUILD_S = 1800.0
+"""For the environment, before a run's own time limit begins."""
+GRACE_S = 30.0
+"""Between SIGINT, on which a run writes what it has and ends its engine, and SIGKILL."""
+LAST_WORDS = 2000
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """What is the same for all cells."""
+
+    timeout_s: float = 600.0
+    start_mode: StartMode = StartMode.AUTO
+    machine: str = ""
+    """Label of this machine, for the ledger."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """More variables for the run."""
+
+
+def run_options(cell: Cell, options: TrialOptions) -> RunOptions:
+    """The cell as `mmrepro run` has it."""
+    return RunOptions(
+        scenario=cell.scenario,
+        variant=cell.variant,
+        release=cell.release,
+        device=cell.device,
+        mitigations=cell.mitigations,
+        server_args=cell.server_args,
+        options=cell.options,
+        timeout_s=options.timeout_s,
+        start_mode=options.start_mode,
+    )
+
+
+class Trials:
+    """Runs cells, from any thread, and can end those in progress.
+
+    Each run is a child of the thread that called :meth:`run` and is killed with it; its engine is
+    its supervisor's, which ends it then.
+    """
+
+    def __init__(self, options: TrialOptions) -> None:
+        self.options = options
+        self._children: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def run(
+        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+    ) -> Attempt:
+        """Run ``cell`` into ``folder``, a new one below ``root``. Never raises for a failed run.
+
+        Raises:
+            KeyboardInterrupt: :meth:`stop` was called; the folder holds a partial incident.
+        """
+        began, created = time.monotonic(), Moment.now()
+        made = run_options(cell, self.options)
+        code, words = self._child(made, folder, cell)
+        if self._stopped:
+            raise KeyboardInterrupt
+        attempt = Attempt(
+            night=night,
+            cell=cell.id,
+            index=index,
+            role=role,
+            created=created,
+            seconds=round(time.monotonic() - began, 2),
+            machine=self.options.machine,
+            command=made.command(cell.scenario),
+            incident=str(folder.relative_to(root)) if (folder / INCIDENT_FILE).is_file() else "",
+        )
+        return attempt.model_copy(update=outcome_of(_incident(folder), code, words))
+
+    def stop(self) -> None:
+        """End all runs in progress; those that come later are not started."""
+        with self._lock:
+            self._stopped = True
+            children = list(self._children)
+        for child in children:
+            _signal(child, signal.SIGINT)
+        deadline = time.monotonic() + GRACE_S
+        for child in children:
+            try:
+                child.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(child, signal.SIGKILL)
+
+    def _child(self, made: RunOptions, folder: Path, cell: Cell) -> tuple[int | None, str]:
+        """Exit code (None: too late, and killed) and the last words on stderr."""
+        arguments = shlex.split(made.command(cell.scenario))[1:]
+        arguments += ["--timeout", f"{made.timeout_s:g}", "--out", str(folder), "--json"]
+        with self._lock:
+            if self._stopped:
+                raise KeyboardInterrupt
+            child = subprocess.Popen(
+                [sys.executable, "-m", "mmrepro", *arguments],
+                env={**os.environ, "NO_COLOR": "1", **self.options.env},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                # A Ctrl-C on the terminal is ours to pass on.
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+            self._children.add(child)
+        try:
+            _, errors = child.communicate(timeout=BUILD_S + made.timeout_s)
+        except subprocess.TimeoutExpired:
+            _signal(child, signal.SIGKILL)
+            child.communicate()
+            return None, f"it did not end within {BUILD_S + made.timeout_s:g} s"
+        finally:
+            with self._lock:
+                self._children.discard(child)
+        return child.returncode, errors.decode("utf-8", "replace")[-LAST_WORDS:].strip()
+
+
+def outcome_of(incident: Incident | None, code: int | None, words: str) -> dict[str, object]:
+    """The part of an attempt that tells what became of it.
+
+    Args:
+        code: the exit code of `mmrepro run`; None: it was killed, being late.
+        words: its last ones on stderr.
+    """
+    if incident is None:
+        kind = Lost.USAGE if code == ExitCode.USAGE else Lost.INFRASTRUCTURE
+        return {"lost": kind, "error": words or f"mmrepro run ended with {code}"}
+    verdict = incident.verdict
+    told: dict[str, object] = {
+        "key": incident.key,
+        "parts": incident.decided_by,
+        "fidelity": incident.fidelity,
+        "start_mode": incident.engine.start_mode,
+        "gpus": incident.host.gpus,
+    }
+    # A run that broke off after its verdict (its engine could not be ended, say) proves nothing.
+    if verdict is None or incident.state != "complete":
+        kinds = {"UnloadableWheel": Lost.UNLOADABLE, "RunTimeout": Lost.TIMEOUT}
+        kind = kinds.get(incident.failure_class, Lost.INFRASTRUCTURE)
+        return {**told, "lost": kind, "error": incident.failure or words or "no verdict"}
+    return {
+        **told,
+        "outcome": verdict.outcome,
+        "expected": verdict.expected,
+        "explanation": verdict.explanation,
+        "conditions": {c.id: c.truth for c in verdict.conditions},
+    }
+
+
+def _incident(folder: Path) -> Incident | None:
+    try:
+        return Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _signal(child: subprocess.Popen[bytes], number: int) -> None:
+    if child.poll() is None:
+        child.send_signal(number)
