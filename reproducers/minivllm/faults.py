@@ -44,5 +44,5 @@ def by_chance(
     Args:
         seed: None: the system's randomness, so that no two servers agree but by chance.
     """
-    source = random.SystemRandom() if seed is None else random.Random(seed)
+    source = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311
     return faults if source.random() < probability else frozenset()
