@@ -6,6 +6,7 @@ changed in an engine's requirements.
 """
 
 from mmrepro.environments.build import ensure as ensure, existing as existing
+from mmrepro.environments.listing import Listed as Listed, releases_of as releases_of
 from mmrepro.environments.sglang import sglang_spec as sglang_spec
 from mmrepro.environments.spec import (
     Environment as Environment,
