@@ -109,6 +109,10 @@ class Planned(Record):
     night: str
     cell: Cell
     expected: Annotated[Outcome | None, Field(description="by the scenario; None: nothing")] = None
+    affected: Annotated[
+        str, Field(description="releases that the scenario declares, a specifier: >=0.14,<0.24")
+    ] = ""
+    title: Annotated[str, Field(description="of the scenario, one line")] = ""
 
 
 class Attempt(Record):
