@@ -7,6 +7,8 @@
     - BrokenScenario
     - UnwritableOutput
     - BadIncident
+    - BadLedger
+    - LedgerBusy
   x InfrastructureError    (exit 4: nothing was learnt about the engine)
     - EnvironmentBuildError
     - UnloadableWheel
@@ -70,6 +72,14 @@ class UnwritableOutput(UsageError):
 
 class BadIncident(UsageError):
     """A folder that holds no readable incident."""
+
+
+class BadLedger(UsageError):
+    """A ledger that cannot be read, or a record that it cannot take."""
+
+
+class LedgerBusy(UsageError):
+    """Another process writes that ledger: there is one writer."""
 
 
 class InfrastructureError(MmreproError):

@@ -11,14 +11,14 @@ import json
 import re
 import shlex
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from mmrepro.records import Fidelity, HostFacts, Moment, Record
 from mmrepro.signature import Outcome, Truth
 from pydantic import ConfigDict, Field
 
 LEDGER_FILE = "ledger.jsonl"
-LEDGER_VERSION = 1
+LEDGER_VERSION: Final = 1
 
 
 class Cell(Record):

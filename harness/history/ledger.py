@@ -1,0 +1,322 @@
+"""The ledger's file: a record a line, one writer, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import TypeAlias
+
+from filelock import FileLock, Timeout
+from mmrepro.errors import BadLedger, LedgerBusy, NoSpace, UnwritableOutput
+from mmrepro.incident.ledger import (
+    LEDGER_FILE,
+    LEDGER_VERSION,
+    Attempt,
+    Cell,
+    Event,
+    Line,
+    Night,
+    Planned,
+)
+from mmrepro.text.redact import Redactor
+from mmrepro.text.sanitize import one_line
+from pydantic import TypeAdapter, ValidationError
+
+LOCK_FILE = ".ledger.lock"
+AnyRecord: TypeAlias = Night | Planned | Attempt | Event
+_LINE: TypeAdapter[AnyRecord] = TypeAdapter(Line)
+_VERSION = re.compile(rb'"schema_version"\s*:\s*(\d{1,9})')
+
+
+@dataclass
+class NightRuns:
+    """All that the ledger holds of one night."""
+
+    night: Night
+    planned: dict[str, Planned] = field(default_factory=dict)
+    """By the cell's id, in the order of the plan."""
+    attempts: list[Attempt] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    _of_cell: dict[str, list[Attempt]] = field(default_factory=dict, repr=False, compare=False)
+    _counted: int = field(default=0, repr=False, compare=False)
+
+    def attempts_of(self, cell: str) -> list[Attempt]:
+        """Of the cell with that id, by their index."""
+        for attempt in self.attempts[self._counted :]:
+            self._of_cell.setdefault(attempt.cell, []).append(attempt)
+        self._counted = len(self.attempts)
+        return sorted(self._of_cell.get(cell, []), key=lambda a: a.index)
+
+    @property
+    def cells(self) -> dict[str, Cell]:
+        """The cells of the plan, by id."""
+        return {name: planned.cell for name, planned in self.planned.items()}
+
+
+class History:
+    """Nights, and what makes a further record one of them."""
+
+    def __init__(self, nights: Iterable[NightRuns] = ()) -> None:
+        self._nights = {n.night.id: n for n in nights}
+
+    @property
+    def nights(self) -> list[NightRuns]:
+        """Oldest first, by the time at which they began."""
+        return sorted(
+            self._nights.values(), key=lambda n: (n.night.created.wall.timestamp(), n.night.id)
+        )
+
+    @property
+    def newest(self) -> NightRuns | None:
+        nights = self.nights
+        return nights[-1] if nights else None
+
+    def find(self, night: str) -> NightRuns | None:
+        return self._nights.get(night)
+
+    def night(self, night: str) -> NightRuns:
+        """The night of that id. Raises BadLedger, which names those that there are."""
+        found = self._nights.get(night)
+        if found is None:
+            known = ", ".join(n.night.id for n in reversed(self.nights[-5:])) or "none"
+            raise BadLedger(
+                f"The ledger has no night {one_line(night, 80)!r}; the newest are: {known}."
+            )
+        return found
+
+    def before(self, night: str) -> list[NightRuns]:
+        """The nights that began before that one, oldest first."""
+        nights = self.nights
+        return nights[: next(i for i, n in enumerate(nights) if n.night.id == night)]
+
+    def take(self, record: AnyRecord) -> None:
+        """Add ``record``. Raises ValueError: :meth:`refusal` says why it belongs nowhere."""
+        why = self.refusal(record)
+        if why:
+            raise ValueError(why)
+        if isinstance(record, Night):
+            known = self._nights.setdefault(record.id, NightRuns(record))
+            known.night = record
+            return
+        night = self._nights[record.night]
+        if isinstance(record, Planned):
+            night.planned[record.cell.id] = record
+        elif isinstance(record, Event):
+            night.events.append(record)
+        else:
+            night.attempts.append(record)
+
+    def refusal(self, record: AnyRecord) -> str:
+        """Why ``record`` cannot follow what is there; "": it can."""
+        if isinstance(record, Night):
+            return ""
+        night = self._nights.get(record.night)
+        if night is None:
+            return f"a record of night {record.night!r}, which no line before it begins"
+        return _attempt_refusal(record, night) if isinstance(record, Attempt) else ""
+
+
+def _attempt_refusal(attempt: Attempt, night: NightRuns) -> str:
+    if attempt.cell not in night.planned:
+        return f"an attempt at {attempt.cell!r}, which its night does not plan"
+    if any(a.index == attempt.index for a in night.attempts_of(attempt.cell)):
+        return f"a second attempt number {attempt.index} at {attempt.cell!r}"
+    if (attempt.outcome is None) == (attempt.lost is None):
+        return f"an attempt at {attempt.cell!r} that is not either lost or decided"
+    path = PurePosixPath(attempt.incident)
+    if path.is_absolute() or ".." in path.parts:
+        return f"the incident {attempt.incident!r}, which lies outside of the ledger's folder"
+    return ""
+
+
+class Ledger:
+    """The one writer of a folder's ledger; also a context manager.
+
+    What is appended is on disk when :meth:`append` returns. A last line that a kill tore is cut
+    off: nobody was told of it. Appending is safe from any thread.
+
+    Attributes:
+        history: all that the file holds, kept up to date.
+
+    Raises:
+        LedgerBusy: another process writes it.
+        BadLedger: the file cannot be read; nothing is appended to such a one.
+        UnwritableOutput: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / LEDGER_FILE
+        self._mutex = threading.Lock()
+        self._file = -1
+        self._held = FileLock(folder / LOCK_FILE, thread_local=False)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._held.acquire(timeout=0)
+        except Timeout:
+            raise LedgerBusy(
+                f"Another mmrepro writes the ledger in {folder}.",
+                hint=f"wait until it has ended, or look at what there is: "
+                f"mmrepro matrix report {folder}",
+            ) from None
+        except OSError as error:
+            raise self._unwritable(error) from error
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, record: AnyRecord) -> None:
+        """Write one line, redacted, and wait until the disk has it.
+
+        Raises:
+            BadLedger: it contradicts what is there, could not be read again, or is a cell that
+                is private: redacted it would be another one.
+            NoSpace: the disk is full; the file is as it was.
+        """
+        with self._mutex:
+            line, kept = self._line(record)
+            self._write(line)
+            self.history.take(kept)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        self._held.release()
+
+    def __enter__(self) -> Ledger:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            content = self.path.read_bytes()
+            whole = content.rfind(b"\n") + 1
+            self.history = _parsed(content[:whole], self.path)
+            if whole < len(content):
+                os.ftruncate(self._file, whole)
+            os.lseek(self._file, whole, os.SEEK_SET)
+            self._sync_folder()
+        except OSError as error:
+            raise self._unwritable(error) from error
+        self._redactor = Redactor()
+        self._redactor.reserve(content[:whole].decode())
+
+    def _line(self, record: AnyRecord) -> tuple[bytes, AnyRecord]:
+        public = self._redactor.redact_model(record)
+        if isinstance(record, Planned) and isinstance(public, Planned):
+            _refuse_private(record, public)
+        try:
+            # Not model_dump_json: it raises on a lone surrogate, from another process's words.
+            text = json.dumps(public.model_dump(mode="json"), ensure_ascii=False, allow_nan=False)
+            line = text.encode("utf-8", "replace")
+            kept = _LINE.validate_json(line)
+        except ValueError as error:
+            raise BadLedger(f"A record could not be read again: {_why(error)}.") from error
+        why = self.history.refusal(kept)
+        if why:
+            raise BadLedger(f"The ledger in {self.folder} does not take {why}.")
+        return line + b"\n", kept
+
+    def _write(self, line: bytes) -> None:
+        if self._file < 0:
+            raise BadLedger(f"The ledger in {self.folder} is closed.")
+        end = os.lseek(self._file, 0, os.SEEK_CUR)
+        try:
+            left = memoryview(line)
+            while left:
+                left = left[os.write(self._file, left) :]
+            os.fsync(self._file)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, end)
+            os.lseek(self._file, end, os.SEEK_SET)
+            raise self._unwritable(error) from error
+
+    def _sync_folder(self) -> None:
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _unwritable(self, error: OSError) -> NoSpace | UnwritableOutput:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return NoSpace(
+                f"The disk that holds {self.path} is full.",
+                hint="mmrepro env prune, then the same command again",
+            )
+        return UnwritableOutput(
+            f"The ledger {self.path} cannot be written: {error.strerror or error}.",
+            hint="choose another --out, with a DIR that you may write",
+        )
+
+
+def read(folder: Path) -> History:
+    """The ledger in ``folder``, or that file itself, as far as its lines are whole.
+
+    Raises:
+        BadLedger: there is none, or a whole line of it cannot be read; its number is told.
+    """
+    path = folder / LEDGER_FILE if folder.is_dir() else folder
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise BadLedger(
+            f"{folder} holds no {LEDGER_FILE}.", hint=f"mmrepro matrix run --out {folder}"
+        ) from None
+    except OSError as error:
+        raise BadLedger(f"{path} cannot be read: {error.strerror or error}.") from error
+    return _parsed(content[: content.rfind(b"\n") + 1], path)
+
+
+def _parsed(content: bytes, path: Path) -> History:
+    history = History()
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            history.take(_LINE.validate_json(line))
+        except ValueError as error:
+            raise BadLedger(
+                f"{path}, line {number}: {_why(error, line)}.",
+                hint="a ledger is only ever appended to; take it as it was before somebody "
+                "changed it, or begin a new one with another --out",
+            ) from error
+    return history
+
+
+def _why(error: ValueError, line: bytes = b"") -> str:
+    version = _VERSION.search(line)
+    if version and int(version[1]) > LEDGER_VERSION:
+        return f"it is of version {int(version[1])}, this mmrepro reads {LEDGER_VERSION}"
+    if not isinstance(error, ValidationError):
+        return one_line(str(error), 200)
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"][1:])
+    return one_line(f"{place}: {first['msg']}" if place else first["msg"], 200)
+
+
+def _refuse_private(record: Planned, public: Planned) -> None:
+    if record.cell != public.cell:
+        raise BadLedger(
+            f"A cell of {one_line(public.cell.row, 120)} names a secret or a home folder, and a "
+            "ledger is made to be shown.",
+            hint="give the scenario's file relative to this folder, and no secret to a server",
+        )

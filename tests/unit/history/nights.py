@@ -1,0 +1,101 @@
+"""Nights and attempts, made up for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from mmrepro.history.ledger import History, NightRuns
+from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned
+from mmrepro.records import HostFacts, Moment
+from mmrepro.run.key import run_key
+from mmrepro.signature import Outcome
+
+BEGAN = datetime(2026, 11, 1, 3, 0, tzinfo=UTC)
+HOST = HostFacts(os="Linux", kernel="6", cpu="x86", cores=2, memory_bytes=1 << 34, python="3.11")
+LETTERS = {
+    "r": Outcome.REPRODUCED,
+    "n": Outcome.NOT_REPRODUCED,
+    "d": Outcome.DIFFERENT_FAILURE,
+    "i": Outcome.INCONCLUSIVE,
+    "l": None,
+}
+"""A run in one letter."""
+
+
+def moment(hours: float) -> Moment:
+    return Moment(wall=BEGAN + timedelta(hours=hours), mono=hours * 3600)
+
+
+def cell(release: str = "0.23.0", scenario: str = "ghost", **more: object) -> Cell:
+    values = {"engine": "vllm", "device": "cpu", **more}
+    return Cell.model_validate({"scenario": scenario, "release": release, **values})
+
+
+def attempt(
+    letter: str,
+    index: int = 1,
+    *,
+    of: Cell | None = None,
+    night: str = "n1",
+    parts: dict[str, str] | None = None,
+    expected: Outcome | None = None,
+    hours: float = 0,
+) -> Attempt:
+    outcome = LETTERS[letter]
+    of = of or cell()
+    parts = {"engine": of.release, "environment": "e1", **(parts or {})}
+    return Attempt(
+        night=night,
+        cell=of.id,
+        index=index,
+        created=moment(hours),
+        seconds=12.5,
+        outcome=outcome,
+        expected=expected if outcome else None,
+        lost=None if outcome else Lost.INFRASTRUCTURE,
+        key=run_key(parts) if outcome else "",
+        parts=parts if outcome else {},
+        incident=f"incidents/{night}/{of.id}/run-{index}" if outcome else "",
+    )
+
+
+def attempts(letters: str, **more: object) -> list[Attempt]:
+    return [attempt(letter, n, **more) for n, letter in enumerate(letters, 1)]  # type: ignore[arg-type]
+
+
+def night(
+    number: int,
+    runs: dict[Cell, str] | None = None,
+    *,
+    parts: dict[str, str] | None = None,
+    expected: Outcome | None = None,
+    state: NightState = NightState.COMPLETE,
+    every_h: float | None = 24,
+    hours: float | None = None,
+) -> NightRuns:
+    """Night ``number``, 24 h after the one before it: the letters of each cell's runs."""
+    began = 24.0 * number if hours is None else hours
+    name = f"n{number}"
+    made = NightRuns(
+        Night(
+            id=name,
+            created=moment(began),
+            finished=moment(began + 2),
+            state=state,
+            command="mmrepro matrix run",
+            mmrepro_version="0",
+            host=HOST,
+            every_h=every_h,
+        )
+    )
+    for of, letters in (runs or {}).items():
+        made.planned[of.id] = Planned(night=name, cell=of, expected=expected)
+        made.attempts += attempts(
+            letters, of=of, night=name, parts=parts, expected=expected, hours=began
+        )
+    return made
+
+
+def history(nights: Sequence[NightRuns]) -> History:
+    return History(nights)

@@ -1,0 +1,135 @@
+"""What runs of a cell come to. What was not decided makes nothing good; flaky is under one key."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, strategies as st
+from mmrepro.history.states import VERDICTS, State, settle, surprise, wilson
+from mmrepro.signature import Outcome
+from nights import LETTERS, attempt, attempts
+
+RUNS = st.text("rndil", max_size=7)
+
+
+@pytest.mark.parametrize(
+    ("letters", "state", "why"),
+    [
+        ("", State.MISSING, "no run"),
+        ("ll", State.LOST, "2 × lost (infrastructure)"),
+        ("li", State.INCONCLUSIVE, "1 × lost (infrastructure), 1 × inconclusive"),
+        ("nii", State.NOT_REPRODUCED, "2 × inconclusive, 1 × not-reproduced"),
+        ("lr", State.REPRODUCED, "1 × lost (infrastructure), 1 × reproduced"),
+        ("dd", State.DIFFERENT_FAILURE, "2 × different-failure"),
+        ("rnr", State.FLAKY, "2 × reproduced, 1 × not-reproduced, under one key"),
+        ("dn", State.FLAKY, "1 × different-failure, 1 × not-reproduced, under one key"),
+        ("rd", State.FLAKY, "1 × reproduced, 1 × different-failure, under one key"),
+    ],
+)
+def test_under_one_key(letters: str, state: State, why: str) -> None:
+    settled = settle(attempts(letters))
+    assert (settled.state, settled.why) == (state, why)
+    assert settled.lost == letters.count("l")
+    assert settled.reproduced == letters.count("r")
+    assert settled.conclusive == sum(letters.count(x) for x in "rnd")
+
+
+@given(RUNS)
+def test_one_state_follows_from_the_verdicts_alone(letters: str) -> None:
+    settled = settle(attempts(letters))
+    kinds = {LETTERS[x] for x in letters} - {None, Outcome.INCONCLUSIVE}
+    if len(kinds) > 1:
+        assert settled.state is State.FLAKY
+    elif kinds:
+        assert settled.state.value == kinds.pop()
+        assert settled.state in VERDICTS
+    else:
+        assert settled.state in (State.INCONCLUSIVE, State.LOST, State.MISSING)
+    assert settle(attempts("".join(sorted(letters)))).state is settled.state
+
+
+def test_different_keys_are_no_contradiction_and_the_worst_counts() -> None:
+    warm, cold = {"start mode": "warm"}, {"start mode": "cold"}
+    settled = settle([attempt("n", 1, parts=warm), attempt("r", 2, parts=cold)])
+    assert settled.state is State.REPRODUCED
+    assert settled.differing == ("start mode",)
+    assert settled.why.endswith("different keys, which differ in: start mode")
+    other = settle([attempt("n", 1, parts=warm), attempt("d", 2, parts=cold)])
+    assert other.state is State.DIFFERENT_FAILURE
+    again = settle([attempt("n", 1, parts=warm), attempt("n", 2, parts=cold)])
+    assert (again.state, again.differing) == (State.NOT_REPRODUCED, ())
+    both = [attempt("n", 1, parts=warm), attempt("r", 2, parts=cold), attempt("r", 3, parts=warm)]
+    assert settle(both).state is State.FLAKY
+
+
+def test_a_key_that_nobody_knows_excuses_nothing() -> None:
+    runs = [a.model_copy(update={"key": ""}) for a in attempts("rn")]
+    settled = settle(runs)
+    assert settled.state is State.FLAKY
+    assert settled.why.endswith("under a key nobody knows")
+    assert settled.keys == frozenset()
+
+
+@given(st.integers(0, 60), st.integers(1, 60))
+def test_wilsons_interval(successes: int, trials: int) -> None:
+    successes = min(successes, trials)
+    low, high = wilson(successes, trials)
+    assert 0 <= low <= successes / trials <= high <= 1
+    for end in {low, high} - {0.0, 1.0}:  # it is where the score test is just not refused
+        spread = math.sqrt(end * (1 - end) / trials)
+        assert abs(successes / trials - end) / spread == pytest.approx(1.95996, abs=1e-4)
+
+
+def test_intervals_that_are_in_textbooks() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("letters", "expected", "says"),
+    [
+        ("r", Outcome.REPRODUCED, True),
+        ("n", Outcome.REPRODUCED, False),
+        ("rn", Outcome.REPRODUCED, False),
+        ("i", Outcome.REPRODUCED, False),
+        ("l", Outcome.REPRODUCED, None),
+        ("r", None, None),
+    ],
+)
+def test_as_expected(letters: str, expected: Outcome | None, says: bool | None) -> None:
+    assert settle(attempts(letters, expected=expected)).as_expected is says
+
+
+def test_a_surprise_is_what_the_last_night_did_not_settle_on() -> None:
+    bad, good = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
+    seen = {letters: settle(attempts(letters)) for letters in ("r", "n", "rn", "i", "l", "")}
+    for before in (None, seen["l"], seen[""]):
+        assert surprise(attempt("n"), before, bad) == "not-reproduced, but reproduced is expected"
+        assert surprise(attempt("r"), before, bad) == ""
+        assert surprise(attempt("i"), before, bad) == "inconclusive, but reproduced is expected"
+        assert surprise(attempt("d"), before, None) == ""
+    # The same key: what it was then counts, not what the scenario says.
+    assert surprise(attempt("n"), seen["n"], bad) == ""
+    assert surprise(attempt("r"), seen["n"], bad).endswith(
+        "not-reproduced the night before, under the same key"
+    )
+    assert surprise(attempt("i"), seen["i"], bad) == ""
+    assert surprise(attempt("n"), seen["i"], bad) != ""
+    # Another key: the scenario's word again.
+    other = settle(attempts("n", parts={"environment": "e2"}))
+    assert surprise(attempt("r"), other, bad) == ""
+    assert surprise(attempt("n"), other, bad) != ""
+    assert surprise(attempt("n"), other, good) == ""
+
+
+def test_the_lost_and_what_is_known_to_be_flaky_surprise_nobody() -> None:
+    flaky = settle(attempts("rn"))
+    for before in (None, flaky, settle(attempts("r"))):
+        assert surprise(attempt("l"), before, Outcome.REPRODUCED) == ""
+    assert surprise(attempt("r"), flaky, None) == surprise(attempt("n"), flaky, None) == ""
+    assert surprise(flaky, flaky) == ""
+    assert "not among" in surprise(attempt("d"), flaky, None)
+    assert surprise(flaky, settle(attempts("r"))).startswith("flaky, but reproduced")
+    assert surprise(flaky, None).startswith("more than one verdict under one key: 1 × reproduced")
