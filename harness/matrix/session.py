@@ -53,7 +53,7 @@ class Watcher(Protocol):
     def group(self, group: Group) -> None:
         """Its environment is looked for, and then its cells are run."""
 
-    def began(self, planned: Planned, number: Next) -> None:
+    def began(self, planned: Planned, coming: Next) -> None:
         """A run was started."""
 
     def ended(self, planned: Planned, attempt: Attempt, whole: Settled | None) -> None:
@@ -282,13 +282,13 @@ class Session:
 
     def _cell(self, planned: Planned, instead: str = "") -> None:
         """Run a cell until it is whole or there is no time. ``instead``: why it cannot be run."""
-        while (number := self.next(planned)) is not None and not self._stopped:
+        while (coming := self.next(planned)) is not None and not self._stopped:
             if not instead and not self._fits(planned.cell):
                 return
             if self._watcher is not None:
-                self._watcher.began(planned, number)
+                self._watcher.began(planned, coming)
             attempt = (
-                self._lost(planned, number, instead) if instead else self._run(planned, number)
+                self._lost(planned, coming, instead) if instead else self._run(planned, coming)
             )
             self.ledger.append(attempt)
             if attempt.outcome is not None:
@@ -298,21 +298,21 @@ class Session:
                 settled = settle(self.runs.attempts_of(planned.cell.id)) if whole else None
                 self._watcher.ended(planned, attempt, settled)
 
-    def _run(self, planned: Planned, number: Next) -> Attempt:
+    def _run(self, planned: Planned, coming: Next) -> Attempt:
         root, night = self.ledger.folder, self.runs.night.id
-        folder = root / INCIDENTS / night / planned.cell.id / f"run-{number.index}"
+        folder = root / INCIDENTS / night / planned.cell.id / f"run-{coming.number}"
         # Of a run that was killed before the ledger heard of it.
         shutil.rmtree(folder, ignore_errors=True)
         return self._trials.run(
-            planned.cell, folder, root, night=night, index=number.index, role=number.role
+            planned.cell, folder, root, night=night, index=coming.number, role=coming.role
         )
 
-    def _lost(self, planned: Planned, number: Next, why: str) -> Attempt:
+    def _lost(self, planned: Planned, coming: Next, why: str) -> Attempt:
         return Attempt(
             night=self.runs.night.id,
             cell=planned.cell.id,
-            index=number.index,
-            role=number.role,
+            index=coming.number,
+            role=coming.role,
             created=Moment.now(),
             seconds=0.0,
             lost=Lost.INFRASTRUCTURE,
