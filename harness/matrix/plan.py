@@ -171,7 +171,13 @@ class _Making:
 
     def _planned(self, scenario: Scenario, cell: Cell) -> Planned:
         expected, _ = scenario.expected(cell.release, frozenset(cell.mitigations))
-        return Planned(night=self.night, cell=cell, expected=expected)
+        return Planned(
+            night=self.night,
+            cell=cell,
+            expected=expected,
+            affected=scenario.affected_range,
+            title=scenario.title,
+        )
 
     def _listed(self, scenario: Scenario, device: str) -> Sequence[Listed]:
         known = (scenario.engine, device)

@@ -19,7 +19,8 @@ HOPELESS = (Lost.UNLOADABLE, Lost.USAGE)
 class Next(NamedTuple):
     """The run that comes next."""
 
-    index: int
+    number: int
+    """Within the night and cell, from 1: the attempt's index."""
     role: Role
 
 
@@ -41,19 +42,19 @@ def next_run(
         attempts: of the cell in this night, by their index.
         before: what the cell settled on in the last night that ran it.
     """
-    index = len(attempts) + 1
+    number = len(attempts) + 1
     if not attempts:
-        return Next(index, "planned")
+        return Next(number, "planned")
     last = attempts[-1]
     if any(a.lost in HOPELESS for a in attempts):
         return None
     if last.lost is Lost.INFRASTRUCTURE and last.role != "retry":
-        return Next(index, "retry")
+        return Next(number, "retry")
     if sum(a.role == "planned" for a in attempts) < repeat:
-        return Next(index, "planned")
+        return Next(number, "planned")
     confirmed = sum(a.role == "confirm" for a in attempts)
     if confirmed < confirm and surprise(_planned(attempts), before, planned.expected):
-        return Next(index, "confirm")
+        return Next(number, "confirm")
     return None
 
 
