@@ -221,7 +221,7 @@ def test_nights_are_in_order_and_the_last_word_counts() -> None:
     made = History([night(2), night(1), night(3)])
     assert [n.night.id for n in made.nights] == ["n1", "n2", "n3"]
     assert made.newest is made.night("n3")
-    assert [n.night.id for n in made.before("n3")] == ["n1", "n2"]
+    assert [n.night.id for n in made.before(night(3).night)] == ["n1", "n2"]
     made.take(night(2).night.model_copy(update={"machine": "m"}))
     assert made.night("n2").night.machine == "m"
     with pytest.raises(BadLedger, match="n3, n2, n1"):
