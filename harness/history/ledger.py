@@ -94,10 +94,10 @@ class History:
             )
         return found
 
-    def before(self, night: str) -> list[NightRuns]:
+    def before(self, night: Night) -> list[NightRuns]:
         """The nights that began before that one, oldest first."""
-        nights = self.nights
-        return nights[: next(i for i, n in enumerate(nights) if n.night.id == night)]
+        began = night.created.wall.timestamp(), night.id
+        return [n for n in self.nights if (n.night.created.wall.timestamp(), n.night.id) < began]
 
     def take(self, record: AnyRecord) -> None:
         """Add ``record``. Raises ValueError: :meth:`refusal` says why it belongs nowhere."""
