@@ -159,6 +159,8 @@ def test_flaky_is_told_once_and_nothing_is_fixed_out_of_it() -> None:
         EventKind.NEW_RELEASE
     ], "it was flaky, under another key"
     assert kinds(*nights, other, night(4, {MID: "rn"}, parts=E2)) == [EventKind.FLAKY]
+    steady = night(3, {MID: "rr"}, parts=E2)
+    assert kinds(*nights, steady, night(4, {MID: "n"})) == [], "that key is known to be flaky"
     assert kinds(night(1, {MID: "r"}), night(2, {MID: "r", NEW: "rn"})) == [
         EventKind.NEW_RELEASE,
         EventKind.FLAKY,
