@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from mmrepro.errors import BadLedger, LedgerBusy, NoSpace
 from mmrepro.history.ledger import AnyRecord, History, Ledger, read
 from mmrepro.incident.ledger import LEDGER_FILE, Event, EventKind, Lost, Planned
-from nights import attempt, cell, night
+from made_nights import attempt, cell, night
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

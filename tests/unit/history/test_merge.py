@@ -10,7 +10,7 @@ from mmrepro.errors import BadLedger
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.merge import merge, whole
 from mmrepro.incident.ledger import LEDGER_FILE, Event, EventKind, NightState
-from nights import cell, night
+from made_nights import cell, night
 
 OLD, NEW = cell("0.23.0"), cell("0.24.0")
 

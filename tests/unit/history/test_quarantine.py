@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mmrepro.errors import UsageError
 from mmrepro.history.quarantine import Entry, Quarantine, load
-from nights import cell
+from made_nights import cell
 
 DAY = date(2026, 11, 22)
 ENTRY = """

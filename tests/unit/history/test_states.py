@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from mmrepro.history.chance import fisher, wilson
 from mmrepro.history.states import VERDICTS, State, settle, surprise
 from mmrepro.signature import Outcome
-from nights import LETTERS, attempt, attempts
+from made_nights import LETTERS, attempt, attempts
 
 RUNS = st.text("rndil", max_size=7)
 
