@@ -100,6 +100,9 @@ class Night(Record):
     confirm: int = 3
     every_h: Annotated[float | None, Field(description="hours until the next one is due")] = None
     shard: Annotated[str, Field(description="e.g. 1/3; empty: the whole plan")] = ""
+    cells: Annotated[
+        int | None, Field(description="of its plan, which follows; None: not counted")
+    ] = None
 
 
 class Planned(Record):
