@@ -204,7 +204,8 @@ class NightView:
         if state is NightState.COMPLETE:
             return ""
         missing = self.states[State.MISSING]
-        rest = f"; {missing} of {len(self.squares)} cells did not run" if missing else ""
+        left = "have no run yet" if state is NightState.RUNNING else "did not run"
+        rest = f"; {missing} of {len(self.squares)} cells {left}" if missing else ""
         return f"This night is {NIGHT_WORDS[state]}{rest}."
 
     @property
