@@ -160,6 +160,13 @@ def prune(
     return done
 
 
+def drop(folder: Path) -> Pruned:
+    """Remove the environment in ``folder``, unless somebody uses or builds it."""
+    done = Pruned()
+    _remove(folder, folder, done, dry_run=False)
+    return done
+
+
 def _remove(path: Path, folder: Path, done: Pruned, *, dry_run: bool) -> bool:
     lock = FileLock(lock_path(folder))
     try:
