@@ -40,7 +40,7 @@ class Prefetch:
         child = self._child
         if child is None or child.poll() is not None:
             return
-        child.send_signal(signal.SIGINT)
+        child.send_signal(signal.SIGTERM)
         try:
             child.wait(GRACE_S)
         except subprocess.TimeoutExpired:

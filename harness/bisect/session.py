@@ -26,8 +26,7 @@ from mmrepro.bisect.search import (
 )
 from mmrepro.bisect.telling import limits, side_of, verdict_of
 from mmrepro.engines import get_engine
-from mmrepro.environments import EnvironmentSpec, existing
-from mmrepro.environments.store import drop
+from mmrepro.environments import EnvironmentSpec, existing, prune
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident import INCIDENT_FILE, Incident
@@ -303,7 +302,7 @@ class Bisecting:
                 environment = existing(self._spec(number))
                 self.field.points[number].fetched = environment is not None
                 if environment is not None and not self.options.keep_environments:
-                    drop(environment.path)
+                    prune(names=[environment.path.name])
 
     # ------------------------------------------------------------------ files
 

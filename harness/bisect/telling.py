@@ -136,7 +136,8 @@ def _explain(bisection: Bisection, direction: Direction, found: Found, side: Sid
 
 def _other(bisection: Bisection, name: str) -> str:
     point = bisection.point(name)
-    return (point.why if point else "") or "see its incident"
+    why = point.why if point else ""
+    return why.removeprefix("another failure: ") or "see its incident"
 
 
 def limits(bisection: Bisection) -> list[str]:

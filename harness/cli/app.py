@@ -16,6 +16,7 @@ from mmrepro.cli.env import app as env_app
 from mmrepro.cli.judge import judge
 from mmrepro.cli.kv_budget import kv_budget
 from mmrepro.cli.logs import logs
+from mmrepro.cli.matrix import app as matrix_app
 from mmrepro.cli.new import new
 from mmrepro.cli.probe import probe
 from mmrepro.cli.report import report_command, schema
@@ -57,6 +58,7 @@ app.command("run", short_help="Drive a real engine into a known failure.")(run)
 app.command("diagnose", short_help="Say what is wrong with a live server.")(diagnose)
 app.command("ablate", short_help="Find out which setting is the cause.")(ablate)
 app.command("bisect", short_help="Find the release that brought or fixed it.")(bisect)
+app.add_typer(matrix_app, name="matrix", short_help="Scenarios × releases, night after night.")
 app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("collide", short_help="Find two pictures that an engine takes for one.")(collide)

@@ -5,9 +5,14 @@ made by uv; see build.py for the steps, releases.py for the dates, requirements.
 changed in an engine's requirements.
 """
 
-from mmrepro.environments.build import ensure as ensure, existing as existing
+from mmrepro.environments.build import (
+    ensure as ensure,
+    existing as existing,
+    folder_of as folder_of,
+)
 from mmrepro.environments.listing import Listed as Listed, releases_of as releases_of
 from mmrepro.environments.sglang import sglang_spec as sglang_spec
+from mmrepro.environments.space import uv_cache_dir as uv_cache_dir
 from mmrepro.environments.spec import (
     Environment as Environment,
     EnvironmentSpec as EnvironmentSpec,

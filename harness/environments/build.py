@@ -41,9 +41,14 @@ from mmrepro.machine.cache import detect_device, environments_root
 from mmrepro.records import Setting, WheelFacts
 
 
+def folder_of(spec: EnvironmentSpec) -> Path:
+    """Where the environment for ``spec`` is, or would be."""
+    return environments_root() / spec.key(without_credentials(torch_index()))
+
+
 def existing(spec: EnvironmentSpec) -> Environment | None:
     """The environment for ``spec`` if it is on disk; nothing is built."""
-    folder = environments_root() / spec.key(without_credentials(torch_index()))
+    folder = folder_of(spec)
     manifest = read_manifest(folder)
     return _environment(spec, folder, manifest, reused=True) if manifest is not None else None
 
@@ -64,7 +69,7 @@ def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environme
     say = progress or (lambda _: None)
     if (environment := existing(spec)) is not None:
         return environment
-    folder = environments_root() / spec.key(without_credentials(torch_index()))
+    folder = folder_of(spec)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _builder(folder, say):

@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,13 +121,15 @@ def prune(
     everything: bool = False,
     engine: str = "",
     release: str = "",
+    names: Collection[str] = (),
     older_than_days: float | None = None,
     dry_run: bool = False,
 ) -> Pruned:
     """Remove the leftovers of broken builds, and the environments that are meant.
 
-    Meant are all with ``everything``; else those of ``engine`` (and ``release``) if given and not
-    used for ``older_than_days`` if given; with none of these, leftovers alone. One that somebody
+    Meant are all with ``everything``; else those of ``engine`` (and ``release``) if given, called
+    one of ``names`` if given, and not used for ``older_than_days`` if given; with none of these,
+    leftovers alone. One that somebody
     builds or uses is kept, and ``kept`` says so.
     """
     root = environments_root()
@@ -137,7 +139,7 @@ def prune(
         if path.name.startswith((BUILDING, REMOVING)):
             key = path.name.removeprefix(BUILDING).removeprefix(REMOVING).rpartition("-")[0]
             _remove(path, root / key, done, dry_run=dry_run)
-    chosen = everything or bool(engine) or older_than_days is not None
+    chosen = everything or bool(engine) or bool(names) or older_than_days is not None
     busy = b"\n".join(words for _, words in _processes(root)) if chosen else b""
     for path in folders:
         if path.name.startswith("."):
@@ -150,6 +152,8 @@ def prune(
             continue
         if release and manifest.release != release:
             continue
+        if names and path.name not in names:
+            continue
         if older_than_days is not None and time.time() - last_used(path) < older_than_days * 86400:
             continue
         if os.fsencode(f"{path}/") in busy:
@@ -157,13 +161,6 @@ def prune(
             continue
         if _remove(path, path, done, dry_run=dry_run):
             done.packages |= {line.partition("==")[0] for line in manifest.packages}
-    return done
-
-
-def drop(folder: Path) -> Pruned:
-    """Remove the environment in ``folder``, unless somebody uses or builds it."""
-    done = Pruned()
-    _remove(folder, folder, done, dry_run=False)
     return done
 
 

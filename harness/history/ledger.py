@@ -47,13 +47,15 @@ class NightRuns:
     events: list[Event] = field(default_factory=list)
     _of_cell: dict[str, list[Attempt]] = field(default_factory=dict, repr=False, compare=False)
     _counted: int = field(default=0, repr=False, compare=False)
+    _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def attempts_of(self, cell: str) -> list[Attempt]:
-        """Of the cell with that id, by their index."""
-        for attempt in self.attempts[self._counted :]:
-            self._of_cell.setdefault(attempt.cell, []).append(attempt)
-        self._counted = len(self.attempts)
-        return sorted(self._of_cell.get(cell, []), key=lambda a: a.index)
+        """Of the cell with that id, by their index. From any thread."""
+        with self._mutex:
+            for attempt in self.attempts[self._counted :]:
+                self._of_cell.setdefault(attempt.cell, []).append(attempt)
+                self._counted += 1
+            return sorted(self._of_cell.get(cell, []), key=lambda a: a.index)
 
     @property
     def cells(self) -> dict[str, Cell]:
@@ -92,10 +94,10 @@ class History:
             )
         return found
 
-    def before(self, night: str) -> list[NightRuns]:
+    def before(self, night: Night) -> list[NightRuns]:
         """The nights that began before that one, oldest first."""
-        nights = self.nights
-        return nights[: next(i for i, n in enumerate(nights) if n.night.id == night)]
+        began = night.created.wall.timestamp(), night.id
+        return [n for n in self.nights if (n.night.created.wall.timestamp(), n.night.id) < began]
 
     def take(self, record: AnyRecord) -> None:
         """Add ``record``. Raises ValueError: :meth:`refusal` says why it belongs nowhere."""

@@ -6,16 +6,14 @@ decides nothing.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mmrepro.history.chance import wilson
 from mmrepro.incident.ledger import Attempt
 from mmrepro.signature import Outcome
-
-Z_95 = 1.959963984540054
 
 
 class State(StrEnum):
@@ -92,19 +90,6 @@ def settle(attempts: Sequence[Attempt]) -> Settled:
         keys=frozenset(a.key for a in attempts if a.outcome is not None and a.key),
         differing=differing,
     )
-
-
-def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion; (0, 1) without any trial."""
-    if not trials:
-        return 0.0, 1.0
-    share, z2 = successes / trials, Z_95**2
-    middle = share + z2 / (2 * trials)
-    half = Z_95 * math.sqrt(share * (1 - share) / trials + z2 / (4 * trials**2))
-    scale = 1 + z2 / trials
-    low, high = (middle - half) / scale, (middle + half) / scale
-    # At the ends the exact value is an end, and rounding would leave it out.
-    return (low if successes else 0.0), (high if successes < trials else 1.0)
 
 
 def surprise(

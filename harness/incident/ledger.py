@@ -100,6 +100,9 @@ class Night(Record):
     confirm: int = 3
     every_h: Annotated[float | None, Field(description="hours until the next one is due")] = None
     shard: Annotated[str, Field(description="e.g. 1/3; empty: the whole plan")] = ""
+    cells: Annotated[
+        int | None, Field(description="of its plan, which follows; None: not counted")
+    ] = None
 
 
 class Planned(Record):
@@ -109,6 +112,10 @@ class Planned(Record):
     night: str
     cell: Cell
     expected: Annotated[Outcome | None, Field(description="by the scenario; None: nothing")] = None
+    affected: Annotated[
+        str, Field(description="releases that the scenario declares, a specifier: >=0.14,<0.24")
+    ] = ""
+    title: Annotated[str, Field(description="of the scenario, one line")] = ""
 
 
 class Attempt(Record):

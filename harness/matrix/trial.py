@@ -24,7 +24,7 @@ from pydantic import ValidationError
 BUILD_S = 1800.0
 """For the environment, before a run's own time limit begins."""
 GRACE_S = 30.0
-"""Between SIGINT, on which a run writes what it has and ends its engine, and SIGKILL."""
+"""Between SIGTERM, on which a run writes what it has and ends its engine, and SIGKILL."""
 LAST_WORDS = 2000
 
 
@@ -40,6 +40,11 @@ class TrialOptions:
     """More variables for the run."""
     commit_dates: Mapping[str, str] = field(default_factory=dict)
     """When each commit was made, RFC 3339: its requirements are resolved as of then."""
+
+
+def variables(options: TrialOptions) -> dict[str, str]:
+    """Those of the run's process."""
+    return {**os.environ, "NO_COLOR": "1", **options.env}
 
 
 def run_options(cell: Cell, options: TrialOptions) -> RunOptions:
@@ -102,7 +107,8 @@ class Trials:
             self._stopped = True
             children = list(self._children)
         for child in children:
-            _signal(child, signal.SIGINT)
+            # Not SIGINT, which a shell's background job and its children ignore.
+            _signal(child, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_S
         for child in children:
             try:
@@ -119,7 +125,7 @@ class Trials:
                 raise KeyboardInterrupt
             child = subprocess.Popen(
                 [sys.executable, "-m", "mmrepro", *arguments],
-                env={**os.environ, "NO_COLOR": "1", **self.options.env},
+                env=variables(self.options),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

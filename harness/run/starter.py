@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -195,15 +195,20 @@ class Starter:
         note_start(environment.state_dir, name, seen)
 
 
-def parent_spec(plan: LaunchPlan, environment: Environment) -> ParentSpec:
-    """What a warm parent for ``plan`` is: all that a library could have read at its import."""
+def parent_spec(
+    plan: LaunchPlan, environment: Environment, base: Mapping[str, str] | None = None
+) -> ParentSpec:
+    """What a warm parent for ``plan`` is: all that a library could have read at its import.
+
+    ``base``: the variables of the command that is to find it; None: our own.
+    """
     spec = environment.spec
     return ParentSpec(
         label=f"{spec.engine} {spec.release}",
         python=environment.python,
         module=plan.entry.module,
         preload=plan.preload,
-        env=child_environment(plan.env),
+        env=child_environment(plan.env, base=base),
         path=tuple(plan.entry.path),
         digest=digest(_code(plan, environment)),
     )

@@ -132,6 +132,13 @@ def test_a_killed_writer_holds_nothing(tmp_path: Path) -> None:
     assert records(read(tmp_path)) == sample()
 
 
+def test_a_torn_line_is_gone_however_long_it_was(tmp_path: Path) -> None:
+    (tmp_path / LEDGER_FILE).write_bytes(b"x" * 10_000)
+    write(tmp_path, sample()[:1])
+    assert records(read(tmp_path)) == sample()[:1]
+    assert (tmp_path / LEDGER_FILE).stat().st_size < 1000
+
+
 def test_from_many_threads_each_line_is_whole(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.append(night(1).night)
@@ -165,6 +172,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
             with pytest.raises(NoSpace):
                 ledger.append(lines[-1])
         assert records(read(tmp_path)) == records(ledger.history) == lines[:-1]
+        assert (tmp_path / LEDGER_FILE).read_bytes().endswith(b"\n")
         ledger.append(lines[-1])
     assert records(read(tmp_path)) == lines
 
@@ -221,7 +229,7 @@ def test_nights_are_in_order_and_the_last_word_counts() -> None:
     made = History([night(2), night(1), night(3)])
     assert [n.night.id for n in made.nights] == ["n1", "n2", "n3"]
     assert made.newest is made.night("n3")
-    assert [n.night.id for n in made.before("n3")] == ["n1", "n2"]
+    assert [n.night.id for n in made.before(night(3).night)] == ["n1", "n2"]
     made.take(night(2).night.model_copy(update={"machine": "m"}))
     assert made.night("n2").night.machine == "m"
     with pytest.raises(BadLedger, match="n3, n2, n1"):

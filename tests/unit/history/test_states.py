@@ -6,7 +6,8 @@ import math
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.history.states import VERDICTS, State, settle, surprise, wilson
+from mmrepro.history.chance import fisher, wilson
+from mmrepro.history.states import VERDICTS, State, settle, surprise
 from mmrepro.signature import Outcome
 from nights import LETTERS, attempt, attempts
 
@@ -85,6 +86,22 @@ def test_intervals_that_are_in_textbooks() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     assert wilson(5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
     assert wilson(0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "p"),
+    [
+        ((3, 1), (1, 3), 34 / 70),  # the lady and her tea
+        ((8, 2), (1, 5), 0.03497),
+        ((4, 0), (0, 4), 2 / 70),
+        ((7, 0), (0, 2), 1 / 36),
+        ((1, 0), (0, 1), 1.0),
+        ((0, 0), (3, 2), 1.0),
+    ],
+)
+def test_fishers_exact_test(first: tuple[int, int], second: tuple[int, int], p: float) -> None:
+    assert fisher(first, second) == pytest.approx(p, abs=1e-5)
+    assert fisher(second, first) == pytest.approx(p, abs=1e-5)
 
 
 @pytest.mark.parametrize(

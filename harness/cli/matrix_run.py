@@ -1,0 +1,289 @@
+"""``mmrepro matrix run``, from the options to the exit code."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import mmrepro
+import typer
+from mmrepro.cli.matrix import DEFAULT_OUT
+from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run, print_result
+from mmrepro.errors import ExitCode, UsageError
+from mmrepro.history.ledger import History, Ledger, NightRuns, read
+from mmrepro.incident.ledger import LEDGER_FILE, Cell, Night, NightState, Planned
+from mmrepro.machine.facts import host_facts
+from mmrepro.matrix.disk import Bound
+from mmrepro.matrix.ending import NightResult, result_of
+from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
+from mmrepro.matrix.plan import Estimates, dry_run, plan, sharded
+from mmrepro.matrix.provisions import Provisions
+from mmrepro.matrix.schedule import left
+from mmrepro.matrix.session import Session, SessionOptions, begin, unfinished
+from mmrepro.matrix.trial import TrialOptions, Trials
+from mmrepro.records import Moment
+from mmrepro.run.key import gpu_models
+from mmrepro.run.options import StartMode
+from rich.console import Console
+
+REPEAT, CONFIRM, JOBS, TIMEOUT_S = 1, 3, 1, 600.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says; ``settings``: those that a file has too."""
+
+    file: Path | None
+    scenarios: tuple[str, ...]
+    server_args: tuple[str, ...]
+    options: tuple[str, ...]
+    settings: Settings
+    shard: str
+    night: str
+    resume: bool
+    dry_run: bool
+    json: bool
+
+
+def execute(asked: Asked) -> ExitCode:
+    """Run the night, or go on with it, or print what it would be. Raises MmreproError."""
+    given = load(asked.file) if asked.file is not None else MatrixFile()
+    settings = asked.settings.over(given.matrix)
+    folder = Path(settings.out or DEFAULT_OUT)
+    console = Console(stderr=asked.json)
+    if not console.is_terminal:  # a file is not cut to 80 columns
+        console = Console(stderr=asked.json, width=180)
+    if asked.resume and (asked.scenarios or asked.night or asked.shard):
+        raise UsageError(
+            "--resume goes on with the plan that is written down: no --scenario, --night, --shard.",
+            hint=f"mmrepro matrix run --resume --out {shlex.quote(str(folder))}",
+        )
+    if asked.dry_run:
+        return _dry_run(asked, given, settings, folder, console)
+    planned, notes = ([], []) if asked.resume else _planned(asked, given, settings)
+    if asked.resume and not (folder / LEDGER_FILE).is_file():
+        read(folder)  # raises: there is none
+    with Ledger(folder) as ledger:
+        if not asked.resume:
+            runs = begin(ledger, _night(asked, settings), planned)
+        elif (found := unfinished(ledger)) is not None:
+            runs = found
+        else:
+            return _nothing_unfinished(ledger, asked, settings, folder, console)
+        for note in notes:
+            console.print(f"Left out: {note}.", highlight=False, soft_wrap=True)
+        return _run(ledger, runs, asked, settings, notes, console)
+
+
+def _run(
+    ledger: Ledger,
+    runs: NightRuns,
+    asked: Asked,
+    settings: Settings,
+    notes: Sequence[str],
+    console: Console,
+) -> ExitCode:
+    again = _resume_command(asked, ledger.folder)
+    options = TrialOptions(
+        timeout_s=settings.timeout or TIMEOUT_S,
+        start_mode=_start_mode(settings),
+        machine=runs.night.machine,
+    )
+    bound = None
+    if settings.disk is not None:
+        bound = Bound(settings.disk, ledger.folder / f".disk-{runs.night.id}.json")
+    display = MatrixProgress(console)
+    provisions = Provisions(options, bound, display.say)
+    how = SessionOptions(jobs=settings.jobs or JOBS, max_time_s=settings.max_time)
+    session = Session(ledger, runs, Trials(options), provisions, how, display)
+    display.session = session
+
+    def result() -> NightResult:
+        return result_of(
+            runs,
+            str(ledger.folder),
+            [p.cell.id for p in session.todo],
+            _excuse(settings, runs.night),
+            notes=notes,
+            resume=again,
+        )
+
+    idle = not session.todo and runs.night.state is NightState.COMPLETE
+    try:
+        with display:
+            session.execute()
+    except KeyboardInterrupt:
+        _report(ledger, runs)
+        told = result()
+        done = len(told.cells) - len(told.left)
+        typer.echo(f"Night {told.night}: {done} of {len(told.cells)} cells are whole.", err=True)
+        typer.echo(f"to resume, run: {again}", err=True)
+        raise
+    if not idle:
+        _conclude(ledger, runs)
+        _report(ledger, runs)
+    told = result()
+    _print(told, asked, console, idle=idle)
+    return ExitCode(told.exit_code)
+
+
+def _conclude(ledger: Ledger, runs: NightRuns) -> None:
+    """What changed since the nights before; each event once."""
+
+
+def _report(ledger: Ledger, runs: NightRuns) -> None:
+    """The night's reports."""
+
+
+def _excuse(settings: Settings, night: Night) -> Callable[[Cell], str]:
+    return lambda cell: ""
+
+
+def _print(told: NightResult, asked: Asked, console: Console, *, idle: bool) -> None:
+    if asked.json:
+        typer.echo(told.model_dump_json(indent=1))
+    if idle:
+        console.print(
+            f"Night {told.night} in {told.folder} is complete: nothing was left to run.",
+            highlight=False,
+        )
+    print_result(told, console)
+
+
+def _nothing_unfinished(
+    ledger: Ledger, asked: Asked, settings: Settings, folder: Path, console: Console
+) -> ExitCode:
+    newest = ledger.history.newest
+    if newest is None:
+        raise UsageError(
+            f"{folder} has no night to go on with.",
+            hint=f"mmrepro matrix run --scenario ghost-key-eviction --out {folder}",
+        )
+    told = result_of(newest, str(folder), [], _excuse(settings, newest.night))
+    _print(told, asked, console, idle=True)
+    return ExitCode(told.exit_code)
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def _planned(
+    asked: Asked, given: MatrixFile, settings: Settings
+) -> tuple[list[Planned], list[str]]:
+    rows = _rows(asked, given)
+    made = plan(_name(asked), rows, asked.settings, given.matrix)
+    cells = sharded(made.cells, asked.shard)
+    if not cells:
+        made.notes.append(f"no environment of the plan falls into shard {asked.shard}")
+    del settings
+    return cells, made.notes
+
+
+def _rows(asked: Asked, given: MatrixFile) -> list[Rows]:
+    """The file's, those with a scenario of the command line if that names any; or that one's."""
+    arguments, options = list(asked.server_args), list(asked.options)
+    if asked.file is None or not given.cell:
+        own = Rows(scenario=list(asked.scenarios), server_arg=arguments, option=options)
+        return [own] if asked.scenarios else []
+    rows = []
+    for group in given.cell:
+        names = [s for s in group.scenario if not asked.scenarios or _named(s, asked.scenarios)]
+        if names:
+            added = {
+                "scenario": names,
+                "server_arg": group.server_arg + arguments,
+                "option": group.option + options,
+            }
+            rows.append(group.model_copy(update=added))
+    if not rows:
+        raise UsageError(
+            f"{asked.file} has no row of {', '.join(asked.scenarios)}.",
+            hint=f"mmrepro matrix run {asked.file} --dry-run",
+        )
+    return rows
+
+
+def _named(name: str, wanted: Sequence[str]) -> bool:
+    return "all" in wanted or name in wanted or name.partition(":")[0] in wanted
+
+
+def _name(asked: Asked) -> str:
+    return asked.night or f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+def _night(asked: Asked, settings: Settings) -> Night:
+    try:
+        return Night(
+            id=_name(asked),
+            created=Moment.now(),
+            command=shlex.join(["mmrepro", *sys.argv[1:]]),
+            mmrepro_version=mmrepro.__version__,
+            machine=settings.machine or "",
+            host=host_facts(gpu_models()),
+            repeat=settings.repeat or REPEAT,
+            confirm=CONFIRM if settings.confirm is None else settings.confirm,
+            every_h=settings.every / 3600 if settings.every else None,
+            shard=asked.shard,
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"{asked.night!r} cannot name a night.", hint="letters, digits, dots, dashes"
+        ) from error
+
+
+def _start_mode(settings: Settings) -> StartMode:
+    """Always the same, however many runs a group has: the mode is a part of the key."""
+    mode = settings.start_mode or StartMode.AUTO
+    return StartMode.WARM if mode is StartMode.AUTO else mode
+
+
+def _resume_command(asked: Asked, folder: Path) -> str:
+    words = ["mmrepro", "matrix", "run", *([str(asked.file)] if asked.file else [])]
+    words += ["--resume", "--out", str(folder)]
+    own = asked.settings
+    for option, value in (
+        ("--jobs", own.jobs),
+        ("--max-time", f"{own.max_time:g}s" if own.max_time else None),
+        ("--timeout", f"{own.timeout:g}" if own.timeout else None),
+        ("--disk", str(own.disk) if own.disk else None),
+        ("--quarantine", own.quarantine),
+        ("--start-mode", own.start_mode),
+    ):
+        if value is not None:
+            words += [option, str(value)]
+    return shlex.join(words)
+
+
+# ---------------------------------------------------------------- --dry-run
+
+
+def _dry_run(
+    asked: Asked, given: MatrixFile, settings: Settings, folder: Path, console: Console
+) -> ExitCode:
+    history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
+    notes: list[str] = []
+    if asked.resume:
+        waiting = [r for r in history.nights if r.night.state is not NightState.COMPLETE]
+        if not waiting:
+            raise UsageError(f"{folder} has no night that is unfinished.")
+        night = waiting[-1].night
+        cells = list(waiting[-1].planned.values())
+    else:
+        cells, notes = _planned(asked, given, settings)
+        night = _night(asked, settings)
+    runs = history.find(night.id)
+
+    def to_run(one: Planned) -> int:
+        attempts = runs.attempts_of(one.cell.id) if runs is not None else []
+        return left(attempts, one, repeat=night.repeat, confirm=night.confirm)
+
+    told = dry_run(night.id, cells, to_run, Estimates(history), notes, night.shard)
+    if asked.json:
+        typer.echo(told.model_dump_json(indent=1))
+    else:
+        print_dry_run(told, console)
+    return ExitCode.AS_EXPECTED

@@ -1,0 +1,389 @@
+"""From what was asked for to the cells of a night, by environment."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from mmrepro.engines import get_engine, spec_for
+from mmrepro.environments import EnvironmentSpec, Listed, detect_device, existing, releases_of
+from mmrepro.errors import MmreproError, UsageError
+from mmrepro.history.ledger import History
+from mmrepro.incident.ledger import Cell, Planned
+from mmrepro.matrix import selectors
+from mmrepro.matrix.file import Rows, Settings
+from mmrepro.records import Record
+from mmrepro.scenario import Scenario
+from mmrepro.scenario.registry import load_scenario, scenario_names
+from packaging.version import InvalidVersion, Version
+from pydantic import Field
+
+ALL = "all"
+NONE, EACH = "none", "each"
+ASSUMED_RUN_S, ASSUMED_BUILD_S = 60.0, 180.0
+ASSUMED_WHY = "no earlier attempt of this engine is in the ledger: 60 s is assumed"
+
+ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
+
+
+@dataclass
+class Plan:
+    """Cells in the order in which they run: those of one environment beside each other."""
+
+    cells: list[Planned]
+    notes: list[str] = field(default_factory=list)
+    """What was asked for and is not among them, and why."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The cells of one environment."""
+
+    engine: str
+    release: str
+    device: str
+    commit: str
+    cells: tuple[Planned, ...]
+
+    @property
+    def name(self) -> str:
+        """For people: ``vllm 0.23.0 (cpu)``."""
+        return f"{self.engine} {self.commit[:9] or self.release} ({self.device})"
+
+    @property
+    def spec(self) -> EnvironmentSpec | None:
+        """None: there is no such release, as its runs will say."""
+        try:
+            return spec_for(self.engine, self.release, self.device)
+        except MmreproError:
+            return None
+
+
+def plan(
+    night: str,
+    rows: Sequence[Rows],
+    over: Settings,
+    defaults: Settings,
+    *,
+    listing: ReleasesOf = releases_of,
+) -> Plan:
+    """The cells of ``rows``.
+
+    Args:
+        night: id of the night that is to run them.
+        over: of the command line: it decides, then the rows themselves, then ``defaults``.
+        listing: what the package index has.
+
+    Raises:
+        UsageError: a name that is none, or nothing to run.
+        EnvironmentBuildError: a selector needs the index, which cannot be asked.
+    """
+    made = _Making(night, over, defaults, listing)
+    asked = [(group, name) for group in rows for name in group.scenario]
+    if not asked:
+        raise UsageError("The matrix has no scenario.", hint="--scenario ghost-key-eviction")
+    for group, name in asked:
+        made.scenarios += [(group, one, text) for one, text in scenarios_called(name)]
+    made.make()
+    if not made.cells:
+        why = f": {made.notes[0]}" if made.notes else "."
+        raise UsageError(f"The matrix has no cell{why}", hint="mmrepro list")
+    return Plan(ordered(made.cells.values()), list(dict.fromkeys(made.notes)))
+
+
+def scenarios_called(name: str) -> list[tuple[Scenario, str]]:
+    """``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with what names it to `run`.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name == ALL:
+        return [pair for one in scenario_names() for pair in scenarios_called(f"{one}:{ALL}")]
+    text, _, variant = name.partition(":")
+    loaded = load_scenario(text)
+    if variant == ALL:
+        return [(one, text) for one in loaded.variants or (loaded,)]
+    return [(loaded.with_variant(variant), text)]
+
+
+class _Making:
+    """The cells, as they are found."""
+
+    def __init__(self, night: str, over: Settings, defaults: Settings, listing: ReleasesOf) -> None:
+        self.night, self.over, self.defaults = night, over, defaults
+        self.scenarios: list[tuple[Rows, Scenario, str]] = []
+        self.cells: dict[str, Planned] = {}
+        self.notes: list[str] = []
+        self._ask = listing
+        self._known: dict[tuple[str, str], Sequence[Listed]] = {}
+
+    def make(self) -> None:
+        self.scenarios = [
+            (group, one, text)
+            for group, one, text in self.scenarios
+            if self._engine(group) in ("", one.engine)
+        ]
+        if not self.scenarios:
+            raise UsageError("No scenario of the matrix is of that engine.", hint="mmrepro list")
+        self._check_mitigations()
+        several = len({one.engine for _, one, _ in self.scenarios}) > 1
+        for group, one, text in self.scenarios:
+            self._rows(group, one, text, several)
+
+    def _engine(self, group: Rows) -> str:
+        name = self.over.engine or group.engine or self.defaults.engine or ""
+        return get_engine(name).name if name else ""
+
+    def _rows(self, group: Rows, scenario: Scenario, text: str, several: bool) -> None:
+        wanted = self.over.releases or group.releases or self.defaults.releases
+        device = self.over.device or group.device or self.defaults.device or "auto"
+        on = detect_device() if device == "auto" else device
+        scenario.read_options(group.option)
+        releases = selectors.chosen(
+            wanted or selectors.DEFAULT,
+            scenario.release,
+            scenario.affects,
+            lambda: self._listed(scenario, on),
+            only_listed=several,
+        )
+        if not releases:
+            self.notes.append(
+                f"{scenario.full_name}: no release of {scenario.engine} is meant by "
+                f"{','.join(wanted or selectors.DEFAULT)}"
+            )
+        for release in releases:
+            for mitigations in self._mitigations(group, scenario, release):
+                cell = Cell(
+                    scenario=text,
+                    variant=scenario.variant,
+                    engine=scenario.engine,
+                    release=release,
+                    device=on,
+                    mitigations=mitigations,
+                    server_args=tuple(group.server_arg),
+                    options=tuple(group.option),
+                )
+                self.cells.setdefault(cell.id, self._planned(scenario, cell))
+
+    def _planned(self, scenario: Scenario, cell: Cell) -> Planned:
+        expected, _ = scenario.expected(cell.release, frozenset(cell.mitigations))
+        return Planned(
+            night=self.night,
+            cell=cell,
+            expected=expected,
+            affected=scenario.affected_range,
+            title=scenario.title,
+        )
+
+    def _listed(self, scenario: Scenario, device: str) -> Sequence[Listed]:
+        known = (scenario.engine, device)
+        if known not in self._known:
+            spec = spec_for(scenario.engine, scenario.release, device)
+            self._known[known] = self._ask(spec)
+        return self._known[known]
+
+    # ------------------------------------------------------------------ mitigations
+
+    def _wanted(self, group: Rows) -> list[str]:
+        return self.over.mitigation or group.mitigation or self.defaults.mitigation or [NONE]
+
+    def _check_mitigations(self) -> None:
+        """Raises UsageError: one that no scenario has, or that is another release."""
+        for name in {n for group, _, _ in self.scenarios for n in self._wanted(group)}:
+            if name in (NONE, EACH):
+                continue
+            those = [s for g, s, _ in self.scenarios if name in self._wanted(g)]
+            found = [m for s in those for m in s.mitigations if m.name == name]
+            if not found:
+                those[0].mitigation(name)  # raises, and lists them
+            if all(m.release for m in found):
+                raise UsageError(
+                    f"The mitigation {name!r} is another release, which is a column of its own.",
+                    hint=f"--releases {found[0].release}",
+                )
+
+    def _mitigations(
+        self, group: Rows, scenario: Scenario, release: str
+    ) -> Iterable[tuple[str, ...]]:
+        wanted = self._wanted(group)
+        if NONE in wanted or EACH in wanted:
+            yield ()
+        for one in scenario.mitigations:
+            if one.name not in wanted and EACH not in wanted:
+                continue
+            if one.release:
+                self.notes.append(
+                    f"{scenario.full_name}: its mitigation {one.name} is the release {one.release}"
+                    ", a column of its own"
+                )
+                continue
+            speaks = one.effective_on.contains(Version(release), prereleases=True)
+            if one.name in wanted or (scenario.affects(release) and speaks):
+                yield (one.name,)
+
+
+def ordered(cells: Iterable[Planned]) -> list[Planned]:
+    """By environment, oldest release first; otherwise as they come."""
+    return sorted(cells, key=lambda p: (p.cell.engine, _version(p.cell.release), *_environment(p)))
+
+
+def groups_of(cells: Iterable[Planned]) -> list[Group]:
+    """The cells by environment, in their order."""
+    found: dict[tuple[str, ...], list[Planned]] = {}
+    for one in cells:
+        found.setdefault(_environment(one), []).append(one)
+    return [
+        Group(engine, release, device, commit, tuple(some))
+        for (engine, release, commit, device), some in found.items()
+    ]
+
+
+def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
+    """The cells of shard ``i/n``. Raises UsageError.
+
+    All cells of an environment are in one shard, and which one does not depend on what else is in
+    the plan: a machine that sees a release earlier than the others changes nothing for them.
+    """
+    if not shard:
+        return list(cells)
+    match = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", shard)
+    if not match or int(match[1]) > int(match[2]):
+        raise UsageError(f"{shard!r} is no shard.", hint="--shard 1/3, 2/3 and 3/3 make the whole")
+    number, count = int(match[1]), int(match[2])
+    return [
+        one
+        for one in cells
+        if zlib.crc32(" ".join(_environment(one)).encode()) % count == number - 1
+    ]
+
+
+def _environment(one: Planned) -> tuple[str, str, str, str]:
+    cell = one.cell
+    return (cell.engine, cell.release, cell.commit, cell.device)
+
+
+def _version(release: str) -> Version:
+    try:
+        return Version(release)
+    except InvalidVersion:
+        return Version("0")
+
+
+# ---------------------------------------------------------------- how long it takes
+
+
+class Estimates:
+    """What a run of a cell takes, by earlier attempts."""
+
+    def __init__(self, history: History) -> None:
+        self._seconds: dict[str, list[float]] = {}
+        for night in history.nights:
+            for attempt in night.attempts:
+                planned = night.planned.get(attempt.cell)
+                if planned is not None and attempt.outcome is not None:
+                    self.note(planned.cell, attempt.seconds)
+
+    def note(self, cell: Cell, seconds: float) -> None:
+        """Another attempt at ``cell`` reached its outcome."""
+        for name in self._names(cell):
+            self._seconds.setdefault(name, []).append(seconds)
+
+    def of(self, cell: Cell) -> tuple[float, str]:
+        """Seconds of one run, and what that is based on."""
+        for name, what in zip(self._names(cell), ("cell", "row", "engine"), strict=True):
+            if some := self._seconds.get(name):
+                return statistics.median(some), f"median of {len(some)} attempts of this {what}"
+        return ASSUMED_RUN_S, ASSUMED_WHY
+
+    @staticmethod
+    def _names(cell: Cell) -> tuple[str, str, str]:
+        return (f"cell {cell.id}", f"row {cell.line}", f"engine {cell.engine}")
+
+
+# ---------------------------------------------------------------- for --dry-run
+
+
+class DryCell(Record):
+    cell: Cell
+    id: str
+    expected: str
+    runs: Annotated[int, Field(description="that are still to be made, if nothing surprises")]
+    seconds: Annotated[float, Field(description="estimate for these runs")]
+    seconds_from: Annotated[str, Field(description="what the estimate is based on")]
+
+
+class DryGroup(Record):
+    """One environment."""
+
+    name: str
+    engine: str
+    release: str
+    device: str
+    environment: Annotated[str, Field(description="there, or to be fetched first")]
+    download_bytes: Annotated[int, Field(description="unpacked, about; 0: it is there")]
+    seconds: Annotated[float, Field(description="estimate: the environment and the runs")]
+    cells: list[DryCell]
+
+
+class DryRun(Record):
+    night: str
+    shard: str
+    groups: list[DryGroup]
+    runs: int
+    seconds: Annotated[float, Field(description="estimate, one after another")]
+    download_bytes: int
+    notes: list[str]
+
+
+def dry_run(
+    night: str,
+    cells: Sequence[Planned],
+    left: Callable[[Planned], int],
+    estimates: Estimates,
+    notes: Sequence[str] = (),
+    shard: str = "",
+) -> DryRun:
+    """What would be run. ``left``: runs of a cell that are still to be made."""
+    groups = []
+    for group in groups_of(cells):
+        made = []
+        for one in group.cells:
+            seconds, why = estimates.of(one.cell)
+            runs = left(one)
+            made.append(
+                DryCell(
+                    cell=one.cell,
+                    id=one.cell.id,
+                    expected=one.expected or "",
+                    runs=runs,
+                    seconds=round(runs * seconds, 1),
+                    seconds_from=why,
+                )
+            )
+        spec = group.spec
+        needed = any(c.runs for c in made) and spec is not None and existing(spec) is None
+        groups.append(
+            DryGroup(
+                name=group.name,
+                engine=group.engine,
+                release=group.release,
+                device=group.device,
+                environment="to be fetched first" if needed else "there",
+                download_bytes=spec.disk_bytes if spec is not None and needed else 0,
+                seconds=round(sum(c.seconds for c in made) + needed * ASSUMED_BUILD_S, 1),
+                cells=made,
+            )
+        )
+    return DryRun(
+        night=night,
+        shard=shard,
+        groups=groups,
+        runs=sum(c.runs for g in groups for c in g.cells),
+        seconds=round(sum(g.seconds for g in groups), 1),
+        download_bytes=sum(g.download_bytes for g in groups),
+        notes=list(notes),
+    )

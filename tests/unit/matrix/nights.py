@@ -1,0 +1,146 @@
+"""Nights without an engine: made-up cells, and fakes of what runs them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrepro.history.ledger import AnyRecord, Ledger
+from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, Planned, Role
+from mmrepro.matrix.plan import Group
+from mmrepro.records import HostFacts, Moment
+from mmrepro.signature import Outcome
+
+Came = Outcome | Lost
+World = Callable[[Cell, int], Came]
+HOST = HostFacts(os="made up", kernel="1", cpu="one", cores=2, memory_bytes=1, python="3.11")
+
+
+class Killed(BaseException):
+    """The process is gone: nothing that comes after is done."""
+
+
+def night(name: str = "n1", *, repeat: int = 1, confirm: int = 3) -> Night:
+    return Night(
+        id=name,
+        created=Moment.now(),
+        command="mmrepro matrix run --scenario a",
+        mmrepro_version="0",
+        host=HOST,
+        repeat=repeat,
+        confirm=confirm,
+    )
+
+
+def planned(
+    scenario: str, release: str, expected: Outcome | None = Outcome.REPRODUCED, name: str = "n1"
+) -> Planned:
+    cell = Cell(scenario=scenario, engine="minivllm", release=release, device="cpu")
+    return Planned(night=name, cell=cell, expected=expected)
+
+
+def attempt(
+    one: Planned, index: int, came: Came, role: Role = "planned", seconds: float = 10.0
+) -> Attempt:
+    lost = came if isinstance(came, Lost) else None
+    return Attempt(
+        night=one.night,
+        cell=one.cell.id,
+        index=index,
+        role=role,
+        created=Moment.now(),
+        seconds=seconds,
+        outcome=None if isinstance(came, Lost) else came,
+        lost=lost,
+        expected=one.expected,
+        key="" if lost else f"key of {one.cell.id}",
+        error="it broke" if lost else "",
+    )
+
+
+@dataclass
+class FakeTrials:
+    """Runs cells as ``world`` says; a folder is there before anything is known of the run."""
+
+    world: World
+    during: Callable[[Cell, int], None] = lambda cell, index: None
+    made: list[tuple[str, int, str]] = field(default_factory=list)
+    stopped: bool = False
+
+    def run(
+        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+    ) -> Attempt:
+        folder.mkdir(parents=True)  # raises if one is left there
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.during(cell, index)
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.made.append((cell.id, index, role))
+        one = Planned(night=night, cell=cell, expected=Outcome.REPRODUCED)
+        (folder / "whole").touch()
+        done = attempt(one, index, self.world(cell, index), role)
+        return done.model_copy(update={"incident": str(folder.relative_to(root))})
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+@dataclass
+class FakeProvisions:
+    """Has every environment, or says why not."""
+
+    refused: str = ""
+    told: list[str] = field(default_factory=list)
+
+    def expect(self, groups: Sequence[Group]) -> None:
+        self.told.append(f"expect {len(groups)}")
+
+    def prepare(self, group: Group) -> str:
+        self.told.append(f"prepare {group.release}")
+        return self.refused
+
+    def prefetch(self, group: Group) -> None:
+        self.told.append(f"prefetch {group.release}")
+
+    @contextlib.contextmanager
+    def warm(self, runs: Sequence[tuple[Cell, int]]) -> Iterator[None]:
+        self.told.append(f"warm {sum(number for _, number in runs)}")
+        yield
+        self.told.append("cold")
+
+    def seconds(self, group: Group) -> float:
+        return 0.0
+
+    def done(self, group: Group) -> None:
+        self.told.append(f"done {group.release}")
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+    def join(self) -> None:
+        pass
+
+
+class DyingLedger(Ledger):
+    """Dies at the ``at``-th record that is to be written: before it, after it, or in its middle."""
+
+    at: int = 10**9
+    how: str = "before"
+    dead: bool = False
+
+    def append(self, record: AnyRecord) -> None:
+        if self.dead:
+            raise Killed
+        self.at -= 1
+        if self.at < 0:
+            self.dead = True
+            if self.how == "after":
+                super().append(record)
+            elif self.how == "torn":
+                with self.path.open("ab") as file:
+                    file.write(self._line(record)[0][:40])
+            raise Killed
+        super().append(record)
