@@ -52,10 +52,13 @@ def field_of(
     points = list(listed) if listed is not None else points_of(scenario, options)
     if not points:
         raise UsageError("There is no release or commit to run.", hint="mmrepro show SCENARIO")
-    bad = _number(points, options.bad, "--bad") if options.bad else _default_bad(scenario, points)
+    if options.bad:
+        bad = _number(points, options.bad, "--bad", scenario)
+    else:
+        bad = _default_bad(scenario, points)
     oldest, newest = 0, len(points) - 1
     if options.good:
-        good = _number(points, options.good, "--good")
+        good = _number(points, options.good, "--good", scenario)
         if good == bad:
             raise UsageError(f"{options.good} cannot be both good and bad.")
         wrong = {"introduced": good > bad, "fixed": good < bad, "both": False}[options.find]
@@ -101,13 +104,12 @@ def cell_of(point: Point, scenario: Scenario, options: BisectOptions, device: st
     )
 
 
-def _default_bad(scenario: Scenario, points: Sequence[Point]) -> int:
+def _default_bad(scenario: Scenario, points: list[Point]) -> int:
     """The scenario's own release; of commits, the newest."""
     if points[0].commit:
         return len(points) - 1
-    for number, point in enumerate(points):
-        if _base(point.name) == _base(scenario.release):
-            return number
+    if (number := _build_of(points, scenario.release, scenario)) is not None:
+        return number
     declared = [number for number, point in enumerate(points) if point.declared]
     if not declared:
         raise UsageError(
@@ -118,16 +120,27 @@ def _default_bad(scenario: Scenario, points: Sequence[Point]) -> int:
     return declared[len(declared) // 2]
 
 
-def _number(points: Sequence[Point], name: str, option: str) -> int:
+def _build_of(points: list[Point], release: str, scenario: Scenario) -> int | None:
+    """The point of that release. An earlier build than the listed one (0.5.6 for 0.5.6.post2)
+    takes its place: it is the one that was asked for."""
+    for number, point in enumerate(points):
+        if point.name == release:
+            return number
+    for number, point in enumerate(points):
+        if _base(point.name) == _base(release):
+            points[number] = Point(name=release, release=release, declared=scenario.affects(release))
+            return number
+    return None
+
+
+def _number(points: list[Point], name: str, option: str, scenario: Scenario) -> int:
     """The point called so: a release, its base version, or the beginning of a commit."""
     if points[0].commit:
         found = [n for n, p in enumerate(points) if len(name) >= 7 and p.commit.startswith(name)]
         if len(found) == 1:
             return found[0]
-    else:
-        for number, point in enumerate(points):
-            if point.name == name or _base(point.name) == _base(name):
-                return number
+    elif (number := _build_of(points, name, scenario)) is not None:
+        return number
     near = ", ".join(p.name[:12] for p in (*points[:2], *points[-2:]))
     raise UsageError(f"{option} {name} is not one of the {len(points)} points ({near}, …).")
 
