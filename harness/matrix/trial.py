@@ -38,6 +38,8 @@ class TrialOptions:
     """Label of this machine, for the ledger."""
     env: Mapping[str, str] = field(default_factory=dict)
     """More variables for the run."""
+    commit_dates: Mapping[str, str] = field(default_factory=dict)
+    """When each commit was made, RFC 3339: its requirements are resolved as of then."""
 
 
 def variables(options: TrialOptions) -> dict[str, str]:

@@ -1,0 +1,101 @@
+"""Where a boundary lies, when runs contradict each other: a posterior over its positions.
+
+Positions lead away from a point that has the failure. Up to the boundary a run shows the failure
+with an unknown rate, beyond it (almost) never. The rate is integrated out: a fifth of its prior is
+a failure that shows (almost) every time, the rest is uniform.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ALWAYS = 0.99
+"""Rate of a failure that shows every time; the rest is for what nobody foresees."""
+ALWAYS_WEIGHT = 0.2
+RATES = np.array([*np.linspace(0.05, 0.95, 19), ALWAYS])
+WEIGHTS = np.array([(1 - ALWAYS_WEIGHT) / 19] * 19 + [ALWAYS_WEIGHT])
+FALSE_ALARM = 0.002
+"""A run shows the failure, signature and all, where it is not."""
+MASKED = 0.01
+"""Of the runs that do not show a failure that is there: those that end in another one."""
+DECLARED_WEIGHT = 0.3
+"""Prior of the declared boundary, where there is one; the rest is uniform."""
+
+Floats = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Runs at one position."""
+
+    bad: int = 0
+    good: int = 0
+    other: int = 0
+
+
+class Posterior:
+    """Over hypotheses 0 … n-1 for n positions: number k means that 0 … k have the failure, and the
+    positions beyond have it not.
+
+    Args:
+        counts: of the runs at each position.
+        declared: the hypothesis that the scenario declares.
+    """
+
+    def __init__(self, counts: Sequence[Counts], declared: int | None = None) -> None:
+        size = len(counts)
+        prior = np.full(size, 1 / size)
+        if declared is not None:
+            prior = prior * (1 - DECLARED_WEIGHT)
+            prior[declared] += DECLARED_WEIGHT
+        here = np.array([_there(one) for one in counts])  # position × rate
+        gone = np.array([_gone(one) for one in counts])
+        before = np.cumsum(here, axis=0)
+        after = gone.sum() - np.cumsum(gone)
+        logs = np.log(prior)[:, None] + np.log(WEIGHTS) + before + after[:, None]
+        joint = np.exp(logs - logs.max())
+        self._joint: Floats = joint / joint.sum()
+
+    @property
+    def of_boundary(self) -> list[float]:
+        return [float(p) for p in self._joint.sum(axis=1)]
+
+    @property
+    def rate(self) -> float:
+        """How often the failure shows where it is: the mean."""
+        return float((self._joint.sum(axis=0) * RATES).sum())
+
+    def most_informative(self, allowed: Sequence[int]) -> int:
+        """The position, one of ``allowed``, whose next run is expected to tell most."""
+        return min(allowed, key=lambda position: (round(self._expected(position), 12), position))
+
+    def _expected(self, position: int) -> float:
+        """Entropy of the boundary after one more run there."""
+        shows = np.full_like(self._joint, FALSE_ALARM)
+        shows[position:] = RATES
+        return sum(_weighed(self._joint * p) for p in (shows, 1 - shows))
+
+
+def _weighed(joint: Floats) -> float:
+    """Entropy times the probability of what led to it."""
+    total = float(joint.sum())
+    p = joint.sum(axis=1) / total
+    p = p[p > 0]
+    return total * float(-(p * np.log(p)).sum())
+
+
+def _there(one: Counts) -> Floats:
+    """Logarithm of the likelihood, by rate, of the runs at a position that has the failure."""
+    hidden = np.log(1 - RATES)
+    found: Floats = one.bad * np.log(RATES) + (one.good + one.other) * hidden
+    found += one.other * np.log(MASKED)
+    return found
+
+
+def _gone(one: Counts) -> float:
+    return float(one.bad * np.log(FALSE_ALARM) + (one.good + one.other) * np.log(1 - FALSE_ALARM))

@@ -1,0 +1,386 @@
+"""A bisection from start to end: its points, runs and ledger, and its files at every step."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import mmrepro
+from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.points import Field, cell_of
+from mmrepro.bisect.prefetch import Prefetch
+from mmrepro.bisect.search import (
+    Board,
+    Conclusion,
+    Direction,
+    Found,
+    SearchOptions,
+    Verdict,
+    search,
+    start,
+)
+from mmrepro.bisect.telling import limits, side_of, verdict_of
+from mmrepro.engines import get_engine
+from mmrepro.environments import EnvironmentSpec, existing, prune
+from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
+from mmrepro.history.ledger import Ledger
+from mmrepro.incident import INCIDENT_FILE, Incident
+from mmrepro.incident.bisection import BISECTION_FILE, Bisection, Point
+from mmrepro.incident.folder import is_there, new_folder, prepared
+from mmrepro.incident.ledger import (
+    LEDGER_FILE,
+    Attempt,
+    Cell,
+    Lost,
+    Night,
+    NightState,
+    Planned,
+    Role,
+)
+from mmrepro.machine.facts import host_facts
+from mmrepro.matrix.trial import TrialOptions, Trials
+from mmrepro.records import Moment
+from mmrepro.scenario import Scenario
+from mmrepro.signature import Outcome
+from mmrepro.text.redact import Redactor
+from pydantic import ValidationError
+
+DEFAULT_ROOT = "bisections"
+NIGHT = "bisect"
+VERDICTS = {
+    Outcome.REPRODUCED: Verdict.BAD,
+    Outcome.NOT_REPRODUCED: Verdict.GOOD,
+    Outcome.DIFFERENT_FAILURE: Verdict.OTHER,
+    Outcome.INCONCLUSIVE: Verdict.UNTESTABLE,
+}
+ONCE_MORE = (Lost.INFRASTRUCTURE, Lost.TIMEOUT)
+"""Tried again, once; an unloadable wheel stays one."""
+
+RunTrial = Callable[[Cell, Path, Path, int, Role], Attempt]
+
+
+class Watcher(Protocol):
+    """Is told how a bisection goes."""
+
+    def began(self, bisection: Bisection, point: Point, role: Role) -> None: ...
+
+    def ended(self, bisection: Bisection, point: Point, attempt: Attempt, *, kept: bool) -> None:
+        """``kept``: the run was made by an earlier call."""
+
+
+class Bisecting:
+    """A bisection in progress. ``bisection`` is valid, if partial, at every moment."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        options: BisectOptions,
+        field: Field,
+        watcher: Watcher | None = None,
+        *,
+        write: Callable[[Bisection, Path], object],
+        run_trial: RunTrial | None = None,
+        prefetch: bool = True,
+    ) -> None:
+        """
+        Args:
+            write: writes the documents below the folder, each time that they have grown.
+            run_trial: makes one run; None: `mmrepro run` in a process of its own.
+            prefetch: fetch the environments that may be needed next, while a run is in progress.
+        """
+        self.scenario, self.options, self.field = scenario, options, field
+        self.watcher = watcher
+        self._write_documents = write
+        self.dir = self._folder()
+        self.bisection = self._blank()
+        self._prefetch = Prefetch() if prefetch else None
+        self._trials = Trials(
+            TrialOptions(
+                timeout_s=options.run.timeout_s,
+                start_mode=options.run.start_mode,
+                commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
+            )
+        )
+        self._run_trial = run_trial or self._in_a_child
+        self._kept: dict[str, list[Attempt]] = {}
+        self._before: dict[int, bool] = {}
+        """Whether the environment of a point was there before."""
+
+    @property
+    def resume_command(self) -> str:
+        return self.options.command(self.scenario.name, self.dir)
+
+    def execute(self) -> Bisection:
+        """Search to the end. The files are on disk afterwards, whatever happened.
+
+        Raises:
+            MmreproError: usage, or a ledger or folder that cannot be written.
+            KeyboardInterrupt: the partial bisection is on disk.
+        """
+        with Ledger(self.dir) as self._ledger:
+            self._begin_night()
+            try:
+                with self._tidy():
+                    self._search()
+            except KeyboardInterrupt:
+                self._end("interrupted", f"interrupted; to resume, run: {self.resume_command}")
+                self._end_night(NightState.INTERRUPTED)
+                raise
+            except MmreproError as error:
+                self._end("failed", error.message)
+                raise
+            except BaseException as error:
+                self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
+                raise
+            self._end("complete")
+            self._end_night(NightState.COMPLETE)
+        return self.bisection
+
+    # ------------------------------------------------------------------ the search
+
+    def _search(self) -> None:
+        options, field = self.options, self.field
+        self._board = board = Board(
+            self._oracle,
+            [point.name for point in field.points],
+            [point.declared for point in field.points],
+            SearchOptions(options.confidence, options.repeat, options.linear),
+            upcoming=self._fetch_ahead,
+        )
+        bad, notes = start(board, field.bad)
+        wanted: Sequence[Direction] = (
+            ("introduced", "fixed") if options.find == "both" else (options.find,)
+        )
+        self.bisection.known_bad = "" if bad is None else field.points[bad].name
+        before = 0
+        for direction in wanted:
+            found: Found | None = None
+            if bad is not None:
+                found = self._outward(bad, direction)
+            made, before = self.bisection.runs - before, self.bisection.runs
+            side = side_of(self.bisection, direction, found, notes, made)
+            if direction == "introduced":
+                self.bisection.introduced = side
+            else:
+                self.bisection.fixed = side
+            self._write()
+
+    def _outward(self, bad: int, direction: Direction) -> Found:
+        """As far as the bound that was given, or beyond it where that one has the failure, too."""
+        far = self.field.far(direction)
+        found = search(self._board, bad, direction, far)
+        outermost = 0 if direction == "introduced" else len(self.field.points) - 1
+        if found.conclusion is not Conclusion.NO_BOUNDARY or far == outermost:
+            return found
+        name = self.field.points[far].name
+        found = search(self._board, far, direction, outermost)
+        found.notes.insert(0, f"{name} was said to be good, and has the failure: further out, then")
+        return found
+
+    def _oracle(self, number: int) -> Verdict:
+        """One more run of a point; after lost infrastructure a second one, and no third."""
+        attempt = self._attempt(number, "confirm" if self.field.points[number].runs else "planned")
+        if attempt.lost in ONCE_MORE:
+            attempt = self._attempt(number, "retry")
+        if attempt.lost is Lost.USAGE and len(self._board.runs) == 0:
+            raise UsageError(attempt.error or "mmrepro run refuses the command line.")
+        return Verdict.UNTESTABLE if attempt.outcome is None else VERDICTS[attempt.outcome]
+
+    def _attempt(self, number: int, role: Role) -> Attempt:
+        """A run that an earlier call made, else a new one."""
+        point = self.field.points[number]
+        cell = cell_of(point, self.scenario, self.options, self.field.device)
+        index = len(point.runs) + 1
+        kept = next((a for a in self._kept.get(cell.id, []) if a.index == index), None)
+        if self.watcher is not None and kept is None:
+            self.watcher.began(self.bisection, point, role)
+        attempt = kept or self._new(number, cell, index, role)
+        point.runs.append(attempt)
+        self._note(number, attempt)
+        self._write()
+        if self.watcher is not None:
+            self.watcher.ended(self.bisection, point, attempt, kept=kept is not None)
+        return attempt
+
+    def _new(self, number: int, cell: Cell, index: int, role: Role) -> Attempt:
+        if cell.id not in self._ledger.history.night(NIGHT).planned:
+            self._ledger.append(Planned(night=NIGHT, cell=cell))
+        self._before.setdefault(number, self._is_there(number))
+        folder = self.dir / "incidents" / cell.id / f"run-{index}"
+        shutil.rmtree(folder, ignore_errors=True)  # killed in the middle: no line tells of it
+        attempt = self._run_trial(cell, folder, self.dir, index, role)
+        self._ledger.append(attempt)
+        return attempt
+
+    def _in_a_child(self, cell: Cell, folder: Path, root: Path, index: int, role: Role) -> Attempt:
+        # In a thread, so that Ctrl-C, which comes to this one, can end the run in good order.
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(
+                self._trials.run, cell, folder, root, night=NIGHT, index=index, role=role
+            )
+            try:
+                return run.result()
+            except KeyboardInterrupt:
+                self._trials.stop()
+                raise
+
+    def _note(self, number: int, attempt: Attempt) -> None:
+        """What the run says of its point."""
+        point = self.field.points[number]
+        point.verdict, point.why = verdict_of(point.runs)
+        incident = self._incident(attempt)
+        if incident is None:
+            return
+        point.wheel = point.wheel or incident.engine.wheel
+        point.release = point.release or incident.engine.release
+        point.fidelity = attempt.fidelity or point.fidelity
+        known = {stand_in.name for stand_in in self.bisection.stand_ins}
+        self.bisection.stand_ins += [s for s in incident.stand_ins if s.name not in known]
+
+    def _incident(self, attempt: Attempt) -> Incident | None:
+        if not attempt.incident:
+            return None
+        try:
+            text = (self.dir / attempt.incident / INCIDENT_FILE).read_bytes()
+            return Incident.model_validate_json(text)
+        except (OSError, ValidationError):
+            return None
+
+    # ------------------------------------------------------------------ environments
+
+    def _is_there(self, number: int) -> bool:
+        """Whether the environment is on disk: then it is nobody's to drop."""
+        point = self.field.points[number]
+        if point.commit:
+            return False  # below a folder of its own: see _tidy
+        try:
+            return existing(self._spec(number)) is not None
+        except MmreproError:
+            return True
+
+    def _spec(self, number: int) -> EnvironmentSpec:
+        engine = get_engine(self.scenario.engine)
+        return engine.environment_spec(
+            self.field.points[number].release,
+            "cuda" if self.field.device == "cuda" else "cpu",
+        )
+
+    def _fetch_ahead(self, numbers: Sequence[int]) -> None:
+        if self._prefetch is None:
+            return
+        for number in numbers:
+            point = self.field.points[number]
+            if point.commit or point.runs or self._kept_of(number) or self._is_there(number):
+                continue
+            self._before.setdefault(number, False)
+            self._prefetch.begin(
+                [self.scenario.engine, point.release, "--device", self.field.device]
+            )
+            return
+
+    def _kept_of(self, number: int) -> bool:
+        point = self.field.points[number]
+        cell = cell_of(point, self.scenario, self.options, self.field.device)
+        return bool(self._kept.get(cell.id))
+
+    @contextlib.contextmanager
+    def _tidy(self) -> Iterator[None]:
+        """At the end no fetch is under way, and what was fetched for this is gone again."""
+        try:
+            yield
+        finally:
+            if self._prefetch is not None:
+                self._prefetch.stop()
+            for number, there in self._before.items():
+                if there or self.field.points[number].commit:
+                    continue
+                environment = existing(self._spec(number))
+                self.field.points[number].fetched = environment is not None
+                if environment is not None and not self.options.keep_environments:
+                    prune(names=[environment.path.name])
+
+    # ------------------------------------------------------------------ files
+
+    def _begin_night(self) -> None:
+        before = self._ledger.history.find(NIGHT)
+        if before is not None:
+            for attempt in before.attempts:
+                self._kept.setdefault(attempt.cell, []).append(attempt)
+        self._night = Night(
+            id=NIGHT,
+            created=before.night.created if before else Moment.now(),
+            command=self.resume_command,
+            mmrepro_version=mmrepro.__version__,
+            host=host_facts(),
+        )
+        self._ledger.append(self._night)
+
+    def _end_night(self, state: NightState) -> None:
+        update = {"state": state, "finished": Moment.now()}
+        self._ledger.append(self._night.model_copy(update=update))
+
+    def _end(self, state: str, failure: str = "") -> None:
+        self.bisection.state = state  # type: ignore[assignment]
+        self.bisection.failure = failure
+        self.bisection.finished = Moment.now()
+        self.bisection.limits = limits(self.bisection)
+        self._write()
+
+    def _write(self) -> None:
+        self._write_documents(Redactor().redact_model(self.bisection), self.dir)
+
+    def _folder(self) -> Path:
+        if self.options.out is None:
+            return prepared(new_folder(DEFAULT_ROOT, self.scenario.full_name, self.options.find))
+        file = self.options.out / BISECTION_FILE
+        if is_there(file) or is_there(self.options.out / LEDGER_FILE):
+            if not self.options.resume:
+                raise UnwritableOutput(
+                    f"{self.options.out} already holds a bisection.",
+                    hint="--resume goes on with it; or choose another --out",
+                )
+            self._same(file)
+        return prepared(self.options.out)
+
+    def _same(self, file: Path) -> None:
+        """Raises UnwritableOutput: the bisection there is of something else."""
+        if not is_there(file):
+            return
+        try:
+            old = Bisection.model_validate_json(file.read_bytes())
+        except (OSError, ValidationError):
+            return
+        mine = (self.scenario.name, self.scenario.variant, self.field.device, self.options.by)
+        if (old.scenario.name, old.scenario.variant, old.device, old.by) != mine:
+            raise UnwritableOutput(
+                f"{self.options.out} holds a bisection of {old.scenario.name} by {old.by} on "
+                f"{old.device}.",
+                hint="choose another --out",
+            )
+
+    def _blank(self) -> Bisection:
+        options = self.options
+        return Bisection(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            created=Moment.now(),
+            state="interrupted",
+            failure=f"the bisection has not ended; to resume, run: {self.resume_command}",
+            command=options.command(self.scenario.name),
+            resume=self.resume_command,
+            scenario=self.scenario.facts,
+            engine=self.scenario.engine,
+            device=self.field.device,
+            host=host_facts(),
+            by=options.by,
+            find=options.find,
+            confidence=options.confidence,
+            repeat=options.repeat,
+            linear=options.linear,
+            points=self.field.points,
+        )

@@ -1,0 +1,343 @@
+"""A bisection's session, files and reports, with made-up runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.plan import plan
+from mmrepro.bisect.points import Field, field_of, read_commits
+from mmrepro.bisect.session import Bisecting
+from mmrepro.cli.bisect import exit_code
+from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.history.ledger import read
+from mmrepro.incident.bisection import BISECTION_FILE, Bisection, Point, SideConclusion
+from mmrepro.incident.ledger import Attempt, Cell, Lost, NightState, Role
+from mmrepro.records import Moment
+from mmrepro.reports.bisection import (
+    load_bisection,
+    render_bisection_html,
+    render_bisection_markdown,
+    write_bisection,
+)
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.signature import Outcome
+
+GHOST = load_scenario("ghost-key-eviction")
+RELEASES = (
+    "0.11.0",
+    "0.12.0",
+    "0.13.0",
+    "0.14.0",
+    "0.18.0",
+    "0.22.0",
+    "0.23.0",
+    "0.24.0",
+    "0.32.0",
+)
+OPTIONS = BisectOptions(RunOptions(device="cpu", scenario="ghost-key-eviction"))
+
+Run = Callable[[str, int], Outcome | Lost]
+
+
+def truth(release: str, _: int = 1) -> Outcome | Lost:
+    """As it is for ghost-key-eviction."""
+    if release in ("0.11.0", "0.12.0", "0.13.0"):
+        return Outcome.DIFFERENT_FAILURE
+    return Outcome.NOT_REPRODUCED if release in ("0.24.0", "0.32.0") else Outcome.REPRODUCED
+
+
+class Made:
+    """Makes runs up, and remembers them."""
+
+    def __init__(self, run: Run = truth, stop_after: int = 0) -> None:
+        self.run, self.stop_after = run, stop_after
+        self.made: list[tuple[str, int, Role]] = []
+
+    def __call__(self, cell: Cell, folder: Path, root: Path, index: int, role: Role) -> Attempt:
+        if self.stop_after and len(self.made) == self.stop_after:
+            folder.mkdir(parents=True)
+            (folder / "half").touch()
+            raise KeyboardInterrupt
+        assert not folder.exists()
+        self.made.append((cell.release or cell.commit, index, role))
+        seen = self.run(cell.release or cell.commit, index)
+        lost = seen if isinstance(seen, Lost) else None
+        return Attempt(
+            night="bisect",
+            cell=cell.id,
+            index=index,
+            role=role,
+            created=Moment.now(),
+            seconds=2.5,
+            outcome=None if isinstance(seen, Lost) else seen,
+            lost=lost,
+            explanation=f"saw {seen}",
+            error="it broke" if lost else "",
+            command=f"mmrepro run ghost-key-eviction --release {cell.release}",
+        )
+
+
+def listed(releases: Sequence[str] = RELEASES) -> list[Point]:
+    return [
+        Point(name=r, release=r, declared=GHOST.affects(r), uploaded="2026-01-02T00:00:00+00:00")
+        for r in releases
+    ]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def session(
+    tmp_path: Path, made: Made, *, releases: Sequence[str] = RELEASES, **options: object
+) -> Bisecting:
+    chosen = replace(OPTIONS, out=tmp_path / "b", **options)  # type: ignore[arg-type]
+    field = field_of(GHOST, chosen, listed(releases))
+    return Bisecting(GHOST, chosen, field, write=write_bisection, run_trial=made, prefetch=False)
+
+
+def test_both_sides_are_found(tmp_path: Path) -> None:
+    made = Made()
+    bisection = session(tmp_path, made).execute()
+    document = json.loads((tmp_path / "b" / BISECTION_FILE).read_text())
+    introduced, fixed = document["introduced"], document["fixed"]
+    assert introduced["first_bad"] == "0.14.0"
+    assert introduced["between"] == ["0.13.0", "0.14.0"]
+    assert introduced["before"] == "different-failure"
+    assert introduced["verified"] is True
+    assert introduced["explanation"] == (
+        "0.14.0 is the first bad release; before 0.14.0 the same trigger ends in another failure: "
+        "saw different-failure"
+    )
+    assert fixed["first_good"] == "0.24.0"
+    assert fixed["between"] == ["0.23.0", "0.24.0"]
+    assert fixed["verified"] is True
+    assert introduced["runs"] <= 8
+    assert fixed["runs"] <= 8
+    assert introduced["runs"] + fixed["runs"] == len(made.made)
+    assert exit_code(bisection) == 0
+    assert load_bisection(tmp_path / "b") == bisection
+    night = read(tmp_path / "b").night("bisect")
+    assert night.night.state is NightState.COMPLETE
+    assert len(night.attempts) == len(made.made)
+
+
+def test_what_was_run_is_not_run_again(tmp_path: Path) -> None:
+    first = Made(stop_after=4)
+    running = session(tmp_path, first)
+    with pytest.raises(KeyboardInterrupt):
+        running.execute()
+    partial = load_bisection(tmp_path / "b")
+    assert partial.state == "interrupted"
+    assert partial.runs == 4
+    assert f"to resume, run: {running.resume_command}" in partial.failure
+    assert "--resume" in running.resume_command
+    with pytest.raises(UnwritableOutput, match="already holds a bisection"):
+        session(tmp_path, Made())
+    second = Made()
+    whole = session(tmp_path, second, resume=True).execute()
+    assert not {run[:2] for run in first.made} & {run[:2] for run in second.made}
+    undisturbed = Made()
+    same = session(tmp_path / "other", undisturbed).execute()
+    assert [run[:2] for run in (*first.made, *second.made)] == [r[:2] for r in undisturbed.made]
+    assert whole.introduced == same.introduced
+    third = Made()
+    session(tmp_path, third, resume=True).execute()
+    assert third.made == []
+
+
+def test_infrastructure_is_tried_twice_and_an_unloadable_wheel_once(tmp_path: Path) -> None:
+    def run(release: str, index: int) -> Outcome | Lost:
+        if release == "0.24.0":
+            return Lost.UNLOADABLE
+        if release == "0.32.0" and index == 1:
+            return Lost.INFRASTRUCTURE
+        return truth(release)
+
+    made = Made(run)
+    bisection = session(tmp_path, made, find="fixed").execute()
+    assert [r for r in made.made if r[0] == "0.24.0"] == [("0.24.0", 1, "planned")]
+    assert ("0.32.0", 2, "retry") in made.made
+    assert bisection.fixed is not None
+    assert bisection.fixed.conclusion is SideConclusion.RANGE
+    assert bisection.fixed.first_good is None
+    assert bisection.fixed.one_of == ["0.24.0", "0.32.0"]
+    assert not bisection.fixed.verified
+    assert "cannot be tested" in bisection.fixed.explanation
+    assert exit_code(bisection) == 3
+    point = bisection.point("0.24.0")
+    assert point is not None
+    assert point.why == "its wheel cannot be loaded here: it broke"
+
+
+def test_inconclusive_is_untestable(tmp_path: Path) -> None:
+    made = Made(lambda r, _: Outcome.INCONCLUSIVE if r == "0.24.0" else truth(r))
+    bisection = session(tmp_path, made, find="fixed").execute()
+    assert bisection.fixed is not None
+    assert bisection.fixed.one_of == ["0.24.0", "0.32.0"]
+
+
+def test_nothing_but_lost_runs_is_infrastructure(tmp_path: Path) -> None:
+    bisection = session(tmp_path, Made(lambda r, n: Lost.INFRASTRUCTURE)).execute()
+    assert bisection.fixed is not None
+    assert bisection.fixed.conclusion is SideConclusion.NO_FAILURE
+    assert exit_code(bisection) == 4
+
+
+def test_a_failure_in_the_newest_is_no_fix(tmp_path: Path) -> None:
+    made = Made(lambda r, n: Outcome.REPRODUCED)
+    bisection = session(tmp_path, made, find="fixed").execute()
+    assert bisection.fixed is not None
+    assert bisection.fixed.conclusion is SideConclusion.NO_BOUNDARY
+    assert bisection.fixed.first_good is None
+    assert "the failure is in 0.32.0, the last on that side" in bisection.fixed.explanation
+    assert exit_code(bisection) == 1
+
+
+def test_a_different_failure_beyond_is_no_fix(tmp_path: Path) -> None:
+    def run(release: str, index: int) -> Outcome | Lost:
+        seen = truth(release)
+        return Outcome.DIFFERENT_FAILURE if seen is Outcome.NOT_REPRODUCED else seen
+
+    bisection = session(tmp_path, Made(run), find="fixed").execute()
+    assert bisection.fixed is not None
+    assert bisection.fixed.first_good is None
+    assert bisection.fixed.after == "different-failure"
+    assert "this is no fix" in bisection.fixed.explanation
+
+
+def test_bounds_are_checked_and_gone_beyond(tmp_path: Path) -> None:
+    for good, find, words in (
+        ("0.24.0", "introduced", "other side"),
+        ("0.23.0", "fixed", "both good and bad"),
+        ("0.99", "fixed", "not one of the 9 points"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            session(tmp_path, Made(), find=find, good=good, bad="0.23.0")
+    made = Made()
+    found = session(tmp_path, made, find="fixed", bad="0.18.0", good="0.22.0").execute()
+    assert found.fixed is not None
+    assert found.fixed.first_good == "0.24.0"
+    assert found.fixed.notes[0].startswith("0.22.0 was said to be good, and has the failure")
+
+
+def test_a_command_line_that_is_refused_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it broke"):
+        session(tmp_path, Made(lambda r, n: Lost.USAGE)).execute()
+    assert load_bisection(tmp_path / "b").state == "failed"
+
+
+def test_flaky_runs_give_a_posterior_in_every_format(tmp_path: Path) -> None:
+    def run(release: str, index: int) -> Outcome | Lost:
+        seen = truth(release)
+        if seen is Outcome.REPRODUCED and index % 2:
+            return Outcome.NOT_REPRODUCED
+        return seen
+
+    bisection = session(tmp_path, Made(run), find="fixed").execute()
+    assert bisection.fixed is not None
+    assert bisection.fixed.first_good == "0.24.0"
+    assert bisection.fixed.posterior[0].last_bad == "0.23.0"
+    assert bisection.fixed.posterior[0].probability >= 0.95
+    for text in (render_bisection_markdown(bisection), render_bisection_html(bisection)):
+        assert "contradict each other" in text
+        assert "both: runs contradict" in text
+        assert "0.23.0" in text
+
+
+def test_reports_hold_the_answer_and_escape_foreign_text(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script> | x"
+    made = Made()
+    bisection = session(tmp_path, made).execute()
+    bisection.points[0].why = bisection.fixed.explanation = hostile  # type: ignore[union-attr]
+    page, text = render_bisection_html(bisection), render_bisection_markdown(bisection)
+    assert "<script>" not in page
+    assert "<script>" not in text
+    assert "first bad: 0.14.0" in page
+    assert "**first good: 0.24.0** (both sides were run again and agree)" in text
+    assert "<svg" in page
+    assert bisection.command in text
+    assert "2026-01-02" in text
+
+
+def test_dry_run_tells_points_prior_and_runs() -> None:
+    field: Field = field_of(GHOST, OPTIONS, listed())
+    expected = plan(GHOST, OPTIONS, field)
+    assert expected.known_bad == "0.23.0"
+    introduced, fixed = expected.sides
+    assert introduced.declared == ["0.13.0", "0.14.0"]
+    assert fixed.declared == ["0.23.0", "0.24.0"]
+    assert (introduced.far, fixed.far) == ("0.11.0", "0.32.0")
+    assert introduced.least <= 6
+    assert introduced.most <= 9
+    assert set(fixed.missing) == {"0.23.0", "0.24.0", "0.32.0"}
+
+
+LINES = """\
+# newest first, as git prints them
+cccccccccccc 2026-05-03T10:00:00+02:00 Fix the cache
+bbbbbbbbbbbb 2026-05-02T10:00:00+02:00 2 more tests
+
+aaaaaaaaaaaa 2026-05-01T10:00:00Z Begin
+"""
+
+
+def test_commits_are_read_in_either_order(tmp_path: Path) -> None:
+    file = tmp_path / "commits.txt"
+    for text in (LINES, "\n".join(reversed(LINES.splitlines()))):
+        file.write_text(text)
+        points = read_commits(file)
+        assert [p.commit[0] for p in points] == ["a", "b", "c"]
+        assert [p.subject for p in points] == ["Begin", "2 more tests", "Fix the cache"]
+    file.write_text("ccccccc\nbbbbbbb Only a subject\n")
+    points = read_commits(file)
+    assert [(p.commit, p.uploaded, p.subject) for p in points] == [
+        ("bbbbbbb", "", "Only a subject"),
+        ("ccccccc", "", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("aaaaaaa\nnot-a-commit x\n", "line 2: 'not-a-commit' is no commit"),
+        ("aaaaaaa\n\naaaaaaa\n", "line 3: commit aaaaaaa stands on line 1 already"),
+        ("aaaaaaa 2026-99-01 x\n", "line 1: '2026-99-01' is no date"),
+        ("# nothing\n", "lists no commit"),
+    ],
+)
+def test_bad_lists_name_the_line(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "commits.txt"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        read_commits(file)
+
+
+def test_options_are_checked() -> None:
+    for change, words in (
+        ({"confidence": 1.0}, "no probability|not a probability"),
+        ({"by": "commit"}, "needs the list"),
+        ({"commits": Path("x")}, "--by commit"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            replace(OPTIONS, **change)  # type: ignore[arg-type]
+
+
+def test_command_repeats_it() -> None:
+    options = replace(OPTIONS, find="fixed", bad="0.23.0", repeat=2, linear=True)
+    assert options.command("ghost-key-eviction", Path("b")) == (
+        "mmrepro bisect ghost-key-eviction --find fixed --device cpu --bad 0.23.0 --repeat 2 "
+        "--linear --out b --resume"
+    )
+
+
+def test_document_reads_itself(tmp_path: Path) -> None:
+    bisection = session(tmp_path, Made()).execute()
+    assert Bisection.model_validate_json(bisection.model_dump_json()) == bisection
