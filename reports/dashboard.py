@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from mmrepro.history.states import State
 from mmrepro.incident.ledger import Attempt, EventKind
+from mmrepro.records import Fidelity
 from mmrepro.reports import night_words as words
 from mmrepro.reports.html import make_environment, style_sheet
 from mmrepro.reports.night_square import Square, outcome_words, report_href
@@ -55,7 +56,6 @@ def render_dashboard(night: NightView, href: Callable[[Attempt | None], str]) ->
         href: relative address of a run's report, or nothing where there is none.
     """
     style = style_sheet() + "\n" + dashboard_style()
-    fidelities = {s.fidelity for s in night.squares if s.fidelity}
     return (
         make_environment()
         .get_template("dashboard.html.j2")
@@ -65,7 +65,7 @@ def render_dashboard(night: NightView, href: Callable[[Attempt | None], str]) ->
             words=words,
             href=href,
             legend=[s for s in State if night.states[s]],
-            fidelities=[(f, FIDELITY_WORDS[f]) for f in FIDELITY_WORDS if f in fidelities],
+            fidelities=_fidelities(night),
             new_columns=_new(night),
             square_class=square_class,
             outcome_words=outcome_words,
@@ -96,6 +96,18 @@ def square_class(square: Square, ring: bool = True) -> str:
     if square.events and ring:
         names.append("changed")
     return " ".join(names)
+
+
+def _fidelities(night: NightView) -> list[tuple[Fidelity, str, str]]:
+    """Those of this night: the letter where a square has it and its row another, the meaning."""
+    rows = [(row.fidelity, s) for g in night.grids for row in g.rows for s in row.squares.values()]
+    used = {s.fidelity for _, s in rows}
+    odd = {s.fidelity for usual, s in rows if s.fidelity is not usual}
+    return [
+        (f, words.FIDELITY_LETTERS[f] if f in odd else "", meaning.replace(" (listed below)", ""))
+        for f, meaning in FIDELITY_WORDS.items()
+        if f in used
+    ]
 
 
 def _new(night: NightView) -> set[tuple[str, str]]:

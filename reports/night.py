@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
-from typing import Protocol
 
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.incident.ledger import Cell
+from mmrepro.history.quarantine import Quarantine
 from mmrepro.reports.dashboard import HTML_FILE, linked, render_dashboard
 from mmrepro.reports.night_junit import JUNIT_FILE, render_night_junit
 from mmrepro.reports.night_markdown import MARKDOWN_FILE, render_night_markdown
-from mmrepro.reports.night_square import Entry
-from mmrepro.reports.night_view import NightView, view
+from mmrepro.reports.night_view import night_view as night_view
 from mmrepro.reports.writing import replace_file
-
-
-class Quarantine(Protocol):
-    """What is known to be bad and turns nothing red: as ``mmrepro.history.quarantine`` has it."""
-
-    def entry_for(self, cell: Cell, when: datetime, /) -> Entry | None: ...
-
-
-def night_view(history: History, night: NightRuns, quarantine: Quarantine) -> NightView:
-    """The night as all formats tell it; the quarantine is that of its own day."""
-    when = night.night.created.wall
-    return view(history, night, lambda cell: quarantine.entry_for(cell, when))
 
 
 def write_night(

@@ -34,6 +34,7 @@ def night_json(night: NightView) -> str:
                 "runs": len(runs),
                 "seconds": round(sum(a.seconds for a in runs if sane(a.seconds)), 2),
             },
+            "notes": night.notes,
             "events": [e.model_dump(mode="json", exclude={"kind"}) for e in night.events],
             "cells": [cell_json(s) for s in night.squares],
         }
@@ -113,4 +114,5 @@ def _run(attempt: Attempt) -> dict[str, Any]:
 
 
 def _text(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate is in no file

@@ -2,58 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, TypeVar
 
 from mmrepro.incident.ledger import Event
 from mmrepro.reports import gfm, night_words as words
 from mmrepro.reports.night_square import Square
-from mmrepro.reports.night_view import Grid, NightView
+from mmrepro.reports.night_view import Grid, NightView, Row
 from mmrepro.reports.night_words import Standing
 from mmrepro.text.sanitize import one_line
 
+T = TypeVar("T")
 MARKDOWN_FILE: Final = "night.md"
 LIMIT: Final = 900_000
 """Bytes; GitHub refuses a step summary of more than 1 MiB."""
-REST: Final = "all of it is in dashboard.html and `mmrepro matrix report --json`"
+REST: Final = "all of it is in dashboard.html and `mmrepro matrix report --format json`"
 _NOTE: Final = 300
 """Bytes kept free for what is said of a cut."""
 
 
 @dataclass
-class Section:
-    """A part whose rows may be cut from their end.
+class Section(Generic[T]):
+    """A part whose rows may be cut from their end; no more of them is made than is shown.
 
-    ``head`` stands before the rows, in one block with them (a table's head), ``after`` behind.
+    ``head`` stands before the rows, in one block with them (a table's head).
     """
 
     title: str
     head: str
-    rows: Sequence[str] = field(default_factory=list)
-    after: str = ""
+    items: Sequence[T] = ()
+    row: Callable[[T], str] = str
 
     def text(self, budget: int) -> str:
         """At most ``budget`` bytes of it, the cut told; "" where not even its head fits."""
         title = f"## {self.title}\n\n" if self.title else ""
-        fixed = _size(title) + _size(self.head) + _size(self.after) + _NOTE
-        if fixed > budget:
+        used = _size(title) + _size(self.head) + _NOTE
+        if used > budget:
             return ""
-        kept, used = 0, fixed
-        for row in self.rows:
+        rows = []
+        for item in self.items:
+            row = self.row(item)
             used += _size(row) + 1
             if used > budget:
                 break
-            kept += 1
-        block = "\n".join([*filter(None, [self.head]), *self.rows[:kept]])
-        cut = len(self.rows) - kept
-        told = f"… {cut} more of {len(self.rows)} rows were cut here: {REST}." if cut else ""
-        return title + "\n\n".join(filter(None, [block, told, self.after]))
+            rows.append(row)
+        block = "\n".join([*filter(None, [self.head]), *rows])
+        cut = len(self.items) - len(rows)
+        told = f"… {cut} more of {len(self.items)} rows were cut here: {REST}." if cut else ""
+        return title + "\n\n".join(filter(None, [block, told]))
 
 
 def render_night_markdown(night: NightView, limit: int = LIMIT) -> str:
     """At most ``limit`` bytes, the most important first."""
-    sections = [_head(night), _changes(night)]
+    sections: list[Section[Any]] = [_head(night), _changes(night)]
     for standing, title in (
         (Standing.SURPRISE, "Not as expected"),
         (Standing.FLAKY, "Flaky"),
@@ -71,7 +73,7 @@ def render_night_markdown(night: NightView, limit: int = LIMIT) -> str:
     return _fitted(sections, limit)
 
 
-def _fitted(sections: Sequence[Section], limit: int) -> str:
+def _fitted(sections: Sequence[Section[Any]], limit: int) -> str:
     """The sections in order, each with what those before it left."""
     left, parts, dropped = limit - 2 * _NOTE, [], []
     for section in sections:
@@ -87,21 +89,22 @@ def _fitted(sections: Sequence[Section], limit: int) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _head(night: NightView) -> Section:
+def _head(night: NightView) -> Section[str]:
     head = night.headline
     parts = [f"# {gfm.text(night.title, 200)}: {gfm.text(night.changes, 300)}"]
     if night.warning:
         parts.append(f"> [!WARNING]\n> {gfm.text(night.warning)}")
+    parts += [f"> [!WARNING]\n> {gfm.text(note)}" for note in night.notes[:20]]
     parts.append(
         f"**{gfm.text(head.label.upper(), 200)}** · {gfm.text(f'{night.counts}. {night.scale}')}"
     )
     return Section("", "\n\n".join(parts))
 
 
-def _changes(night: NightView) -> Section:
+def _changes(night: NightView) -> Section[Event]:
     title = "What changed"
     if night.events:
-        return Section(title, "", [_event(e, night) for e in night.events])
+        return Section(title, "", night.events, lambda e: _event(e, night))
     if night.before:
         told = f"Nothing: every cell came out as in night {gfm.text(night.before, 80)}."
     else:
@@ -120,29 +123,26 @@ def _event(event: Event, night: NightView) -> str:
     return line + (f"; {gfm.code(run.incident, 300)}" if run is not None and run.incident else "")
 
 
-def _list(title: str, squares: Sequence[Square]) -> Section:
+def _list(title: str, squares: Sequence[Square]) -> Section[Square]:
     head = ["scenario", "release", "came out", "expected", "every run of it", "says", "incident"]
-    rows = []
-    for s in squares:
-        run = s.deciding
-        rows.append(
-            _row(
-                f"**{gfm.cell(s.cell.row)}**",
-                _release(s),
-                gfm.cell(s.words),
-                gfm.cell(s.expectation.removeprefix("expected: ")),
-                gfm.cell(s.runs),
-                gfm.cell(s.why),
-                (gfm.code(run.incident, 300) if run else "") or "–",
-            )
-        )
-    return Section(title, gfm.table(head, []), rows)
+    return Section(title, gfm.table(head, []), squares, _listed)
 
 
-def _matrix(grid: Grid) -> Section:
-    head = ["scenario", *(gfm.cell(c.label) for c in grid.columns)]
-    rows = []
-    for row in grid.rows:
+def _listed(square: Square) -> str:
+    run = square.deciding
+    return _row(
+        f"**{gfm.cell(square.cell.row)}**",
+        _release(square),
+        gfm.cell(square.words),
+        gfm.cell(square.expectation.removeprefix("expected: ")),
+        gfm.cell(square.runs),
+        gfm.cell(square.why),
+        (gfm.code(run.incident, 300) if run else "") or "–",
+    )
+
+
+def _matrix(grid: Grid) -> Section[Row]:
+    def told(row: Row) -> str:
         band = grid.band(row)
         name = f"**{gfm.cell(row.name)}**"
         if row.fidelity:
@@ -152,9 +152,11 @@ def _matrix(grid: Grid) -> Section:
             square = row.squares.get(column)
             text = mark(square) if square else ""
             marks.append(f"[{text}]" if column in band else text)
-        rows.append(_row(name, *marks))
+        return _row(name, *marks)
+
+    head = ["scenario", *(gfm.cell(c.label) for c in grid.columns)]
     title = f"{gfm.text(grid.engine, 60)}: scenarios × releases"
-    return Section(title, gfm.table(head, []), rows)
+    return Section(title, gfm.table(head, []), grid.rows, told)
 
 
 def mark(square: Square) -> str:
@@ -167,7 +169,7 @@ def mark(square: Square) -> str:
     return text
 
 
-def _legend(night: NightView) -> Section:
+def _legend(night: NightView) -> Section[str]:
     marks = ", ".join(f"{words.MARKS[s]} {words.STATE_WORDS[s]}" for s in words.MARKS)
     return Section(
         "",
@@ -176,30 +178,33 @@ def _legend(night: NightView) -> Section:
     )
 
 
-def _quarantine(squares: Sequence[Square]) -> Section:
+def _quarantine(squares: Sequence[Square]) -> Section[Square]:
     head = ["scenario", "release", "tonight", "reason", "issue", "owner", "until"]
-    rows = [
-        _row(
-            f"**{gfm.cell(s.cell.row)}**",
-            _release(s),
-            gfm.cell(s.words),
-            gfm.cell(s.quarantine.reason),
-            gfm.cell(s.quarantine.issue),
-            gfm.cell(s.quarantine.owner),
-            gfm.cell(str(s.quarantine.expires)),
-        )
-        for s in squares
-        if s.quarantine is not None
-    ]
-    return Section("Quarantine: these run, and turn nothing red", gfm.table(head, []), rows)
+    return Section(
+        "Quarantine: these run, and turn nothing red", gfm.table(head, []), squares, _excused
+    )
 
 
-def _setup(night: NightView) -> Section:
+def _excused(square: Square) -> str:
+    entry = square.quarantine
+    assert entry is not None
+    return _row(
+        f"**{gfm.cell(square.cell.row)}**",
+        _release(square),
+        gfm.cell(square.words),
+        gfm.cell(entry.reason),
+        gfm.cell(entry.issue),
+        gfm.cell(entry.owner),
+        gfm.cell(str(entry.expires)),
+    )
+
+
+def _setup(night: NightView) -> Section[str]:
     rows = [_row(name, gfm.cell(value)) for name, value in night.setup]
     return Section("How it was run", gfm.table(["", ""], []), rows)
 
 
-def _next(night: NightView) -> Section:
+def _next(night: NightView) -> Section[str]:
     parts = [
         f"To {gfm.text(what, 300)}:\n\n" + gfm.fence(one_line(command, 4000), "sh", 1, 4000)
         for what, command in night.next_commands

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import cached_property
-from typing import Protocol
 
+from mmrepro.history.quarantine import Entry
 from mmrepro.history.states import VERDICTS, Settled, State
 from mmrepro.incident.ledger import Attempt, Cell, Event, Planned
 from mmrepro.records import Fidelity
@@ -16,19 +15,6 @@ from mmrepro.reports.night_words import STATE_WORDS, Standing, plural
 from mmrepro.reports.words import OUTCOME_WORDS, duration, sane
 from mmrepro.signature import Outcome
 from packaging.version import InvalidVersion, Version
-
-
-class Entry(Protocol):
-    """A line of the quarantine, as far as a report needs it."""
-
-    @property
-    def reason(self) -> str: ...
-    @property
-    def issue(self) -> str: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def expires(self) -> date: ...
 
 
 @dataclass(frozen=True)
@@ -79,11 +65,14 @@ class Square:
             return Standing.QUARANTINED if self.quarantine else Standing.FLAKY
         if self.state not in VERDICTS:
             return Standing.UNTESTED
-        if self.settled.as_expected is None:
-            return Standing.UNJUDGED
-        if self.settled.as_expected:
-            return Standing.EXPECTED
+        if not self.odd:
+            return Standing.UNJUDGED if self.expected is None else Standing.EXPECTED
         return Standing.QUARANTINED if self.quarantine else Standing.SURPRISE
+
+    @property
+    def odd(self) -> bool:
+        """Whether it has a verdict that was not expected, quarantined or not."""
+        return self.state in VERDICTS and self.settled.as_expected is False
 
     @property
     def fidelity(self) -> Fidelity | None:
@@ -154,7 +143,7 @@ class Square:
         if s.lost:
             parts.append(f"{s.lost} {plural(s.lost, 'run')} lost")
         if self.quarantine is not None:
-            parts.append(f"in quarantine: {self.quarantine.reason}")
+            parts.append(self.quarantine.says)
         if self.fidelity is not None:
             parts.append(f"fidelity {self.fidelity}")
         if self.attempts:

@@ -42,6 +42,8 @@ def print_night(night: NightView, console: Console) -> None:
     out.line((head.label.upper(), TONES[head.tone]), f"  {night.title}: {night.changes}", cut=False)
     if night.warning:
         out.line((night.warning, "yellow"), cut=False)
+    for note in night.notes[:MAX_LINES]:
+        out.line((note, "yellow"), cut=False)
     out.line(f"{night.counts}. {night.scale}", cut=False)
     if night.events:
         out.heading("What changed")

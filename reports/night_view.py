@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 from mmrepro.history.events import events as find_events
 from mmrepro.history.ledger import History, NightRuns
+from mmrepro.history.quarantine import Quarantine
 from mmrepro.history.states import State, settle
-from mmrepro.incident.ledger import Cell, Event, NightState
+from mmrepro.incident.ledger import Event, NightState
 from mmrepro.records import Fidelity
-from mmrepro.reports.night_square import Column, Entry, Square
+from mmrepro.reports.night_square import Column, Square
 from mmrepro.reports.night_words import (
     EVENT_TONES,
     NIGHT_WORDS,
@@ -116,6 +117,8 @@ class NightView:
     events: list[Event]
     grids: list[Grid]
     trend: list[Point]
+    notes: list[str] = field(default_factory=list)
+    """What is wrong with the quarantine: expired entries, those of no cell."""
 
     @cached_property
     def squares(self) -> list[Square]:
@@ -201,7 +204,8 @@ class NightView:
         if state is NightState.COMPLETE:
             return ""
         missing = self.states[State.MISSING]
-        rest = f"; {missing} of {len(self.squares)} cells did not run" if missing else ""
+        left = "have no run yet" if state is NightState.RUNNING else "did not run"
+        rest = f"; {missing} of {len(self.squares)} cells {left}" if missing else ""
         return f"This night is {NIGHT_WORDS[state]}{rest}."
 
     @property
@@ -241,12 +245,9 @@ class NightView:
         return told
 
 
-def view(history: History, runs: NightRuns, entry_for: Callable[[Cell], Entry | None]) -> NightView:
-    """The night with what the nights before say of its rows.
-
-    Args:
-        entry_for: the quarantine's, on the day of that night.
-    """
+def night_view(history: History, runs: NightRuns, quarantine: Quarantine) -> NightView:
+    """The night, with what the nights before say of its rows and who was excused on its day."""
+    when = runs.night.created.wall
     before = history.before(runs.night)
     told = runs.events or find_events(history, runs)
     order = list(EVENT_TONES)
@@ -259,39 +260,40 @@ def view(history: History, runs: NightRuns, entry_for: Callable[[Cell], Entry | 
             planned,
             settle(runs.attempts_of(name)),
             runs.attempts_of(name),
-            entry_for(planned.cell),
+            quarantine.entry_for(planned.cell, when),
             of_cell.get(name, ()),
         )
         for name, planned in runs.planned.items()
     )
-    shown = [*before[-(NIGHTS - 1) :], runs]
     rows = {row.line: row for grid in grids for row in grid.rows}
     trend = []
-    for night in shown:
-        whole, lines = points(night)
-        trend.append(whole)
+    for past in before[-(NIGHTS - 1) :]:
+        lines = _lines(past)
+        trend.append(_point(past.night.id, [s for line in lines.values() for s in line]))
         for line, row in rows.items():
-            row.trend.append(lines.get(line) or Point(night.night.id, Counter(), 0, 0.0))
-    return NightView(runs, before[-1].night.id if before else "", told, grids, trend)
+            row.trend.append(_point(past.night.id, lines.get(line, ())))
+    for row in rows.values():
+        row.trend.append(_point(runs.night.id, [*row.squares.values()]))
+    trend.append(_point(runs.night.id, [s for grid in grids for s in grid.squares]))
+    notes = quarantine.warnings(runs.cells.values(), when)
+    return NightView(runs, before[-1].night.id if before else "", told, grids, trend, notes)
 
 
-def points(runs: NightRuns) -> tuple[Point, dict[str, Point]]:
-    """A night of the trend: of all cells, and of each line."""
+def _lines(runs: NightRuns) -> dict[str, list[Square]]:
+    """The squares of a former night, by line."""
     found: dict[str, list[Square]] = {}
     for name, planned in runs.planned.items():
         attempts = runs.attempts_of(name)
-        found.setdefault(planned.cell.line, []).append(
-            Square(planned, settle(attempts), attempts)
-        )  # fmt: skip
-    lines = {line: _point(runs.night.id, squares) for line, squares in found.items()}
-    return _point(runs.night.id, [s for squares in found.values() for s in squares]), lines
+        square = Square(planned, settle(attempts), attempts)
+        found.setdefault(planned.cell.line, []).append(square)
+    return found
 
 
 def _point(night: str, squares: Sequence[Square]) -> Point:
     return Point(
         night,
         Counter(s.state for s in squares),
-        sum(s.standing is Standing.SURPRISE for s in squares),
+        sum(s.odd for s in squares),
         sum(s.seconds for s in squares),
     )
 

@@ -13,6 +13,7 @@ from mmrepro.cli.check import check
 from mmrepro.cli.collide import collide
 from mmrepro.cli.diagnose import diagnose
 from mmrepro.cli.env import app as env_app
+from mmrepro.cli.incidents import incidents
 from mmrepro.cli.judge import judge
 from mmrepro.cli.kv_budget import kv_budget
 from mmrepro.cli.logs import logs
@@ -62,6 +63,7 @@ app.add_typer(matrix_app, name="matrix", short_help="Scenarios × releases, nigh
 app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("collide", short_help="Find two pictures that an engine takes for one.")(collide)
+app.command("incidents", short_help="List what ran here, newest first.")(incidents)
 app.command("report", short_help="Make a report again from an incident.")(report_command)
 app.command("judge", short_help="Judge recorded evidence again.")(judge)
 app.command("new", short_help="Write a scenario for you to fill in.")(new)

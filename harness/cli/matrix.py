@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.run.options import StartMode
+
+if TYPE_CHECKING:
+    from mmrepro.history.ledger import NightRuns
+    from mmrepro.history.quarantine import Quarantine
 
 DEFAULT_OUT = "nights"
 
@@ -135,3 +140,188 @@ def run(
         json=json,
     )
     raise typer.Exit(execute(asked))
+
+
+Folder = Annotated[Path, typer.Argument(help="The ledger's folder.", metavar="DIR")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+class Format(StrEnum):
+    TERMINAL = "terminal"
+    MD = "md"
+    HTML = "html"
+    JSON = "json"
+    JUNIT = "junit"
+
+
+@app.command()
+def report(
+    ledger: Folder = Path(DEFAULT_OUT),
+    night: Annotated[str, typer.Option(help="Which one.  [default: the newest]")] = "",
+    format: Annotated[Format, typer.Option(help="What to print.")] = Format.TERMINAL,
+    quarantine: Annotated[
+        Path | None, typer.Option(help="TOML with the cells that are not to fail the night.")
+    ] = None,
+    write: Annotated[
+        Path | None, typer.Option(help="Write all files of the report into this folder instead.")
+    ] = None,
+) -> None:
+    """Tell a night again, from the ledger alone.
+
+    Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
+    """
+    from mmrepro.history.ledger import read
+    from mmrepro.reports.dashboard import linked, render_dashboard
+    from mmrepro.reports.night import night_view, write_night
+    from mmrepro.reports.night_json import night_json
+    from mmrepro.reports.night_junit import render_night_junit
+    from mmrepro.reports.night_markdown import render_night_markdown
+    from mmrepro.reports.night_terminal import print_night
+    from rich.console import Console
+
+    history = read(ledger)
+    chosen = _night(ledger, night)
+    excused = _quarantine(quarantine)
+    if write is not None:
+        for path in write_night(history, chosen, write, excused):
+            typer.echo(str(path))
+        return
+    shown = night_view(history, chosen, excused)
+    if format is Format.TERMINAL:
+        console = Console()
+        print_night(shown, console if console.is_terminal else Console(width=180))
+        return
+    text = {
+        Format.MD: lambda: render_night_markdown(shown),
+        Format.HTML: lambda: render_dashboard(shown, linked(ledger)),
+        Format.JSON: lambda: night_json(shown),
+        Format.JUNIT: lambda: render_night_junit(shown),
+    }[format]()
+    typer.echo(text.rstrip("\n"))
+
+
+@app.command()
+def diff(
+    ledger: Folder = Path(DEFAULT_OUT),
+    before: Annotated[
+        str, typer.Argument(help="A night, or DIR:NIGHT of another ledger.  [default: the last]")
+    ] = "",
+    now: Annotated[str, typer.Argument(help="Likewise.  [default: the newest]")] = "",
+    json: Json = False,
+) -> None:
+    """Say what changed from one night to another.
+
+    Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another failure.
+
+    Example:  mmrepro matrix diff nights 2026-11-21 2026-11-22
+    """
+    from mmrepro.errors import ExitCode, UsageError
+    from mmrepro.history.events import diff as find
+    from mmrepro.history.ledger import read
+    from mmrepro.matrix.ending import ALARMS
+    from mmrepro.reports.night_terminal import print_events
+    from rich.console import Console
+
+    after = _night(ledger, now)
+    if before:
+        first = _night(ledger, before)
+    else:
+        earlier = read(ledger).before(after.night)
+        if not earlier:
+            raise UsageError(
+                f"{ledger} has no night before {after.night.id}.",
+                hint=f"mmrepro matrix report {ledger}",
+            )
+        first = earlier[-1]
+    found = find(first, after)
+    if json:
+        import json as json_module
+
+        told = [event.model_dump(mode="json") for event in found]
+        ids = {"before": first.night.id, "now": after.night.id}
+        typer.echo(json_module.dumps({**ids, "events": told}, indent=1, ensure_ascii=False))
+    else:
+        console = Console()
+        console = console if console.is_terminal else Console(width=180)
+        print_events(found, console, first.night.id, after.night.id)
+    if any(event.what in ALARMS for event in found):
+        raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
+
+
+@app.command()
+def history(
+    ledger: Folder = Path(DEFAULT_OUT),
+    scenario: Annotated[str, typer.Option(help="Each cell of this one.")] = "",
+    json: Json = False,
+) -> None:
+    """Show every row over the nights, oldest first.
+
+    Example:  mmrepro matrix history nights --scenario ghost-key-eviction
+    """
+    from mmrepro.history.ledger import read
+    from mmrepro.reports.night_json import history_json
+    from mmrepro.reports.night_terminal import print_history
+    from rich.console import Console
+
+    known = read(ledger)
+    if json:
+        typer.echo(history_json(known, scenario).rstrip("\n"))
+        return
+    console = Console()
+    print_history(known, console if console.is_terminal else Console(width=180), scenario)
+
+
+@app.command()
+def merge(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Ledgers' folders: of shards, or of nights.", metavar="DIR")
+    ],
+    out: Annotated[Path, typer.Option(help="The ledger that they are added to.")],
+    incidents: Annotated[bool, typer.Option(help="Copy the incidents as well.")] = True,
+    quarantine: Annotated[
+        Path | None, typer.Option(help="TOML with the cells that are not to fail the night.")
+    ] = None,
+) -> None:
+    """Make one ledger of several, and its reports; what is there already is kept.
+
+    Example:  mmrepro matrix merge shard-1 shard-2 --out nights
+    """
+    from mmrepro.history.ledger import read
+    from mmrepro.history.merge import merge as join
+    from mmrepro.reports.night import write_night
+
+    excused = _quarantine(quarantine)
+    done = join(folders, out, incidents=incidents)
+    if done.nothing:
+        typer.echo(f"{out} has all of that already.")
+        return
+    nights = ", ".join(done.nights)
+    typer.echo(
+        f"{out}: {done.cells} cells, {done.attempts} runs, {done.events} events of {nights}; "
+        f"{done.incidents} incidents copied."
+    )
+    for missing in done.missing:
+        typer.echo(f"no such incident: {missing}", err=True)
+    known = read(out)
+    if known.newest is not None:
+        write_night(known, known.newest, out, excused)
+
+
+def _night(ledger: Path, name: str) -> NightRuns:
+    """``NIGHT``, or ``DIR:NIGHT`` of another ledger; "": the newest."""
+    from mmrepro.errors import UsageError
+    from mmrepro.history.ledger import read
+
+    folder, colon, other = name.rpartition(":")
+    known = read(Path(folder) if colon else ledger)
+    if other:
+        return known.night(other)
+    if known.newest is None:
+        raise UsageError(f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}")
+    return known.newest
+
+
+def _quarantine(path: Path | None) -> Quarantine:
+    from mmrepro.history.quarantine import Quarantine, load
+
+    return load(path) if path is not None else Quarantine()

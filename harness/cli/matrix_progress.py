@@ -1,4 +1,4 @@
-"""What `mmrepro matrix run` shows: its cells as they end, what is under way, what is left."""
+"""What `mmrepro matrix run` shows as it goes, and with --dry-run in the place of going."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from mmrepro.cli.progress import LiveView
 from mmrepro.history.states import Settled, State
 from mmrepro.incident.ledger import Attempt, Planned
-from mmrepro.matrix.ending import CellResult, NightResult
 from mmrepro.matrix.plan import DryRun, Group
 from mmrepro.matrix.schedule import Next
 from mmrepro.reports.words import duration
@@ -23,16 +22,6 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from mmrepro.matrix.session import Session
-
-STYLES = {
-    State.REPRODUCED: "green",
-    State.NOT_REPRODUCED: "green",
-    State.DIFFERENT_FAILURE: "red",
-    State.FLAKY: "magenta",
-    State.INCONCLUSIVE: "yellow",
-    State.LOST: "yellow",
-    State.MISSING: "yellow",
-}
 
 
 class MatrixProgress(LiveView):
@@ -113,59 +102,7 @@ class MatrixProgress(LiveView):
         return Lines(*parts)
 
 
-# ---------------------------------------------------------------- at the end, and before it
-
-
-def print_result(told: NightResult, console: Console) -> None:
-    """The cells that are not as expected, the events, and one line of sums."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("cell", "release", "came out", "expected", "runs"):
-        table.add_column(head)
-    for cell in told.cells:
-        if cell.as_expected and cell.whole:
-            continue
-        came = Text(cell.state, style=STYLES[cell.state])
-        if cell.quarantine:
-            came.append(" (in quarantine)", style="dim")
-        runs = f"{cell.reproduced} of {cell.conclusive}" if cell.conclusive else cell.why
-        table.add_row(one_line(cell.row, 120), cell.release, came, cell.expected or "–", runs)
-    if table.row_count:
-        console.print(table)
-    for event in told.events:
-        console.print(
-            Text(f"{event.what}: {one_line(event.text, 400)}"), highlight=False, soft_wrap=True
-        )
-    console.print(_sums(told), highlight=False, soft_wrap=True)
-    if told.left:
-        console.print(
-            f"{len(told.left)} cells have runs left; to resume, run: {told.resume}",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def _sums(told: NightResult) -> str:
-    def count(name: str, some: list[CellResult]) -> str:
-        return f"{len(some)} {name}" if some else ""
-
-    cells = told.cells
-    parts = [
-        count("as expected", [c for c in cells if c.as_expected]),
-        count("not as expected", [c for c in cells if _wrong(c)]),
-        *(
-            count(state, [c for c in cells if c.state is state])
-            for state in (State.FLAKY, State.INCONCLUSIVE, State.LOST, State.MISSING)
-        ),
-        count("in quarantine", [c for c in cells if c.quarantine]),
-    ]
-    return (
-        f"Night {told.night} in {told.folder} ({told.state}): {len(cells)} cells, "
-        f"{sum(c.attempts for c in cells)} runs: {', '.join(filter(None, parts))}"
-    )
-
-
-def _wrong(cell: CellResult) -> bool:
-    return cell.as_expected is False and cell.state not in (State.FLAKY, State.INCONCLUSIVE)
+# ---------------------------------------------------------------- before it
 
 
 def print_dry_run(told: DryRun, console: Console) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,13 +13,15 @@ from pathlib import Path
 import mmrepro
 import typer
 from mmrepro.cli.matrix import DEFAULT_OUT
-from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run, print_result
+from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
 from mmrepro.errors import ExitCode, UsageError
+from mmrepro.history.events import events
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
-from mmrepro.incident.ledger import LEDGER_FILE, Cell, Night, NightState, Planned
+from mmrepro.history.quarantine import Quarantine, load as load_quarantine
+from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
 from mmrepro.machine.facts import host_facts
 from mmrepro.matrix.disk import Bound
-from mmrepro.matrix.ending import NightResult, result_of
+from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
 from mmrepro.matrix.plan import Estimates, dry_run, plan, sharded
 from mmrepro.matrix.provisions import Provisions
@@ -26,6 +29,10 @@ from mmrepro.matrix.schedule import left
 from mmrepro.matrix.session import Session, SessionOptions, begin, unfinished
 from mmrepro.matrix.trial import TrialOptions, Trials
 from mmrepro.records import Moment
+from mmrepro.reports.dashboard import HTML_FILE
+from mmrepro.reports.night import night_view, write_night
+from mmrepro.reports.night_json import night_json
+from mmrepro.reports.night_terminal import print_night
 from mmrepro.run.key import gpu_models
 from mmrepro.run.options import StartMode
 from rich.console import Console
@@ -96,62 +103,90 @@ def _run(
     bound = None
     if settings.disk is not None:
         bound = Bound(settings.disk, ledger.folder / f".disk-{runs.night.id}.json")
+    quarantine = _quarantine(settings, runs, console)
     display = MatrixProgress(console)
     provisions = Provisions(options, bound, display.say)
     how = SessionOptions(jobs=settings.jobs or JOBS, max_time_s=settings.max_time)
     session = Session(ledger, runs, Trials(options), provisions, how, display)
     display.session = session
-
-    def result() -> NightResult:
-        return result_of(
-            runs,
-            str(ledger.folder),
-            [p.cell.id for p in session.todo],
-            _excuse(settings, runs.night),
-            notes=notes,
-            resume=again,
-        )
-
     idle = not session.todo and runs.night.state is NightState.COMPLETE
     try:
         with display:
             session.execute()
     except KeyboardInterrupt:
-        _report(ledger, runs)
-        told = result()
-        done = len(told.cells) - len(told.left)
-        typer.echo(f"Night {told.night}: {done} of {len(told.cells)} cells are whole.", err=True)
+        write_night(ledger.history, runs, ledger.folder, quarantine)
+        whole = len(runs.planned) - len(session.todo)
+        told = f"Night {runs.night.id}: {whole} of {len(runs.planned)} cells are whole and kept"
+        typer.echo(told, err=True)
         typer.echo(f"to resume, run: {again}", err=True)
         raise
     if not idle:
-        _conclude(ledger, runs)
-        _report(ledger, runs)
-    told = result()
-    _print(told, asked, console, idle=idle)
-    return ExitCode(told.exit_code)
+        known = {event.identity for event in runs.events}
+        for event in events(ledger.history, runs):
+            if event.identity not in known:
+                ledger.append(event)
+        write_night(ledger.history, runs, ledger.folder, quarantine)
+    left = [planned.cell.id for planned in session.todo]
+    ended = Ended(ledger.history, runs, ledger.folder, quarantine, left, again, tuple(notes), idle)
+    return _tell(ended, asked, console)
 
 
-def _conclude(ledger: Ledger, runs: NightRuns) -> None:
-    """What changed since the nights before; each event once."""
+@dataclass(frozen=True)
+class Ended:
+    """A night that is not run any more, for now."""
+
+    history: History
+    runs: NightRuns
+    folder: Path
+    quarantine: Quarantine
+    left: Sequence[str] = ()
+    resume: str = ""
+    notes: tuple[str, ...] = ()
+    idle: bool = True
 
 
-def _report(ledger: Ledger, runs: NightRuns) -> None:
-    """The night's reports."""
-
-
-def _excuse(settings: Settings, night: Night) -> Callable[[Cell], str]:
-    return lambda cell: ""
-
-
-def _print(told: NightResult, asked: Asked, console: Console, *, idle: bool) -> None:
+def _tell(ended: Ended, asked: Asked, console: Console) -> ExitCode:
+    night = ended.runs.night
+    shown = night_view(ended.history, ended.runs, ended.quarantine)
+    code = exit_code(
+        ended.runs,
+        lambda cell: ended.quarantine.entry_for(cell, night.created.wall) is not None,
+        ended.left,
+    )
     if asked.json:
-        typer.echo(told.model_dump_json(indent=1))
-    if idle:
+        document = json.loads(night_json(shown))
+        document["run"] = {
+            "folder": str(ended.folder),
+            "exit_code": int(code),
+            "idle": ended.idle,
+            "left": list(ended.left),
+            "left_out": list(ended.notes),
+            "resume": ended.resume if ended.left else "",
+        }
+        typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    else:
+        print_night(shown, console)
+    if ended.idle:
+        console.print(f"Night {night.id} is complete: nothing was left to run.", highlight=False)
+    else:
+        console.print(f"Reports: {ended.folder / HTML_FILE}", highlight=False, soft_wrap=True)
+    if ended.left:
         console.print(
-            f"Night {told.night} in {told.folder} is complete: nothing was left to run.",
+            f"{len(ended.left)} cells have runs left; to resume, run: {ended.resume}",
             highlight=False,
+            soft_wrap=True,
         )
-    print_result(told, console)
+    return code
+
+
+def _quarantine(settings: Settings, runs: NightRuns, console: Console) -> Quarantine:
+    if settings.quarantine is None:
+        return Quarantine()
+    loaded = load_quarantine(Path(settings.quarantine))
+    cells = list(runs.cells.values())
+    for warning in loaded.warnings(cells, runs.night.created.wall):
+        console.print(warning, style="yellow", highlight=False, soft_wrap=True)
+    return loaded
 
 
 def _nothing_unfinished(
@@ -163,9 +198,8 @@ def _nothing_unfinished(
             f"{folder} has no night to go on with.",
             hint=f"mmrepro matrix run --scenario ghost-key-eviction --out {folder}",
         )
-    told = result_of(newest, str(folder), [], _excuse(settings, newest.night))
-    _print(told, asked, console, idle=True)
-    return ExitCode(told.exit_code)
+    quarantine = _quarantine(settings, newest, console)
+    return _tell(Ended(ledger.history, newest, folder, quarantine), asked, console)
 
 
 # ---------------------------------------------------------------- the plan

@@ -24,6 +24,7 @@ from mmrepro.incident.ledger import (
     Event,
     Line,
     Night,
+    NightState,
     Planned,
 )
 from mmrepro.text.redact import Redactor
@@ -45,6 +46,7 @@ class NightRuns:
     """By the cell's id, in the order of the plan."""
     attempts: list[Attempt] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    """As of its last end: a night that goes on has none, they are found anew."""
     _of_cell: dict[str, list[Attempt]] = field(default_factory=dict, repr=False, compare=False)
     _counted: int = field(default=0, repr=False, compare=False)
     _mutex: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -106,6 +108,8 @@ class History:
             raise ValueError(why)
         if isinstance(record, Night):
             known = self._nights.setdefault(record.id, NightRuns(record))
+            if record.state is NightState.RUNNING and known.night.state is not NightState.RUNNING:
+                known.events.clear()
             known.night = record
             return
         night = self._nights[record.night]

@@ -82,6 +82,8 @@ def _one_night(
     night = whole([runs.night for _, runs in parts], there.night if there else None)
     changed = there is None or there.night != night
     if changed:
+        if there is not None and there.events:  # which are found anew
+            ledger.append(night.model_copy(update={"state": NightState.RUNNING}))
         ledger.append(night)
     runs_there = ledger.history.night(name)
     for folder, runs in parts:

@@ -1,16 +1,13 @@
-"""What a night came to: its cells, its exit code."""
+"""What a night exits with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Collection
 
 from mmrepro.errors import ExitCode
 from mmrepro.history.ledger import NightRuns
 from mmrepro.history.states import State, settle
-from mmrepro.incident.ledger import Cell, Event, EventKind, Lost, NightState
-from mmrepro.records import Record
-from pydantic import Field
+from mmrepro.incident.ledger import Cell, EventKind, Lost
 
 ALARMS = frozenset(
     {
@@ -20,114 +17,34 @@ ALARMS = frozenset(
         EventKind.FLAKY,
     }
 )
-"""Events that make a night not as expected, unless their cell is in quarantine."""
-
-Excuse = Callable[[Cell], str]
-"""Why a cell is in quarantine; "": it is not."""
-
-
-class CellResult(Record):
-    """One cell of a night."""
-
-    id: str
-    row: str
-    engine: str
-    release: str
-    device: str
-    state: State
-    why: str
-    expected: str
-    as_expected: Annotated[bool | None, Field(description="None: nothing was expected, or learnt")]
-    quarantine: Annotated[str, Field(description="the reason; empty: not in quarantine")] = ""
-    attempts: int
-    reproduced: int
-    conclusive: Annotated[int, Field(description="attempts with a verdict on the engine")]
-    low: Annotated[float, Field(description="95 % interval of reproduced of conclusive")]
-    high: float
-    whole: Annotated[bool, Field(description="no run of it is left")]
-    incident: Annotated[str, Field(description="of its last attempt, below the folder")]
+"""Events that make a night not as expected, unless their cell is in quarantine. A new release that
+the scenario expects to be affected is told, and is as expected."""
+UNKNOWN = (State.INCONCLUSIVE, State.LOST, State.MISSING)
 
 
-class NightResult(Record):
-    """A night, for machines."""
+def exit_code(
+    runs: NightRuns, excused: Callable[[Cell], bool], left: Collection[str] = ()
+) -> ExitCode:
+    """Of a night: the first of these that holds.
 
-    night: str
-    state: NightState
-    folder: str
-    exit_code: int
-    cells: list[CellResult]
-    left: Annotated[list[str], Field(description="ids of the cells that have runs left")]
-    events: list[Event]
-    notes: Annotated[list[str], Field(description="what was asked for and not planned")] = []
-    resume: Annotated[str, Field(description="command that goes on; empty: nothing is left")] = ""
+    1: outside of quarantine a verdict that was not expected, a flaky cell, or an alarming event;
+    4: infrastructure failed in every run; 3: of a cell nothing is known, or runs of it are left.
 
-
-def result_of(
-    runs: NightRuns,
-    folder: str,
-    left: Sequence[str],
-    excuse: Excuse,
-    *,
-    notes: Sequence[str] = (),
-    resume: str = "",
-) -> NightResult:
-    """The night as it stands."""
-    cells = []
-    for name, planned in runs.planned.items():
-        attempts = runs.attempts_of(name)
-        settled = settle(attempts)
-        cell = planned.cell
-        cells.append(
-            CellResult(
-                id=name,
-                row=cell.row,
-                engine=cell.engine,
-                release=cell.release,
-                device=cell.device,
-                state=settled.state,
-                why=settled.why,
-                expected=planned.expected or "",
-                as_expected=settled.as_expected,
-                quarantine=excuse(cell),
-                attempts=len(attempts),
-                reproduced=settled.reproduced,
-                conclusive=settled.conclusive,
-                low=round(settled.low, 4),
-                high=round(settled.high, 4),
-                whole=name not in left,
-                incident=next((a.incident for a in reversed(attempts) if a.incident), ""),
-            )
-        )
-    return NightResult(
-        night=runs.night.id,
-        state=runs.night.state,
-        folder=folder,
-        exit_code=exit_code(runs, cells),
-        cells=cells,
-        left=list(left),
-        events=list(runs.events),
-        notes=list(notes),
-        resume=resume if left else "",
-    )
-
-
-def exit_code(runs: NightRuns, cells: Sequence[CellResult]) -> ExitCode:
-    """1: a verdict that was not expected, a flaky cell or an alarming event, outside of quarantine;
-    else 4: infrastructure failed in every run; else 3: a cell of which nothing is known."""
-    excused = {cell.id for cell in cells if cell.quarantine}
-    counted = [cell for cell in cells if cell.id not in excused]
-    alarmed = any(e.what in ALARMS and e.cell not in excused for e in runs.events)
-    if alarmed or any(_surprises(cell) for cell in counted):
+    Args:
+        excused: whether a cell is in quarantine.
+        left: ids of the cells that have runs left.
+    """
+    free = {name for name, planned in runs.planned.items() if excused(planned.cell)}
+    settled = {name: settle(runs.attempts_of(name)) for name in runs.planned if name not in free}
+    if any(event.what in ALARMS and event.cell not in free for event in runs.events):
+        return ExitCode.NOT_AS_EXPECTED
+    if any(
+        one.state is State.FLAKY or (one.as_expected is False and one.state not in UNKNOWN)
+        for one in settled.values()
+    ):
         return ExitCode.NOT_AS_EXPECTED
     if runs.attempts and all(a.lost is Lost.INFRASTRUCTURE for a in runs.attempts):
         return ExitCode.INFRASTRUCTURE
-    unknown = (State.INCONCLUSIVE, State.LOST, State.MISSING)
-    if any(cell.state in unknown or not cell.whole for cell in counted):
+    if any(one.state in UNKNOWN or name in left for name, one in settled.items()):
         return ExitCode.INCONCLUSIVE
     return ExitCode.AS_EXPECTED
-
-
-def _surprises(cell: CellResult) -> bool:
-    if cell.state in (State.INCONCLUSIVE, State.LOST, State.MISSING):
-        return False
-    return cell.state is State.FLAKY or cell.as_expected is False

@@ -174,7 +174,7 @@ class Session:
 
     def _last(self, cell: str) -> Settled | None:
         """What the cell settled on in the newest earlier night that learnt something of it."""
-        for night in reversed(self.ledger.history.before(self.runs.night.id)):
+        for night in reversed(self.ledger.history.before(self.runs.night)):
             settled = settle(night.attempts_of(cell))
             if settled.keys:
                 return settled

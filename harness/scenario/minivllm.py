@@ -159,6 +159,8 @@ class MinivllmFault(Switched):
             return Finding.unknown("the command line, where the fault would stand, cannot be seen")
         fault = self.variant
         on = facts.has(("--fault", fault)) or facts.has((f"--fault={fault}",))
+        if on and facts.option("--fault-probability") is not None:
+            return Finding.unknown("whether the fault is on was left to chance: its log tells")
         return Finding.of(on, f"the server runs with{'' if on else 'out'} --fault {fault}")
 
     def cause_remains(self, evidence: Evidence, facts: RunFacts) -> Finding:

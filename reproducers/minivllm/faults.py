@@ -7,6 +7,7 @@ one place that was wrong; everything else stays as it is.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 
 FAULTS: dict[str, str] = {
@@ -33,3 +34,15 @@ def chosen(faults: Iterable[str], fixes: Iterable[str] = ()) -> frozenset[str]:
         if name not in FAULTS:
             raise ValueError(f"there is no fault {name!r}; there is: {', '.join(FAULTS)}")
     return frozenset(faults) - frozenset(fixes)
+
+
+def by_chance(
+    faults: frozenset[str], probability: float, seed: int | None = None
+) -> frozenset[str]:
+    """All of ``faults`` or none, decided once for a server's life.
+
+    Args:
+        seed: None: the system's randomness, so that no two servers agree but by chance.
+    """
+    source = random.SystemRandom() if seed is None else random.Random(seed)  # noqa: S311
+    return faults if source.random() < probability else frozenset()

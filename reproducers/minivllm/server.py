@@ -18,7 +18,7 @@ from typing import Any
 from .chat import BadRequest, Chat, Prompt
 from .config import EngineConfig, ModelConfig
 from .engine import Engine
-from .faults import FAULTS, chosen
+from .faults import FAULTS, by_chance, chosen
 
 log = logging.getLogger(__name__)
 
@@ -256,7 +256,22 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     told = "; ".join(f"{name}: {text}" for name, text in FAULTS.items())
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help=told)
     parser.add_argument("--fix", action="append", default=[], metavar="NAME", help="undo --fault")
+    parser.add_argument(
+        "--fault-probability",
+        type=_probability,
+        default=1.0,
+        metavar="P",
+        help="this server has the faults with probability P, and none of them otherwise",
+    )
+    parser.add_argument("--fault-seed", type=int, metavar="N", help="draw that from N, not anew")
     return parser.parse_args(argv)
+
+
+def _probability(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} does not lie between 0 and 1")
+    return value
 
 
 def config_of(options: argparse.Namespace) -> EngineConfig:
@@ -266,7 +281,9 @@ def config_of(options: argparse.Namespace) -> EngineConfig:
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    faults = chosen(options.fault, options.fix)
+    faults = by_chance(
+        chosen(options.fault, options.fix), options.fault_probability, options.fault_seed
+    )
     names = EngineConfig.__dataclass_fields__.keys() - {"device", "faults", "async_scheduling"}
     return EngineConfig(
         device=device,
@@ -307,6 +324,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     for name in sorted(config.faults):
         log.warning("fault %s is on: %s", name, FAULTS[name])
+    for name in sorted(chosen(options.fault, options.fix) - config.faults):
+        log.warning("fault %s is off: its probability is %g", name, options.fault_probability)
     log.info("ready on port %d", front.server_address[1])
     try:
         front.serve_forever(poll_interval=0.1)

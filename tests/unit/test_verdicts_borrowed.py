@@ -254,6 +254,8 @@ def test_exposed_is_who_runs_with_the_switch(scenario: Scenario) -> None:
     assert truth("serve", "--fault", fault) is truth("serve", f"--fault={fault}") is MET
     assert truth("serve", "--fault", fault, "--fix", fault) is NOT_MET
     assert truth("serve", "--fault", "other") is NOT_MET
+    assert truth("serve", "--fault", fault, "--fault-probability=0.5") is UNKNOWN
+    assert truth("serve", "--fault-probability=0.5") is NOT_MET
     assert truth() is UNKNOWN
 
 

@@ -6,12 +6,12 @@ from datetime import timedelta
 
 import pytest
 from hypothesis import given, strategies as st
+from made_nights import BEGAN, cell, night
 from mmrepro.history.events import diff, events, overdue
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.states import VERDICTS, State, settle
 from mmrepro.incident.ledger import Cell, Event, EventKind, NightState
 from mmrepro.signature import Outcome
-from nights import BEGAN, cell, night
 
 OLD, MID, NEW, NEWER = cell("0.9.0"), cell("0.23.0"), cell("0.24.0"), cell("0.100.0")
 FLIPS = {EventKind.FIXED_IN, EventKind.BUG_RETURNED}

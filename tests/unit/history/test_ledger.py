@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from made_nights import attempt, cell, night
 from mmrepro.errors import BadLedger, LedgerBusy, NoSpace
 from mmrepro.history.ledger import AnyRecord, History, Ledger, read
-from mmrepro.incident.ledger import LEDGER_FILE, Event, EventKind, Lost, Planned
-from nights import attempt, cell, night
+from mmrepro.incident.ledger import LEDGER_FILE, Event, EventKind, Lost, NightState, Planned
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -234,3 +234,18 @@ def test_nights_are_in_order_and_the_last_word_counts() -> None:
     assert made.night("n2").night.machine == "m"
     with pytest.raises(BadLedger, match="n3, n2, n1"):
         made.night("n9")
+
+
+def test_a_night_that_goes_on_has_its_events_found_anew(tmp_path: Path) -> None:
+    late = night(1, {cell(): "r"}, state=NightState.OUT_OF_TIME)
+    event = Event(night="n1", what=EventKind.COVERAGE_LOST, identity="x", text="It is lost.")
+    running = late.night.model_copy(update={"state": NightState.RUNNING})
+    with Ledger(tmp_path) as ledger:
+        for record in (running, *late.planned.values(), late.night, event):
+            ledger.append(record)
+        assert read(tmp_path).night("n1").events == [event]
+        ledger.append(running)
+        assert read(tmp_path).night("n1").events == ledger.history.night("n1").events == []
+        ledger.append(night(1).night)
+        ledger.append(event)
+    assert read(tmp_path).night("n1").events == [event]

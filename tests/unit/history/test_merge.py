@@ -6,11 +6,11 @@ import itertools
 from pathlib import Path
 
 import pytest
+from made_nights import cell, night
 from mmrepro.errors import BadLedger
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.merge import merge, whole
 from mmrepro.incident.ledger import LEDGER_FILE, Event, EventKind, NightState
-from nights import cell, night
 
 OLD, NEW = cell("0.23.0"), cell("0.24.0")
 
@@ -64,14 +64,20 @@ def test_a_second_merge_adds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_night_that_went_on_is_told_as_it_is_now(tmp_path: Path) -> None:
-    running = kept(tmp_path / "a", night(1, {OLD: "r"}, state=NightState.INTERRUPTED))
+    late = night(1, {OLD: "r"}, state=NightState.OUT_OF_TIME)
+    late.events.append(Event(night="n1", what=EventKind.COVERAGE_LOST, identity="x", text="So."))
+    running = kept(tmp_path / "a", late)
     out = tmp_path / "out"
     merge([running], out)
+    assert read(out).night("n1").events == late.events
     with Ledger(running) as ledger:
+        ledger.append(night(1, state=NightState.RUNNING).night)
         ledger.append(night(1).night)
         ledger.append(night(1, {OLD: "rr"}).attempts[1])
     assert merge([running], out).attempts == 1
     assert read(out).night("n1").night.state is NightState.COMPLETE
+    assert read(out).night("n1").events == [], "it is whole now"
+    assert merge([running], out).nothing
 
 
 def test_contradictions_are_refused_before_anything_is_written(tmp_path: Path) -> None:

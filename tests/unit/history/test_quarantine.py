@@ -6,9 +6,9 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pytest
+from made_nights import cell
 from mmrepro.errors import UsageError
 from mmrepro.history.quarantine import Entry, Quarantine, load
-from nights import cell
 
 DAY = date(2026, 11, 22)
 ENTRY = """

@@ -6,10 +6,10 @@ import math
 
 import pytest
 from hypothesis import given, strategies as st
+from made_nights import LETTERS, attempt, attempts
 from mmrepro.history.chance import fisher, wilson
 from mmrepro.history.states import VERDICTS, State, settle, surprise
 from mmrepro.signature import Outcome
-from nights import LETTERS, attempt, attempts
 
 RUNS = st.text("rndil", max_size=7)
 

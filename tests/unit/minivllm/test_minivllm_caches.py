@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.reproducers.minivllm.faults import FAULTS, NOTE_FAULTS, chosen
+from mmrepro.reproducers.minivllm.faults import FAULTS, NOTE_FAULTS, by_chance, chosen
 from mmrepro.reproducers.minivllm.mmcache import ImageCache
 from mmrepro.reproducers.minivllm.sequence import Image, ImageSequence, Sequence
 
@@ -102,3 +102,15 @@ def test_faults_are_named_and_can_be_undone() -> None:
     assert len(NOTE_FAULTS) == 6
     with pytest.raises(ValueError, match="there is: warmup-sequence, "):
         chosen(["no-such"])
+
+
+def test_a_fault_that_is_on_by_chance() -> None:
+    both = frozenset({"kv-budget", "reused-mask"})
+    nothing = frozenset[str]()
+    assert {by_chance(both, 1.0) for _ in range(20)} == {both}
+    assert {by_chance(both, 0.0) for _ in range(20)} == {nothing}
+    # All or none, and anew each time: alike in 64 draws once in 2**63 runs of this test.
+    assert {by_chance(both, 0.5) for _ in range(64)} == {both, nothing}
+    drawn = [by_chance(both, 0.3, seed) for seed in range(1000)]
+    assert drawn == [by_chance(both, 0.3, seed) for seed in range(1000)]
+    assert 240 < drawn.count(both) < 360

@@ -114,6 +114,14 @@ def test_a_ghost_hangs_it_as_it_hangs_vllm(start: Start) -> None:
         assert any("ImageCache.put" in function for function in functions)
 
 
+def test_a_fault_that_chance_left_off_is_told(start: Start) -> None:
+    server = start("--fault", "ghost-key-lru", "--fault-probability=0")
+    logs = server.probe(LogsProbe(server.log, ENGINE.log_patterns, ENGINE.progress_pattern))
+    assert isinstance(logs, LogsData)
+    assert logs.match_counts["fault-on"] == 0
+    assert "fault ghost-key-lru is off: its probability is 0\n" in server.log.read_text()
+
+
 def test_it_ends_cleanly_on_ctrl_c_and_without_a_model(start: Start, tmp_path: Path) -> None:
     import signal
 

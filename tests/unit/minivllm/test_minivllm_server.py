@@ -19,7 +19,7 @@ from mmrepro.probes.metrics import parse_metrics
 from mmrepro.reproducers.minivllm.chat import BadRequest, Chat, grid_of
 from mmrepro.reproducers.minivllm.config import EngineConfig, VisionConfig
 from mmrepro.reproducers.minivllm.paper import paper_engine
-from mmrepro.reproducers.minivllm.server import Front, Handler, arguments
+from mmrepro.reproducers.minivllm.server import Front, Handler, arguments, config_of
 from mmrepro.reproducers.minivllm.service import Service
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.pictures import noise
@@ -222,3 +222,13 @@ def test_the_options_are_the_config_s() -> None:
     assert options.block_size == EngineConfig().block_size
     for name in EngineConfig.__dataclass_fields__.keys() - {"faults", "check_contract", "device"}:
         assert getattr(options, name) == getattr(EngineConfig(), name), name
+
+
+@pytest.mark.parametrize("wrong", ["1.5", "-0.1", "often", "nan"])
+def test_a_probability_lies_between_0_and_1(wrong: str) -> None:
+    given = ["--model", "x", "--fault", "kv-budget"]
+    with pytest.raises(SystemExit):
+        arguments([*given, f"--fault-probability={wrong}"])
+    on = config_of(arguments([*given, "--paper", "--fault-probability", "1"]))
+    off = config_of(arguments([*given, "--paper", "--fault-probability", "0"]))
+    assert (on.faults, off.faults) == (frozenset({"kv-budget"}), frozenset())

@@ -8,42 +8,38 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from datetime import date, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 from mmrepro.history.ledger import History
+from mmrepro.history.quarantine import Entry, Quarantine
 from mmrepro.history.states import State
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, Lost, NightState, Planned
 from mmrepro.records import Fidelity
-from mmrepro.reports.night import night_view, write_night
+from mmrepro.reports.night import write_night
 from mmrepro.reports.night_json import history_json, night_json
 from mmrepro.reports.night_junit import render_night_junit
 from mmrepro.reports.night_markdown import LIMIT, render_night_markdown
-from mmrepro.reports.night_square import Entry, report_href
+from mmrepro.reports.night_square import report_href
 from mmrepro.reports.night_terminal import print_events, print_history, print_night
-from mmrepro.reports.night_view import NightView, affects
+from mmrepro.reports.night_view import NightView, affects, night_view
 from mmrepro.reports.night_words import STATE_WORDS, Standing
 from mmrepro.signature import Outcome
 from nights import FIRST, HEALTHY, REPRODUCED, attempt, history_of, night, realistic
 from rich.console import Console
 
-
-class Quarantine:
-    """Knows one scenario on one release."""
-
-    def __init__(self, scenario: str = "", release: str = "") -> None:
-        self.known = (scenario, release)
-
-    def entry_for(self, cell: Cell, when: datetime) -> Entry | None:
-        if (cell.scenario, cell.release) != self.known:
-            return None
-        return SimpleNamespace(
-            reason="known drift", issue="#41", owner="us", expires=date(2026, 12, 1)
-        )
-
-
 NONE = Quarantine()
+
+
+def excused(*cells: tuple[str, str]) -> Quarantine:
+    """With an entry for each of these scenarios and releases."""
+    return Quarantine(
+        tuple(
+            Entry(scenario=scenario, releases=f"=={release}", reason="known drift", issue="#41",
+                  owner="us", expires=date(2026, 12, 1))
+            for scenario, release in cells
+        )
+    )  # fmt: skip
 
 
 def cell(release: str = "0.23.0", scenario: str = "ghost-key-eviction", **more: str) -> Cell:
@@ -95,14 +91,8 @@ def test_every_format_counts_every_cell_once(
         c = cell(f"0.{number}.0")
         squares.append((c, expected, runs_of(c, expected, *outcomes)))
     history = one_night(*squares)
-    odd = {f"0.{n}.0" for n, (_, _, known) in enumerate(plan) if known}
-
-    class Some(Quarantine):
-        def entry_for(self, cell: Cell, when: datetime) -> Entry | None:
-            self.known = (cell.scenario, cell.release) if cell.release in odd else ("", "")
-            return super().entry_for(cell, when)
-
-    made = shown(history, Some())
+    known = [("ghost-key-eviction", f"0.{n}.0") for n, (_, _, k) in enumerate(plan) if k]
+    made = shown(history, excused(*known))
     assert sum(made.states.values()) == sum(made.standings.values()) == len(plan)
     document = json.loads(night_json(made))
     assert document["counts"]["states"] == {s.value: made.states[s] for s in State}
@@ -151,9 +141,9 @@ def test_what_a_square_means(
     history = one_night((c, expected, runs_of(c, expected, *outcomes)))
     [square] = shown(history).squares
     assert (square.state, square.standing) == (state, standing)
-    known = shown(history, Quarantine(c.scenario, c.release)).squares[0]
-    excused = standing in (Standing.SURPRISE, Standing.FLAKY)
-    assert known.standing is (Standing.QUARANTINED if excused else standing)
+    known = shown(history, excused((c.scenario, c.release))).squares[0]
+    forgiven = standing in (Standing.SURPRISE, Standing.FLAKY)
+    assert known.standing is (Standing.QUARANTINED if forgiven else standing)
 
 
 def test_lost_and_missing_are_never_green() -> None:
@@ -233,6 +223,17 @@ def test_a_night_that_is_not_whole_says_so_first() -> None:
     assert made.warning in on_terminal(made)
 
 
+def test_what_is_wrong_with_the_quarantine_is_said_everywhere() -> None:
+    c = cell()
+    expired = (
+        excused((c.scenario, c.release)).entries[0].model_copy(update={"expires": date(2026, 1, 1)})
+    )
+    made = shown(one_night((c, HEALTHY, runs_of(c, HEALTHY, REPRODUCED))), Quarantine((expired,)))
+    assert made.squares[0].standing is Standing.SURPRISE
+    for text in (render_night_markdown(made), on_terminal(made), night_json(made)):
+        assert "expired on 2026-01-01 and counts no more" in text
+
+
 def test_the_first_night_has_nothing_to_compare_with() -> None:
     made = shown(realistic(nights=1))
     assert made.before == ""
@@ -286,7 +287,7 @@ def test_it_is_never_longer_than_asked(limit: int) -> None:
         assert line.endswith("|")
 
 
-REALISTIC = shown(realistic(), Quarantine("shape-alias", "0.5.17"))
+REALISTIC = shown(realistic(), excused(("shape-alias", "0.5.17")))
 
 
 def test_the_summary_tells_changes_before_all_else() -> None:
@@ -353,7 +354,8 @@ def test_junit_tells_every_run_and_why_it_is_red() -> None:
 def test_the_document_for_machines_is_stable() -> None:
     document = json.loads(night_json(REALISTIC))
     assert list(document) == [
-        "schema_version", "night", "before", "headline", "counts", "events", "cells",
+        "schema_version", "night", "before", "headline", "counts", "notes", "events",
+        "cells",
     ]  # fmt: skip
     [back] = [
         c for c in document["cells"]

@@ -1,0 +1,281 @@
+"""``mmrepro incidents``: what ran here."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from mmrepro.incident.head import Found, Head
+
+ROOTS = ("incidents", "ablations", "bisections", "nights")
+"""Where commands put incidents by default."""
+STYLES = {
+    "reproduced": "red",
+    "different-failure": "magenta",
+    "not-reproduced": "green",
+    "inconclusive": "yellow",
+    "failed": "yellow",
+}
+
+
+class Ended(StrEnum):
+    REPRODUCED = "reproduced"
+    NOT_REPRODUCED = "not-reproduced"
+    DIFFERENT_FAILURE = "different-failure"
+    INCONCLUSIVE = "inconclusive"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    DIAGNOSIS = "diagnosis"
+
+
+def incidents(
+    roots: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Folders to look below.  [default: incidents, ablations, bisections, nights and "
+            "other ledgers' folders, in the current one]",
+            metavar="DIR…",
+        ),
+    ] = None,
+    scenario: Annotated[str, typer.Option(help="Only of this one; * stands for anything.")] = "",
+    engine: Annotated[str, typer.Option(help="Only of this engine.")] = "",
+    release: Annotated[
+        str, typer.Option(help="Only of this release, or of a range: '>=0.14, <0.24'.")
+    ] = "",
+    outcome: Annotated[
+        list[Ended] | None, typer.Option(help="Only those that ended so; may be repeated.")
+    ] = None,
+    since: Annotated[
+        str, typer.Option(help="Only those since then: 90m, 12h, 2d, 3w, or a date (UTC).")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
+    open_: Annotated[
+        str,
+        typer.Option(
+            "--open",
+            help="Open the HTML report of one in the browser: its number in this list, its id or "
+            "its folder's name.",
+            metavar="N|ID",
+        ),
+    ] = "",
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """List the incidents that lie here, newest first.
+
+    Example:  mmrepro incidents --scenario ghost-key-eviction --since 2d
+    """
+    from mmrepro.incident.head import incident_folders, read_head
+
+    wanted = _filter(scenario, engine, release, {str(one) for one in outcome or ()}, since)
+    places = _places(roots)
+    read = [read_head(folder) for folder in incident_folders(places)]
+    whole = [(one, one.head) for one in read if one.head is not None and wanted(one.head)]
+    whole.sort(key=lambda pair: pair[1].created.wall.timestamp(), reverse=True)
+    broken = [one for one in read if one.head is None]
+    if open_:
+        _open(_chosen(whole, open_))
+    elif json:
+        _document(whole, broken, limit)
+    else:
+        _table(whole, broken, limit, places)
+
+
+def _places(roots: Sequence[Path] | None) -> list[Path]:
+    """Raises UsageError: a folder that was named is not there."""
+    from mmrepro.errors import UsageError
+    from mmrepro.incident.ledger import LEDGER_FILE
+
+    for root in roots or ():
+        if not root.is_dir():
+            raise UsageError(f"There is no folder {root}.")
+    if roots:
+        return list(roots)
+    ledgers = (path.parent for path in sorted(Path().glob(f"*/{LEDGER_FILE}")))
+    here = [Path()] if Path(LEDGER_FILE).is_file() else []
+    return [*dict.fromkeys([*(Path(n) for n in ROOTS if Path(n).is_dir()), *ledgers, *here])]
+
+
+def _filter(
+    scenario: str, engine: str, release: str, outcomes: set[str], since: str
+) -> Callable[[Head], bool]:
+    """Raises UsageError: a range or a time that is none."""
+    from fnmatch import fnmatchcase
+
+    begin = _time(since) if since else None
+    of_release = _releases(release)
+
+    def wanted(head: Head) -> bool:
+        if scenario and not fnmatchcase(head.scenario.name, scenario):
+            return False
+        if (engine and head.engine.name != engine) or not of_release(head.engine.release):
+            return False
+        if outcomes and head.outcome not in outcomes:
+            return False
+        return begin is None or head.created.wall.timestamp() >= begin.timestamp()
+
+    return wanted
+
+
+def _releases(text: str) -> Callable[[str], bool]:
+    from mmrepro.errors import UsageError
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.version import InvalidVersion
+
+    if not text or text[0] not in "<>=!~":
+        return lambda release: not text or release == text
+    try:
+        known = SpecifierSet(text)
+    except InvalidSpecifier:
+        raise UsageError(
+            f"{text!r} is no range of releases.", hint="mmrepro incidents --release '>=0.14, <0.24'"
+        ) from None
+
+    def contains(release: str) -> bool:
+        try:
+            return known.contains(release, prereleases=True)
+        except InvalidVersion:
+            return False
+
+    return contains
+
+
+def _time(text: str) -> datetime:
+    from datetime import UTC, datetime, timedelta
+
+    from mmrepro.errors import UsageError
+
+    try:
+        if ago := re.fullmatch(r"(\d{1,6})\s*([mhdw])", text.strip()):
+            unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[ago[2]]
+            return datetime.now(UTC) - timedelta(**{unit: int(ago[1])})
+        when = datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{text!r} is no time.", hint="mmrepro incidents --since 2d, or --since 2026-11-22"
+        ) from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _chosen(found: Sequence[tuple[Found, Head]], name: str) -> Path:
+    """Raises UsageError: none, or more than one, is called so."""
+    from mmrepro.errors import UsageError
+
+    hint = "mmrepro incidents lists them; --open takes their numbers"
+    if name.isdecimal() and len(name) < 7:
+        if not 1 <= int(name) <= len(found):
+            raise UsageError(f"There is no number {name} in a list of {len(found)}.", hint=hint)
+        return found[int(name) - 1][0].folder
+    named = [one for one, head in found if name in (head.id, one.folder.name, str(one.folder))]
+    if len(named) != 1:
+        many = f"{len(named)} incidents are" if named else "No incident is"
+        raise UsageError(f"{many} called {name}.", hint=hint)
+    return named[0].folder
+
+
+def _open(folder: Path) -> None:
+    import sys
+    import webbrowser
+
+    from mmrepro.reports import write_reports
+    from mmrepro.reports.writing import HTML_FILE
+
+    report = folder / HTML_FILE
+    if not report.is_file():  # a run that was killed has made none
+        write_reports(folder)
+    if not (sys.stdout.isatty() and webbrowser.open(report.resolve().as_uri())):
+        typer.echo(str(report))
+
+
+def _document(found: Sequence[tuple[Found, Head]], broken: Sequence[Found], limit: int) -> None:
+    import json as jsonlib
+
+    document = {
+        "found": len(found),
+        "incidents": [_fields(one.folder, head) for one, head in found[:limit]],
+        "unreadable": [{"folder": str(one.folder), "why": one.why} for one in broken],
+    }
+    typer.echo(jsonlib.dumps(document, indent=1))
+
+
+def _fields(folder: Path, head: Head) -> dict[str, Any]:
+    return {
+        "id": head.id,
+        "created": head.created.wall.isoformat(),
+        "scenario": head.scenario.name,
+        "variant": head.scenario.variant,
+        "engine": head.engine.name,
+        "release": head.engine.release,
+        "outcome": head.outcome,
+        "as_expected": head.as_expected,
+        "fidelity": head.fidelity.value,
+        "seconds": None if head.seconds is None else round(head.seconds, 2),
+        "failure": head.failure,
+        "command": head.command,
+        "folder": str(folder),
+    }
+
+
+def _table(
+    found: Sequence[tuple[Found, Head]], broken: Sequence[Found], limit: int, places: list[Path]
+) -> None:
+    from mmrepro.text.sanitize import one_line
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:  # a file is not cut to 80 columns
+        console = Console(highlight=False, width=200)
+    if found:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("#", justify="right", style="dim")
+        for name in ("when (UTC)", "scenario", "engine", "outcome", "expected", "fidelity"):
+            table.add_column(name, overflow="fold")
+        table.add_column("took", justify="right", no_wrap=True)
+        table.add_column("folder", overflow="fold", style="dim")
+        for number, (one, head) in enumerate(found[:limit], start=1):
+            row = [Text(one_line(cell, 200)) for cell in _row(head)]
+            row[3].stylize(STYLES.get(head.outcome, ""))
+            row[4].stylize("" if head.as_expected is not False else "bold red")
+            table.add_row(str(number), *row, Text(one_line(str(one.folder), 400)))
+        console.print(table)
+    if len(found) > limit:
+        console.print(f"{limit} of {len(found)}; --limit {len(found)} shows all")
+    if not found:
+        where = ", ".join(map(str, places)) or "the current folder"
+        console.print(f"No such incident below {where}.", markup=False, soft_wrap=True)
+    if broken:
+        first = f"{broken[0].folder}: {one_line(broken[0].why, 160)}"
+        many = "incident" if len(broken) == 1 else "incidents"
+        console.print(
+            f"{len(broken)} {many} could not be read, e.g. {first}", markup=False, soft_wrap=True
+        )
+
+
+def _row(head: Head) -> list[str]:
+    from datetime import UTC
+
+    from mmrepro.reports.words import duration
+
+    variant = f" ({head.scenario.variant})" if head.scenario.variant else ""
+    ended = head.outcome
+    if ended == "failed" and head.failure_class:
+        ended = f"failed ({head.failure_class})"
+    return [
+        f"{head.created.wall.astimezone(UTC):%Y-%m-%d %H:%M}",
+        f"{head.scenario.name}{variant}",
+        f"{head.engine.name} {head.engine.release}",
+        ended,
+        {True: "yes", False: "no", None: "–"}[head.as_expected],
+        head.fidelity.value,
+        "–" if head.seconds is None else duration(head.seconds),
+    ]

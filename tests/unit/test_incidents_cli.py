@@ -1,0 +1,221 @@
+"""``mmrepro incidents``: what ran here, whatever else lies there."""
+
+from __future__ import annotations
+
+import json
+import time
+import webbrowser
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmrepro.errors import ExitCode
+from mmrepro.evidence import Evidence
+from mmrepro.incident import EngineFacts, ScenarioFacts, head as heads
+from mmrepro.incident.folder import write_incident
+from mmrepro.incident.head import incident_folders, read_head
+from mmrepro.records import Moment
+from mmrepro.signature import Outcome, Verdict
+from mmrepro.text.redact import Redactor
+from simple_incident import incident
+from test_cli import Here, here as here
+
+NOW = datetime.now(UTC)
+BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
+
+
+def verdict(outcome: Outcome, expected: Outcome | None = BAD) -> Verdict:
+    return Verdict(
+        outcome=outcome, expected=expected, as_expected=outcome is expected, explanation="so",
+        conditions=[],
+    )  # fmt: skip
+
+
+def kept(folder: Path, hours_ago: float = 0, release: str = "0.23.0", **more: Any) -> Path:
+    began = Moment(wall=NOW - timedelta(hours=hours_ago), mono=100)
+    fields: dict[str, Any] = {
+        "id": folder.name.upper(),
+        "created": began,
+        "finished": Moment(wall=began.wall + timedelta(seconds=9), mono=112.5),
+        "engine": EngineFacts(name="vllm", release=release),
+        "verdict": verdict(BAD),
+    }
+    folder.mkdir(parents=True)
+    write_incident(incident(**fields | more), folder, Redactor())
+    return folder
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> None:
+    kept(tmp_path / "incidents/oldest", 50)
+    kept(tmp_path / "incidents/good", 30, "0.24.0", verdict=verdict(GOOD))
+    mine = ScenarioFacts(
+        name="mine", variant="b", title="", summary="", affected="", explanation=""
+    )
+    engine = EngineFacts(name="minivllm", release="0.1")
+    kept(tmp_path / "bisections/x/run-1", 3, scenario=mine, engine=engine)
+    kept(tmp_path / "M/incidents/n1/cell/run-1", 1, verdict=verdict(GOOD, None))
+    (tmp_path / "M/ledger.jsonl").touch()
+    kept(
+        tmp_path / "ablations/y/cell", 2, state="failed", verdict=None, failure="no",
+        failure_class="UnloadableWheel",
+    )  # fmt: skip
+    kept(tmp_path / "elsewhere/z", 4)
+
+
+def listed(here: Here, *argv: object) -> list[str]:
+    said = here("incidents", "--json", *argv)
+    assert said.returncode == 0, said.stderr
+    return [one["folder"] for one in json.loads(said.stdout)["incidents"]]
+
+
+@pytest.mark.usefixtures("several")
+def test_what_ran_here_newest_first(here: Here) -> None:
+    said = here("incidents")
+    assert (said.returncode, said.stderr) == (0, "")
+    rows = [line.split() for line in said.stdout.splitlines() if "-" in line[:12]]
+    assert [(row[0], row[3], row[-1]) for row in rows] == [
+        ("1", "ghost-key-eviction", "M/incidents/n1/cell/run-1"),
+        ("2", "ghost-key-eviction", "ablations/y/cell"),
+        ("3", "mine", "bisections/x/run-1"),
+        ("4", "ghost-key-eviction", "incidents/good"),
+        ("5", "ghost-key-eviction", "incidents/oldest"),
+    ]
+    assert rows[1][6:8] == ["failed", "(UnloadableWheel)"]
+    assert rows[2][4:] == [
+        "(b)", "minivllm", "0.1", "reproduced", "yes", "cpu", "12.5", "s", "bisections/x/run-1",
+    ]  # fmt: skip
+    assert rows[0][6:8] == ["not-reproduced", "–"]
+    assert rows[3][6:8] == ["not-reproduced", "no"]
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize(
+    ("given", "folders"),
+    [
+        ("--scenario mine", ["bisections/x/run-1"]),
+        ("--scenario ghost-* --release 0.24.0", ["incidents/good"]),
+        ("--scenario ghost", []),
+        ("--engine minivllm", ["bisections/x/run-1"]),
+        ("--release >=0.24", ["incidents/good"]),
+        ("--outcome failed --outcome not-reproduced --since 2h", ["M/incidents/n1/cell/run-1"]),
+        ("--since 90m", ["M/incidents/n1/cell/run-1"]),
+        ("--limit 2", ["M/incidents/n1/cell/run-1", "ablations/y/cell"]),
+        ("elsewhere", ["elsewhere/z"]),
+        ("incidents/good incidents", ["incidents/good", "incidents/oldest"]),
+    ],
+)
+def test_filters(here: Here, given: str, folders: list[str]) -> None:
+    assert listed(here, *given.split(" ")) == folders
+
+
+@pytest.mark.usefixtures("several")
+def test_since_a_date(here: Here) -> None:
+    day = f"{NOW - timedelta(hours=31):%Y-%m-%dT%H:%M}"
+    assert listed(here, "incidents", "--since", day) == ["incidents/good"]
+    assert len(listed(here, "--since", "2020-01-01")) == 5
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--since soon", "'soon' is no time"),
+        ("--since 2026-13-01", "is no time"),
+        ("--release >=new", "no range of releases"),
+        ("--open 6", "There is no number 6 in a list of 5"),
+        ("--open 0", "There is no number 0"),
+        ("--open nobody", "No incident is called nobody"),
+        ("--open run-1", "2 incidents are called run-1"),
+        ("nowhere", "There is no folder nowhere"),
+    ],
+)
+def test_what_is_wrong_is_told(here: Here, given: str, said: str) -> None:
+    done = here("incidents", *given.split(" "))
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+    assert said in done.stderr
+
+
+@pytest.mark.usefixtures("several")
+def test_one_is_opened(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert here("incidents", "--open", "GOOD").stdout == "incidents/good/report.html\n"
+    assert (tmp_path / "incidents/good/report.html").is_file(), "made where there was none"
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: bool(opened.append(url)) or True)
+    assert here("incidents", "--open", "4").stdout == "incidents/good/report.html\n"
+    assert opened == [], "no terminal, no browser"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for name in ("4", "good", "incidents/good"):
+        assert here("incidents", "--open", name).stdout == ""
+    assert opened == [(tmp_path / "incidents/good/report.html").as_uri()] * 3
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    assert here("incidents", "--open", "4").stdout == "incidents/good/report.html\n"
+
+
+@pytest.mark.usefixtures("several")
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"id": 5}', "\0", '{"id": "x", \n "evidence'])
+def test_what_cannot_be_read_is_counted(here: Here, tmp_path: Path, content: str) -> None:
+    (tmp_path / "incidents/torn").mkdir()
+    (tmp_path / "incidents/torn/incident.json").write_text(content)
+    said = here("incidents")
+    assert said.returncode == 0
+    assert "1 incident could not be read, e.g. incidents/torn: " in said.stdout
+    assert "incidents/good" in said.stdout
+    document = json.loads(here("incidents", "--json").stdout)
+    assert [one["folder"] for one in document["unreadable"]] == ["incidents/torn"]
+    assert document["found"] == 5
+
+
+def test_nothing_ran_here(here: Here) -> None:
+    said = here("incidents")
+    assert (said.returncode, said.stdout) == (0, "No such incident below the current folder.\n")
+    assert json.loads(here("incidents", "--json").stdout) == {
+        "found": 0, "incidents": [], "unreadable": [],
+    }  # fmt: skip
+
+
+def test_words_of_others_do_nothing_to_a_terminal(here: Here, tmp_path: Path) -> None:
+    name = "\x1b[31mred[/]\n[bold]"
+    wild = ScenarioFacts(name=name, title="", summary="", affected="", explanation="")
+    kept(tmp_path / "incidents/wild", scenario=wild)
+    said = here("incidents")
+    assert "red[/] [bold]" in said.stdout
+    assert "\x1b" not in said.stdout
+
+
+@pytest.mark.parametrize("chunk", [7, 64, 1 << 16])
+def test_no_more_is_read_than_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    words = ['\n "evidence": {', '"evidence": {']
+    folder = kept(tmp_path / "a", failure_detail=words, evidence=Evidence(facts={"a": 1}))
+    path = folder / "incident.json"
+    whole = json.loads(path.read_text())
+    path.write_bytes(path.read_bytes() + b"what lies behind the evidence's beginning is not read")
+    monkeypatch.setattr(heads, "CHUNK", chunk)
+    head = read_head(folder).head
+    assert head is not None
+    assert (head.id, head.outcome, head.seconds) == ("A", "reproduced", 12.5)
+    path.write_text(json.dumps(whole, indent=2))
+    assert read_head(folder).head == head, "laid out otherwise"
+
+
+def test_evidence_and_links_are_not_looked_through(tmp_path: Path) -> None:
+    inside = kept(tmp_path / "a")
+    kept(inside / "evidence/b")
+    (tmp_path / "linked").symlink_to(inside)
+    kept(tmp_path / ".hidden/c")
+    assert list(incident_folders([tmp_path, inside, tmp_path / "linked"])) == [inside]
+
+
+def test_hundreds_are_listed_in_a_moment(tmp_path: Path) -> None:
+    first = kept(tmp_path / "first", evidence=Evidence(facts={"x": "y" * (2 << 20)}))
+    text = (first / "incident.json").read_bytes()
+    for number in range(300):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}/incident.json").hardlink_to(first / "incident.json")
+    assert len(text) > 2 << 20
+    began = time.process_time()
+    assert sum(one.head is not None for one in map(read_head, incident_folders([tmp_path]))) == 301
+    assert time.process_time() - began < 3, "0.1 s; 20 s if all of each were read"
