@@ -128,7 +128,9 @@ def _build_of(points: list[Point], release: str, scenario: Scenario) -> int | No
             return number
     for number, point in enumerate(points):
         if _base(point.name) == _base(release):
-            points[number] = Point(name=release, release=release, declared=scenario.affects(release))
+            points[number] = Point(
+                name=release, release=release, declared=scenario.affects(release)
+            )
             return number
     return None
 

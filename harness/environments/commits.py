@@ -250,5 +250,3 @@ def _unreachable(why: str) -> EnvironmentBuildError:
         f"The index of commits could not be asked: {why}.",
         hint="check --index, the network and the proxy",
     )
-
-
