@@ -147,7 +147,7 @@ class Bisecting:
         options, field = self.options, self.field
         self._board = board = Board(
             self._oracle,
-            [point.name for point in field.points],
+            [point.commit[:12] or point.name for point in field.points],
             [point.declared for point in field.points],
             SearchOptions(options.confidence, options.repeat, options.linear),
             upcoming=self._fetch_ahead,
