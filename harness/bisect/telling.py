@@ -113,7 +113,8 @@ def _explain(bisection: Bisection, direction: Direction, found: Found, side: Sid
     if side.one_of:
         what = "bad" if direction == "introduced" else "good"
         shown = " and ".join(names[p] for p in found.gap)
-        told = f"the first {what} {kind} is one of {', '.join(names[p] for p in found.one_of)}: {shown} cannot be tested"
+        one_of = ", ".join(names[p] for p in found.one_of)
+        told = f"the first {what} {kind} is one of {one_of}: {shown} cannot be tested"
         if not _good(found):
             told += f"; {beyond} ends in another failure"
         return told
