@@ -15,7 +15,6 @@ import typer
 from mmrepro.cli.matrix import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
 from mmrepro.errors import ExitCode, UsageError
-from mmrepro.history.events import events
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
@@ -120,11 +119,7 @@ def _run(
         typer.echo(told, err=True)
         typer.echo(f"to resume, run: {again}", err=True)
         raise
-    if not idle:
-        known = {event.identity for event in runs.events}
-        for event in events(ledger.history, runs):
-            if event.identity not in known:
-                ledger.append(event)
+    if not (idle and (ledger.folder / HTML_FILE).exists()):
         write_night(ledger.history, runs, ledger.folder, quarantine)
     left = [planned.cell.id for planned in session.todo]
     ended = Ended(ledger.history, runs, ledger.folder, quarantine, left, again, tuple(notes), idle)

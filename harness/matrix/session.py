@@ -8,11 +8,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from mmrepro.errors import UsageError
+from mmrepro.history.events import events
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, settle
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned, Role
@@ -217,7 +218,9 @@ class Session:
                 self._mark(NightState.INTERRUPTED)
             raise
         self._provisions.join()
-        return self._mark(NightState.OUT_OF_TIME if self.todo else NightState.COMPLETE)
+        state = NightState.OUT_OF_TIME if self.todo else NightState.COMPLETE
+        self._tell_changes(state)
+        return self._mark(state)
 
     def _stop(self) -> None:
         self._stopped = True
@@ -227,11 +230,24 @@ class Session:
         finally:
             self._trials.stop()
 
+    def _tell_changes(self, state: NightState) -> None:
+        """Write down what changed since the nights before; each event once.
+
+        Before the night is said to have ended: what is killed in between goes on here.
+        """
+        known = {event.identity for event in self.runs.events}
+        for event in events(self.ledger.history, replace(self.runs, night=self._ended(state))):
+            if event.identity not in known:
+                self.ledger.append(event)
+
     def _mark(self, state: NightState) -> Night:
-        finished = None if state is NightState.RUNNING else Moment.now()
-        night = self.runs.night.model_copy(update={"state": state, "finished": finished})
+        night = self._ended(state)
         self.ledger.append(night)
         return night
+
+    def _ended(self, state: NightState) -> Night:
+        finished = None if state is NightState.RUNNING else Moment.now()
+        return self.runs.night.model_copy(update={"state": state, "finished": finished})
 
     # ------------------------------------------------------------------ in a worker's thread
 

@@ -253,7 +253,7 @@ CAME = st.sampled_from([BAD, GOOD, UNSURE, BROKEN, Lost.TIMEOUT, Lost.UNLOADABLE
 @given(
     came=st.lists(st.lists(CAME, min_size=10, max_size=10), min_size=1, max_size=4),
     kills=st.lists(
-        st.tuples(st.integers(0, 12), st.sampled_from(["before", "after", "torn"])), max_size=3
+        st.tuples(st.integers(0, 14), st.sampled_from(["before", "after", "torn"])), max_size=3
     ),
     repeat=st.integers(1, 2),
     jobs=st.integers(1, 2),
@@ -294,6 +294,8 @@ def test_wherever_it_is_killed_every_attempt_is_made_once(
         with Ledger(broken) as ledger:
             runs = go_on(ledger)
         assert runs.night.state is NightState.COMPLETE
+        told = [event.identity for event in runs.events]
+        assert sorted(told) == sorted(event.identity for event in wanted.events)
         for one in cells:
             assert roles(runs, one.cell.id) == roles(wanted, one.cell.id)
             attempts = runs.attempts_of(one.cell.id)
