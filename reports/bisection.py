@@ -43,11 +43,15 @@ def load_bisection(directory: Path) -> Bisection:
 def write_bisection(bisection: Bisection, folder: Path) -> None:
     """``bisection.json``, ``.md`` and ``.html``, each whole or not at all."""
     for name, text in (
-        (BISECTION_FILE, bisection.model_dump_json(indent=1) + "\n"),
+        (BISECTION_FILE, bisection_json(bisection)),
         (MARKDOWN_FILE, render_bisection_markdown(bisection)),
         (HTML_FILE, render_bisection_html(bisection)),
     ):
         replace_file(folder / name, text)
+
+
+def bisection_json(bisection: Bisection) -> str:
+    return bisection.model_dump_json(indent=1) + "\n"
 
 
 def render_bisection_html(bisection: Bisection) -> str:

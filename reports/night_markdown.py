@@ -116,8 +116,6 @@ def _event(event: Event, night: NightView) -> str:
     line = f"- **{words.EVENT_WORDS[event.what]}**: {gfm.text(event.text, 800)}"
     if event.before or event.now:
         line += f" ({gfm.text(event.before, 120) or '–'} → {gfm.text(event.now, 120) or '–'})"
-    if event.changed:
-        line += f"; changed beside it: {gfm.text(', '.join(event.changed), 300)}"
     square = night.by_id.get(event.cell)
     run = square.deciding if square is not None else None
     return line + (f"; {gfm.code(run.incident, 300)}" if run is not None and run.incident else "")

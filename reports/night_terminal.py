@@ -176,9 +176,8 @@ def _ranges(row: Row) -> Iterable[Text]:
 
 def _events(events: Sequence[Event], out: Printer, limit: int = MAX_LINES) -> None:
     for event in events[: limit or None]:
-        changed = f" (changed beside it: {', '.join(event.changed)})" if event.changed else ""
         tone = TONES[words.EVENT_TONES[event.what]]
-        out.line("  ", (words.EVENT_WORDS[event.what], tone), f": {event.text}{changed}", cut=False)
+        out.line("  ", (words.EVENT_WORDS[event.what], tone), f": {event.text}", cut=False)
     if limit and len(events) > limit:
         out.line((f"  … {len(events) - limit} more", "dim"))
 

@@ -9,7 +9,7 @@ from mmrepro.ablate.store import CellStore
 from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.points import Field
 from mmrepro.bisect.search import Direction
-from mmrepro.engines import get_engine
+from mmrepro.engines import spec_for
 from mmrepro.environments import existing
 from mmrepro.incident.bisection import Point
 from mmrepro.records import Record
@@ -94,6 +94,4 @@ def _side(
 
 
 def _is_there(scenario: Scenario, field: Field, point: Point) -> bool:
-    device = "cuda" if field.device == "cuda" else "cpu"
-    spec = get_engine(scenario.engine).environment_spec(point.release, device)
-    return existing(spec) is not None
+    return existing(spec_for(scenario.engine, point.release, field.device)) is not None

@@ -55,7 +55,7 @@ def field_of(
     if options.bad:
         bad = _number(points, options.bad, "--bad", scenario)
     else:
-        bad = _default_bad(scenario, points)
+        bad = _default_bad(scenario, points, options)
     oldest, newest = 0, len(points) - 1
     if options.good:
         good = _number(points, options.good, "--good", scenario)
@@ -104,10 +104,16 @@ def cell_of(point: Point, scenario: Scenario, options: BisectOptions, device: st
     )
 
 
-def _default_bad(scenario: Scenario, points: list[Point]) -> int:
-    """The scenario's own release; of commits, the newest."""
+def _default_bad(scenario: Scenario, points: list[Point], options: BisectOptions) -> int:
+    """The scenario's own release; of commits the outermost. Raises UsageError."""
     if points[0].commit:
-        return len(points) - 1
+        if options.find == "both":
+            raise UsageError(
+                "Which of the commits has the failure?",
+                hint="--bad COMMIT; or --find introduced, where the newest has it, or --find "
+                "fixed, where the oldest has it",
+            )
+        return 0 if options.find == "fixed" else len(points) - 1
     if (number := _build_of(points, scenario.release, scenario)) is not None:
         return number
     declared = [number for number, point in enumerate(points) if point.declared]
@@ -128,9 +134,8 @@ def _build_of(points: list[Point], release: str, scenario: Scenario) -> int | No
             return number
     for number, point in enumerate(points):
         if _base(point.name) == _base(release):
-            points[number] = Point(
-                name=release, release=release, declared=scenario.affects(release)
-            )
+            declared = scenario.affects(release)
+            points[number] = Point(name=release, release=release, declared=declared)
             return number
     return None
 

@@ -331,11 +331,13 @@ class _Side:
     def _announce(self, choices: Sequence[int], now: int, low: int, top: int) -> None:
         if self.board.upcoming is None:
             return
-        after = []
-        for bottom, ceiling in ((now, top), (low, now)):
+        halves = [(now, top), (low, now)]
+        if self.declared is not None:  # what is declared is to be expected, and no more is fetched
+            halves = [halves[now > self.declared]]
+        for bottom, ceiling in halves:
             if rest := [p for p in choices if bottom < p < ceiling]:
-                after.append(self.points[self._next(rest, bottom, ceiling)])
-        self.board.upcoming(after)
+                self.board.upcoming([self.points[self._next(rest, bottom, ceiling)]])
+                return
 
     def _one_after_another(self) -> tuple[int, int | None]:
         low = 0

@@ -25,7 +25,7 @@ from mmrepro.bisect.search import (
     start,
 )
 from mmrepro.bisect.telling import limits, side_of, verdict_of
-from mmrepro.engines import get_engine
+from mmrepro.engines import spec_for
 from mmrepro.environments import EnvironmentSpec, existing, prune
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.history.ledger import Ledger
@@ -147,7 +147,7 @@ class Bisecting:
         options, field = self.options, self.field
         self._board = board = Board(
             self._oracle,
-            [point.name for point in field.points],
+            [point.commit[:12] or point.name for point in field.points],
             [point.declared for point in field.points],
             SearchOptions(options.confidence, options.repeat, options.linear),
             upcoming=self._fetch_ahead,
@@ -219,15 +219,16 @@ class Bisecting:
 
     def _in_a_child(self, cell: Cell, folder: Path, root: Path, index: int, role: Role) -> Attempt:
         # In a thread, so that Ctrl-C, which comes to this one, can end the run in good order.
-        with ThreadPoolExecutor(1) as pool:
-            run = pool.submit(
+        pool = ThreadPoolExecutor(1)
+        try:
+            return pool.submit(
                 self._trials.run, cell, folder, root, night=NIGHT, index=index, role=role
-            )
-            try:
-                return run.result()
-            except KeyboardInterrupt:
-                self._trials.stop()
-                raise
+            ).result()
+        except KeyboardInterrupt:
+            self._trials.stop()
+            raise
+        finally:
+            pool.shutdown()
 
     def _note(self, number: int, attempt: Attempt) -> None:
         """What the run says of its point."""
@@ -255,32 +256,29 @@ class Bisecting:
 
     def _is_there(self, number: int) -> bool:
         """Whether the environment is on disk: then it is nobody's to drop."""
-        point = self.field.points[number]
-        if point.commit:
-            return False  # below a folder of its own: see _tidy
         try:
             return existing(self._spec(number)) is not None
         except MmreproError:
             return True
 
     def _spec(self, number: int) -> EnvironmentSpec:
-        engine = get_engine(self.scenario.engine)
-        return engine.environment_spec(
-            self.field.points[number].release,
-            "cuda" if self.field.device == "cuda" else "cpu",
-        )
+        point, device = self.field.points[number], self.field.device
+        if not point.commit:
+            return spec_for(self.scenario.engine, point.release, device)
+        return spec_for(self.scenario.engine, "", device, commit=point.commit, date=point.uploaded)
 
     def _fetch_ahead(self, numbers: Sequence[int]) -> None:
         if self._prefetch is None:
             return
         for number in numbers:
             point = self.field.points[number]
-            if point.commit or point.runs or self._kept_of(number) or self._is_there(number):
+            if point.runs or self._kept_of(number) or self._is_there(number):
                 continue
             self._before.setdefault(number, False)
-            self._prefetch.begin(
-                [self.scenario.engine, point.release, "--device", self.field.device]
-            )
+            what = ["--commit", point.commit] if point.commit else [point.release]
+            if point.commit and point.uploaded:
+                what += ["--commit-date", point.uploaded]
+            self._prefetch.begin([self.scenario.engine, *what, "--device", self.field.device])
             return
 
     def _kept_of(self, number: int) -> bool:
@@ -297,9 +295,12 @@ class Bisecting:
             if self._prefetch is not None:
                 self._prefetch.stop()
             for number, there in self._before.items():
-                if there or self.field.points[number].commit:
+                if there:
                     continue
-                environment = existing(self._spec(number))
+                try:
+                    environment = existing(self._spec(number))
+                except MmreproError:  # no such wheel, so no such environment
+                    continue
                 self.field.points[number].fetched = environment is not None
                 if environment is not None and not self.options.keep_environments:
                     prune(names=[environment.path.name])

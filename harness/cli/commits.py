@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 
 
-def use_index(address: str) -> None:
+def use_index(address: str, commit: str = "any", date: str = "") -> None:
     """Hand the address on to what is started from here: it may hold a password, so that it stands
     in no file and on no child's command line.
 
     Raises:
-        UsageError: there is none.
+        UsageError: it is none; or there is no ``commit`` to look for.
     """
     from mmrepro.environments.commits import INDEX_VARIABLE, check_index
+    from mmrepro.errors import UsageError
 
-    address = address or os.environ.get(INDEX_VARIABLE, "")
-    check_index(address)
-    os.environ[INDEX_VARIABLE] = address
+    if not commit:
+        if date:
+            raise UsageError("--commit-date needs --commit.")
+        return  # the variable is set, and nothing is asked of it
+    if address:
+        check_index(address)
+        os.environ[INDEX_VARIABLE] = address

@@ -65,7 +65,21 @@ def list_(
 @app.command()
 def create(
     engine: Annotated[str, typer.Argument(help="Engine, e.g. vllm.")],
-    release: Annotated[str, typer.Argument(help="Its release, e.g. 0.23.0.")],
+    release: Annotated[str, typer.Argument(help="Its release, e.g. 0.23.0.")] = "",
+    commit: Annotated[
+        str, typer.Option(help="In place of a release: this commit's wheel, from --index.")
+    ] = "",
+    commit_date: Annotated[
+        str, typer.Option(help="Resolve the commit's requirements as of then.  [default: today]")
+    ] = "",
+    index: Annotated[
+        str,
+        typer.Option(
+            envvar="MMREPRO_COMMIT_INDEX",
+            show_envvar=True,
+            help="Address of the commits' wheels; {commit} stands for the commit.",
+        ),
+    ] = "",
     device: Annotated[
         str, typer.Option(help="auto (cuda where there is an NVIDIA driver), cpu or cuda.")
     ] = "auto",
@@ -74,11 +88,17 @@ def create(
 
     Example: mmrepro env create vllm 0.23.0 --device cpu
     """
+    from mmrepro.cli.commits import use_index
     from mmrepro.engines import spec_for
     from mmrepro.environments import ensure
+    from mmrepro.errors import UsageError
     from rich.console import Console
 
-    spec = spec_for(engine, release, device)
+    if commit or index:
+        use_index(index, commit, commit_date)
+    if not release and not commit:
+        raise UsageError("Which release?", hint=f"mmrepro env create {engine} RELEASE")
+    spec = spec_for(engine, release, device, commit=commit, date=commit_date)
     console = Console(stderr=True)
     title = f"{spec.engine} {spec.release} ({spec.device})"
     if console.is_terminal:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from mmrepro.records import Record
 
 
 class Format(StrEnum):
@@ -19,7 +22,9 @@ class Format(StrEnum):
 def report_command(
     incident: Annotated[
         Path,
-        typer.Argument(help="An incident's or ablation's folder, or a bundle.", metavar="DIR"),
+        typer.Argument(
+            help="An incident's, ablation's or bisection's folder, or a bundle.", metavar="DIR"
+        ),
     ],
     format: Annotated[Format, typer.Option(help="What to print on stdout.")] = Format.MD,
 ) -> None:
@@ -29,9 +34,13 @@ def report_command(
     """
     from mmrepro import reports
     from mmrepro.incident.ablation import ABLATION_FILE
+    from mmrepro.incident.bisection import BISECTION_FILE
 
     if incident.name == ABLATION_FILE or (incident / ABLATION_FILE).is_file():
         typer.echo(_of_ablation(incident, format).rstrip("\n"))
+        return
+    if incident.name == BISECTION_FILE or (incident / BISECTION_FILE).is_file():
+        typer.echo(_of_bisection(incident, format).rstrip("\n"))
         return
     loaded = reports.load(incident)
     render = {
@@ -61,15 +70,34 @@ def _of_ablation(folder: Path, format: Format) -> str:
     return render(loaded)
 
 
+def _of_bisection(folder: Path, format: Format) -> str:
+    from mmrepro.errors import UsageError
+    from mmrepro.reports import bisection as reports
+
+    loaded = reports.load_bisection(folder)
+    if format is Format.JUNIT:
+        raise UsageError(
+            "A bisection has no JUnit report: it has no expectation that could fail.",
+            hint=f"mmrepro report {folder} --format json",
+        )
+    render = {
+        Format.MD: reports.render_bisection_markdown,
+        Format.HTML: reports.render_bisection_html,
+        Format.JSON: reports.bisection_json,
+    }[format]
+    return render(loaded)
+
+
 class Document(StrEnum):
     INCIDENT = "incident"
     ABLATION = "ablation"
+    BISECTION = "bisection"
 
 
 def schema(
     of: Annotated[Document, typer.Option(help="Of which document.")] = Document.INCIDENT,
 ) -> None:
-    """Print the JSON Schema of incident.json, or of ablation.json.
+    """Print the JSON Schema of incident.json, ablation.json or bisection.json.
 
     Example:  mmrepro schema > incident.schema.json
     """
@@ -77,7 +105,13 @@ def schema(
 
     from mmrepro.incident import Incident
     from mmrepro.incident.ablation import Ablation
+    from mmrepro.incident.bisection import Bisection
 
-    document = (Incident if of is Document.INCIDENT else Ablation).model_json_schema()
+    models: dict[Document, type[Record]] = {
+        Document.INCIDENT: Incident,
+        Document.ABLATION: Ablation,
+        Document.BISECTION: Bisection,
+    }
+    document = models[of].model_json_schema()
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     typer.echo(json.dumps(document, indent=1))

@@ -32,6 +32,20 @@ def run(
     release: Annotated[
         str, typer.Option(help="Release of the engine.  [default: the scenario's]")
     ] = "",
+    commit: Annotated[
+        str, typer.Option(help="In place of a release: this commit's wheel, from --index.")
+    ] = "",
+    commit_date: Annotated[
+        str, typer.Option(help="Resolve the commit's requirements as of then.  [default: today]")
+    ] = "",
+    index: Annotated[
+        str,
+        typer.Option(
+            envvar="MMREPRO_COMMIT_INDEX",
+            show_envvar=True,
+            help="Address of the commits' wheels; {commit} stands for the commit.",
+        ),
+    ] = "",
     device: Annotated[
         DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
     ] = DeviceChoice.AUTO,
@@ -84,6 +98,7 @@ def run(
 
     Example:  mmrepro run ghost-key-eviction --release 0.24.0
     """
+    from mmrepro.cli.commits import use_index
     from mmrepro.errors import UsageError
     from mmrepro.run.options import RunOptions
     from mmrepro.run.starter import Starter
@@ -91,10 +106,14 @@ def run(
     from rich.console import Console
 
     chosen = load_scenario(scenario).with_variant(variant)
+    if commit or index:
+        use_index(index, commit, commit_date)
     if keep_server and repeat > 1:
         raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
     options = RunOptions(
         release=release,
+        commit=commit,
+        commit_date=commit_date,
         device=device.value,
         model=model,
         server_args=tuple(server_arg or ()),

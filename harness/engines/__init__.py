@@ -14,9 +14,10 @@ from mmrepro.engines.lmdeploy import LmdeployEngine
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.engines.sglang import SglangEngine
 from mmrepro.engines.vllm import VllmEngine
+from mmrepro.environments.commits import commit_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
-from mmrepro.machine.cache import detect_device
+from mmrepro.machine.cache import Device, detect_device
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
@@ -34,14 +35,30 @@ def get_engine(name: str) -> Engine:
     return ENGINES[name]
 
 
-def spec_for(engine: str, release: str, device: str = "auto") -> EnvironmentSpec:
-    """The environment of ``engine`` at ``release``; ``device``: auto, cpu or cuda.
+def spec_for(
+    engine: str, release: str, device: str = "auto", *, commit: str = "", date: str = ""
+) -> EnvironmentSpec:
+    """The environment of ``engine`` at ``release``, or at ``commit``.
+
+    Args:
+        device: auto, cpu or cuda.
+        date: of the commit, RFC 3339; empty: that of its wheel.
 
     Raises:
-        UsageError: no such engine or device.
-        UnknownRelease: not a version number.
+        UsageError: no such engine or device; or a release and a commit.
+        UnknownRelease: not a version number; or the index of commits has no wheel.
+        EnvironmentBuildError: the index of commits cannot be asked.
     """
     adapter = get_engine(engine)
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"There is no device {device!r}.", hint="use auto, cpu or cuda")
-    return adapter.environment_spec(release, detect_device() if device == "auto" else device)
+    wanted: Device = detect_device() if device == "auto" else device  # type: ignore[assignment]
+    if not commit:
+        return adapter.environment_spec(release, wanted)
+    if release:
+        raise UsageError(
+            f"Release {release} and commit {commit[:12]} exclude each other: a commit's wheel has "
+            "its own version.",
+            hint=f"--commit {commit[:12]} alone",
+        )
+    return commit_spec(lambda version: adapter.environment_spec(version, wanted), commit, date)

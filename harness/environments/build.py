@@ -7,13 +7,14 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from email.parser import HeaderParser
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from mmrepro.environments import loading, releases
+from mmrepro.environments import commits, loading, releases
 from mmrepro.environments.requirements import derive, requirements_of
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import (
@@ -168,7 +169,11 @@ class _Build:
     def run(self) -> Manifest:
         started = time.monotonic()
         self.say(f"looking for {self.spec.project} {self.spec.installed}")
-        release = releases.find(self.spec)
+        of_commit: commits.CommitWheel | None = None
+        if self.spec.commit:
+            release, of_commit = commits.find(self.spec)
+        else:
+            release = releases.find(self.spec)
         self.reasons += release.reasons
         if self.spec.device == "cuda" and detect_device() != "cuda":
             raise UnloadableWheel(
@@ -179,7 +184,10 @@ class _Build:
         self.folder.mkdir()
         (self.folder / "state").mkdir()
         self._make_venv(release)
-        self._install_wheel(release)
+        if of_commit is None:
+            self._install_wheel(release)
+        else:
+            release = self._install_commit(release, of_commit)
         self._check_link(release)
         packages, cutoff = self._resolve(release)
         self._install_packages(release, cutoff)
@@ -188,6 +196,7 @@ class _Build:
         manifest = Manifest(
             engine=self.spec.engine,
             release=self.spec.release,
+            commit=self.spec.commit,
             device=self.spec.device,
             project=self.spec.project,
             wheel=WheelFacts(
@@ -230,6 +239,18 @@ class _Build:
         arguments += ["--require-hashes", "-r", "wheel.lock"]
         self._uv(arguments, f"installing {self.spec.project} {self.spec.installed}")
 
+    def _install_commit(
+        self, release: releases.Release, wheel: commits.CommitWheel
+    ) -> releases.Release:
+        """As :meth:`_install_wheel`, from a file. The release, with the wheel's hash."""
+        path, digest = commits.fetch(wheel, self.folder, self.say)
+        line = f"{self.spec.project}=={self.spec.installed} --hash=sha256:{digest}\n"
+        (self.folder / "wheel.lock").write_text(line)
+        arguments = ["pip", "install", "--python", str(self.python), "--no-deps", "--no-index"]
+        self._uv([*arguments, f"./{path.name}"], f"installing {path.name}")
+        path.unlink()
+        return replace(release, wheel=replace(release.wheel, sha256=digest))
+
     def _check_link(self, release: releases.Release) -> None:
         files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
         modules = [path for paths in files.values() for path in paths]
@@ -240,7 +261,7 @@ class _Build:
     def _unloadable(
         self, release: releases.Release, why: str, detail: list[str], library: str = ""
     ) -> UnloadableWheel:
-        other = releases.repackaged(self.spec, release.python)
+        other = "" if self.spec.commit else releases.repackaged(self.spec, release.python)
         newer = f", or a system with a newer {library}" if library else ""
         step = (
             f"try --release {other}, the same release built again"
@@ -292,9 +313,17 @@ class _Build:
         return self._uv([*arguments, *until, "requirements.in"], doing)
 
     def _install_packages(self, release: releases.Release, cutoff: str) -> None:
-        arguments = ["pip", "sync", "--python", str(self.python), "--require-hashes"]
-        arguments += ["--exclude-newer", cutoff, *self.torch_options, "--exclude-newer-package"]
-        arguments += [f"{self.spec.project}={release.wheel_cutoff.isoformat()}", LOCK_FILE]
+        arguments = ["--python", str(self.python), "--require-hashes"]
+        arguments += ["--exclude-newer", cutoff, *self.torch_options]
+        if self.spec.commit:  # the wheel is there, and on no index that uv knows
+            others = self.folder / "others.lock"
+            text = (self.folder / LOCK_FILE).read_text()
+            others.write_text(text.removesuffix((self.folder / "wheel.lock").read_text()))
+            arguments = ["pip", "install", "--no-deps", *arguments, "-r", others.name]
+        else:
+            arguments += ["--exclude-newer-package"]
+            arguments += [f"{self.spec.project}={release.wheel_cutoff.isoformat()}"]
+            arguments = ["pip", "sync", *arguments, LOCK_FILE]
         doing = f"installing the requirements of {self.spec.project} {self.spec.installed}"
         plan: list[str] = []
         try:

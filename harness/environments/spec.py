@@ -44,6 +44,8 @@ class EnvironmentSpec:
     """Who built the wheel, in words; never an address."""
     version: str = ""
     """Of ``project``; empty: ``release``. An engine whose own code is not on the index has one."""
+    commit: str = ""
+    """Of the engine, whose wheel comes from the index of commits; see commits.py."""
     requirements: tuple[str, ...] = ()
     """What the release needs besides its own requirements."""
     drop: tuple[str, ...] = ()
@@ -72,9 +74,12 @@ class EnvironmentSpec:
         content = asdict(self)
         if not self.version:  # so that environments from before there was such a field stay valid
             del content["version"]
+        if not self.commit:
+            del content["commit"]
         text = json.dumps([RECIPE, content, salt], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-        return f"{self.engine}-{self.release}-{self.device}-{digest}"
+        name = f"{self.release}-{self.commit[:12]}" if self.commit else self.release
+        return f"{self.engine}-{name}-{self.device}-{digest}"
 
 
 class Manifest(Record):
@@ -83,6 +88,7 @@ class Manifest(Record):
     schema_version: Literal[1] = 1
     engine: str
     release: str
+    commit: str = ""
     device: Device
     project: str
     wheel: WheelFacts

@@ -80,6 +80,8 @@ def _one_night(
     there = ledger.history.find(name)
     before = (merged.cells, merged.attempts, merged.events)
     night = whole([runs.night for _, runs in parts], there.night if there else None)
+    plans = [runs.planned for _, runs in parts] + ([there.planned] if there else [])
+    night = night.model_copy(update={"cells": len(set().union(*plans))})
     changed = there is None or there.night != night
     if changed:
         if there is not None and there.events:  # which are found anew

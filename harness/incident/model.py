@@ -42,6 +42,7 @@ class WarmParentFacts(Record):
 class EngineFacts(Record):
     name: str
     release: str
+    commit: Annotated[str, Field(description="of the engine, where its wheel is of one")] = ""
     wheel: WheelFacts | None = None
     python: str = ""
     resolved_until: Annotated[str, Field(description="the cutoff date of the resolution")] = ""

@@ -30,6 +30,7 @@ POLLUTING = frozenset(
         "CONDA_PREFIX",  # likewise
         "CONDA_DEFAULT_ENV",
         "__PYVENV_LAUNCHER__",
+        "MMREPRO_COMMIT_INDEX",  # it may hold a password; wheels of commits are fetched by us
         "LD_PRELOAD",  # a profiler's or sandbox's library, and our own link check sets it itself
         "UV",  # set by `uv run` to its own path
         "UV_BREAK_SYSTEM_PACKAGES",

@@ -53,6 +53,8 @@ def run_options(cell: Cell, options: TrialOptions) -> RunOptions:
         scenario=cell.scenario,
         variant=cell.variant,
         release=cell.release,
+        commit=cell.commit,
+        commit_date=options.commit_dates.get(cell.commit, ""),
         device=cell.device,
         mitigations=cell.mitigations,
         server_args=cell.server_args,

@@ -82,7 +82,7 @@ def decisive_parts(
         "mmrepro": mmrepro.__version__,
         "scenario": scenario.full_name,
         "code": code_digest(scenario, plan),
-        "engine": f"{scenario.engine} {environment.spec.release}",
+        "engine": f"{scenario.engine} {environment.spec.release} {environment.spec.commit}".strip(),
         "environment": digest([environment.lock_file]),
         "python": environment.python_version,
         "model": digest(p for p in sorted(model.rglob("*")) if p.is_file()),

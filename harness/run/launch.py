@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine
+from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
 from mmrepro.engines.base import root_cause_lines, worth_another
-from mmrepro.environments import Environment, EnvironmentSpec, detect_device
+from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError, UnknownRelease, UsageError, WarmParentDied
 from mmrepro.evidence.sampler import Sampler
 from mmrepro.incident import ServerFacts, Setting
@@ -42,6 +42,13 @@ def chosen_release(scenario: Scenario, options: RunOptions) -> str:
     """
     mitigations = [scenario.mitigation(name) for name in options.mitigations]
     replaced = [m.release for m in mitigations if m.release]
+    if options.commit:
+        if replaced:
+            raise UsageError(
+                f"--mitigation release means {replaced[0]}, but --commit says "
+                f"{options.commit[:12]}."
+            )
+        return target(scenario, options).release
     if replaced and options.release and options.release != replaced[0]:
         raise UsageError(
             f"--mitigation release means {replaced[0]}, but --release says {options.release}."
@@ -58,9 +65,16 @@ def chosen_release(scenario: Scenario, options: RunOptions) -> str:
 
 
 def target(scenario: Scenario, options: RunOptions) -> EnvironmentSpec:
-    """The environment that is run: release and device as asked for. Raises as chosen_release."""
-    device = detect_device() if options.device == "auto" else options.device
-    return get_engine(scenario.engine).environment_spec(chosen_release(scenario, options), device)
+    """The environment that is run, as asked for. Raises as ``chosen_release`` and ``spec_for``."""
+    if options.commit:
+        return spec_for(
+            scenario.engine,
+            options.release,
+            options.device,
+            commit=options.commit,
+            date=options.commit_date,
+        )
+    return spec_for(scenario.engine, chosen_release(scenario, options), options.device)
 
 
 def launch_plan(

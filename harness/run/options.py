@@ -26,6 +26,10 @@ class RunOptions:
     """
 
     release: str = ""
+    commit: str = ""
+    """In place of a release: its wheel comes from the index of commits."""
+    commit_date: str = ""
+    """RFC 3339: the commit's requirements are resolved as of then."""
     device: str = "auto"
     model: Path | None = None
     server_args: tuple[str, ...] = ()
@@ -54,6 +58,10 @@ class RunOptions:
             parts += ["--variant", self.variant]
         if self.release:
             parts += ["--release", self.release]
+        if self.commit:
+            parts += ["--commit", self.commit]
+        if self.commit_date:
+            parts += ["--commit-date", self.commit_date]
         if self.device != "auto":
             parts += ["--device", self.device]
         if self.model:

@@ -90,6 +90,7 @@ def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
 def note_environment(incident: Incident, environment: Environment, folder: Path) -> None:
     """What the engine was installed as; the list with hashes is copied into ``folder``."""
     engine = incident.engine
+    engine.commit = environment.spec.commit
     engine.wheel = environment.wheel
     engine.python = environment.python_version
     engine.resolved_until = environment.resolved_until

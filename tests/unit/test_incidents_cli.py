@@ -110,11 +110,21 @@ def test_filters(here: Here, given: str, folders: list[str]) -> None:
     assert listed(here, *given.split(" ")) == folders
 
 
+def test_a_run_that_broke_off_after_its_verdict_proves_nothing(tmp_path: Path) -> None:
+    head = read_head(kept(tmp_path / "a", state="failed", verdict=verdict(GOOD, GOOD))).head
+    assert head is not None
+    assert head.outcome == "failed"
+
+
 @pytest.mark.usefixtures("several")
-def test_since_a_date(here: Here) -> None:
+def test_since_a_date(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "America/Los_Angeles")
+    time.tzset()
     day = f"{NOW - timedelta(hours=31):%Y-%m-%dT%H:%M}"
     assert listed(here, "incidents", "--since", day) == ["incidents/good"]
     assert len(listed(here, "--since", "2020-01-01")) == 5
+    monkeypatch.delenv("TZ")
+    time.tzset()
 
 
 @pytest.mark.usefixtures("several")

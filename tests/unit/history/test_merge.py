@@ -42,6 +42,7 @@ def test_shards_become_a_night_and_its_events_are_found(tmp_path: Path) -> None:
     assert (done.nights, done.cells, done.attempts, done.incidents) == (["n1", "n2"], 3, 4, 4)
     runs = read(out).night("n2")
     assert (runs.night.shard, runs.night.state) == ("", NightState.COMPLETE)
+    assert runs.night.cells == len(runs.planned) == 2
     assert [e.what for e in runs.events] == [EventKind.FIXED_IN, EventKind.NEW_RELEASE]
     for attempt in runs.attempts:
         assert (out / attempt.incident / "incident.json").is_file()

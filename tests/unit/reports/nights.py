@@ -100,7 +100,7 @@ def attempt(
         outcome=outcome, expected=expected, explanation=said[outcome], lost=lost,
         error="the engine's environment could not be built: no space left" if lost else "",
         conditions={"hang": Truth.MET} if outcome is REPRODUCED else {},
-        key=key or f"{cell.id[-8:]}0123456789abcdef", parts={"release": cell.release},
+        key=key or f"{cell.id[-8:]}0123456789abcdef", parts={"engine": cell.release},
         fidelity=fidelity if outcome else None, start_mode="warm", machine="two-cores",
         incident=f"incidents/{name}/{cell.id}/run-{index}" if outcome else "",
         command=f"mmrepro run {cell.scenario} --release {cell.release}",

@@ -267,7 +267,9 @@ def test_the_step_summary_fits_whatever_the_size() -> None:
         run = attempt(c, "n", 1, REPRODUCED, expected=HEALTHY)
         run.explanation = "ü" * 390
         squares.append((c, HEALTHY, [run]))
-    made = shown(one_night(*squares))
+    history = one_night(*squares)
+    history.take(Event(night="n", what=EventKind.NEW_RELEASE, identity="x", text="a new one"))
+    made = shown(history)
     text = render_night_markdown(made)
     assert 0.5 * LIMIT < len(text.encode()) < LIMIT
     assert "10000 not as expected" in text[:1000].lower()

@@ -1,0 +1,141 @@
+"""``mmrepro bisect`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mmrepro.bisect import points, session
+from mmrepro.cli.app import app
+from mmrepro.incident.bisection import Bisection
+from mmrepro.incident.ledger import Attempt, Cell, Role
+from mmrepro.matrix.trial import Trials
+from mmrepro.records import Moment
+from mmrepro.signature import Outcome
+from test_bisect_session import RELEASES, listed, truth
+from typer.testing import CliRunner
+
+CPU = ("--device", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No index is asked and no engine started."""
+
+    def run(
+        self: Trials, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+    ) -> Attempt:
+        seen = truth(cell.release)
+        assert isinstance(seen, Outcome)
+        return Attempt(
+            night=night, cell=cell.id, index=index, role=role, created=Moment.now(), seconds=1,
+            outcome=seen, explanation="made up", command="mmrepro run x",
+        )  # fmt: skip
+
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(points, "points_of", lambda scenario, options: listed())
+    monkeypatch.setattr(Trials, "run", run)
+    monkeypatch.setattr(session.Prefetch, "begin", lambda self, arguments: True)
+
+
+def typed(*argv: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["bisect", "ghost-key-eviction", *CPU, *argv])
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_for_machines_and_for_people(tmp_path: Path) -> None:
+    code, out, told = typed("--json", "--out", str(tmp_path / "b"))
+    assert code == 0
+    document = json.loads(out)
+    assert document["introduced"]["first_bad"] == "0.14.0"
+    assert document["fixed"]["first_good"] == "0.24.0"
+    assert "0.14.0: reproduced, in 1.0 s" in told
+    code, out, _ = typed("--find", "fixed", "--out", str(tmp_path / "c"))
+    assert code == 0
+    assert "FOUND  Bisection of ghost-key-eviction over vllm releases" in out
+    assert "first good: 0.24.0" in out
+    for form, sign in (("md", "# Bisection of"), ("html", "<!doctype"), ("json", '"fixed"')):
+        done = CliRunner().invoke(app, ["report", str(tmp_path / "c"), "--format", form])
+        assert done.exit_code == 0
+        assert sign in done.stdout
+    done = CliRunner().invoke(app, ["schema", "--of", "bisection"])
+    assert json.loads(done.stdout)["title"] == Bisection.__name__
+
+
+def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
+    code, out, _ = typed("--dry-run", "--out", str(tmp_path / "b"))
+    assert code == 0
+    assert f"{len(RELEASES)} points from 0.11.0 to 0.32.0; starting from 0.23.0" in out
+    assert "tried first: between 0.23.0 and 0.24.0" in out
+    assert not (tmp_path / "b").exists()
+    code, out, _ = typed("--dry-run", "--json")
+    assert json.loads(out)["known_bad"] == "0.23.0"
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--repeat", "often"),
+        ("--confidence", "1"),
+        ("--by", "commit"),
+        ("--resume",),
+        ("--good", "9.9"),
+        ("--find", "nothing"),
+    ],
+)
+def test_wrong_use(argv: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(app, ["bisect", "ghost-key-eviction", *CPU, *argv])
+    assert done.exit_code == 2 or type(done.exception).__mro__[1].__name__ == "MmreproError"
+
+
+CTRL_C = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by jobs in the background
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from mmrepro.bisect import points
+from mmrepro.matrix.trial import Trials
+from test_bisect_session import listed
+points.points_of = lambda scenario, options: listed()
+def run(self, cell, folder, root, *, night, index, role):
+    folder.mkdir(parents=True)
+    print("running", flush=True)
+    while not self._stopped:
+        time.sleep(0.01)
+    raise KeyboardInterrupt
+Trials.run = run
+from mmrepro.cli import main
+sys.argv = ["mmrepro", "bisect", "ghost-key-eviction", "--device", "cpu", "--out", {out!r}]
+main()
+"""
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "b"
+    code = CTRL_C.format(tests=str(Path(__file__).parent), out=str(out))
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "MMREPRO_CACHE_DIR": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "running\n"
+        child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=20)
+    finally:
+        child.kill()
+    assert child.returncode == 130
+    assert "(0 runs are kept)" in told
+    assert (
+        f"to resume, run: mmrepro bisect ghost-key-eviction --find both --device cpu --out {out} "
+        "--resume" in told
+    )
+    assert json.loads((out / "bisection.json").read_text())["state"] == "interrupted"
