@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from matrix_fakes import Came, FakeProvisions, FakeTrials, World
 from mmrepro.cli import matrix_run
 from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
@@ -16,7 +17,6 @@ from mmrepro.incident.ledger import Cell, Lost, NightState
 from mmrepro.matrix.trial import TrialOptions
 from mmrepro.run.options import StartMode
 from mmrepro.signature import Outcome
-from nights import Came, FakeProvisions, FakeTrials, World
 from typer.testing import CliRunner
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
