@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from matrix_fakes import Came, FakeProvisions, FakeTrials, World
+from matrix_nights import Came, FakeProvisions, FakeTrials, World
 from mmrepro.cli import matrix_run
 from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
