@@ -147,6 +147,12 @@ expires = {day}
     assert "expired" in out
 
 
+def test_a_name_that_is_none_leaves_nothing(matrix: Matrix, tmp_path: Path) -> None:
+    code, _, told = matrix(always(BAD), *RUN, "--night", "a b")
+    assert (code, told) == (2, "'a b' cannot name a night.")
+    assert not (tmp_path / "M").exists()
+
+
 def test_a_file_and_the_command_line(matrix: Matrix, tmp_path: Path) -> None:
     (tmp_path / "m.toml").write_text(
         '[matrix]\nout = "N"\nrepeat = 2\nevery = "24h"\ndevice = "cpu"\n'
