@@ -25,7 +25,7 @@ from mmrepro.reports.night_terminal import print_events, print_history, print_ni
 from mmrepro.reports.night_view import NightView, affects, night_view
 from mmrepro.reports.night_words import STATE_WORDS, Standing
 from mmrepro.signature import Outcome
-from nights import FIRST, HEALTHY, REPRODUCED, attempt, history_of, night, realistic
+from night_samples import FIRST, HEALTHY, REPRODUCED, attempt, history_of, night, realistic
 from rich.console import Console
 
 NONE = Quarantine()
