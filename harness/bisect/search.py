@@ -332,8 +332,8 @@ class _Side:
         if self.board.upcoming is None:
             return
         halves = [(now, top), (low, now)]
-        if self.declared is not None and now > self.declared:  # is to be good
-            halves.reverse()
+        if self.declared is not None:  # what is declared is to be expected, and no more is fetched
+            halves = [halves[now > self.declared]]
         for bottom, ceiling in halves:
             if rest := [p for p in choices if bottom < p < ceiling]:
                 self.board.upcoming([self.points[self._next(rest, bottom, ceiling)]])

@@ -147,7 +147,7 @@ class Bisecting:
         options, field = self.options, self.field
         self._board = board = Board(
             self._oracle,
-            [point.name for point in field.points],
+            [point.commit[:12] or point.name for point in field.points],
             [point.declared for point in field.points],
             SearchOptions(options.confidence, options.repeat, options.linear),
             upcoming=self._fetch_ahead,
@@ -219,15 +219,16 @@ class Bisecting:
 
     def _in_a_child(self, cell: Cell, folder: Path, root: Path, index: int, role: Role) -> Attempt:
         # In a thread, so that Ctrl-C, which comes to this one, can end the run in good order.
-        with ThreadPoolExecutor(1) as pool:
-            run = pool.submit(
+        pool = ThreadPoolExecutor(1)
+        try:
+            return pool.submit(
                 self._trials.run, cell, folder, root, night=NIGHT, index=index, role=role
-            )
-            try:
-                return run.result()
-            except KeyboardInterrupt:
-                self._trials.stop()
-                raise
+            ).result()
+        except KeyboardInterrupt:
+            self._trials.stop()
+            raise
+        finally:
+            pool.shutdown()
 
     def _note(self, number: int, attempt: Attempt) -> None:
         """What the run says of its point."""

@@ -9,6 +9,7 @@ from mmrepro.bisect.search import Conclusion, Direction, Found, Verdict
 from mmrepro.incident.bisection import (
     Bisection,
     Chance,
+    Point,
     PointVerdict,
     Side,
     SideConclusion,
@@ -104,7 +105,7 @@ def _good(found: Found) -> bool:
 
 
 def _explain(bisection: Bisection, direction: Direction, found: Found, side: Side) -> str:
-    names = [point.name for point in bisection.points]
+    names = [_label(point) for point in bisection.points]
     kind = bisection.by
     if found.bad is None or found.beyond is None:
         return "; ".join(found.notes) or "nothing could be told"
@@ -112,9 +113,8 @@ def _explain(bisection: Bisection, direction: Direction, found: Found, side: Sid
     if side.one_of:
         what = "bad" if direction == "introduced" else "good"
         shown = " and ".join(names[p] for p in found.gap)
-        told = (
-            f"the first {what} {kind} is one of {', '.join(side.one_of)}: {shown} cannot be tested"
-        )
+        one_of = ", ".join(names[p] for p in found.one_of)
+        told = f"the first {what} {kind} is one of {one_of}: {shown} cannot be tested"
         if not _good(found):
             told += f"; {beyond} ends in another failure"
         return told
@@ -124,20 +124,22 @@ def _explain(bisection: Bisection, direction: Direction, found: Found, side: Sid
             return f"{told}: {beyond}, before it, does not have the failure"
         return (
             f"{told}; before {bad} the same trigger ends in another failure: "
-            f"{_other(bisection, beyond)}"
+            f"{_other(bisection.points[found.beyond])}"
         )
     if _good(found):
         return f"{beyond} is the first good {kind}: {bad}, before it, has the failure"
     return (
         f"{bad} is the last {kind} with the failure: from {beyond} on the same trigger ends in "
-        f"another failure, so that this is no fix: {_other(bisection, beyond)}"
+        f"another failure, so that this is no fix: {_other(bisection.points[found.beyond])}"
     )
 
 
-def _other(bisection: Bisection, name: str) -> str:
-    point = bisection.point(name)
-    why = point.why if point else ""
-    return why.removeprefix("another failure: ") or "see its incident"
+def _other(point: Point) -> str:
+    return point.why.removeprefix("another failure: ") or "see its incident"
+
+
+def _label(point: Point) -> str:
+    return point.commit[:12] or point.name
 
 
 def limits(bisection: Bisection) -> list[str]:

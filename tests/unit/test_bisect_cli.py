@@ -94,7 +94,8 @@ def test_wrong_use(argv: tuple[str, ...]) -> None:
 
 
 CTRL_C = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by jobs in the background
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from mmrepro.bisect import points
@@ -125,9 +126,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         text=True,
     )
     assert child.stdout is not None
-    assert child.stdout.readline() == "running\n"
-    child.send_signal(signal.SIGINT)
-    _, told = child.communicate(timeout=20)
+    try:
+        assert child.stdout.readline() == "running\n"
+        child.send_signal(signal.SIGINT)
+        _, told = child.communicate(timeout=20)
+    finally:
+        child.kill()
     assert child.returncode == 130
     assert "(0 runs are kept)" in told
     assert (
