@@ -11,19 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 import mmrepro
+from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
 from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.points import Field, cell_of
 from mmrepro.bisect.prefetch import Prefetch
-from mmrepro.bisect.search import (
-    Board,
-    Conclusion,
-    Direction,
-    Found,
-    SearchOptions,
-    Verdict,
-    search,
-    start,
-)
+from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
 from mmrepro.engines import spec_for
 from mmrepro.environments import EnvironmentSpec, existing, prune
@@ -96,6 +88,8 @@ class Bisecting:
         self.scenario, self.options, self.field = scenario, options, field
         self.watcher = watcher
         self._write_documents = write
+        self._before: dict[int, bool] = {}
+        """Whether the environment of a point was there before."""
         self.dir = self._folder()
         self.bisection = self._blank()
         self._prefetch = Prefetch() if prefetch else None
@@ -108,8 +102,6 @@ class Bisecting:
         )
         self._run_trial = run_trial or self._in_a_child
         self._kept: dict[str, list[Attempt]] = {}
-        self._before: dict[int, bool] = {}
-        """Whether the environment of a point was there before."""
 
     @property
     def resume_command(self) -> str:
@@ -210,7 +202,8 @@ class Bisecting:
     def _new(self, number: int, cell: Cell, index: int, role: Role) -> Attempt:
         if cell.id not in self._ledger.history.night(NIGHT).planned:
             self._ledger.append(Planned(night=NIGHT, cell=cell))
-        self._before.setdefault(number, self._is_there(number))
+        if number not in self._before:
+            self._fetching(number, there=self._is_there(number))
         folder = self.dir / "incidents" / cell.id / f"run-{index}"
         shutil.rmtree(folder, ignore_errors=True)  # killed in the middle: no line tells of it
         attempt = self._run_trial(cell, folder, self.dir, index, role)
@@ -274,12 +267,18 @@ class Bisecting:
             point = self.field.points[number]
             if point.runs or self._kept_of(number) or self._is_there(number):
                 continue
-            self._before.setdefault(number, False)
+            self._fetching(number, there=False)
             what = ["--commit", point.commit] if point.commit else [point.release]
             if point.commit and point.uploaded:
                 what += ["--commit-date", point.uploaded]
             self._prefetch.begin([self.scenario.engine, *what, "--device", self.field.device])
             return
+
+    def _fetching(self, number: int, *, there: bool) -> None:
+        """Written down before it begins: whoever goes on after a kill drops it in the end."""
+        self._before.setdefault(number, there)
+        self.field.points[number].fetched |= not there
+        self._write()
 
     def _kept_of(self, number: int) -> bool:
         point = self.field.points[number]
@@ -349,7 +348,7 @@ class Bisecting:
         return prepared(self.options.out)
 
     def _same(self, file: Path) -> None:
-        """Raises UnwritableOutput: the bisection there is of something else."""
+        """Takes over what was fetched. Raises UnwritableOutput: it is of something else."""
         if not is_there(file):
             return
         try:
@@ -363,6 +362,10 @@ class Bisecting:
                 f"{old.device}.",
                 hint="choose another --out",
             )
+        fetched = {point.name for point in old.points if point.fetched}
+        for number, point in enumerate(self.field.points):
+            if point.name in fetched and old.state != "complete":
+                point.fetched, self._before[number] = True, False
 
     def _blank(self) -> Bisection:
         options = self.options
