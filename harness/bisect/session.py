@@ -156,11 +156,21 @@ class Bisecting:
                 found = self._outward(bad, direction)
             made, before = self.bisection.runs - before, self.bisection.runs
             side = side_of(self.bisection, direction, found, notes, made)
+            side.notes += self._declared_failure(found)
             if direction == "introduced":
                 self.bisection.introduced = side
             else:
                 self.bisection.fixed = side
             self._write()
+
+    def _declared_failure(self, found: Found | None) -> list[str]:
+        """What the scenario itself says of the other failure beyond the boundary."""
+        if found is None or found.beyond is None or found.ends_in is not Verdict.OTHER:
+            return []
+        release = self.field.points[found.beyond].release
+        mitigations = frozenset(self.options.run.mitigations)
+        outcome, why = self.scenario.expected(release, mitigations)
+        return [f"the scenario says of it: {why}"] if outcome is Outcome.DIFFERENT_FAILURE else []
 
     def _outward(self, bad: int, direction: Direction) -> Found:
         """As far as the bound that was given, or beyond it where that one has the failure, too."""
