@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
     from mmrepro.incident.head import Found, Head
+    from rich.console import Console
 
 ROOTS = ("incidents", "ablations", "bisections", "nights")
 """Where commands put incidents by default."""
@@ -227,27 +228,13 @@ def _table(
     found: Sequence[tuple[Found, Head]], broken: Sequence[Found], limit: int, places: list[Path]
 ) -> None:
     from mmrepro.text.sanitize import one_line
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     console = Console(highlight=False)
     if not console.is_terminal:  # a file is not cut to 80 columns
-        console = Console(highlight=False, width=200)
+        console = Console(highlight=False, width=1000)
     if found:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("#", justify="right", style="dim")
-        for name in ("when (UTC)", "scenario", "engine", "outcome", "expected", "fidelity"):
-            table.add_column(name, overflow="fold")
-        table.add_column("took", justify="right", no_wrap=True)
-        table.add_column("folder", overflow="fold", style="dim")
-        for number, (one, head) in enumerate(found[:limit], start=1):
-            row = [Text(one_line(cell, 200)) for cell in _row(head)]
-            row[3].stylize(STYLES.get(head.outcome, ""))
-            row[4].stylize("" if head.as_expected is not False else "bold red")
-            table.add_row(str(number), *row, Text(one_line(str(one.folder), 400)))
-        console.print(table)
+        _rows(found[:limit], console)
     if len(found) > limit:
         console.print(f"{limit} of {len(found)}; --limit {len(found)} shows all")
     if not found:
@@ -259,6 +246,38 @@ def _table(
         console.print(
             f"{len(broken)} {many} could not be read, e.g. {first}", markup=False, soft_wrap=True
         )
+
+
+COLUMNS = ("#", "when (UTC)", "scenario", "engine", "outcome", "expected", "fidelity", "took")
+
+
+def _rows(found: Sequence[tuple[Found, Head]], console: Console) -> None:
+    """One line each, the folder at its end; on a narrow terminal on a line of its own."""
+    from mmrepro.text.sanitize import one_line
+    from rich.cells import cell_len, set_cell_size
+    from rich.text import Text
+
+    rows = [
+        [one_line(cell, 200) for cell in (str(number), *_row(head))]
+        for number, (_, head) in enumerate(found, start=1)
+    ]
+    folders = [one_line(str(one.folder), 400) for one, _ in found]
+    widths = [max(map(cell_len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+    wide = sum(widths) + 2 * len(widths) + max(map(cell_len, folders)) <= console.width
+
+    def line(cells: Sequence[str], styles: Mapping[int, str]) -> Text:
+        padded = zip(cells, widths, strict=True)
+        pairs = [(set_cell_size(text, n), styles.get(i, "")) for i, (text, n) in enumerate(padded)]
+        return Text("  ").join(Text(*pair) for pair in pairs)
+
+    def show(text: Text, folder: str) -> None:
+        text.append(f"  {folder}" if wide else f"\n{' ' * widths[0]}  {folder}", "dim")
+        console.print(text, soft_wrap=True)
+
+    show(line(COLUMNS, dict.fromkeys(range(len(COLUMNS)), "bold")), "folder")
+    for cells, folder, (_, head) in zip(rows, folders, found, strict=True):
+        wrong = "bold red" if head.as_expected is False else ""
+        show(line(cells, {0: "dim", 4: STYLES.get(head.outcome, ""), 5: wrong}), folder)
 
 
 def _row(head: Head) -> list[str]:

@@ -12,6 +12,7 @@ from mmrepro.history.states import Settled, State
 from mmrepro.incident.ledger import Attempt, Planned
 from mmrepro.matrix.plan import DryRun, Group
 from mmrepro.matrix.schedule import Next
+from mmrepro.reports.night_words import plural
 from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich import box
@@ -122,7 +123,9 @@ def print_dry_run(told: DryRun, console: Console) -> None:
             )
     console.print(table)
     cells = sum(len(group.cells) for group in told.groups)
-    text = f"Night {told.night}: {cells} cells in {len(told.groups)} environments, {told.runs} runs"
+    counted = ((cells, "cell"), (len(told.groups), "environment"), (told.runs, "run"))
+    sums = [f"{number} {plural(number, word)}" for number, word in counted]
+    text = f"Night {told.night}: {sums[0]} in {sums[1]}, {sums[2]}"
     text += f", about {duration(told.seconds)}." if told.runs else ": nothing is left to run."
     if told.download_bytes:
         text += f" About {told.download_bytes / 2**30:.0f} GiB are unpacked first, at most."

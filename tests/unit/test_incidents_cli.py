@@ -118,7 +118,7 @@ def test_a_run_that_broke_off_after_its_verdict_proves_nothing(tmp_path: Path) -
 
 @pytest.mark.usefixtures("several")
 def test_since_a_date(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Pacific/Auckland")
+    monkeypatch.setenv("TZ", "America/Los_Angeles")
     time.tzset()
     day = f"{NOW - timedelta(hours=31):%Y-%m-%dT%H:%M}"
     assert listed(here, "incidents", "--since", day) == ["incidents/good"]

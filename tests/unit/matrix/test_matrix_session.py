@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
-from mmrepro.errors import UsageError
-from mmrepro.history.ledger import Ledger, NightRuns, read
-from mmrepro.history.states import State, settle
-from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
-from mmrepro.matrix.schedule import left, next_run
-from mmrepro.matrix.session import INCIDENTS, Session, SessionOptions, begin, unfinished
-from mmrepro.signature import Outcome
-from nights import (
+from matrix_nights import (
     Came,
     DyingLedger,
     FakeProvisions,
@@ -26,6 +19,13 @@ from nights import (
     night,
     planned,
 )
+from mmrepro.errors import UsageError
+from mmrepro.history.ledger import Ledger, NightRuns, read
+from mmrepro.history.states import State, settle
+from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
+from mmrepro.matrix.schedule import left, next_run
+from mmrepro.matrix.session import INCIDENTS, Session, SessionOptions, begin, unfinished
+from mmrepro.signature import Outcome
 
 BAD, GOOD, UNSURE = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
 BROKEN = Lost.INFRASTRUCTURE

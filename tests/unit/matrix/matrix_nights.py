@@ -79,7 +79,8 @@ class FakeTrials:
         if self.stopped:
             raise KeyboardInterrupt
         self.made.append((cell.id, index, role))
-        one = Planned(night=night, cell=cell, expected=Outcome.REPRODUCED)
+        expected = Outcome.NOT_REPRODUCED if cell.mitigations else Outcome.REPRODUCED
+        one = Planned(night=night, cell=cell, expected=expected)
         (folder / "whole").touch()
         done = attempt(one, index, self.world(cell, index), role)
         return done.model_copy(update={"incident": str(folder.relative_to(root))})
