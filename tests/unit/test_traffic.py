@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -192,8 +193,8 @@ SILENCES: dict[str, Reply] = {
 def test_silence_ends_at_the_deadline(tmp_path: Path, reply: Reply, stream: bool) -> None:
     record = ask(tmp_path, reply, stream=stream, deadline_s=0.2)
     assert record.timed_out
-    assert record.error == "no complete answer in 0.2 s"
     assert 0.2 <= record.latency_s < PLENTY_S
+    assert re.fullmatch(r"no complete answer in \d+\.\d s", record.error)
     assert not record.answered
 
 
