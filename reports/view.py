@@ -216,6 +216,8 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
         from mmrepro.reports.diagnosis import target_rows
 
         rows = [("mmrepro", incident.mmrepro_version), *target_rows(incident.diagnosis)]
+    if engine.commit:
+        rows.append(("commit", engine.commit))
     if wheel:
         rows += [
             ("wheel", wheel.filename),

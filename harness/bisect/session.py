@@ -11,19 +11,11 @@ from pathlib import Path
 from typing import Protocol
 
 import mmrepro
+from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
 from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.points import Field, cell_of
 from mmrepro.bisect.prefetch import Prefetch
-from mmrepro.bisect.search import (
-    Board,
-    Conclusion,
-    Direction,
-    Found,
-    SearchOptions,
-    Verdict,
-    search,
-    start,
-)
+from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
 from mmrepro.engines import spec_for
 from mmrepro.environments import EnvironmentSpec, existing, prune
@@ -96,6 +88,8 @@ class Bisecting:
         self.scenario, self.options, self.field = scenario, options, field
         self.watcher = watcher
         self._write_documents = write
+        self._before: dict[int, bool] = {}
+        """Whether the environment of a point was there before."""
         self.dir = self._folder()
         self.bisection = self._blank()
         self._prefetch = Prefetch() if prefetch else None
@@ -108,8 +102,6 @@ class Bisecting:
         )
         self._run_trial = run_trial or self._in_a_child
         self._kept: dict[str, list[Attempt]] = {}
-        self._before: dict[int, bool] = {}
-        """Whether the environment of a point was there before."""
 
     @property
     def resume_command(self) -> str:
@@ -164,11 +156,21 @@ class Bisecting:
                 found = self._outward(bad, direction)
             made, before = self.bisection.runs - before, self.bisection.runs
             side = side_of(self.bisection, direction, found, notes, made)
+            side.notes += self._declared_failure(found)
             if direction == "introduced":
                 self.bisection.introduced = side
             else:
                 self.bisection.fixed = side
             self._write()
+
+    def _declared_failure(self, found: Found | None) -> list[str]:
+        """What the scenario itself says of the other failure beyond the boundary."""
+        if found is None or found.beyond is None or found.ends_in is not Verdict.OTHER:
+            return []
+        release = self.field.points[found.beyond].release
+        mitigations = frozenset(self.options.run.mitigations)
+        outcome, why = self.scenario.expected(release, mitigations)
+        return [f"the scenario says of it: {why}"] if outcome is Outcome.DIFFERENT_FAILURE else []
 
     def _outward(self, bad: int, direction: Direction) -> Found:
         """As far as the bound that was given, or beyond it where that one has the failure, too."""
@@ -210,7 +212,8 @@ class Bisecting:
     def _new(self, number: int, cell: Cell, index: int, role: Role) -> Attempt:
         if cell.id not in self._ledger.history.night(NIGHT).planned:
             self._ledger.append(Planned(night=NIGHT, cell=cell))
-        self._before.setdefault(number, self._is_there(number))
+        if number not in self._before:
+            self._fetching(number, there=self._is_there(number))
         folder = self.dir / "incidents" / cell.id / f"run-{index}"
         shutil.rmtree(folder, ignore_errors=True)  # killed in the middle: no line tells of it
         attempt = self._run_trial(cell, folder, self.dir, index, role)
@@ -274,12 +277,18 @@ class Bisecting:
             point = self.field.points[number]
             if point.runs or self._kept_of(number) or self._is_there(number):
                 continue
-            self._before.setdefault(number, False)
+            self._fetching(number, there=False)
             what = ["--commit", point.commit] if point.commit else [point.release]
             if point.commit and point.uploaded:
                 what += ["--commit-date", point.uploaded]
             self._prefetch.begin([self.scenario.engine, *what, "--device", self.field.device])
             return
+
+    def _fetching(self, number: int, *, there: bool) -> None:
+        """Written down before it begins: whoever goes on after a kill drops it in the end."""
+        self._before.setdefault(number, there)
+        self.field.points[number].fetched |= not there
+        self._write()
 
     def _kept_of(self, number: int) -> bool:
         point = self.field.points[number]
@@ -349,7 +358,7 @@ class Bisecting:
         return prepared(self.options.out)
 
     def _same(self, file: Path) -> None:
-        """Raises UnwritableOutput: the bisection there is of something else."""
+        """Takes over what was fetched. Raises UnwritableOutput: it is of something else."""
         if not is_there(file):
             return
         try:
@@ -363,6 +372,10 @@ class Bisecting:
                 f"{old.device}.",
                 hint="choose another --out",
             )
+        fetched = {point.name for point in old.points if point.fetched}
+        for number, point in enumerate(self.field.points):
+            if point.name in fetched and old.state != "complete":
+                point.fetched, self._before[number] = True, False
 
     def _blank(self) -> Bisection:
         options = self.options

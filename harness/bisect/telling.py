@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mmrepro.bisect.search import Conclusion, Direction, Found, Verdict
+from mmrepro.bisect.board import Verdict
+from mmrepro.bisect.search import Conclusion, Direction, Found
 from mmrepro.incident.bisection import (
     Bisection,
     Chance,

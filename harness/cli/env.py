@@ -49,7 +49,7 @@ def list_(
     for one in stored:
         facts = one.manifest
         table.add_row(
-            f"{facts.engine} {facts.release}",
+            f"{facts.engine} {facts.release} {facts.commit[:12]}".rstrip(),
             facts.device,
             facts.python,
             facts.resolved_until[:10],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -341,3 +342,36 @@ def test_command_repeats_it() -> None:
 def test_document_reads_itself(tmp_path: Path) -> None:
     bisection = session(tmp_path, Made()).execute()
     assert Bisection.model_validate_json(bisection.model_dump_json()) == bisection
+
+
+def test_what_it_fetched_is_dropped_and_what_was_there_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmrepro.bisect import session as module
+
+    on_disk, dropped = {"0.23.0", "0.32.0"}, []
+
+    class There:
+        def __init__(self, release: str) -> None:
+            self.path = Path(release)
+
+    def existing(spec: object) -> There | None:
+        release = spec.release  # type: ignore[attr-defined]
+        return There(release) if release in on_disk else None
+
+    monkeypatch.setattr(module, "existing", existing)
+    monkeypatch.setattr(module, "prune", lambda names: dropped.extend(names))
+
+    def run(release: str, index: int) -> Outcome | Lost:
+        on_disk.add(release)
+        return truth(release)
+
+    killed = Made(run, stop_after=3)
+    first = session(tmp_path, killed, find="fixed")
+    first._tidy = contextlib.nullcontext  # type: ignore[assignment,method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        first.execute()
+    assert "0.24.0" in on_disk
+    assert dropped == []
+    session(tmp_path, Made(run), find="fixed", resume=True).execute()
+    assert dropped == ["0.24.0"]
