@@ -24,7 +24,7 @@ from mmrepro.text.sanitize import clip, plain
 
 
 def render_junit(incident: Incident) -> str:
-    from junitparser import JUnitXml, Property, TestSuite
+    from junitparser import JUnitXml, TestSuite
 
     suite: Any = TestSuite(_text(f"mmrepro.{incident.scenario.name}"))
     suite.timestamp = incident.created.wall.isoformat(timespec="seconds")
@@ -34,7 +34,7 @@ def render_junit(incident: Incident) -> str:
         ("incident", incident.id),
         ("command", incident.command),
     ):
-        suite.append(Property(_text(name), _text(value)))
+        suite.add_property(_text(name), _text(value))
     if incident.diagnosis is not None:
         suite.add_testcase(_state_case(incident, incident.diagnosis))
         for match in incident.diagnosis.found:

@@ -34,6 +34,7 @@ def night_json(night: NightView) -> str:
                 "runs": len(runs),
                 "seconds": round(sum(a.seconds for a in runs if sane(a.seconds)), 2),
             },
+            "shifts": night.shifts,
             "notes": night.notes,
             "events": [e.model_dump(mode="json", exclude={"kind"}) for e in night.events],
             "cells": [cell_json(s) for s in night.squares],

@@ -101,15 +101,10 @@ def _head(night: NightView) -> Section[str]:
     return Section("", "\n\n".join(parts))
 
 
-def _changes(night: NightView) -> Section[Event]:
-    title = "What changed"
-    if night.events:
-        return Section(title, "", night.events, lambda e: _event(e, night))
-    if night.before:
-        told = f"Nothing: every cell came out as in night {gfm.text(night.before, 80)}."
-    else:
-        told = "This is the first night of this ledger: there is nothing to compare it with."
-    return Section(title, told)
+def _changes(night: NightView) -> Section[str]:
+    rest = [f"- {gfm.text(night.shifted, 1000)}"] if night.shifted else []
+    head = "" if night.events else gfm.text(night.unchanged) + "\n" * bool(rest)
+    return Section("What changed", head, [*(_event(e, night) for e in night.events), *rest])
 
 
 def _event(event: Event, night: NightView) -> str:

@@ -48,6 +48,8 @@ def print_night(night: NightView, console: Console) -> None:
     if night.events:
         out.heading("What changed")
         _events(night.events, out)
+    if night.shifted:
+        out.line(night.shifted, cut=False)
     for standing in (Standing.SURPRISE, Standing.FLAKY, Standing.UNTESTED, Standing.QUARANTINED):
         _squares(standing, night.standing(standing), out)
     for grid in night.grids:

@@ -117,6 +117,8 @@ class NightView:
     events: list[Event]
     grids: list[Grid]
     trend: list[Point]
+    shifts: list[str] = field(default_factory=list)
+    """What came out otherwise than in the night before and is no event: ``2 × lost → …``."""
     notes: list[str] = field(default_factory=list)
     """What is wrong with the quarantine: expired entries, those of no cell."""
 
@@ -174,8 +176,26 @@ class NightView:
                 "in the first night of this ledger"
             )  # fmt: skip
         count = len(self.events)
-        told = f"{count} {plural(count, 'change')}" if count else "nothing changed"
+        told = f"{count} {plural(count, 'change')}" if count else "no bug came or went"
+        if not count and not self.shifts:
+            told = "nothing changed"
         return f"{told} since night {self.before}"
+
+    @property
+    def unchanged(self) -> str:
+        """Instead of events, where there are none."""
+        if not self.before:
+            return "This is the first night of this ledger: there is nothing to compare it with."
+        if self.shifts:
+            return "No bug came or went."
+        return f"Nothing: every cell came out as in night {self.before}."
+
+    @property
+    def shifted(self) -> str:
+        """A sentence; "" where nothing but the events is different."""
+        if not self.shifts:
+            return ""
+        return f"Otherwise than in night {self.before}, and no event: {', '.join(self.shifts)}."
 
     @property
     def counts(self) -> str:
@@ -276,7 +296,26 @@ def night_view(history: History, runs: NightRuns, quarantine: Quarantine) -> Nig
         row.trend.append(_point(runs.night.id, [*row.squares.values()]))
     trend.append(_point(runs.night.id, [s for grid in grids for s in grid.squares]))
     notes = quarantine.warnings(runs.cells.values(), when)
-    return NightView(runs, before[-1].night.id if before else "", told, grids, trend, notes)
+    shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
+    last = before[-1].night.id if before else ""
+    return NightView(runs, last, told, grids, trend, shifts, notes)
+
+
+def _shifts(before: NightRuns, now: NightRuns, told: set[str]) -> list[str]:
+    """How cells came out in the two nights where they differ and no event tells it."""
+    found: Counter[str] = Counter()
+    for name in now.planned.keys() - told:
+        state = STATE_WORDS[settle(now.attempts_of(name)).state]
+        if name not in before.planned:
+            found[f"not planned then → {state}"] += 1
+            continue
+        then = STATE_WORDS[settle(before.attempts_of(name)).state]
+        if then != state:
+            found[f"{then} → {state}"] += 1
+    gone = len(before.planned.keys() - now.planned.keys())
+    if gone:
+        found["not planned any more"] = gone
+    return [f"{count} × {words}" for words, count in sorted(found.items())]
 
 
 def _lines(runs: NightRuns) -> dict[str, list[Square]]:

@@ -60,7 +60,7 @@ def made_up(out: Path) -> list[tuple[str, Path]]:
 
     from mmrepro.history.quarantine import Entry, Quarantine
     from mmrepro.reports.night import write_night
-    from nights import SUBJECTS, Subject, realistic
+    from night_samples import SUBJECTS, Subject, realistic
 
     known = Entry(
         scenario="shape-alias",

@@ -73,9 +73,10 @@ def execute(asked: Asked) -> ExitCode:
     planned, notes = ([], []) if asked.resume else _planned(asked, given, settings)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
+    night = _night(asked, settings)
     with Ledger(folder) as ledger:
         if not asked.resume:
-            runs = begin(ledger, _night(asked, settings), planned)
+            runs = begin(ledger, night, planned)
         elif (found := unfinished(ledger)) is not None:
             runs = found
         else:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mmrepro.environments import Environment
 from mmrepro.run import key
 from mmrepro.run.key import START_MODE, cell_key, code_digest, decisive_parts, scenario_files
-from mmrepro.environments import Environment
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.starter import Starter
 from mmrepro.scenario.registry import load_scenario

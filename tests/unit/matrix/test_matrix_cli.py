@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from matrix_nights import Came, FakeProvisions, FakeTrials, World
 from mmrepro.cli import matrix_run
 from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
@@ -16,7 +17,6 @@ from mmrepro.incident.ledger import Cell, Lost, NightState
 from mmrepro.matrix.trial import TrialOptions
 from mmrepro.run.options import StartMode
 from mmrepro.signature import Outcome
-from nights import Came, FakeProvisions, FakeTrials, World
 from typer.testing import CliRunner
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
@@ -145,6 +145,12 @@ expires = {day}
     code, out, _ = matrix(always(GOOD), *RUN, "--quarantine", "q.toml")
     assert code == 1
     assert "expired" in out
+
+
+def test_a_name_that_is_none_leaves_nothing(matrix: Matrix, tmp_path: Path) -> None:
+    code, _, told = matrix(always(BAD), *RUN, "--night", "a b")
+    assert (code, told) == (2, "'a b' cannot name a night.")
+    assert not (tmp_path / "M").exists()
 
 
 def test_a_file_and_the_command_line(matrix: Matrix, tmp_path: Path) -> None:

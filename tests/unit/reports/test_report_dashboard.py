@@ -32,7 +32,7 @@ from mmrepro.reports.night_markdown import render_night_markdown
 from mmrepro.reports.night_terminal import print_history, print_night
 from mmrepro.reports.night_view import NightView, night_view
 from mmrepro.reports.night_words import Standing
-from nights import SUBJECTS, Subject, history_of, realistic
+from night_samples import SUBJECTS, Subject, history_of, realistic
 from rich.console import Console
 from test_report_hostile import ACTIVE, Tags
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from mmrepro.history.ledger import History
+from mmrepro.history.quarantine import Entry, Quarantine
 from mmrepro.incident.ledger import (
     Attempt,
     Cell,
@@ -19,9 +21,12 @@ from mmrepro.incident.ledger import (
     Planned,
 )
 from mmrepro.records import Fidelity, HostFacts, Moment
+from mmrepro.reports.night_terminal import print_night
+from mmrepro.reports.night_view import NightView, night_view
 from mmrepro.signature import Outcome, Truth
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+from rich.console import Console
 
 FIRST = datetime(2026, 11, 9, 1, 0, tzinfo=UTC)
 HOST = HostFacts(
@@ -211,3 +216,49 @@ def _events(name: str, cells: Sequence[Cell]) -> list[Event]:
         for n, (what, cell, engine, release, text, before, now, changed) in enumerate(told)
         if cell is not None or what is EventKind.NEW_RELEASE
     ]  # fmt: skip
+
+
+# ------------------------------------------------------------------ one night
+
+NONE = Quarantine()
+
+
+def excused(*cells: tuple[str, str]) -> Quarantine:
+    """With an entry for each of these scenarios and releases."""
+    return Quarantine(
+        tuple(
+            Entry(scenario=scenario, releases=f"=={release}", reason="known drift", issue="#41",
+                  owner="us", expires=date(2026, 12, 1))
+            for scenario, release in cells
+        )
+    )  # fmt: skip
+
+
+def cell(release: str = "0.23.0", scenario: str = "ghost-key-eviction", **more: str) -> Cell:
+    return Cell(
+        scenario=scenario, engine="vllm", release=release, device="cpu", **more
+    )  # fmt: skip
+
+
+def one_night(*squares: tuple[Cell, Outcome | None, list[Attempt]], **more: str) -> History:
+    """A night of these cells, with what was expected of each and its runs."""
+    records: list[object] = [night("n")]
+    records += [Planned(night="n", cell=c, expected=e, **more) for c, e, _ in squares]
+    records += [a for _, _, runs in squares for a in runs]
+    return history_of(records)  # type: ignore[arg-type]
+
+
+def shown(history: History, quarantine: Quarantine = NONE) -> NightView:
+    return night_view(history, history.nights[-1], quarantine)
+
+
+def runs_of(c: Cell, expected: Outcome | None, *outcomes: Outcome | None) -> list[Attempt]:
+    return [
+        attempt(c, "n", n, o, expected=expected if o else None) for n, o in enumerate(outcomes, 1)
+    ]
+
+
+def on_terminal(night: NightView, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    print_night(night, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,0 +1,92 @@
+"""A night of three cells, killed in its middle and gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live import COMMAND, wait_for
+from mmrepro.history.ledger import read
+from mmrepro.incident.ledger import NightState
+from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
+
+pytestmark = pytest.mark.engine
+
+FAULTS = ("ghost-key-lru", "kv-budget", "pad-value-key")
+CELLS = [f"--scenario=borrowed-faults:{name}" for name in FAULTS]
+CELLS += ["--releases", "0.1", "--device", "cpu"]
+ENDED_S = 15
+
+
+def children(variables: dict[str, str]) -> list[int]:
+    """Living processes that have the warm root of this test among their variables."""
+    mark = f"{ROOT_VARIABLE}={variables[ROOT_VARIABLE]}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX" and mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_night_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
+    folder = tmp_path / "nights"
+    variables = {**os.environ, ROOT_VARIABLE: str(tmp_path / "warm"), IDLE_VARIABLE: "0"}
+
+    def matrix(*arguments: str) -> tuple[int, dict[str, Any], str]:
+        done = subprocess.run(
+            [*COMMAND, "matrix", "run", *arguments, "--out", str(folder), "--json"],
+            capture_output=True, text=True, timeout=300, env=variables,
+        )  # fmt: skip
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout), done.stderr
+
+    def attempts() -> int:
+        ledger = folder / "ledger.jsonl"
+        return ledger.read_text().count('"kind": "attempt"') if ledger.exists() else 0
+
+    killed = subprocess.Popen(
+        [*COMMAND, "matrix", "run", *CELLS, "--out", str(folder)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=variables,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: killed.poll() is not None or attempts(), 300, "the first attempt")
+        second = lambda: list(folder.glob("incidents/*/*kv-budget*/run-1/evidence/engine.log"))  # noqa: E731
+        wait_for(lambda: killed.poll() is not None or second(), 60, "the second engine")
+        assert killed.poll() is None, "it was to be killed in its middle"
+    finally:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+    wait_for(lambda: not children(variables), ENDED_S, "the end of all that it started")
+    before = read(folder).newest
+    assert before is not None
+    assert before.night.state is NightState.RUNNING
+    assert len(before.attempts) == 1
+
+    code, document, told = matrix("--resume")
+    assert code == 0, told
+    assert [c["state"] for c in document["cells"]] == ["reproduced"] * 3
+    runs = read(folder).nights
+    assert len(runs) == 1
+    assert Counter(a.cell for a in runs[0].attempts) == dict.fromkeys(runs[0].planned, 1)
+    assert runs[0].night.state is NightState.COMPLETE
+    assert {a.start_mode for a in runs[0].attempts} == {"warm"}
+    for attempt in runs[0].attempts:
+        assert (folder / attempt.incident / "incident.json").is_file()
+    assert (folder / "dashboard.html").is_file()
+
+    content = (folder / "ledger.jsonl").read_bytes()
+    for again in (CELLS, ["--resume"]):
+        code, document, _ = matrix(*again)
+        assert (code, document["run"]["idle"]) == (0, True)
+    assert (folder / "ledger.jsonl").read_bytes() == content
+    wait_for(lambda: not children(variables), ENDED_S, "the end of all that it started")
