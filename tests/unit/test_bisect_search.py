@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
+from mmrepro.bisect.posterior import Counts, Posterior
 from mmrepro.bisect.search import Conclusion, Direction, Found, search
 
 BAD, GOOD, OTHER, SKIP = Verdict.BAD, Verdict.GOOD, Verdict.OTHER, Verdict.UNTESTABLE
@@ -229,3 +230,24 @@ def test_a_budget_that_is_spent_leaves_it_open() -> None:
     assert not found.verified
     assert found.beyond is None
     assert any("leave it open" in note for note in found.notes)
+
+
+def test_the_next_run_is_the_one_that_tells_most() -> None:
+    """Half way for a failure that always shows. One that seldom does is a Z-channel, whose best
+    input is bad with a probability between 1/e and 1/2: somewhat further out."""
+    often = Posterior([Counts(bad=9), *[Counts()] * 19, Counts(good=9)])
+    seldom = Posterior([Counts(bad=3, good=9), *[Counts()] * 19, Counts(good=9)])
+    inside = range(1, 20)
+    assert often.most_informative(inside) == 10
+    assert 11 <= seldom.most_informative(inside) <= 13
+    assert seldom.rate < 0.5 < often.rate
+    assert sum(often.of_boundary) == pytest.approx(1)
+
+
+def test_one_good_run_moves_the_boundary_and_another_failure_moves_it_further() -> None:
+    def beyond(seen: Counts) -> float:
+        return sum(Posterior([Counts(bad=2), Counts(), seen, Counts()]).of_boundary[2:])
+
+    assert beyond(Counts(bad=1)) > 0.99
+    assert beyond(Counts()) > beyond(Counts(good=1)) > beyond(Counts(good=2))
+    assert beyond(Counts(good=1)) > 5 * beyond(Counts(other=1))
