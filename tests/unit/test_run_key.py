@@ -75,6 +75,25 @@ def test_each_thing_that_decides(
     assert changed(before, parts()) == {"environment", "model", "inherited", "device"}
 
 
+def test_a_token_that_the_engine_inherits_is_not_written_down(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_the-first-one")
+    first = parts()
+    monkeypatch.setenv("HF_TOKEN", "hf_the-second")
+    second = parts()
+    assert "HF_TOKEN" in first["inherited"]
+    assert "the-first-one" not in str(first)
+    assert changed(first, second) == {"inherited"}
+
+
+def test_what_reaches_the_traffic_alone_is_in_the_key(parts: Parts) -> None:
+    before = parts()
+    assert changed(before, parts(RunOptions(device="cpu", options=("x=1",)))) == {"options"}
+    fresh = parts(RunOptions(device="cpu", mitigations=("disable-mm-cache",)))
+    assert "mitigations" in changed(before, fresh)
+
+
 def test_the_scenarios_own_files_and_no_other_scenarios() -> None:
     own = {path.name for path in scenario_files(GHOST) if path.parent.name == GHOST_FOLDER}
     assert own == {"__init__.py", "ablation.py", "ghost.py", "report.py"}
