@@ -2,74 +2,47 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from pathlib import Path
 from typing import Final
 
-from mmrepro.errors import BadIncident
 from mmrepro.incident.ablation import ABLATION_FILE, SCHEMA_VERSION, Ablation
 from mmrepro.reports import ablation_view as view, gfm
-from mmrepro.reports.html import make_environment, style_sheet
+from mmrepro.reports.document import document_json, load_document
+from mmrepro.reports.html import page
 from mmrepro.reports.words import CLAIM_MARKS, CLAIM_WORDS, duration
 from mmrepro.reports.writing import replace_file
 from mmrepro.text.sanitize import one_line
-from pydantic import ValidationError
 
 MARKDOWN_FILE: Final = "ablation.md"
 HTML_FILE: Final = "ablation.html"
-MAX_BYTES: Final = 64 << 20
 NUMBERS: Final = "The cause of a run without the symptom is what could still be seen of it."
 
 
 def load_ablation(directory: Path) -> Ablation:
     """The ablation kept in ``directory``. Raises BadIncident and says why."""
-    path = directory if directory.name == ABLATION_FILE else directory / ABLATION_FILE
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BadIncident(f"{path} is too large for an ablation")
-        return Ablation.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadIncident(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadIncident(
-            f"{path} is no ablation of schema version {SCHEMA_VERSION}: {where}: {first['msg']}",
-            hint="mmrepro schema --of ablation",
-        ) from error
+    return load_document(directory, ABLATION_FILE, Ablation, "ablation", SCHEMA_VERSION)
 
 
 def write_ablation(ablation: Ablation, folder: Path) -> None:
     """``ablation.json``, ``.md`` and ``.html``, each whole or not at all."""
     for name, text in (
-        (ABLATION_FILE, ablation_json(ablation)),
+        (ABLATION_FILE, document_json(ablation)),
         (MARKDOWN_FILE, render_ablation_markdown(ablation)),
         (HTML_FILE, render_ablation_html(ablation)),
     ):
         replace_file(folder / name, text)
 
 
-def ablation_json(ablation: Ablation) -> str:
-    return ablation.model_dump_json(indent=1) + "\n"
-
-
 def render_ablation_html(ablation: Ablation) -> str:
-    style = style_sheet()
-    return (
-        make_environment()
-        .get_template("ablation.html.j2")
-        .render(
-            ablation=ablation,
-            view=view,
-            head=view.headline(ablation),
-            numbers=NUMBERS,
-            claim_words=CLAIM_WORDS,
-            claim_marks=CLAIM_MARKS,
-            href=cell_href,
-            style=style,
-            style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        )
+    return page(
+        "ablation.html.j2",
+        ablation=ablation,
+        view=view,
+        head=view.headline(ablation),
+        numbers=NUMBERS,
+        claim_words=CLAIM_WORDS,
+        claim_marks=CLAIM_MARKS,
+        href=cell_href,
     )
 
 

@@ -2,74 +2,48 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from pathlib import Path
 from typing import Final
 
-from mmrepro.errors import BadIncident
 from mmrepro.incident.bisection import BISECTION_FILE, BISECTION_VERSION, Bisection, Side
 from mmrepro.reports import bisection_view as view, gfm
 from mmrepro.reports.bisection_picture import picture
-from mmrepro.reports.html import make_environment, style_sheet
+from mmrepro.reports.document import document_json, load_document
+from mmrepro.reports.html import page
 from mmrepro.reports.words import duration
 from mmrepro.reports.writing import replace_file
-from pydantic import ValidationError
 
 MARKDOWN_FILE: Final = "bisection.md"
 HTML_FILE: Final = "bisection.html"
-MAX_BYTES: Final = 64 << 20
 CHANCES: Final = 12
 
 
 def load_bisection(directory: Path) -> Bisection:
     """The bisection kept in ``directory``. Raises BadIncident and says why."""
-    path = directory if directory.name == BISECTION_FILE else directory / BISECTION_FILE
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BadIncident(f"{path} is too large for a bisection")
-        return Bisection.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise BadIncident(f"{path} cannot be read: {error.strerror or error}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BadIncident(
-            f"{path} is no bisection of schema version {BISECTION_VERSION}: {where}: {first['msg']}"
-        ) from error
+    return load_document(directory, BISECTION_FILE, Bisection, "bisection", BISECTION_VERSION)
 
 
 def write_bisection(bisection: Bisection, folder: Path) -> None:
     """``bisection.json``, ``.md`` and ``.html``, each whole or not at all."""
     for name, text in (
-        (BISECTION_FILE, bisection_json(bisection)),
+        (BISECTION_FILE, document_json(bisection)),
         (MARKDOWN_FILE, render_bisection_markdown(bisection)),
         (HTML_FILE, render_bisection_html(bisection)),
     ):
         replace_file(folder / name, text)
 
 
-def bisection_json(bisection: Bisection) -> str:
-    return bisection.model_dump_json(indent=1) + "\n"
-
-
 def render_bisection_html(bisection: Bisection) -> str:
-    style = style_sheet()
-    return (
-        make_environment()
-        .get_template("bisection.html.j2")
-        .render(
-            bisection=bisection,
-            view=view,
-            head=view.headline(bisection),
-            picture=picture(bisection),
-            meanings=view.MEANINGS,
-            href=run_href,
-            chances=CHANCES,
-            style=style,
-            style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        )
+    return page(
+        "bisection.html.j2",
+        bisection=bisection,
+        view=view,
+        head=view.headline(bisection),
+        picture=picture(bisection),
+        meanings=view.MEANINGS,
+        href=run_href,
+        chances=CHANCES,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -12,7 +10,7 @@ from mmrepro.history.states import State
 from mmrepro.incident.ledger import Attempt, EventKind
 from mmrepro.records import Fidelity
 from mmrepro.reports import night_words as words
-from mmrepro.reports.html import make_environment, style_sheet
+from mmrepro.reports.html import make_environment, page
 from mmrepro.reports.night_square import Square, outcome_words, report_href
 from mmrepro.reports.night_view import NightView, Point
 from mmrepro.reports.words import FIDELITY_WORDS, duration
@@ -55,28 +53,23 @@ def render_dashboard(night: NightView, href: Callable[[Attempt | None], str]) ->
     Args:
         href: relative address of a run's report, or nothing where there is none.
     """
-    style = style_sheet() + "\n" + dashboard_style()
-    return (
-        make_environment()
-        .get_template("dashboard.html.j2")
-        .render(
-            night=night,
-            record=night.runs.night,
-            words=words,
-            href=href,
-            legend=[s for s in State if night.states[s]],
-            fidelities=_fidelities(night),
-            new_columns=_new(night),
-            square_class=square_class,
-            outcome_words=outcome_words,
-            bars=bars(night.trend),
-            strip=strip,
-            pace=pace,
-            max_rows=MAX_ROWS,
-            max_runs=MAX_RUNS,
-            style=style,
-            style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        )
+    return page(
+        "dashboard.html.j2",
+        dashboard_style(),
+        night=night,
+        record=night.runs.night,
+        words=words,
+        href=href,
+        legend=[s for s in State if night.states[s]],
+        fidelities=_fidelities(night),
+        new_columns=_new(night),
+        square_class=square_class,
+        outcome_words=outcome_words,
+        bars=bars(night.trend),
+        strip=strip,
+        pace=pace,
+        max_rows=MAX_ROWS,
+        max_runs=MAX_RUNS,
     )
 
 

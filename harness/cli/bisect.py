@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.commits import IndexOption
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
@@ -46,14 +47,7 @@ def bisect(
     commits: Annotated[
         Path | None, typer.Option(help="Lines SHA [DATE] [SUBJECT], as git log prints them.")
     ] = None,
-    index: Annotated[
-        str,
-        typer.Option(
-            envvar="MMREPRO_COMMIT_INDEX",
-            show_envvar=True,
-            help="Address of the commits' wheels; {commit} stands for the commit.",
-        ),
-    ] = "",
+    index: IndexOption = "",
     variant: Annotated[
         str, typer.Option(help="Variant of the scenario; see mmrepro show SCENARIO.")
     ] = "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.commits import CommitDateOption, CommitOption, IndexOption
 
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs it, so
 # that `mmrepro --help` stays fast.
@@ -66,20 +67,9 @@ def list_(
 def create(
     engine: Annotated[str, typer.Argument(help="Engine, e.g. vllm.")],
     release: Annotated[str, typer.Argument(help="Its release, e.g. 0.23.0.")] = "",
-    commit: Annotated[
-        str, typer.Option(help="In place of a release: this commit's wheel, from --index.")
-    ] = "",
-    commit_date: Annotated[
-        str, typer.Option(help="Resolve the commit's requirements as of then.  [default: today]")
-    ] = "",
-    index: Annotated[
-        str,
-        typer.Option(
-            envvar="MMREPRO_COMMIT_INDEX",
-            show_envvar=True,
-            help="Address of the commits' wheels; {commit} stands for the commit.",
-        ),
-    ] = "",
+    commit: CommitOption = "",
+    commit_date: CommitDateOption = "",
+    index: IndexOption = "",
     device: Annotated[
         str, typer.Option(help="auto (cuda where there is an NVIDIA driver), cpu or cuda.")
     ] = "auto",

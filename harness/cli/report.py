@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 if TYPE_CHECKING:
     from mmrepro.records import Record
+
+T = TypeVar("T", bound="Record")
 
 
 class Format(StrEnum):
@@ -53,39 +56,43 @@ def report_command(
 
 
 def _of_ablation(folder: Path, format: Format) -> str:
-    from mmrepro.errors import UsageError
     from mmrepro.reports import ablation as reports
 
     loaded = reports.load_ablation(folder)
-    if format is Format.JUNIT:
-        raise UsageError(
-            "An ablation has no JUnit report: it has no expectation that could fail.",
-            hint=f"mmrepro report {folder} --format json",
-        )
-    render = {
-        Format.MD: reports.render_ablation_markdown,
-        Format.HTML: reports.render_ablation_html,
-        Format.JSON: reports.ablation_json,
-    }[format]
-    return render(loaded)
+    renders = (reports.render_ablation_markdown, reports.render_ablation_html)
+    return _of_document(
+        loaded, renders, format, f"An ablation has no JUnit report{NO_JUNIT}", folder
+    )
 
 
 def _of_bisection(folder: Path, format: Format) -> str:
-    from mmrepro.errors import UsageError
     from mmrepro.reports import bisection as reports
 
     loaded = reports.load_bisection(folder)
+    renders = (reports.render_bisection_markdown, reports.render_bisection_html)
+    return _of_document(
+        loaded, renders, format, f"A bisection has no JUnit report{NO_JUNIT}", folder
+    )
+
+
+def _of_document(
+    loaded: T,
+    renders: tuple[Callable[[T], str], Callable[[T], str]],
+    format: Format,
+    name: str,
+    folder: Path,
+) -> str:
+    """``renders``: to Markdown and to HTML. Raises UsageError: JUnit is asked for."""
+    from mmrepro.errors import UsageError
+    from mmrepro.reports.document import document_json
+
     if format is Format.JUNIT:
         raise UsageError(
-            "A bisection has no JUnit report: it has no expectation that could fail.",
+            f"{name} has no JUnit report: it has no expectation that could fail.",
             hint=f"mmrepro report {folder} --format json",
         )
-    render = {
-        Format.MD: reports.render_bisection_markdown,
-        Format.HTML: reports.render_bisection_html,
-        Format.JSON: reports.bisection_json,
-    }[format]
-    return render(loaded)
+    markdown, html = renders
+    return {Format.MD: markdown, Format.HTML: html, Format.JSON: document_json}[format](loaded)
 
 
 class Document(StrEnum):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.commits import CommitDateOption, CommitOption, IndexOption
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
 
@@ -32,20 +33,9 @@ def run(
     release: Annotated[
         str, typer.Option(help="Release of the engine.  [default: the scenario's]")
     ] = "",
-    commit: Annotated[
-        str, typer.Option(help="In place of a release: this commit's wheel, from --index.")
-    ] = "",
-    commit_date: Annotated[
-        str, typer.Option(help="Resolve the commit's requirements as of then.  [default: today]")
-    ] = "",
-    index: Annotated[
-        str,
-        typer.Option(
-            envvar="MMREPRO_COMMIT_INDEX",
-            show_envvar=True,
-            help="Address of the commits' wheels; {commit} stands for the commit.",
-        ),
-    ] = "",
+    commit: CommitOption = "",
+    commit_date: CommitDateOption = "",
+    index: IndexOption = "",
     device: Annotated[
         DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
     ] = DeviceChoice.AUTO,

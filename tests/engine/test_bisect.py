@@ -20,9 +20,9 @@ def test_the_release_that_fixed_the_ghost_key(tmp_path: Path) -> None:
     folder = tmp_path / "bisection"
 
     def bisect(*more: str) -> tuple[int, dict[str, Any], str]:
-        ends = ["--find", "fixed", "--bad", "0.23.0", "--good", "0.24.0", "--device", "cpu"]
+        typed = "bisect ghost-key-eviction --find fixed --bad 0.23.0 --good 0.24.0 --device cpu"
         done = subprocess.run(
-            [*COMMAND, "bisect", "ghost-key-eviction", *ends, "--out", str(folder), "--json", *more],
+            [*COMMAND, *typed.split(), "--json", *more, "--out", str(folder)],
             capture_output=True, text=True, timeout=600,
         )  # fmt: skip
         assert done.stdout, done.stderr
