@@ -55,7 +55,7 @@ def print_night(night: NightView, console: Console) -> None:
     for grid in night.grids:
         out.heading(grid.engine)
         console.print(grid_table(grid))
-    out.line("  to go on:  ", night.runs.night.command, cut=False)
+    out.line("  again:  ", night.runs.night.command, cut=False)
 
 
 def print_events(

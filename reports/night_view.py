@@ -256,7 +256,12 @@ class NightView:
     @property
     def next_commands(self) -> list[tuple[str, str]]:
         """What to type next, and what for."""
-        told = [("go on with this night, or run the next one", self.runs.night.command)]
+        told = [
+            (
+                "run it again (on its day: go on with this night; later: the next one)",
+                self.runs.night.command,
+            )
+        ]
         for square in [*self.standing(Standing.SURPRISE), *self.standing(Standing.FLAKY)][:5]:
             run = square.deciding
             if run is not None and run.command:

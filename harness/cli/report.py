@@ -60,9 +60,7 @@ def _of_ablation(folder: Path, format: Format) -> str:
 
     loaded = reports.load_ablation(folder)
     renders = (reports.render_ablation_markdown, reports.render_ablation_html)
-    return _of_document(
-        loaded, renders, format, f"An ablation has no JUnit report{NO_JUNIT}", folder
-    )
+    return _of_document(loaded, renders, format, "An ablation", folder)
 
 
 def _of_bisection(folder: Path, format: Format) -> str:
@@ -70,9 +68,7 @@ def _of_bisection(folder: Path, format: Format) -> str:
 
     loaded = reports.load_bisection(folder)
     renders = (reports.render_bisection_markdown, reports.render_bisection_html)
-    return _of_document(
-        loaded, renders, format, f"A bisection has no JUnit report{NO_JUNIT}", folder
-    )
+    return _of_document(loaded, renders, format, "A bisection", folder)
 
 
 def _of_document(
