@@ -1,0 +1,43 @@
+"""What an ablation's and a bisection's reports have alike: a JSON file, read back or refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, TypeVar
+
+from mmrepro.errors import BadIncident
+from mmrepro.records import Record
+from pydantic import ValidationError
+
+MAX_BYTES: Final = 64 << 20
+T = TypeVar("T", bound=Record)
+
+
+def load_document(directory: Path, file: str, kind: type[T], name: str, version: int) -> T:
+    """The document in ``directory``, or in that file itself.
+
+    Args:
+        name: what it is, in a sentence: ``ablation``.
+        version: of the schema that is read here.
+
+    Raises:
+        BadIncident: there is none, or it cannot be read; the message says why.
+    """
+    path = directory if directory.name == file else directory / file
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise BadIncident(f"{path} is too large: {MAX_BYTES >> 20} MiB are read here")
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadIncident(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BadIncident(
+            f"{path} is no {name} of schema version {version}: {where}: {first['msg']}",
+            hint=f"mmrepro schema --of {name}",
+        ) from error
+
+
+def document_json(document: Record) -> str:
+    return document.model_dump_json(indent=1) + "\n"
