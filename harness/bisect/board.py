@@ -68,10 +68,6 @@ class Board:
             raise Contradiction(point)
         return max(counts, key=lambda verdict: (verdict is Verdict.OTHER, verdict))
 
-    def mixed(self, point: int) -> bool:
-        counts = self.counts(point)
-        return bool(counts[Verdict.BAD]) and len(counts) > 1
-
 
 class Contradiction(Exception):
     """``point`` was seen with the failure and without it."""

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrepro.bisect.search import Direction
 from mmrepro.errors import UsageError
 from mmrepro.incident.bisection import By, Find
 from mmrepro.run.options import RunOptions, StartMode
@@ -50,6 +51,11 @@ class BisectOptions:
             )
         if self.by == "release" and self.commits is not None:
             raise UsageError("--commits is for --by commit.", hint="add --by commit")
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """The sides that are looked at, in their order."""
+        return ("introduced", "fixed") if self.find == "both" else (self.find,)
 
     def command(self, scenario: str, out: Path | None = None) -> str:
         """The command that repeats the bisection; with ``out``, the one that goes on with it.

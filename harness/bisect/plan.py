@@ -49,9 +49,6 @@ class BisectionPlan(Record):
 
 def plan(scenario: Scenario, options: BisectOptions, field: Field) -> BisectionPlan:
     """Asks the package index for the releases, and nobody else; runs nothing."""
-    wanted: tuple[Direction, ...] = (
-        ("introduced", "fixed") if options.find == "both" else (options.find,)
-    )
     store = CellStore(scenario.full_name, scenario.engine, scenario.release, field.device)
     estimate = store.estimate()
     return BisectionPlan(
@@ -61,7 +58,7 @@ def plan(scenario: Scenario, options: BisectOptions, field: Field) -> BisectionP
         device=field.device,
         known_bad=field.points[field.bad].name,
         points=field.points[field.oldest : field.newest + 1],
-        sides=[_side(scenario, options, field, direction) for direction in wanted],
+        sides=[_side(scenario, options, field, direction) for direction in options.directions],
         seconds_each=estimate.seconds,
         seconds_from=estimate.why,
     )

@@ -21,7 +21,6 @@ from mmrepro.engines import spec_for
 from mmrepro.environments import EnvironmentSpec, existing, prune
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.bisection import BISECTION_FILE, Bisection, Point
 from mmrepro.incident.folder import is_there, new_folder, prepared
 from mmrepro.incident.ledger import (
@@ -35,7 +34,7 @@ from mmrepro.incident.ledger import (
     Role,
 )
 from mmrepro.machine.facts import host_facts
-from mmrepro.matrix.trial import TrialOptions, Trials
+from mmrepro.matrix.trial import TrialOptions, Trials, incident_in
 from mmrepro.records import Moment
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
@@ -145,12 +144,9 @@ class Bisecting:
             upcoming=self._fetch_ahead,
         )
         bad, notes = start(board, field.bad)
-        wanted: Sequence[Direction] = (
-            ("introduced", "fixed") if options.find == "both" else (options.find,)
-        )
         self.bisection.known_bad = "" if bad is None else field.points[bad].name
         before = 0
-        for direction in wanted:
+        for direction in options.directions:
             found: Found | None = None
             if bad is not None:
                 found = self._outward(bad, direction)
@@ -237,7 +233,7 @@ class Bisecting:
         """What the run says of its point."""
         point = self.field.points[number]
         point.verdict, point.why = verdict_of(point.runs)
-        incident = self._incident(attempt)
+        incident = incident_in(self.dir / attempt.incident) if attempt.incident else None
         if incident is None:
             return
         point.wheel = point.wheel or incident.engine.wheel
@@ -245,15 +241,6 @@ class Bisecting:
         point.fidelity = attempt.fidelity or point.fidelity
         known = {stand_in.name for stand_in in self.bisection.stand_ins}
         self.bisection.stand_ins += [s for s in incident.stand_ins if s.name not in known]
-
-    def _incident(self, attempt: Attempt) -> Incident | None:
-        if not attempt.incident:
-            return None
-        try:
-            text = (self.dir / attempt.incident / INCIDENT_FILE).read_bytes()
-            return Incident.model_validate_json(text)
-        except (OSError, ValidationError):
-            return None
 
     # ------------------------------------------------------------------ environments
 

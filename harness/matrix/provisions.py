@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections import Counter
@@ -16,7 +14,7 @@ from mmrepro.environments import cache_root, existing, folder_of
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Cell
-from mmrepro.machine.child_env import die_with_parent
+from mmrepro.matrix.child import end, spawn
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.plan import ASSUMED_BUILD_S, Group
 from mmrepro.matrix.trial import TrialOptions, run_options, variables
@@ -108,13 +106,7 @@ class Provisions:
         with self._lock:
             self._stopped = True
             children = list(self._children)
-        for child in children:
-            child.terminate()
-        for child in children:
-            try:
-                child.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
+        end(children, STOP_S)
 
     def join(self) -> None:
         """Wait for what is fetched ahead, if anything still is."""
@@ -138,23 +130,11 @@ class Provisions:
         return ""
 
     def _build(self, spec: EnvironmentSpec, nice: int) -> int:
-        def prepared() -> None:
-            die_with_parent()
-            os.nice(nice)
-
         arguments = ["env", "create", spec.engine, spec.release, "--device", spec.device]
         with self._lock:
             if self._stopped:
                 return -1
-            child = subprocess.Popen(
-                [sys.executable, "-m", "mmrepro", *arguments],
-                env=variables(self._options),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=prepared,
-            )
+            child = spawn(arguments, variables(self._options), nice=nice)
             self._children.add(child)
         try:
             return child.wait()

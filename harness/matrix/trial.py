@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -16,7 +14,7 @@ from pathlib import Path
 from mmrepro.errors import ExitCode
 from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.machine.child_env import die_with_parent
+from mmrepro.matrix.child import end, spawn
 from mmrepro.records import Moment
 from mmrepro.run.options import RunOptions, StartMode
 from pydantic import ValidationError
@@ -101,22 +99,14 @@ class Trials:
             command=made.command(cell.scenario),
             incident=str(folder.relative_to(root)) if (folder / INCIDENT_FILE).is_file() else "",
         )
-        return attempt.model_copy(update=outcome_of(_incident(folder), code, words))
+        return attempt.model_copy(update=outcome_of(incident_in(folder), code, words))
 
     def stop(self) -> None:
         """End all runs in progress; those that come later are not started."""
         with self._lock:
             self._stopped = True
             children = list(self._children)
-        for child in children:
-            # Not SIGINT, which a shell's background job and its children ignore.
-            _signal(child, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S
-        for child in children:
-            try:
-                child.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                _signal(child, signal.SIGKILL)
+        end(children, GRACE_S)
 
     def _child(self, made: RunOptions, folder: Path, cell: Cell) -> tuple[int | None, str]:
         """Exit code (None: too late, and killed) and the last words on stderr."""
@@ -125,21 +115,12 @@ class Trials:
         with self._lock:
             if self._stopped:
                 raise KeyboardInterrupt
-            child = subprocess.Popen(
-                [sys.executable, "-m", "mmrepro", *arguments],
-                env=variables(self.options),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                # A Ctrl-C on the terminal is ours to pass on.
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            child = spawn(arguments, variables(self.options), stderr=subprocess.PIPE)
             self._children.add(child)
         try:
             _, errors = child.communicate(timeout=BUILD_S + made.timeout_s)
         except subprocess.TimeoutExpired:
-            _signal(child, signal.SIGKILL)
+            child.kill()
             child.communicate()
             return None, f"it did not end within {BUILD_S + made.timeout_s:g} s"
         finally:
@@ -180,13 +161,9 @@ def outcome_of(incident: Incident | None, code: int | None, words: str) -> dict[
     }
 
 
-def _incident(folder: Path) -> Incident | None:
+def incident_in(folder: Path) -> Incident | None:
+    """What a run left there; None: nothing that can be read."""
     try:
         return Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
-
-
-def _signal(child: subprocess.Popen[bytes], number: int) -> None:
-    if child.poll() is None:
-        child.send_signal(number)

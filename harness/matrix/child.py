@@ -1,0 +1,52 @@
+"""A command of mmrepro's own in a process of its own, and the end of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+
+from mmrepro.machine.child_env import die_with_parent
+
+
+def spawn(
+    arguments: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    nice: int = 0,
+    stderr: int = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start ``mmrepro ARGUMENTS``. It is killed with the thread that calls this.
+
+    In a session of its own: a Ctrl-C on the terminal is the caller's to pass on.
+    """
+
+    def prepared() -> None:
+        die_with_parent()
+        os.nice(nice)
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "mmrepro", *arguments],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=prepared,
+    )
+
+
+def end(children: Collection[subprocess.Popen[bytes]], grace_s: float) -> None:
+    """End them: SIGTERM, and SIGKILL for those that are left after ``grace_s`` seconds."""
+    for child in children:
+        # Not SIGINT, which a shell's background job and its children ignore.
+        child.terminate()
+    deadline = time.monotonic() + grace_s
+    for child in children:
+        try:
+            child.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
