@@ -66,9 +66,9 @@ def ablate(
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
     from mmrepro.ablate.options import AblateOptions
+    from mmrepro.cli.console import table_console
     from mmrepro.run.options import RunOptions
     from mmrepro.scenario.registry import load_scenario
-    from rich.console import Console
 
     loaded = load_scenario(scenario).with_variant(variant)
     options = AblateOptions(
@@ -87,9 +87,7 @@ def ablate(
         fresh=fresh,
         out=out,
     )
-    console = Console(stderr=json)
-    if not console.is_terminal:  # a file is not cut to 80 columns
-        console = Console(stderr=json, width=180)
+    console = table_console(stderr=json)
     if dry_run:
         _dry_run(loaded, options, console, json=json)
         return

@@ -102,10 +102,10 @@ def bisect(
     from mmrepro.bisect.options import BisectOptions
     from mmrepro.bisect.points import field_of
     from mmrepro.cli.commits import use_index
+    from mmrepro.cli.console import table_console
     from mmrepro.errors import UsageError
     from mmrepro.run.options import RunOptions
     from mmrepro.scenario.registry import load_scenario
-    from rich.console import Console
 
     loaded = load_scenario(scenario).with_variant(variant)
     if resume and out is None:
@@ -135,9 +135,7 @@ def bisect(
     )
     if by is ByChoice.COMMIT:
         use_index(index)
-    console = Console(stderr=json)
-    if not console.is_terminal:  # a file is not cut to 80 columns
-        console = Console(stderr=json, width=180)
+    console = table_console(stderr=json)
     field = field_of(loaded, options)
     if dry_run:
         _dry_run(loaded, options, field, console, json=json)

@@ -170,6 +170,7 @@ def report(
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
     """
+    from mmrepro.cli.console import table_console
     from mmrepro.history.ledger import read
     from mmrepro.reports.dashboard import linked, render_dashboard
     from mmrepro.reports.night import night_view, write_night
@@ -177,7 +178,6 @@ def report(
     from mmrepro.reports.night_junit import render_night_junit
     from mmrepro.reports.night_markdown import render_night_markdown
     from mmrepro.reports.night_terminal import print_night
-    from rich.console import Console
 
     history = read(ledger)
     chosen = _night(ledger, night)
@@ -188,8 +188,7 @@ def report(
         return
     shown = night_view(history, chosen, excused)
     if format is Format.TERMINAL:
-        console = Console()
-        print_night(shown, console if console.is_terminal else Console(width=180))
+        print_night(shown, table_console())
         return
     text = {
         Format.MD: lambda: render_night_markdown(shown),
@@ -215,12 +214,12 @@ def diff(
 
     Example:  mmrepro matrix diff nights 2026-11-21 2026-11-22
     """
+    from mmrepro.cli.console import table_console
     from mmrepro.errors import ExitCode, UsageError
     from mmrepro.history.events import diff as find
     from mmrepro.history.ledger import read
     from mmrepro.matrix.ending import ALARMS
     from mmrepro.reports.night_terminal import print_events
-    from rich.console import Console
 
     after = _night(ledger, now)
     if before:
@@ -241,9 +240,7 @@ def diff(
         ids = {"before": first.night.id, "now": after.night.id}
         typer.echo(json_module.dumps({**ids, "events": told}, indent=1, ensure_ascii=False))
     else:
-        console = Console()
-        console = console if console.is_terminal else Console(width=180)
-        print_events(found, console, first.night.id, after.night.id)
+        print_events(found, table_console(), first.night.id, after.night.id)
     if any(event.what in ALARMS for event in found):
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
@@ -258,17 +255,16 @@ def history(
 
     Example:  mmrepro matrix history nights --scenario ghost-key-eviction
     """
+    from mmrepro.cli.console import table_console
     from mmrepro.history.ledger import read
     from mmrepro.reports.night_json import history_json
     from mmrepro.reports.night_terminal import print_history
-    from rich.console import Console
 
     known = read(ledger)
     if json:
         typer.echo(history_json(known, scenario).rstrip("\n"))
         return
-    console = Console()
-    print_history(known, console if console.is_terminal else Console(width=180), scenario)
+    print_history(known, table_console(), scenario)
 
 
 @app.command()

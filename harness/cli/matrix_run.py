@@ -12,6 +12,7 @@ from pathlib import Path
 
 import mmrepro
 import typer
+from mmrepro.cli.console import table_console
 from mmrepro.cli.matrix import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
 from mmrepro.errors import ExitCode, UsageError
@@ -60,9 +61,7 @@ def execute(asked: Asked) -> ExitCode:
     given = load(asked.file) if asked.file is not None else MatrixFile()
     settings = asked.settings.over(given.matrix)
     folder = Path(settings.out or DEFAULT_OUT)
-    console = Console(stderr=asked.json)
-    if not console.is_terminal:  # a file is not cut to 80 columns
-        console = Console(stderr=asked.json, width=180)
+    console = table_console(stderr=asked.json)
     if asked.resume and (asked.scenarios or asked.night or asked.shard):
         raise UsageError(
             "--resume goes on with the plan that is written down: no --scenario, --night, --shard.",
@@ -70,7 +69,7 @@ def execute(asked: Asked) -> ExitCode:
         )
     if asked.dry_run:
         return _dry_run(asked, given, settings, folder, console)
-    planned, notes = ([], []) if asked.resume else _planned(asked, given, settings)
+    planned, notes = ([], []) if asked.resume else _planned(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
     night = _night(asked, settings)
@@ -201,15 +200,12 @@ def _nothing_unfinished(
 # ---------------------------------------------------------------- the plan
 
 
-def _planned(
-    asked: Asked, given: MatrixFile, settings: Settings
-) -> tuple[list[Planned], list[str]]:
+def _planned(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str]]:
     rows = _rows(asked, given)
     made = plan(_name(asked), rows, asked.settings, given.matrix)
     cells = sharded(made.cells, asked.shard)
     if not cells:
         made.notes.append(f"no environment of the plan falls into shard {asked.shard}")
-    del settings
     return cells, made.notes
 
 
@@ -303,7 +299,7 @@ def _dry_run(
         night = waiting[-1].night
         cells = list(waiting[-1].planned.values())
     else:
-        cells, notes = _planned(asked, given, settings)
+        cells, notes = _planned(asked, given)
         night = _night(asked, settings)
     runs = history.find(night.id)
 
