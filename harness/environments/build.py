@@ -15,7 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.environments import commits, loading, releases
-from mmrepro.environments.requirements import derive, requirements_of
+from mmrepro.environments.resolving import Resolver
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import (
     LOCK_FILE,
@@ -277,40 +277,21 @@ class _Build:
     def _resolve(self, release: releases.Release) -> tuple[list[str], str]:
         """Write the lock file. Gives back its packages and the cutoff that it was made with."""
         self.say("resolving as of the release's day")
-        derived = derive(
-            requirements_of(self._metadata()),
+        resolver = Resolver.of(
+            self.spec,
+            release,
+            self._metadata(),
+            folder=self.folder,
+            uv=self._uv,
             keep_local=bool(torch_index()),
-            drop=self.spec.drop,
         )
-        self.reasons += derived.reasons
-        lines = [*derived.requirements, *self.spec.requirements]
-        (self.folder / "requirements.in").write_text("\n".join(lines) + "\n")
-        arguments = ["pip", "compile", "-q", "--python", str(self.python), "--generate-hashes"]
-        arguments += ["--no-header", "--no-annotate", *self.torch_options]
-        if self.spec.overrides:
-            (self.folder / "overrides.in").write_text("\n".join(self.spec.overrides) + "\n")
-            arguments += ["--override", "overrides.in"]
-        doing = f"resolving the requirements of {self.spec.project} {self.spec.installed}"
-        cutoff = release.cutoff
-        try:
-            text = self._compile(arguments, cutoff, doing)
-        except EnvironmentBuildError as error:
-            # A wheel repackaged later may ask for something newer than the engine's own day.
-            told = " ".join(error.detail)
-            if "exclude-newer" not in told or release.wheel_cutoff <= cutoff:
-                raise
-            cutoff = release.wheel_cutoff
-            text = self._compile(arguments, cutoff, doing)
-            why = f"as of {release.cutoff:%Y-%m-%d} the wheel's requirements cannot be met"
-            self.reasons.append(Reason("resolution date", f"{cutoff:%Y-%m-%d}", why))
+        options = ["--python", str(self.python), "--generate-hashes", "--no-header"]
+        text = resolver.compile([*options, "--no-annotate", *self.torch_options])
+        self.reasons += resolver.reasons
         text += (self.folder / "wheel.lock").read_text()
         (self.folder / LOCK_FILE).write_text(text)
         packages = [line.split()[0] for line in text.splitlines() if line[:1].strip(" #")]
-        return sorted(packages), cutoff.isoformat()
-
-    def _compile(self, arguments: list[str], cutoff: datetime, doing: str) -> str:
-        until = ["--exclude-newer", cutoff.isoformat()]
-        return self._uv([*arguments, *until, "requirements.in"], doing)
+        return sorted(packages), resolver.cutoff.isoformat()
 
     def _install_packages(self, release: releases.Release, cutoff: str) -> None:
         arguments = ["--python", str(self.python), "--require-hashes"]
