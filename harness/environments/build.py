@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from mmrepro.environments.spec import (
     EnvironmentSpec,
     Manifest,
     Reason,
+    Source,
 )
 from mmrepro.environments.store import BUILDING, dead_folders, lock_path, read_manifest
 from mmrepro.environments.uv import (
@@ -81,7 +82,7 @@ def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environme
             require_space(folder.parent)
             temporary = folder.with_name(f"{BUILDING}{folder.name}-{os.getpid()}")
             try:
-                manifest = _Build(spec, temporary, say).run()
+                manifest = Build(spec, temporary, say).run()
                 temporary.rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -154,8 +155,12 @@ def _site_packages(venv: Path) -> Path:
     return folders[0]
 
 
-class _Build:
+class Build:
     """One build in ``folder``: each step is a method, in the order of ``run``."""
+
+    source: Source = "index"
+    host_packages: Sequence[str] = ()
+    """What is not in it, but on the host, whose site-packages it sees."""
 
     def __init__(self, spec: EnvironmentSpec, folder: Path, say: Progress) -> None:
         self.spec = spec
@@ -165,15 +170,11 @@ class _Build:
         self.python = self.venv / "bin" / "python"
         self.reasons: list[Reason] = list(spec.reasons)
         self.torch_options, self.torch_variables = torch_options()
+        self.of_commit: commits.CommitWheel | None = None
 
     def run(self) -> Manifest:
         started = time.monotonic()
-        self.say(f"looking for {self.spec.project} {self.spec.installed}")
-        of_commit: commits.CommitWheel | None = None
-        if self.spec.commit:
-            release, of_commit = commits.find(self.spec)
-        else:
-            release = releases.find(self.spec)
+        release = self._find()
         self.reasons += release.reasons
         if self.spec.device == "cuda" and detect_device() != "cuda":
             raise UnloadableWheel(
@@ -184,10 +185,7 @@ class _Build:
         self.folder.mkdir()
         (self.folder / "state").mkdir()
         self._make_venv(release)
-        if of_commit is None:
-            self._install_wheel(release)
-        else:
-            release = self._install_commit(release, of_commit)
+        release = self._install_wheel(release)
         self._check_link(release)
         packages, cutoff = self._resolve(release)
         self._install_packages(release, cutoff)
@@ -213,10 +211,19 @@ class _Build:
             uv=uv_version(),
             created=datetime.now(UTC),
             build_seconds=round(time.monotonic() - started, 3),
+            source=self.source,
+            host_packages=list(self.host_packages),
         )
         (self.folder / USE_FILE).touch()
         (self.folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n")
         return manifest
+
+    def _find(self) -> releases.Release:
+        self.say(f"looking for {self.spec.project} {self.spec.installed}")
+        if not self.spec.commit:
+            return releases.find(self.spec)
+        release, self.of_commit = commits.find(self.spec)
+        return release
 
     def _uv(self, arguments: list[str], doing: str) -> str:
         try:
@@ -230,14 +237,17 @@ class _Build:
         arguments = ["venv", "--relocatable", "--python", release.python, str(self.venv)]
         self._uv(arguments, f"making a virtual environment for {self.spec.project}")
 
-    def _install_wheel(self, release: releases.Release) -> None:
-        """The engine's wheel alone, by its hash."""
+    def _install_wheel(self, release: releases.Release) -> releases.Release:
+        """The engine's wheel alone, by its hash. The release, with the wheel as it is."""
+        if self.of_commit is not None:
+            return self._install_commit(release, self.of_commit)
         self.say(f"fetching {release.wheel.filename}")
         line = f"{self.spec.project}=={self.spec.installed} --hash=sha256:{release.wheel.sha256}\n"
         (self.folder / "wheel.lock").write_text(line)
         arguments = ["pip", "install", "--python", str(self.python), "--no-deps"]
         arguments += ["--require-hashes", "-r", "wheel.lock"]
         self._uv(arguments, f"installing {self.spec.project} {self.spec.installed}")
+        return release
 
     def _install_commit(
         self, release: releases.Release, wheel: commits.CommitWheel
