@@ -28,6 +28,7 @@ from mmrepro.errors import EnvironmentBuildError, UsageError
 from mmrepro.records import Setting, WheelFacts
 
 AT_ONCE = 4  # downloads
+TELL_EACH = 20
 FETCHED = ".fetched"
 # In each part lie the manifest and install.py; the manifest's size is only known in the end.
 RESERVE = 512 * 1024
@@ -178,7 +179,9 @@ class _Fetch:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for package in pool.map(self._one, packages):
                 done.append(package)
-                self.say(f"fetched {sum(bool(p.file) for p in done)} of {wanted} packages")
+                there = sum(bool(one.file) for one in done)
+                if there % TELL_EACH == 0 or len(done) == len(packages):
+                    self.say(f"fetched {there} of {wanted} packages")
         return done
 
     def _one(self, one: Planned) -> Package:
