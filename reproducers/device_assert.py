@@ -2,8 +2,8 @@
 
 ``python device_assert.py --device cuda --json``; torch and the standard library are all it needs.
 
-An index out of range and ``masked_scatter`` with more ones than rows are refused by the device, some
-time after the call that asked. The child tells which later call raised what, and whether CUDA
+An index out of range and ``masked_scatter`` with more ones than rows are refused by the device, and
+only later. The child tells which later call raised what, and whether CUDA
 can be used in that process again; the device's own words are on its stderr. With ``--device cpu``
 both are refused at once, in other words. Ends with 0 where both children were refused so, 1 where
 not, 4 where there is no CUDA.
