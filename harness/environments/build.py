@@ -38,7 +38,7 @@ from mmrepro.environments.uv import (
     without_credentials,
 )
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnloadableWheel
-from mmrepro.machine.cache import detect_device, environments_root
+from mmrepro.machine.cache import environments_root, nvidia_driver
 from mmrepro.records import Setting, WheelFacts
 
 
@@ -175,7 +175,7 @@ class _Build:
         else:
             release = releases.find(self.spec)
         self.reasons += release.reasons
-        if self.spec.device == "cuda" and detect_device() != "cuda":
+        if self.spec.device == "cuda" and not nvidia_driver():
             raise UnloadableWheel(
                 f"The wheel {release.wheel.filename} cannot be loaded on this host: there is no "
                 "NVIDIA driver (libcuda.so.1).",
