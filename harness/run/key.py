@@ -37,6 +37,7 @@ START_MODE = "start mode"
 
 APART = (
     "cli",
+    "accept",
     "ablate",
     "bisect",
     "history",
