@@ -146,7 +146,7 @@ class Engine:
             if step.with_images:
                 runner = self._with_images()
             runner.begin(batch)
-            if self.config.async_scheduling and step.prefill and not step.samples:
+            if self.config.async_scheduling and step.prefill:
                 ahead = self.scheduler.schedule_ahead()
                 self._ahead = runner.builder.build(ahead) if ahead else None
                 if step.with_images and self._ahead and any(self._ahead.mask or ()):

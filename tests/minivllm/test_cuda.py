@@ -1,7 +1,8 @@
 """minivllm on a GPU: equal to transformers, by graphs and without, and every fault of it.
 
 ``python -m pytest tests/minivllm/test_cuda.py`` from the repository's folder, with any Python that
-has torch, transformers and pytest; mmrepro need not be installed. What a CPU can show runs there too. A device-side assert ends what CUDA can do in a process, so these are in children.
+has torch, transformers and pytest; mmrepro need not be installed. What a CPU can show runs there
+too. A device-side assert ends what CUDA can do in a process, so these are in children.
 """
 
 from __future__ import annotations
