@@ -94,7 +94,11 @@ RACE = Part(
         Step(
             "prediction",
             race.PREDICTION,
-            Child(("pinned_reuse.py", "--device", "emulated"), TORCH, script=True),
+            Child(
+                ("pinned_reuse.py", "--device", "emulated", "--repetitions", "1"),
+                TORCH,
+                script=True,
+            ),
             race.judge_prediction,
             estimate_s=25,
             limit_s=120,
@@ -104,7 +108,7 @@ RACE = Part(
             race.OBSERVATION,
             Child(("pinned_reuse.py",), TORCH, script=True),
             race.judge_observation,
-            estimate_s=60,
+            estimate_s=80,
             limit_s=180,
             devices=GPU_ONLY,
             why_not="a CPU has done each copy when the call returns: there is no stream that could "

@@ -39,7 +39,7 @@ from mmrepro.environments.uv import (
     without_credentials,
 )
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnloadableWheel
-from mmrepro.machine.cache import detect_device, environments_root
+from mmrepro.machine.cache import environments_root, nvidia_driver
 from mmrepro.records import Setting, WheelFacts
 
 
@@ -176,7 +176,7 @@ class Build:
         started = time.monotonic()
         release = self._find()
         self.reasons += release.reasons
-        if self.spec.device == "cuda" and detect_device() != "cuda":
+        if self.spec.device == "cuda" and not nvidia_driver():
             raise UnloadableWheel(
                 f"The wheel {release.wheel.filename} cannot be loaded on this host: there is no "
                 "NVIDIA driver (libcuda.so.1).",

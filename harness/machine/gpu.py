@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from mmrepro.errors import GpuUnavailable
+from mmrepro.machine.cache import VISIBLE, hidden as hidden, nvidia_driver
 from mmrepro.machine.nvml import (
     Gpu as Gpu,
     GpuProcess as GpuProcess,
@@ -25,9 +26,8 @@ from mmrepro.machine.nvml import (
     read_gpus as read_gpus,
     short_uuid as short_uuid,
 )
-from mmrepro.records import Setting
+from mmrepro.records import GpuFacts, Setting
 
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 WANTED: Final = "MMREPRO_GPU"
 """``any``: one that others use, if there is no other; else as CUDA_VISIBLE_DEVICES has it."""
@@ -99,9 +99,12 @@ def _process(process: GpuProcess) -> str:
     return f"{who}{name}{held}"
 
 
-def hidden(mask: str | None) -> bool:
-    """Whether that value of CUDA_VISIBLE_DEVICES hides every GPU on purpose."""
-    return mask is not None and mask.strip() in ("", "-1", "NoDevFiles")
+def hide() -> list[Setting]:
+    """For a run on the CPU: the variable that keeps its engine off this machine's GPUs."""
+    if not nvidia_driver():
+        return []
+    why = "a run on the CPU: it does not touch this machine's GPUs"
+    return [Setting(name=VISIBLE, value="", why=why)]
 
 
 def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
@@ -109,19 +112,14 @@ def visible(reading: GpuReading, mask: str | None) -> list[CudaDevice]:
 
     Numbers count by PCI bus, as nvidia-smi does: CUDA does so with CUDA_DEVICE_ORDER=PCI_BUS_ID,
     which is set for the engine wherever it makes a difference. A UUID may be cut short as long as
-    one device only begins with it. The first entry that names nothing ends the list; one that is
-    named twice makes CUDA see none. Of MIG slices CUDA sees one, and then no whole GPU.
+    one device only begins with it. The list ends before the first entry that names nothing, or is
+    of another kind than the first; one that names a device twice makes CUDA see none. Of MIG
+    slices CUDA sees one, and then no whole GPU.
     """
     if mask is None:
-        named = [_whole(gpu) for gpu in reading.gpus]
+        devices = [device for gpu in reading.gpus if (device := _whole(gpu)) is not None]
     else:
-        named = []
-        for entry in mask.split(","):
-            device = _named(reading, entry.strip())
-            if device is None:
-                break
-            named.append(device)
-    devices = [device for device in named if device is not None]
+        devices = list(_named(reading, [entry.strip() for entry in mask.split(",")]))
     if len({device.uuid for device in devices}) < len(devices):
         return []
     slices = [device for device in devices if device.slice]
@@ -135,24 +133,38 @@ def _whole(gpu: Gpu) -> CudaDevice | None:
     return CudaDevice(gpu)
 
 
-_NUMBER: Final = re.compile(r"\d+")
-_OLD_MIG: Final = re.compile(r"MIG-(GPU-[0-9a-f-]+)/\d+/\d+")
+_NUMBER: Final = re.compile(r"\+?(\d+)")
+"""As strtol reads it: what follows the digits does not count (seen of driver 580.159)."""
+_UUID: Final = re.compile(r"(GPU|MIG)-(?=.)")
 
 
-def _named(reading: GpuReading, entry: str) -> CudaDevice | None:
-    """The device that an entry of the list names; None: it names none."""
-    if _NUMBER.fullmatch(entry):
-        number = int(entry)
-        found = [gpu for gpu in reading.gpus if gpu.index == number]
-        return _whole(found[0]) if found else None
-    if entry.startswith("GPU-"):
-        gpus = [gpu for gpu in reading.gpus if gpu.uuid.startswith(entry)]
-        return _whole(gpus[0]) if len(gpus) == 1 else None
-    if entry.startswith("MIG-"):
-        places = [CudaDevice(gpu, one) for gpu in reading.gpus for one in gpu.slices]
-        slices = [place for place in places if place.uuid.startswith(entry)]
-        return slices[0] if len(slices) == 1 else None
-    return None
+def _named(reading: GpuReading, entries: list[str]) -> Iterator[CudaDevice]:
+    """The devices that a list names, up to the entry that ends it."""
+    kind = _UUID.match(entries[0])
+    for entry in entries:
+        device = _by_uuid(reading, entry, kind[0]) if kind else _by_number(reading, entry)
+        if device is None:
+            return
+        yield device
+
+
+def _by_number(reading: GpuReading, entry: str) -> CudaDevice | None:
+    number = _NUMBER.match(entry)
+    gpus = [gpu for gpu in reading.gpus if number and gpu.index == int(number[1])]
+    return _whole(gpus[0]) if gpus else None
+
+
+def _by_uuid(reading: GpuReading, entry: str, kind: str) -> CudaDevice | None:
+    """``kind``: "GPU-" or "MIG-", with which the list began."""
+    if kind == "GPU-":
+        devices = [(gpu.uuid, _whole(gpu)) for gpu in reading.gpus]
+    else:
+        devices = [(one.uuid, CudaDevice(gpu, one)) for gpu in reading.gpus for one in gpu.slices]
+    if not entry.startswith(kind):
+        return None
+    entry = entry.lower()
+    found = [d for uuid, d in devices if uuid.lower().startswith(entry[: len(uuid)])]
+    return found[0] if len(found) == 1 and entry != kind.lower() else None
 
 
 @dataclass(frozen=True)
@@ -160,14 +172,18 @@ class Choice:
     """The devices that a run takes, in CUDA's order; none: ``reason`` and ``hint`` say why.
 
     Attributes:
+        unseen: why NVML tells of none, where CUDA may work all the same: the run takes what CUDA
+            gives it.
         passed_over: sentences on devices that somebody else uses, taken or not.
         narrowed: whether the engine would see others without being told.
         mixed: the machine has GPUs of several models, which CUDA counts by speed.
     """
 
     devices: tuple[CudaDevice, ...] = ()
+    reading: GpuReading = field(default_factory=GpuReading)
     reason: str = ""
     hint: str = ""
+    unseen: str = ""
     passed_over: tuple[str, ...] = ()
     narrowed: bool = False
     mixed: bool = False
@@ -189,6 +205,31 @@ class Choice:
             settings.append(Setting(name=ORDER, value="PCI_BUS_ID", why=why))
         return settings
 
+    @property
+    def names(self) -> list[str]:
+        return [device.name for device in self.devices]
+
+    def facts(self) -> list[GpuFacts]:
+        """All devices of the machine, for the report."""
+        taken = {device.uuid for device in self.devices}
+        slices = {d.gpu.uuid: d for d in self.devices if d.slice}
+        every = [slices.get(gpu.uuid, CudaDevice(gpu)) for gpu in self.reading.gpus]
+        return [
+            GpuFacts(
+                index=device.gpu.index,
+                name=device.name,
+                uuid=short_uuid(device.uuid),
+                memory_bytes=device.total_bytes,
+                memory_used_bytes=device.used_bytes,
+                driver=self.reading.driver,
+                cuda=self.reading.cuda,
+                mig=device.gpu.mig,
+                users=device.users,
+                taken=device.uuid in taken,
+            )
+            for device in every
+        ]
+
 
 def _entry(device: CudaDevice) -> str:
     first = device.slice is None or device.slice is device.gpu.slices[0]
@@ -205,6 +246,8 @@ def choose(reading: GpuReading, variables: Mapping[str, str] | None = None) -> C
     """
     variables = os.environ if variables is None else variables
     mask, wanted = variables.get(VISIBLE), variables.get(WANTED, "").strip()
+    if reading.blind:
+        return Choice(unseen=reading.reason)
     if not reading.gpus:
         return Choice(reason=f"No GPU can be used: {reading.reason}.", hint=_CPU)
     devices = visible(reading, mask)
@@ -215,8 +258,6 @@ def choose(reading: GpuReading, variables: Mapping[str, str] | None = None) -> C
             else "MIG is on, but no MIG device has been made.",
             hint=f"unset {VISIBLE}, or {_CPU}" if mask is not None else "nvidia-smi mig -cgi … -C",
         )
-    everything = len(visible(reading, None))
-    mixed = len({gpu.name for gpu in reading.gpus}) > 1
     if wanted and wanted != "any":
         named = visible(reading, wanted)
         allowed = {device.uuid for device in devices}
@@ -226,13 +267,13 @@ def choose(reading: GpuReading, variables: Mapping[str, str] | None = None) -> C
                 reason=f"{WANTED}={wanted!r} names no GPU that this process may use.",
                 hint=f"one of {among}, or any",
             )
-        return _taken(named, devices, everything, mixed, mask)
+        return _taken(named, devices, reading, mask)
     free = [device for device in devices if not device.users]
     if free:
-        return _taken(free[:1], devices, everything, mixed, mask)
+        return _taken(free[:1], devices, reading, mask)
     least = min(devices, key=lambda device: device.used_bytes or 0)
     if wanted == "any":
-        return _taken([least], devices, everything, mixed, mask)
+        return _taken([least], devices, reading, mask)
     others = "; ".join(f"{device.label}: {device.users}" for device in devices)
     many = "The GPU is" if len(devices) == 1 else f"All {len(devices)} GPUs are"
     return Choice(
@@ -246,22 +287,19 @@ _CPU: Final = "--device cpu runs without one"
 
 
 def _taken(
-    chosen: list[CudaDevice],
-    devices: list[CudaDevice],
-    everything: int,
-    mixed: bool,
-    mask: str | None,
+    chosen: list[CudaDevice], devices: list[CudaDevice], reading: GpuReading, mask: str | None
 ) -> Choice:
     uuids = {device.uuid for device in chosen}
     return Choice(
         devices=tuple(chosen),
+        reading=reading,
         passed_over=tuple(
             f"{device.label}: {device.users}"
             for device in devices
             if device.users and device.uuid not in uuids
         ),
-        narrowed=mask is not None or everything > len(chosen),
-        mixed=mixed,
+        narrowed=mask is not None or len(visible(reading, None)) > len(chosen),
+        mixed=len({gpu.name for gpu in reading.gpus}) > 1,
     )
 
 
@@ -274,7 +312,7 @@ def take(wait_s: float = LEAVING_S) -> Choice:
     until = time.monotonic() + wait_s
     while True:
         choice = choose(read_gpus())
-        if choice.devices:
+        if choice.devices or choice.unseen:
             return choice
         if not choice.passed_over or time.monotonic() >= until:
             raise GpuUnavailable(choice.reason, hint=choice.hint)

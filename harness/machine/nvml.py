@@ -20,7 +20,7 @@ ANSWER_LIMIT_S = 10.0
 
 DRIVER = Path("/proc/driver/nvidia/version")
 
-NO_PERMISSION, NOT_SUPPORTED, FUNCTION_NOT_FOUND = 4, 3, 13
+NO_PERMISSION, LIBRARY_NOT_FOUND = 4, 12
 NVML_REASONS = {
     NO_PERMISSION: "this user may not use the NVIDIA driver (/dev/nvidiactl)",
     9: "NVIDIA's libraries are here, but its kernel driver is not loaded",
@@ -80,11 +80,21 @@ class GpuReading(Record):
     driver: Annotated[str, Field(description="version, e.g. 580.159.03")] = ""
     cuda: Annotated[str, Field(description="newest CUDA that the driver runs, e.g. 13.0")] = ""
     reason: Annotated[str, Field(description="one sentence; empty: there is a GPU")] = ""
+    blind: Annotated[
+        bool, Field(description="there is a driver, but not what NVML needs: CUDA may work")
+    ] = False
     broken: Annotated[list[str], Field(description="GPUs that do not answer, and why")] = []
 
 
 class NvmlAbsent(Exception):
-    """NVML cannot be asked here; the text says why, in one plain sentence."""
+    """NVML cannot be asked here; the text says why, in one plain sentence.
+
+    ``blind``: as in :class:`GpuReading`.
+    """
+
+    def __init__(self, why: str, *, blind: bool = False) -> None:
+        super().__init__(why)
+        self.blind = blind
 
 
 class Nvml:
@@ -103,12 +113,13 @@ class Nvml:
                 self._binding = importlib.import_module("pynvml")
             except ImportError as error:
                 raise NvmlAbsent(
-                    "the package nvidia-ml-py, by which NVML is asked, is not installed"
+                    "the package nvidia-ml-py, by which NVML is asked, is not installed",
+                    blind=DRIVER.exists(),
                 ) from error
         try:
             self._binding.nvmlInit()
         except self._binding.NVMLError as error:
-            raise NvmlAbsent(_why_absent(error)) from error
+            raise _absent(error) from error
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +133,7 @@ class Nvml:
             count = nvml.nvmlDeviceGetCount()
             reading.driver = _text(nvml.nvmlSystemGetDriverVersion())
         except nvml.NVMLError as error:
-            raise NvmlAbsent(_why_absent(error)) from error
+            raise NvmlAbsent(_why(error)) from error
         cuda = self._told("nvmlSystemGetCudaDriverVersion")
         reading.cuda = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""
         for index in range(count):
@@ -235,7 +246,7 @@ def read_gpus(binding: Any = None) -> GpuReading:
             with Nvml(binding) as nvml:
                 box.append(nvml.read())
         except NvmlAbsent as absent:
-            box.append(GpuReading(reason=str(absent)))
+            box.append(GpuReading(reason=str(absent), blind=absent.blind))
 
     thread = threading.Thread(target=target, name="nvml", daemon=True)
     thread.start()
@@ -249,19 +260,18 @@ def short_uuid(uuid: str) -> str:
     return f"{kind}-{rest[:8]}" if rest else uuid
 
 
-def _why_absent(error: Any) -> str:
+def _absent(error: Any) -> NvmlAbsent:
     """Why NVML cannot be used at all. A container may see its host's driver in /proc without being
-    given the library or a device."""
-    loaded = DRIVER.exists()
-    code = getattr(error, "value", None)
-    if code == 12:  # NVML_ERROR_LIBRARY_NOT_FOUND
-        if not loaded:
-            return "there is no NVIDIA driver on this machine"
-        return (
-            "an NVIDIA driver is loaded, but its library libnvidia-ml.so.1 is not here: a "
-            "container is given it with --gpus all"
-        )
-    return _why(error)
+    given the library (``NVIDIA_DRIVER_CAPABILITIES=compute``) or a device."""
+    if getattr(error, "value", None) != LIBRARY_NOT_FOUND:
+        return NvmlAbsent(_why(error))
+    if not DRIVER.exists():
+        return NvmlAbsent("there is no NVIDIA driver on this machine")
+    return NvmlAbsent(
+        "an NVIDIA driver is loaded, but NVML's library libnvidia-ml.so.1 is not here: a container "
+        "is given it with --gpus all and the driver capability “utility”",
+        blind=True,
+    )
 
 
 def _why(error: Any) -> str:

@@ -9,8 +9,7 @@ import pytest
 from mmrepro.errors import ExitCode, GpuUnavailable
 from mmrepro.machine import gpu as module
 from mmrepro.machine.gpu import Choice, GpuReading, choose, hidden, read_gpus, visible
-
-from tests.unit.nvml_replayed import Replayed, gpu, machine, mig, process
+from nvml_replayed import Replayed, gpu, machine, mig, process
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
 B = "GPU-aaaa2222-0000-0000-0000-000000000000"
@@ -38,7 +37,11 @@ def three(**second: Any) -> GpuReading:
         ("0,x,1", [0]),
         (A, [0]),
         ("GPU-cccc", [2]),
-        (f"{C},0", [2, 0]),
+        (f"{C},0", [2]),  # of another kind than the first
+        (f"0,{C}", [0]),
+        (f"{C},{A}", [2, 0]),
+        (A.upper(), [0]),
+        ("GPU-", []),
         ("GPU-aaaa", []),  # begins two of them
         ("GPU-aaaa2", [1]),
         ("1,GPU-dead,2", [1]),
@@ -156,7 +159,7 @@ def test_what_is_wanted_lies_within_what_is_visible() -> None:
 
 def test_a_mask_is_made_plain_for_the_engine() -> None:
     """vLLM reads numbers only (vllm#13815)."""
-    choice = choose(three(), {"CUDA_VISIBLE_DEVICES": "GPU-cccc,0"})
+    choice = choose(three(), {"CUDA_VISIBLE_DEVICES": "GPU-cccc,GPU-aaaa1"})
     assert [s.value for s in choice.settings()] == ["2"]
     choice = choose(sliced(), {"CUDA_VISIBLE_DEVICES": S0})
     assert [s.value for s in choice.settings()] == ["1"], "CUDA takes the first slice by itself"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.gpu import GpuProbe
-
-from tests.unit.nvml_replayed import NOT_SUPPORTED, Replayed, gpu, machine, mig, process
+from nvml_replayed import NOT_SUPPORTED, Replayed, gpu, machine, mig, process
 
 
 def collect(evidence: Path, nvml: Replayed, samples: int = 2):
