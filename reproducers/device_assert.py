@@ -1,12 +1,12 @@
-"""What a device-side assert looks like: two on purpose, each in a child, and what is left after it.
+"""Device-side asserts on purpose, each in a child: what it says, and what can still be used.
 
 ``python device_assert.py --device cuda --json``; torch and the standard library are all it needs.
 
-An index out of range and ``masked_scatter`` with more ones than rows are refused by the device, and
-only later. The child tells which later call raised what, and whether CUDA
-can be used in that process again; the device's own words are on its stderr. With ``--device cpu``
-both are refused at once, in other words. Ends with 0 where both children were refused so, 1 where
-not, 4 where there is no CUDA.
+An index out of range, and ``masked_scatter`` with more ones than rows, are refused when the device
+gets there: some later call raises it, the device's own words are on stderr. Each child tells which
+call raised what, and whether CUDA can be used in that process again; then the exception ends it, as
+an engine's would. With ``--device cpu`` both are refused at once, in other words. Ends with 0 where
+the children were refused, 1 where not, 4 where there is no CUDA.
 """
 
 from __future__ import annotations
@@ -32,14 +32,40 @@ def index(device: str) -> Any:
     return torch.nn.functional.embedding(torch.tensor([0, 10], device=device), table)
 
 
-def scatter(device: str) -> Any:
+def scatter(device: str, rows: int = 2046) -> Any:
     """As vLLM's ``_merge_multimodal_embeddings``: the report's first step, 2048 ones, 2046 rows."""
     embeds = torch.zeros(2048, 64, device=device)
     mask = torch.ones(2048, 1, dtype=torch.bool, device=device)
-    return embeds.masked_scatter_(mask, torch.ones(2046, 64, device=device))
+    return embeds.masked_scatter_(mask, torch.ones(rows, 64, device=device))
 
 
-CAUSES: dict[str, Callable[[str], Any]] = {"index": index, "scatter": scatter}
+def scatter_nothing(device: str) -> Any:
+    """2048 ones and no row: torch's CUDA kernel has nothing to read from and returns early."""
+    return scatter(device, rows=0)
+
+
+def scatter_pinned(device: str) -> Any:
+    """``scatter``, in a process that copied from pinned memory, which is freed afterwards."""
+    if device == "cuda":
+        host = torch.zeros(2048, dtype=torch.bool, pin_memory=True)
+        PINNED.append(host)
+        host.to(device, non_blocking=True)
+    return scatter(device)
+
+
+PINNED: list[Any] = []
+CAUSES: dict[str, Callable[[str], Any]] = {
+    "index": index,
+    "scatter": scatter,
+    "scatter-nothing": scatter_nothing,
+    "scatter-pinned": scatter_pinned,
+}
+ASSERTIONS = {
+    "index": "indexSelect",
+    "scatter": "masked_scatter_size_check",
+    "scatter-pinned": "masked_scatter_size_check",
+}
+"""What a GPU names as the place of each."""
 
 
 @dataclass
@@ -47,7 +73,7 @@ class Refusal:
     """One child.
 
     Attributes:
-        raised_by: the call that raised: "launch", "synchronize", "".
+        raised_by: the call that raised: "launch", "synchronize", "" (nothing was refused).
         error: type and text of what it raised; ``kinds``: the type and its bases.
         afterwards: what the next use of the device raised; "" if it went well.
         exit_code: as of ``subprocess``; a negative one is a signal.
@@ -90,6 +116,7 @@ def child(cause: str, device: str) -> None:
     except Exception as error:
         found.afterwards = _said(error)
     print(MARK + json.dumps(asdict(found)), flush=True)
+    PINNED.clear()
     if raised is not None:
         raise raised
 
@@ -114,6 +141,51 @@ def refusal(cause: str, device: str, timeout_s: float = 120.0) -> Refusal:
     return found
 
 
+def claims(device: str, found: list[Refusal]) -> list[dict[str, str]]:
+    """What the children showed, each "confirmed", "refuted" or "not-tested" (on a CPU)."""
+    of = {one.cause: one for one in found}
+    named = {name: of[name].output for name in ASSERTIONS}
+    late = [of["index"], of["scatter"]]
+    aborted = of["scatter-pinned"].exit_code
+    told = {
+        "asynchronous": (
+            "a device-side assert is raised by a later call, as torch.AcceleratorError",
+            all(o.raised_by == "synchronize" and "AcceleratorError" in o.kinds for o in late),
+            "; ".join(f"{o.cause}: {o.raised_by}, {o.error[:70]}" for o in late),
+        ),
+        "named": (
+            "the device prints which assertion failed, and where, before the exception",
+            all(ASSERTIONS[name] in output.partition("Error")[0] for name, output in named.items()),
+            "; ".join(output.partition("\n")[0] for output in named.values())[:400],
+        ),
+        "unusable": (
+            "CUDA cannot be used in that process again",
+            all("device-side assert" in o.afterwards for o in late),
+            "; ".join(f"{o.cause}: {o.afterwards[:70] or 'usable'}" for o in late),
+        ),
+        "scatter-nothing": (
+            "masked_scatter without any row is not refused, however many ones there are",
+            not of["scatter-nothing"].error,
+            of["scatter-nothing"].error[:100] or "nothing was raised",
+        ),
+        "aborts": (
+            "where pinned memory is freed afterwards the process ends by SIGABRT",
+            aborted == -6,
+            f"exit code {aborted}",
+        ),
+    }
+    tried = device == "cuda"
+    return [
+        {
+            "id": name,
+            "text": text,
+            "status": "not-tested" if not tried else "confirmed" if holds else "refuted",
+            "observed": seen,
+        }
+        for name, (text, holds, seen) in told.items()
+    ]
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -134,6 +206,7 @@ def main(argv: list[str] | None = None) -> int:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "refusals": [asdict(one) for one in found],
+        "claims": claims(options.device, found),
     }
     if options.json:
         print(json.dumps(document))
@@ -141,7 +214,10 @@ def main(argv: list[str] | None = None) -> int:
         for one in found:
             print(f"{one.cause}: {one.raised_by} raised {one.error}; exit code {one.exit_code}")
             print(f"  afterwards: {one.afterwards or 'usable'}\n{one.output}")
-    return REFUSED if all(one.error and one.exit_code for one in found) else NOT_REFUSED
+        for claim in document["claims"]:
+            print(f"{claim['status']:11} {claim['text']}: {claim['observed']}")
+    refused = all(one.error and one.exit_code for one in found if one.cause in ASSERTIONS)
+    return REFUSED if refused else NOT_REFUSED
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
 from mmrepro.accept.steps import Ended, Judged
 from mmrepro.check import HostReport, Part as MachinePart
 from mmrepro.errors import ExitCode
@@ -138,6 +139,49 @@ def _told(claim: Mapping[str, Any], source: str) -> Row:
         seen=str(claim.get("observed") or status),
         status=TOLD.get(status, Status.BROKEN_OFF),
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
+    )
+
+
+# ------------------------------------------------------------------ tests
+
+
+def tests_judge(title: str) -> Judge:
+    """Of a JUnit file: a row for each test function, whatever parameters it was given."""
+
+    def judge(ended: Ended) -> Judged:
+        if ended.exit_code is None:
+            return late(title, ended) or _broken(title, "")
+        try:
+            cases = [case for suite in JUnitXml.fromfile(str(ended.report)) for case in suite]
+        except (OSError, SyntaxError, JUnitXmlError):
+            return _broken(title, ended.words or f"no report; pytest ended with {ended.exit_code}")
+        functions: dict[str, list[TestCase]] = {}
+        for case in cases:
+            functions.setdefault(case.name.partition("[")[0], []).append(case)
+        if not functions:
+            return _broken(title, f"no test was found; pytest ended with {ended.exit_code}")
+        return Judged([_tested(name, cases) for name, cases in functions.items()])
+
+    return judge
+
+
+def _tested(name: str, cases: Sequence[TestCase]) -> Row:
+    results = [result for case in cases for result in case.result]
+    bad = [one for one in results if isinstance(one, Failure | Error)]
+    skipped = [one for one in results if isinstance(one, Skipped)]
+    ran = len(cases) - len(skipped)
+    status = Status.FAILED if bad else Status.PASSED if ran else Status.NOT_TESTED
+    why = (bad or skipped or [None])[0]
+    seen = f"{ran - len(bad)} of {ran} cases" if ran else ""
+    if why is not None and (bad or not ran):
+        seen = f"{seen}: {str(why.message).splitlines()[0]}".removeprefix(": ")
+    return Row(
+        asked=name.removeprefix("test_").replace("_", " "),
+        expected="so",
+        source="tests/minivllm",
+        seen=seen,
+        status=status,
+        seconds=round(sum(case.time or 0.0 for case in cases), 2),
     )
 
 

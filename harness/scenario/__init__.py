@@ -65,6 +65,7 @@ from mmrepro.scenario.common import (
     every_request_fails as every_request_fails,
     first_error as first_error,
     gpu_idle as gpu_idle,
+    gpu_memory_held as gpu_memory_held,
     happened as happened,
     idle_cpu as idle_cpu,
     idle_while_asked as idle_while_asked,

@@ -36,7 +36,7 @@ SHARED: dict[str, Check | Declared] = {
             "no_progress tokens_stand_still core_burns_cpu core_busy core_alive engine_works "
             "spins_in_user_space added_but_unfinished engine_alive",
             crash: "core_died health_is_503 server_exits",
-            common: "trigger_ended idle_while_asked gpu_idle",
+            common: "trigger_ended idle_while_asked gpu_idle gpu_memory_held",
         }.items()
         for name in names.split()
     },
@@ -197,3 +197,53 @@ def test_of_several_gpus_the_engines_own_counts() -> None:
     assert idle_gpu([0, 0], HELD, SPARE) is Truth.MET
     assert idle_gpu([0, 0], SPARE, HELD) is Truth.NOT_MET
     assert idle_gpu([], HELD, None) is Truth.UNKNOWN
+
+
+# ------------------------------------------------------------------ held memory
+
+
+def held_memory(
+    gate: dict[int, int], check: dict[int, int], fidelity: Fidelity = Fidelity.GPU
+) -> Truth:
+    """{GPU: MiB in use}; the server is on GPU 0."""
+
+    def read(used: dict[int, int]) -> GpuData:
+        devices = [
+            GpuDevice(
+                index=index,
+                name="H100",
+                uuid=f"GPU-{index}",
+                driver="570",
+                memory_total_bytes=80 << 30,
+                memory_used_bytes=mib << 20,
+                utilization_pct=[0],
+                processes=[HELD] if index == 0 and len(used) > 1 else [],
+            )
+            for index, mib in used.items()
+        ]
+        return GpuData(devices=devices)
+
+    probes = [probed(read(check)), probed(processes(user=97.0))]
+    if gate:
+        probes.insert(0, probed(read(gate), phase="gate"))
+    facts = replace(run_facts(GHOST_KEY), fidelity=fidelity)
+    bound = bind(common.gpu_memory_held, GHOST_KEY, facts)
+    return guarded(bound, Evidence(probes=probes)).truth
+
+
+def test_memory_is_held_where_as_much_is_in_use_as_in_the_gate() -> None:
+    assert held_memory({0: 1900}, {0: 1900}) is Truth.MET
+    assert held_memory({0: 1900}, {0: 1890}) is Truth.MET, "a context's own share varies"
+    assert held_memory({0: 1900}, {0: 600}) is Truth.NOT_MET
+    assert held_memory({0: 1900}, {0: 0}) is Truth.NOT_MET
+
+
+def test_memory_that_was_not_read_in_the_gate_is_not_known_to_be_held() -> None:
+    assert held_memory({}, {0: 1900}) is Truth.UNKNOWN
+    assert held_memory({0: 0}, {0: 0}) is Truth.UNKNOWN, "nothing was in use before"
+    assert held_memory({0: 1900}, {0: 1900}, Fidelity.CPU) is Truth.UNKNOWN
+
+
+def test_of_several_gpus_the_memory_of_the_engines_own_counts() -> None:
+    assert held_memory({0: 1900, 1: 0}, {0: 1900, 1: 0}) is Truth.MET
+    assert held_memory({0: 1900, 1: 0}, {0: 100, 1: 1900}) is Truth.NOT_MET
