@@ -261,7 +261,7 @@ def choose(reading: GpuReading, variables: Mapping[str, str] | None = None) -> C
             reason=f"{VISIBLE}={mask!r} leaves no GPU of the {many} of this machine.",
             hint=f"unset {VISIBLE}; {_CPU}",
         )
-    taken = partial(_taken, devices, reading)
+    taken = partial(_taken, devices, reading, mask)
     if wanted and wanted != "any":
         named = visible(reading, wanted)
         allowed = {device.uuid for device in devices}
@@ -290,7 +290,9 @@ def choose(reading: GpuReading, variables: Mapping[str, str] | None = None) -> C
 _CPU: Final = "--device cpu runs without one"
 
 
-def _taken(devices: list[CudaDevice], reading: GpuReading, chosen: list[CudaDevice]) -> Choice:
+def _taken(
+    devices: list[CudaDevice], reading: GpuReading, mask: str | None, chosen: list[CudaDevice]
+) -> Choice:
     """``devices``: all that may be used."""
     uuids = [device.uuid for device in chosen]
     return Choice(
@@ -301,7 +303,7 @@ def _taken(devices: list[CudaDevice], reading: GpuReading, chosen: list[CudaDevi
             for device in devices
             if device.users and device.uuid not in uuids
         ),
-        narrowed=uuids != [device.uuid for device in visible(reading, None)],
+        narrowed=mask is not None or uuids != [device.uuid for device in visible(reading, None)],
         mixed=len({gpu.name for gpu in reading.gpus}) > 1,
     )
 
