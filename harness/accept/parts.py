@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmrepro.accept import race
+from mmrepro.accept import asserts, race
 from mmrepro.accept.judging import Judge, claims_judge, machine_judge, run_judge, tests_judge
 from mmrepro.accept.steps import GPU_ONLY, Child, Needs, Part, Step
 from mmrepro.errors import UsageError
@@ -184,11 +184,9 @@ DEVICE_ASSERT = Part(
     (
         Step(
             "device-assert",
-            "an out-of-range index on purpose, in a child",
+            asserts.TITLE,
             Child(("device_assert.py",), TORCH, script=True),
-            claims_judge(
-                "an out-of-range index on purpose, in a child", "the rules of chunked-mm-prefill"
-            ),
+            asserts.judge_refusals,
             estimate_s=25,
             limit_s=120,
             devices=GPU_ONLY,
