@@ -145,7 +145,7 @@ def _told(claim: Mapping[str, Any], source: str) -> Row:
 # ------------------------------------------------------------------ tests
 
 
-def tests_judge(title: str) -> Judge:
+def junit_judge(title: str) -> Judge:
     """Of a JUnit file: a row for each test function, whatever parameters it was given."""
 
     def judge(ended: Ended) -> Judged:
