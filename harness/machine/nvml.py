@@ -147,16 +147,21 @@ class Nvml:
             )
         return reading
 
-    def sample(self) -> dict[int, tuple[int | None, int | None]]:
-        """{index: utilisation in percent, used bytes}, as in :class:`Gpu`; cheap, for many times.
+    def sample(self) -> dict[str, tuple[int | None, int | None]]:
+        """{device: utilisation in percent, used bytes}, as in :class:`Gpu`; cheap, for many times.
 
-        Empty where NVML has stopped to answer.
+        A device is called by its number, a MIG device ``GPU/NUMBER``. Empty where NVML has stopped
+        to answer.
         """
-        taken: dict[int, tuple[int | None, int | None]] = {}
+        taken: dict[str, tuple[int | None, int | None]] = {}
         for index in range(self._told("nvmlDeviceGetCount") or 0):
             handle = self._told("nvmlDeviceGetHandleByIndex", index)
-            if handle is not None:
-                taken[index] = self._utilisation(handle), self._memory(handle)[1]
+            if handle is None:
+                continue
+            taken[str(index)] = self._utilisation(handle), self._memory(handle)[1]
+            if taken[str(index)][0] is None:
+                for one in self._slices(handle):
+                    taken[f"{index}/{one.index}"] = None, one.memory_used_bytes
         return taken
 
     def _utilisation(self, handle: Any) -> int | None:
