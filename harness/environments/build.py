@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.parser import HeaderParser
 from errno import EDQUOT, ENOSPC
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.environments import commits, loading, releases
-from mmrepro.environments.requirements import derive, requirements_of
+from mmrepro.environments.resolving import Resolver
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import (
     LOCK_FILE,
@@ -25,6 +26,7 @@ from mmrepro.environments.spec import (
     EnvironmentSpec,
     Manifest,
     Reason,
+    Source,
 )
 from mmrepro.environments.store import BUILDING, dead_folders, lock_path, read_manifest
 from mmrepro.environments.uv import (
@@ -54,12 +56,25 @@ def existing(spec: EnvironmentSpec) -> Environment | None:
     return _environment(spec, folder, manifest, reused=True) if manifest is not None else None
 
 
-def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environment:
+def ensure(
+    spec: EnvironmentSpec,
+    progress: Progress | None = None,
+    *,
+    wheelhouse: Path | None = None,
+    python: str = "",
+    system_site_packages: bool = False,
+) -> Environment:
     """The environment for ``spec``: the one on disk, or a new one.
 
     An existing one is taken without asking uv or the network. A second builder of the same one
     waits for the first. Ctrl-C, a crash or ``kill -9`` leave at most a folder ``.building-…``,
     which the next builder or ``prune`` removes.
+
+    Args:
+        wheelhouse: build out of it, and ask no network.
+        python: of a wheelhouse: the interpreter to make it with; empty: one of its version.
+        system_site_packages: of a wheelhouse: see that interpreter's packages after one's own. It
+            does in any case where the wheelhouse was made for what the host has.
 
     Raises:
         UnknownRelease: the package index has no such release.
@@ -70,6 +85,16 @@ def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environme
     say = progress or (lambda _: None)
     if (environment := existing(spec)) is not None:
         return environment
+    make: Callable[[EnvironmentSpec, Path, Progress], Build] = Build
+    if wheelhouse is not None:
+        from mmrepro.environments.carried import CarriedBuild  # a Build itself
+
+        make = partial(
+            CarriedBuild,
+            wheelhouse=wheelhouse,
+            python=python,
+            system_site_packages=system_site_packages,
+        )
     folder = folder_of(spec)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +106,7 @@ def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environme
             require_space(folder.parent)
             temporary = folder.with_name(f"{BUILDING}{folder.name}-{os.getpid()}")
             try:
-                manifest = _Build(spec, temporary, say).run()
+                manifest = make(spec, temporary, say).run()
                 temporary.rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -132,7 +157,7 @@ def _environment(
     return Environment(
         path=folder,
         python=venv / "bin" / "python",
-        site_packages=_site_packages(venv),
+        site_packages=site_packages(venv),
         wheel=manifest.wheel,
         resolved_until=manifest.resolved_until,
         packages=manifest.packages,
@@ -144,7 +169,7 @@ def _environment(
     )
 
 
-def _site_packages(venv: Path) -> Path:
+def site_packages(venv: Path) -> Path:
     folders = sorted(venv.glob("lib/python*/site-packages"))
     if not folders:
         raise EnvironmentBuildError(
@@ -154,8 +179,12 @@ def _site_packages(venv: Path) -> Path:
     return folders[0]
 
 
-class _Build:
+class Build:
     """One build in ``folder``: each step is a method, in the order of ``run``."""
+
+    source: Source = "index"
+    host_packages: Sequence[str] = ()
+    """What is not in it, but on the host, whose site-packages it sees."""
 
     def __init__(self, spec: EnvironmentSpec, folder: Path, say: Progress) -> None:
         self.spec = spec
@@ -165,15 +194,11 @@ class _Build:
         self.python = self.venv / "bin" / "python"
         self.reasons: list[Reason] = list(spec.reasons)
         self.torch_options, self.torch_variables = torch_options()
+        self.of_commit: commits.CommitWheel | None = None
 
     def run(self) -> Manifest:
         started = time.monotonic()
-        self.say(f"looking for {self.spec.project} {self.spec.installed}")
-        of_commit: commits.CommitWheel | None = None
-        if self.spec.commit:
-            release, of_commit = commits.find(self.spec)
-        else:
-            release = releases.find(self.spec)
+        release = self._find()
         self.reasons += release.reasons
         if self.spec.device == "cuda" and not nvidia_driver():
             raise UnloadableWheel(
@@ -184,10 +209,7 @@ class _Build:
         self.folder.mkdir()
         (self.folder / "state").mkdir()
         self._make_venv(release)
-        if of_commit is None:
-            self._install_wheel(release)
-        else:
-            release = self._install_commit(release, of_commit)
+        release = self._install_wheel(release)
         self._check_link(release)
         packages, cutoff = self._resolve(release)
         self._install_packages(release, cutoff)
@@ -213,10 +235,19 @@ class _Build:
             uv=uv_version(),
             created=datetime.now(UTC),
             build_seconds=round(time.monotonic() - started, 3),
+            source=self.source,
+            host_packages=list(self.host_packages),
         )
         (self.folder / USE_FILE).touch()
         (self.folder / MANIFEST_FILE).write_text(manifest.model_dump_json(indent=1) + "\n")
         return manifest
+
+    def _find(self) -> releases.Release:
+        self.say(f"looking for {self.spec.project} {self.spec.installed}")
+        if not self.spec.commit:
+            return releases.find(self.spec)
+        release, self.of_commit = commits.find(self.spec)
+        return release
 
     def _uv(self, arguments: list[str], doing: str) -> str:
         try:
@@ -230,14 +261,17 @@ class _Build:
         arguments = ["venv", "--relocatable", "--python", release.python, str(self.venv)]
         self._uv(arguments, f"making a virtual environment for {self.spec.project}")
 
-    def _install_wheel(self, release: releases.Release) -> None:
-        """The engine's wheel alone, by its hash."""
+    def _install_wheel(self, release: releases.Release) -> releases.Release:
+        """The engine's wheel alone, by its hash. The release, with the wheel as it is."""
+        if self.of_commit is not None:
+            return self._install_commit(release, self.of_commit)
         self.say(f"fetching {release.wheel.filename}")
         line = f"{self.spec.project}=={self.spec.installed} --hash=sha256:{release.wheel.sha256}\n"
         (self.folder / "wheel.lock").write_text(line)
         arguments = ["pip", "install", "--python", str(self.python), "--no-deps"]
         arguments += ["--require-hashes", "-r", "wheel.lock"]
         self._uv(arguments, f"installing {self.spec.project} {self.spec.installed}")
+        return release
 
     def _install_commit(
         self, release: releases.Release, wheel: commits.CommitWheel
@@ -252,7 +286,7 @@ class _Build:
         return replace(release, wheel=replace(release.wheel, sha256=digest))
 
     def _check_link(self, release: releases.Release) -> None:
-        files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
+        files = loading.extension_files(site_packages(self.venv), self.spec.extensions)
         modules = [path for paths in files.values() for path in paths]
         if missing := loading.missing_versions(self.python, modules):
             first = missing[0]
@@ -261,7 +295,7 @@ class _Build:
     def _unloadable(
         self, release: releases.Release, why: str, detail: list[str], library: str = ""
     ) -> UnloadableWheel:
-        other = "" if self.spec.commit else releases.repackaged(self.spec, release.python)
+        other = self._other_build(release)
         newer = f", or a system with a newer {library}" if library else ""
         step = (
             f"try --release {other}, the same release built again"
@@ -274,43 +308,28 @@ class _Build:
             detail=detail,
         )
 
+    def _other_build(self, release: releases.Release) -> str:
+        """A later build of the same release, or ``""``."""
+        return "" if self.spec.commit else releases.repackaged(self.spec, release.python)
+
     def _resolve(self, release: releases.Release) -> tuple[list[str], str]:
         """Write the lock file. Gives back its packages and the cutoff that it was made with."""
         self.say("resolving as of the release's day")
-        derived = derive(
-            requirements_of(self._metadata()),
+        resolver = Resolver.of(
+            self.spec,
+            release,
+            self._metadata(),
+            folder=self.folder,
+            uv=self._uv,
             keep_local=bool(torch_index()),
-            drop=self.spec.drop,
         )
-        self.reasons += derived.reasons
-        lines = [*derived.requirements, *self.spec.requirements]
-        (self.folder / "requirements.in").write_text("\n".join(lines) + "\n")
-        arguments = ["pip", "compile", "-q", "--python", str(self.python), "--generate-hashes"]
-        arguments += ["--no-header", "--no-annotate", *self.torch_options]
-        if self.spec.overrides:
-            (self.folder / "overrides.in").write_text("\n".join(self.spec.overrides) + "\n")
-            arguments += ["--override", "overrides.in"]
-        doing = f"resolving the requirements of {self.spec.project} {self.spec.installed}"
-        cutoff = release.cutoff
-        try:
-            text = self._compile(arguments, cutoff, doing)
-        except EnvironmentBuildError as error:
-            # A wheel repackaged later may ask for something newer than the engine's own day.
-            told = " ".join(error.detail)
-            if "exclude-newer" not in told or release.wheel_cutoff <= cutoff:
-                raise
-            cutoff = release.wheel_cutoff
-            text = self._compile(arguments, cutoff, doing)
-            why = f"as of {release.cutoff:%Y-%m-%d} the wheel's requirements cannot be met"
-            self.reasons.append(Reason("resolution date", f"{cutoff:%Y-%m-%d}", why))
+        options = ["--python", str(self.python), "--generate-hashes", "--no-header"]
+        text = resolver.compile([*options, "--no-annotate", *self.torch_options])
+        self.reasons += resolver.reasons
         text += (self.folder / "wheel.lock").read_text()
         (self.folder / LOCK_FILE).write_text(text)
         packages = [line.split()[0] for line in text.splitlines() if line[:1].strip(" #")]
-        return sorted(packages), cutoff.isoformat()
-
-    def _compile(self, arguments: list[str], cutoff: datetime, doing: str) -> str:
-        until = ["--exclude-newer", cutoff.isoformat()]
-        return self._uv([*arguments, *until, "requirements.in"], doing)
+        return sorted(packages), resolver.cutoff.isoformat()
 
     def _install_packages(self, release: releases.Release, cutoff: str) -> None:
         arguments = ["--python", str(self.python), "--require-hashes"]
@@ -344,7 +363,7 @@ class _Build:
         """A ``dist-info`` without code or entry points for each alias."""
         for alias in self.spec.dist_aliases:
             name, _, version = alias.partition("==")
-            info = _site_packages(self.venv) / f"{name}-{version}.dist-info"
+            info = site_packages(self.venv) / f"{name}-{version}.dist-info"
             info.mkdir()
             (info / "METADATA").write_text(
                 f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -356,13 +375,13 @@ class _Build:
 
     def _check_load(self, release: releases.Release) -> None:
         self.say("loading the engine's compiled code")
-        files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
+        files = loading.extension_files(site_packages(self.venv), self.spec.extensions)
         if failures := loading.load_failures(self.python, files):
             raise self._unloadable(release, failures[0], failures)
 
     def _metadata(self) -> str:
         wanted = self.spec.project.replace("-", "_").lower()
-        for info in _site_packages(self.venv).glob("*.dist-info"):
+        for info in site_packages(self.venv).glob("*.dist-info"):
             text = (info / "METADATA").read_text(encoding="utf-8", errors="replace")
             name = HeaderParser().parsestr(text, headersonly=True).get("Name", "")
             if name.replace("-", "_").lower() == wanted:

@@ -70,8 +70,10 @@ def best_wheel(wheels: list[Distribution]) -> Distribution:
     return max(wheels, key=rank)
 
 
-def find(spec: EnvironmentSpec) -> Release:
+def find(spec: EnvironmentSpec, platform: str = "") -> Release:
     """Where ``spec`` comes from and as of when it is to be resolved.
+
+    ``platform``: of another machine, as uv names them; ``spec.python`` is then a version there.
 
     Raises:
         UnknownRelease: the index has no such release of the engine.
@@ -81,7 +83,7 @@ def find(spec: EnvironmentSpec) -> Release:
     refused: UvFailed | None = None
     for python in pythons(spec):
         try:
-            files = release_files(requirement, python)
+            files = release_files(requirement, python, platform=platform)
         except UvFailed as failure:
             refused = failure
             if _UNKNOWN.search(failure.stderr) and "network was disabled" not in failure.stderr:
@@ -90,24 +92,26 @@ def find(spec: EnvironmentSpec) -> Release:
                 continue
             raise explain(failure, f"looking for {requirement}") from failure
         if files.wheels:
-            return _dated(spec, python, files)
+            return _dated(spec, python, files, platform)
     reason = explain(refused, "looking for its wheel").detail if refused else []
+    oldest, newest = ".".join(map(str, OLDEST_PYTHON)), ".".join(map(str, NEWEST_PYTHON))
+    python = f"Python {spec.python}" if spec.python else f"any Python from {oldest} to {newest}"
     raise EnvironmentBuildError(
-        f"{requirement} has no wheel for this machine and any Python from "
-        f"{'.'.join(map(str, OLDEST_PYTHON))} to {'.'.join(map(str, NEWEST_PYTHON))}.",
+        f"{requirement} has no wheel for {platform or 'this machine'} and {python}.",
         hint="try another release: mmrepro run SCENARIO --release X.Y.Z",
         detail=reason,
     )
 
 
-def _dated(spec: EnvironmentSpec, python: str, files: ReleaseFiles) -> Release:
+def _dated(spec: EnvironmentSpec, python: str, files: ReleaseFiles, platform: str) -> Release:
     wheel = best_wheel(files.wheels)
     own = wheel.uploaded or files.uploaded
     reasons: list[Reason] = []
     if spec.cutoff:
         cutoff = datetime.fromisoformat(spec.cutoff)
     else:
-        dated = files.uploaded if spec.dated_by == spec.project else _upload_of(spec, python)
+        own_day = spec.dated_by == spec.project
+        dated = files.uploaded if own_day else _upload_of(spec, python, platform)
         if dated is None:
             dated = own
             why = f"the index does not say when {spec.dated_by} {spec.release} was uploaded"
@@ -123,11 +127,12 @@ def _dated(spec: EnvironmentSpec, python: str, files: ReleaseFiles) -> Release:
     return Release(python, wheel, cutoff, wheel_cutoff, reasons)
 
 
-def _upload_of(spec: EnvironmentSpec, python: str) -> datetime | None:
+def _upload_of(spec: EnvironmentSpec, python: str, platform: str) -> datetime | None:
     """When ``dated_by`` was released. A repackaged 0.11.1.post2 has the date of 0.11.1."""
     for release in dict.fromkeys((spec.installed, Version(spec.installed).base_version)):
         try:
-            return release_files(f"{spec.dated_by}=={release}", python).uploaded
+            requirement = f"{spec.dated_by}=={release}"
+            return release_files(requirement, python, platform=platform).uploaded
         except UvFailed as failure:
             if not (_UNKNOWN.search(failure.stderr) or _WRONG_PYTHON.search(failure.stderr)):
                 raise explain(failure, f"looking for {spec.dated_by}=={release}") from failure

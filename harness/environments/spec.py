@@ -19,6 +19,8 @@ from pydantic import Field
 # Raised whenever the way an environment is built changes, so that older ones are built anew.
 RECIPE = 1
 
+Source = Literal["index", "wheelhouse"]
+
 
 @dataclass(frozen=True)
 class Reason:
@@ -99,6 +101,11 @@ class Manifest(Record):
     uv: Annotated[str, Field(description="version of uv that built it")]
     created: datetime
     build_seconds: float
+    source: Annotated[Source, Field(description="where its packages came from")] = "index"
+    host_packages: Annotated[
+        list[str],
+        Field(description="name==version of what is the host's, whose site-packages it sees"),
+    ] = []
 
 
 MANIFEST_FILE = "manifest.json"

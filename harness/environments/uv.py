@@ -13,7 +13,7 @@ import subprocess
 import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -53,6 +53,10 @@ class Distribution:
     filename: str
     uploaded: datetime | None
     sha256: str
+    size: int | None = None
+    """Bytes; None: the index does not say."""
+    address: str = field(default="", repr=False)
+    """Where it lies, for a download of our own: it may hold a password, and is never kept."""
 
 
 @dataclass(frozen=True)
@@ -256,33 +260,54 @@ def uv_version() -> str:
     return words[1] if len(words) > 1 else ""
 
 
-def release_files(requirement: str, python: str, *, lowest: bool = False) -> ReleaseFiles:
+def interpreter_options(python: str, platform: str = "") -> list[str]:
+    """For whom uv is to resolve: ``python`` here (a path or a version), or its version there.
+
+    ``platform``: of another machine, as uv names them, e.g. ``x86_64-manylinux_2_28``.
+    """
+    if platform:
+        return ["--python-version", python, "--python-platform", platform]
+    return ["--python", python]
+
+
+def release_files(
+    requirement: str, python: str, *, platform: str = "", lowest: bool = False
+) -> ReleaseFiles:
     """The files of the newest (``lowest``: oldest) release that ``requirement`` allows.
 
-    Only files that fit the interpreter ``python`` (a path or a version).
+    Only files that fit that interpreter: see :func:`interpreter_options`.
 
     Raises:
         UvFailed: no such release, none for that interpreter, or the index cannot be reached.
     """
     arguments = ["pip", "compile", "-q", "--no-deps", "--format", "pylock.toml"]
     arguments += ["--resolution", "lowest"] if lowest else []
-    text = run_uv([*arguments, "--python", python, "-"], stdin=requirement + "\n")
-    package = tomllib.loads(text)["packages"][0]
-    sdist = package.get("sdist")
-    return ReleaseFiles(
-        project=package["name"],
-        version=package["version"],
-        wheels=[_distribution(wheel) for wheel in package.get("wheels", [])],
-        sdist=_distribution(sdist) if sdist else None,
-    )
+    options = interpreter_options(python, platform)
+    return locked(run_uv([*arguments, *options, "-"], stdin=requirement + "\n"))[0]
+
+
+def locked(pylock: str) -> list[ReleaseFiles]:
+    """The packages of a ``pylock.toml``, and what the index has of each."""
+    return [
+        ReleaseFiles(
+            project=package["name"],
+            version=package.get("version", ""),
+            wheels=[_distribution(wheel) for wheel in package.get("wheels", [])],
+            sdist=_distribution(package["sdist"]) if "sdist" in package else None,
+        )
+        for package in tomllib.loads(pylock).get("packages", [])
+    ]
 
 
 def _distribution(entry: dict[str, object]) -> Distribution:
-    where = str(entry.get("name") or entry.get("url") or entry.get("path") or "")
+    address = str(entry.get("url") or entry.get("path") or "")
     uploaded = entry.get("upload-time")
     hashes = entry.get("hashes")
+    size = entry.get("size")
     return Distribution(
-        filename=where.partition("#")[0].rpartition("/")[2],
+        filename=str(entry.get("name") or address).partition("#")[0].rpartition("/")[2],
         uploaded=uploaded if isinstance(uploaded, datetime) else None,
         sha256=str(hashes.get("sha256", "")) if isinstance(hashes, dict) else "",
+        size=size if isinstance(size, int) else None,
+        address=address,
     )

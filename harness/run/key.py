@@ -39,6 +39,7 @@ START_MODE = "start mode"
 
 APART = (
     "cli",
+    "accept",
     "ablate",
     "bisect",
     "history",

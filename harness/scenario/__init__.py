@@ -102,7 +102,10 @@ from mmrepro.scenario.declare import (
     symptom as symptom,
     upgrade as upgrade,
 )
-from mmrepro.scenario.gpu import gpu_idle as gpu_idle
+from mmrepro.scenario.gpu import (
+    gpu_idle as gpu_idle,
+    gpu_memory_held as gpu_memory_held,
+)
 from mmrepro.scenario.parts import (
     Control as Control,
     Factor as Factor,

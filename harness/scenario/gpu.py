@@ -10,21 +10,22 @@ from mmrepro.signature.decide import Finding
 
 SETTLED_S = 1.0
 """NVML's utilisation is of a span of up to a second that lies behind."""
-HELD = 0.9
-"""Share of the memory of the gate that counts as held: a workspace may have been given back."""
+HELD = 0.95
+"""Share of the gate's memory that counts as held: a hung engine frees nothing; what the driver
+keeps for a context varies by a few MiB."""
 GIB = 1 << 30
 
 
 def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
-    """While a request waits, no reading of the engine's GPU is above 0 %, and the engine's
-    processes hold the memory that they held in the gate.
+    """While a request waits, no reading of the engine's GPU is above 0 %.
 
     Unknown, and never met: off a GPU; where no request waits (any idle server's GPU idles); where
-    the GPU is not known to be the engine's; with MIG, which tells no utilisation; where no earlier
-    reading was above 0 % (the same 0 % would say nothing); without the gate's own memory.
+    it is not known which GPU is the engine's; with MIG, which tells no utilisation; where no
+    earlier reading was above 0 %, so that the same 0 % says nothing.
     """
-    if facts.fidelity is not Fidelity.GPU:
-        return Finding.unknown(f"the engine does not run on a GPU (fidelity: {facts.fidelity})")
+    own, why = _engines(gpu, evidence, facts)
+    if why:
+        return Finding.unknown(why)
     waits = [
         (r.sent.mono + SETTLED_S, r.sent.mono + r.latency_s)
         for r in evidence.requests_in("trigger")
@@ -32,9 +33,6 @@ def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
     ]
     if not waits:
         return Finding.unknown("no request waited: the GPU of any idle server idles")
-    own = _own(gpu, evidence, facts)
-    if not own:
-        return Finding.unknown("which GPU is the engine's is not known")
     names = {str(device.index) for device in own}
     series = [(p.mono, pct) for p in evidence.series for n, pct in p.gpu_pct.items() if n in names]
     waiting = [pct for mono, pct in series if any(low <= mono <= high for low, high in waits)]
@@ -43,22 +41,38 @@ def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
         return Finding.unknown("no reading of the GPU's utilisation (MIG tells none)")
     asked = min(r.sent.mono for r in evidence.requests_in("trigger"))
     before = max((pct for mono, pct in series if mono < asked), default=0.0)
-    held, gate = _held(own, evidence), _held(_gate(evidence, names), evidence)
     observed = (
         f"at most {max(waiting):.0f} % in {len(waiting)} readings while a request waited, up to "
-        f"{before:.0f} % before; {_gib(held)} held, {_gib(gate)} in the gate"
+        f"{before:.0f} % before"
     )
     if max(waiting) and (others := _others(own, evidence)):
         return Finding.unknown(f"{observed}; not the engine's alone: {others}")
-    if max(waiting):
-        return Finding.of(False, observed)
-    if held is None or not gate:
-        return Finding.unknown(f"{observed}: the engine's own memory is not told")
-    if held < HELD * gate:
-        return Finding.of(False, observed)
-    if not before:
+    if not max(waiting) and not before:
         return Finding.unknown(f"{observed}: no work was ever seen, so that 0 % says nothing")
-    return Finding.of(True, observed)
+    return Finding.of(not max(waiting), observed)
+
+
+def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
+    """The engine's processes hold as much of its GPU as in the gate, where they were well."""
+    own, why = _engines(gpu, evidence, facts)
+    if why:
+        return Finding.unknown(why)
+    names = {device.index for device in own}
+    gates = [data.devices for _, data in evidence.results(GpuData, "gate")]
+    gate = [device for device in gates[-1] if device.index in names] if gates else []
+    now, then = _held(own, evidence), _held(gate, evidence)
+    if now is None or not then:
+        return Finding.unknown("the GPU's memory was not read in the gate and in the check")
+    text = f"{now / GIB:.2f} GiB held, {then / GIB:.2f} GiB in the gate"
+    return Finding.of(now >= HELD * then, text)
+
+
+def _engines(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> tuple[list[GpuDevice], str]:
+    """The engine's GPUs, or why they are not known."""
+    if facts.fidelity is not Fidelity.GPU:
+        return [], f"the engine does not run on a GPU (fidelity: {facts.fidelity})"
+    own = _own(gpu, evidence, facts)
+    return own, "" if own else "which GPU is the engine's is not known"
 
 
 def _own(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> list[GpuDevice]:
@@ -70,12 +84,6 @@ def _own(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> list[GpuDevice]:
         return held
     taken = [d for d in gpu.devices if d.index in facts.gpus] or gpu.devices
     return taken if len(taken) == 1 or facts.gpus else []
-
-
-def _gate(evidence: Evidence, names: set[str]) -> list[GpuDevice]:
-    """The same GPUs in the gate, when the server was healthy."""
-    seen = [data.devices for _, data in evidence.results(GpuData, "gate")]
-    return [device for device in seen[-1] if str(device.index) in names] if seen else []
 
 
 def _held(devices: list[GpuDevice], evidence: Evidence) -> int | None:
@@ -102,7 +110,3 @@ def _others(devices: list[GpuDevice], evidence: Evidence) -> str:
 
 def _pids(evidence: Evidence) -> set[int]:
     return {p.pid for _, data in evidence.results(ProcessesData) for p in data.processes}
-
-
-def _gib(count: int | None) -> str:
-    return "unknown" if count is None else f"{count / GIB:.2f} GiB"

@@ -36,7 +36,7 @@ SHARED: dict[str, Check | Declared] = {
             "spins_in_user_space added_but_unfinished engine_alive",
             crash: "core_died health_is_503 server_exits",
             common: "trigger_ended idle_while_asked",
-            gpu: "gpu_idle",
+            gpu: "gpu_idle gpu_memory_held",
         }.items()
         for name in names.split()
     },

@@ -134,7 +134,7 @@ def test_a_full_disk_while_writing_our_own_files(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(build_module._Build, "_write_aliases", full)
+    monkeypatch.setattr(build_module.Build, "_write_aliases", full)
     with pytest.raises(NoSpace):
         ensure(SPEC)
     assert left_over() == []
