@@ -60,8 +60,11 @@ class GpuSampler(Pace):
 
     def _point(self, nvml: Nvml) -> None:
         mono, seen = time.monotonic(), nvml.sample()
-        pct = {name: float(pct) for name, (pct, _) in seen.items() if pct is not None}
-        held = {name: float(held) for name, (_, held) in seen.items() if held is not None}
+        pct = {str(gpu): float(pct) for gpu, (pct, _) in seen.items() if pct is not None}
+        held = {str(gpu): float(held) for gpu, (_, held) in seen.items() if held is not None}
+        if len(pct) < len(seen):  # MIG, perhaps
+            for (gpu, number), used in nvml.sample_slices().items():
+                held |= {f"{gpu}/{number}": float(used)} if used is not None else {}
         if pct or held:
             self.recorder.point(SeriesPoint(mono=round(mono, 3), gpu_pct=pct, gpu_bytes=held))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -147,22 +147,30 @@ class Nvml:
             )
         return reading
 
-    def sample(self) -> dict[str, tuple[int | None, int | None]]:
-        """{device: utilisation in percent, used bytes}, as in :class:`Gpu`; cheap, for many times.
+    def sample(self) -> dict[int, tuple[int | None, int | None]]:
+        """{GPU: utilisation in percent, used bytes}, as in :class:`Gpu`; cheap, for many times.
 
-        A device is called by its number, a MIG device ``GPU/NUMBER``. Empty where NVML has stopped
-        to answer.
+        Empty where NVML has stopped to answer.
         """
-        taken: dict[str, tuple[int | None, int | None]] = {}
+        return {
+            index: (self._utilisation(handle), self._memory(handle)[1])
+            for index, handle in self._handles()
+        }
+
+    def sample_slices(self) -> dict[tuple[int, int], int | None]:
+        """{(GPU, MIG device): used bytes}."""
+        return {
+            (index, one.index): one.memory_used_bytes
+            for index, handle in self._handles()
+            for one in self._slices(handle)
+        }
+
+    def _handles(self) -> Iterator[tuple[int, Any]]:
+        """Of the GPUs that answer."""
         for index in range(self._told("nvmlDeviceGetCount") or 0):
             handle = self._told("nvmlDeviceGetHandleByIndex", index)
-            if handle is None:
-                continue
-            taken[str(index)] = self._utilisation(handle), self._memory(handle)[1]
-            if taken[str(index)][0] is None:
-                for one in self._slices(handle):
-                    taken[f"{index}/{one.index}"] = None, one.memory_used_bytes
-        return taken
+            if handle is not None:
+                yield index, handle
 
     def _utilisation(self, handle: Any) -> int | None:
         """None with MIG."""

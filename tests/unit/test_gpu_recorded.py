@@ -56,7 +56,7 @@ def test_from_another_pid_namespace_only_the_memory_is_seen() -> None:
 def test_after_its_end_the_gpu_is_free_again() -> None:
     assert choose(read_gpus(replayed("after")), {}).devices
     with Nvml(replayed("after")) as nvml:
-        assert nvml.sample() == {"0": (0, 0)}
+        assert nvml.sample() == {0: (0, 0)}
 
 
 @pytest.mark.parametrize(("mask", "seen"), H100["masks"]["seen"])
