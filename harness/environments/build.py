@@ -221,13 +221,7 @@ class Build:
             commit=self.spec.commit,
             device=self.spec.device,
             project=self.spec.project,
-            wheel=WheelFacts(
-                project=self.spec.project,
-                filename=release.wheel.filename,
-                sha256=release.wheel.sha256,
-                uploaded=release.wheel.uploaded.isoformat() if release.wheel.uploaded else "",
-                origin=self.spec.origin,
-            ),
+            wheel=self._wheel_facts(release),
             resolved_until=cutoff,
             packages=packages,
             notes=[Setting(name=r.name, value=r.value, why=r.why) for r in self.reasons],
@@ -389,6 +383,15 @@ class Build:
         raise EnvironmentBuildError(
             f"The wheel of {self.spec.project} {self.spec.installed} has no metadata.",
             hint="try another release: mmrepro run SCENARIO --release X.Y.Z",
+        )
+
+    def _wheel_facts(self, release: releases.Release) -> WheelFacts:
+        return WheelFacts(
+            project=self.spec.project,
+            filename=release.wheel.filename,
+            sha256=release.wheel.sha256,
+            uploaded=release.wheel.uploaded.isoformat() if release.wheel.uploaded else "",
+            origin=self.spec.origin,
         )
 
     def _python_version(self) -> str:
