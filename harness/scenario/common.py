@@ -13,8 +13,7 @@ from typing import Any
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence
-from mmrepro.probes.data import GpuData, GpuDevice, InferenceData, LogsData, ProcessesData
-from mmrepro.records import Fidelity
+from mmrepro.probes.data import InferenceData, LogsData
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import Declared, Row, cause, row, symptom
 from mmrepro.scenario.parts import RunFacts
@@ -330,50 +329,6 @@ def idle_while_asked(requests: Requests, metrics: Metrics, engine: Engine) -> Fi
     queue = checks.queue_empty(metrics, engine)
     hung = any(sent.timed_out for sent in requests.within("trigger"))
     return Finding.of((queue.truth is Truth.MET) == hung, queue.observed)
-
-
-def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
-    """No reading of the engine's GPU is above 0 %: the one that a process of the server holds, or
-    the only one. That a GPU idles which nothing runs on says nothing."""
-    if facts.fidelity is not Fidelity.GPU:
-        return _not_on_a_gpu(facts)
-    own = _engines_gpus(gpu, evidence)
-    if not own:
-        return Finding.unknown("which of several GPUs is the engine's is not known")
-    readings = [pct for device in own for pct in device.utilization_pct]
-    if not readings:
-        return Finding.unknown("no reading of the GPU's utilisation")
-    return Finding.of(not any(readings), f"at most {max(readings)} %, {len(readings)} readings")
-
-
-def gpu_memory_held(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
-    """The engine's GPU has as much in use as in the gate, where the engine was idle and well."""
-    if facts.fidelity is not Fidelity.GPU:
-        return _not_on_a_gpu(facts)
-    before = [data for _, data in evidence.results(GpuData, GpuDevice, "gate")]
-    own = {device.index: device.memory_used_bytes for device in _engines_gpus(gpu, evidence)}
-    idle = [d.memory_used_bytes for data in before for d in data.devices if d.index in own]
-    if not own or not idle or not max(idle):
-        return Finding.unknown("the GPU's memory was not read in the gate and in the check")
-    now, then = sum(own.values()), max(idle)
-    text = f"{now / 2**30:.2f} GiB in use, {then / 2**30:.2f} GiB in the gate"
-    return Finding.of(now >= HELD * then, text)
-
-
-HELD = 0.95
-"""A hung engine frees nothing; what the driver keeps for a context varies by a few MiB."""
-
-
-def _not_on_a_gpu(facts: RunFacts) -> Finding:
-    return Finding.unknown(f"the engine does not run on a GPU (fidelity: {facts.fidelity})")
-
-
-def _engines_gpus(gpu: GpuData, evidence: Evidence) -> list[GpuDevice]:
-    """Those that a process of the server holds, or the only one; []: it is not known which."""
-    seen = evidence.results(ProcessesData, "check")
-    pids = {process.pid for _, data in seen for process in data.processes}
-    held = [d for d in gpu.devices if any(process.pid in pids for process in d.processes)]
-    return held or (gpu.devices if len(gpu.devices) == 1 else [])
 
 
 def last_line(words: str) -> Check:
