@@ -9,13 +9,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mmrepro.accept.steps import Child, Ended
 from mmrepro.machine.cache import Device
 from mmrepro.machine.child_env import child_environment
 from mmrepro.matrix.child import end, spawn, spawn_program
-from mmrepro.reproducers import reproducer_path
 
 GRACE_S = 30.0
 """Between SIGTERM, on which a run ends its engine, and SIGKILL, after which its supervisor does."""
@@ -43,6 +42,11 @@ class Place:
         return self.folder / f"{self.name}.out"
 
     @property
+    def report(self) -> Path:
+        """Of tests."""
+        return self.folder / f"{self.name}.xml"
+
+    @property
     def errors(self) -> Path:
         return self.folder / f"{self.name}.err"
 
@@ -55,17 +59,20 @@ def run(
     python: Path | None,
     limit_s: float,
     before: Mapping[str, dict[str, Any]],
+    variables: Mapping[str, str],
 ) -> Ended:
     """Run it; one that outruns ``limit_s`` seconds is ended, with its engine.
 
-    ``python``: the interpreter of a script.
+    Args:
+        python: the interpreter of a script.
+        variables: for a script, those that make it see the GPU that is taken.
 
     Raises:
         KeyboardInterrupt: the child has been ended.
     """
     began = time.monotonic()
     with place.printed.open("wb") as printed, place.errors.open("wb") as errors:
-        process = _started(child, device, place, python, printed, errors)
+        process = _started(child, device, place, python, variables, printed, errors)
         code: int | None
         try:
             code = process.wait(limit_s)
@@ -80,6 +87,7 @@ def run(
         seconds=round(time.monotonic() - began, 2),
         limit_s=limit_s,
         incident=place.incident,
+        report=place.report,
         words=_last_words(place.errors),
         document=document(place.printed),
         before=dict(before),
@@ -87,13 +95,21 @@ def run(
 
 
 def _started(
-    child: Child, device: Device, place: Place, python: Path | None, printed: Any, errors: Any
+    child: Child,
+    device: Device,
+    place: Place,
+    python: Path | None,
+    variables: Mapping[str, str],
+    printed: IO[bytes],
+    errors: IO[bytes],
 ) -> subprocess.Popen[bytes]:
     arguments = child.arguments(device)
-    if child.script:
-        assert python is not None
-        command = [str(python), str(reproducer_path(arguments[0])), *arguments[1:]]
-        return spawn_program(command, child_environment(), stdout=printed, stderr=errors)
+    if child.script or child.tests:
+        command = [str(python), str(child.file), *arguments[1:]]
+        if child.tests:
+            command[1:1] = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+            command += ["--junitxml", str(place.report)]
+        return spawn_program(command, child_environment(variables), stdout=printed, stderr=errors)
     if child.incident:
         arguments += ["--out", str(place.incident)]
         # What it prints is the incident that it writes.

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mmrepro.incident.acceptance import GpuUse, Peak
+from mmrepro.machine.nvml import Nvml, NvmlAbsent
 
 INTERVAL_S = 1.0
 
@@ -25,6 +26,16 @@ class Sample:
 
 
 Read = Callable[[], Sequence[Sample]]
+
+
+@contextmanager
+def nvml_samples() -> Iterator[Read]:
+    """What NVML tells, which is opened once; where it is absent, nothing."""
+    try:
+        with Nvml() as nvml:
+            yield lambda: [Sample(gpu, *told) for gpu, told in nvml.sample().items()]
+    except NvmlAbsent:
+        yield lambda: []
 
 
 @contextmanager

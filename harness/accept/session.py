@@ -7,8 +7,8 @@ import fcntl
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -57,6 +57,8 @@ class Options:
     device: Device
     budget_s: float
     """Wall-clock seconds, from :meth:`Session.execute` on."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """They make a child see the GPU that is taken; `mmrepro run` takes its own."""
 
 
 class Session:
@@ -131,6 +133,9 @@ class Session:
         began = self._clock()
         if self.options.device not in step.devices:
             return self._without(step, [untested(step, step.why_not)], whole=True)
+        if step.child.tests and not step.child.file.is_file():
+            why = f"{step.child.words[0]} is in the repository, not in the package"
+            return self._without(step, [untested(step, why)])
         provided = Provided(None)
         if step.child.needs:
             provided = self._provider.get(step.child.needs, self.left_s)
@@ -151,6 +156,7 @@ class Session:
                 python=provided.python,
                 limit_s=min(step.limit_s, self.left_s),
                 before=self._documents(part, step),
+                variables=self.options.variables,
             )
         try:
             judged = step.judge(ended)

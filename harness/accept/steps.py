@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,9 +36,10 @@ class Child:
     """What is started.
 
     Attributes:
-        words: arguments of ``mmrepro``, or a reproducer's file and its arguments.
+        words: arguments of ``mmrepro``; or the file of a reproducer or of tests, and its arguments.
         needs: environments, of which the first that is there serves.
-        script: run by that environment's interpreter, in place of mmrepro's own.
+        script: a reproducer, run by that environment's interpreter.
+        tests: run by its pytest.
         incident: it takes ``--out`` and leaves an incident there.
         device_option: it takes ``--device``.
     """
@@ -45,25 +47,37 @@ class Child:
     words: tuple[str, ...]
     needs: tuple[Needs, ...] = ()
     script: bool = False
+    tests: bool = False
     incident: bool = False
     device_option: bool = True
 
+    @property
+    def file(self) -> Path:
+        """Of a script or of tests; these are in the repository, not in the package."""
+        name = self.words[0]
+        return reproducer_path("").parent / name if self.tests else reproducer_path(name)
+
     def arguments(self, device: Device) -> list[str]:
+        if self.tests:
+            return list(self.words)
         asked = ["--device", device] if self.device_option and "--device" not in self.words else []
         return [*self.words, *asked, "--json"]
 
     def shown(self, device: Device) -> str:
         """As a person types it; of a script the interpreter is any that has torch."""
         words = self.arguments(device)
-        if not self.script:
-            return " ".join(["mmrepro", *words[:-1]])
-        return " ".join(["python", f"reproducers/{words[0]}", *words[1:-1]])
+        if self.tests:
+            return shlex.join(["python", "-m", "pytest", *words])
+        if self.script:
+            return shlex.join(["python", f"reproducers/{words[0]}", *words[1:-1]])
+        return shlex.join(["mmrepro", *words[:-1]])
 
     def key(self, device: Device) -> str:
-        """Of what is run; a changed script is another step."""
+        """Of what is run; of a script and of tests with their files and those beside them."""
         made_of = [mmrepro.__version__, *self.arguments(device), *map(str, self.needs)]
-        if self.script:
-            made_of.append(digest([reproducer_path(self.words[0])]))
+        if self.script or self.tests:
+            beside = reproducer_path("minivllm").glob("*.py") if self.tests else ()
+            made_of.append(digest(sorted([*self.file.parent.glob("*.py"), *beside])))
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
 
@@ -73,7 +87,8 @@ class Ended:
 
     Attributes:
         exit_code: None: it was ended, being late.
-        incident: the folder that it was given; ``words``: its last ones on stderr.
+        incident: the folder that it was given; ``report``: the file, of tests.
+        words: its last ones on stderr.
         document: what it printed, if that is a JSON object.
         before: documents of the part's earlier steps, by name.
     """
@@ -83,6 +98,7 @@ class Ended:
     seconds: float
     limit_s: float
     incident: Path
+    report: Path
     words: str = ""
     document: dict[str, Any] = field(default_factory=dict)
     before: dict[str, dict[str, Any]] = field(default_factory=dict)

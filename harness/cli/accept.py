@@ -9,7 +9,6 @@ import typer
 from mmrepro.cli.run import DeviceChoice
 
 if TYPE_CHECKING:
-    from mmrepro.accept.steps import Part
     from mmrepro.machine.cache import Device
 
 
@@ -50,7 +49,6 @@ def accept(
         show_list(parts, found, json=json)
         return
     asked = Asked(out, found, quantity.seconds(budget), tuple(only or ()), resume, json)
-    _require(found, parts)
     raise typer.Exit(execute(asked))
 
 
@@ -60,15 +58,3 @@ def _device(choice: DeviceChoice) -> Device:
     if choice is DeviceChoice.AUTO:
         return detect_device()
     return "cuda" if choice is DeviceChoice.CUDA else "cpu"
-
-
-def _require(device: Device, parts: list[Part]) -> None:
-    """Raises InfrastructureError: a GPU is asked for, and there is none."""
-    from mmrepro.errors import InfrastructureError
-    from mmrepro.machine.cache import detect_device
-
-    if device == "cuda" and detect_device() != "cuda":
-        raise InfrastructureError(
-            "There is no NVIDIA driver on this machine, or no libcuda.so.1.",
-            hint="mmrepro accept --device cpu --out DIR, or docs/gpu.md for a machine with a GPU",
-        )

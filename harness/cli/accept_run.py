@@ -12,7 +12,7 @@ import mmrepro
 import typer
 from mmrepro.accept.parts import chosen
 from mmrepro.accept.provide import Provider
-from mmrepro.accept.sampling import Sample
+from mmrepro.accept.sampling import nvml_samples
 from mmrepro.accept.session import Options, Session, exit_code
 from mmrepro.accept.steps import Part, Step
 from mmrepro.cli.console import table_console
@@ -28,12 +28,12 @@ from mmrepro.incident.acceptance import (
 from mmrepro.incident.folder import is_there, prepared
 from mmrepro.machine.cache import Device
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.gpu import Choice, take
 from mmrepro.records import Moment
 from mmrepro.reports import write_reports
 from mmrepro.reports.acceptance import MARKDOWN_FILE, counts, write_acceptance
 from mmrepro.reports.document import document_json, load_document
 from mmrepro.reports.words import duration
-from mmrepro.run.key import gpu_models
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
@@ -67,23 +67,19 @@ def execute(asked: Asked) -> ExitCode:
             "--out DIR says where the summary and the incidents go.",
             hint="mmrepro accept --out accepted",
         )
+    gpu = take() if asked.device == "cuda" else Choice()
     earlier = _earlier(asked, asked.out)
     folder = prepared(asked.out)
     parts = chosen(asked.only or ([part.part for part in earlier.parts] if earlier else ()))
     console = table_console(stderr=asked.json)
-    board = Board(console, folder, _blank(asked, parts, earlier), parts)
+    board = Board(console, folder, _blank(asked, parts, earlier, gpu), parts)
     board.changed([])
-    session = Session(
-        folder,
-        parts,
-        Options(asked.device, asked.budget_s),
-        Provider(asked.device, board.say),
-        board,
-        read_gpus,
-    )
+    variables = {one.name: one.value for one in gpu.settings()}
+    options = Options(asked.device, asked.budget_s, variables)
+    provider = Provider(asked.device, board.say)
     try:
-        with board:
-            done = session.execute()
+        with board, nvml_samples() as read:
+            done = Session(folder, parts, options, provider, board, read).execute()
     except KeyboardInterrupt:
         typer.echo(f"to resume, run: {board.told.resume}", err=True)
         raise
@@ -118,7 +114,9 @@ def _earlier(asked: Asked, folder: Path) -> Acceptance | None:
     return found
 
 
-def _blank(asked: Asked, parts: Sequence[Part], earlier: Acceptance | None) -> Acceptance:
+def _blank(
+    asked: Asked, parts: Sequence[Part], earlier: Acceptance | None, gpu: Choice
+) -> Acceptance:
     words = ["mmrepro", "accept", "--device", asked.device]
     for part in parts if asked.only else ():
         words += ["--only", part.name]
@@ -131,14 +129,10 @@ def _blank(asked: Asked, parts: Sequence[Part], earlier: Acceptance | None) -> A
         device=asked.device,
         command=shlex.join([*words, "--out", asked.out.name if asked.out else "DIR"]),
         resume=shlex.join([*words, "--out", str(asked.out), "--resume"]),
-        host=host_facts(gpu_models()),
+        host=host_facts(gpu.names).model_copy(update={"gpu_facts": gpu.facts()}),
         # What an earlier command was asked for stands there until this one has come to it.
         parts=[PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts],
     )
-
-
-def read_gpus() -> list[Sample]:
-    return []
 
 
 class Board(LiveView):

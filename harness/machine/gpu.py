@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from mmrepro.errors import GpuUnavailable
@@ -246,40 +247,43 @@ def choose(reading: GpuReading, variables: Mapping[str, str] | None = None) -> C
     """
     variables = os.environ if variables is None else variables
     mask, wanted = variables.get(VISIBLE), variables.get(WANTED, "").strip()
+    none = partial(Choice, reading=reading)
     if reading.blind:
-        return Choice(unseen=reading.reason)
+        return none(unseen=reading.reason)
     if not reading.gpus:
-        return Choice(reason=f"No GPU can be used: {reading.reason}.", hint=_CPU)
+        return none(reason=f"No GPU can be used: {reading.reason}.", hint=_CPU)
     devices = visible(reading, mask)
+    if not devices and mask is None:
+        return none(reason="MIG is on, but no MIG device is made.", hint="nvidia-smi mig -cgi … -C")
     if not devices:
-        return Choice(
-            reason=f"{VISIBLE}={mask!r} leaves no GPU of the {len(reading.gpus)} of this machine."
-            if mask is not None
-            else "MIG is on, but no MIG device has been made.",
-            hint=f"unset {VISIBLE}, or {_CPU}" if mask is not None else "nvidia-smi mig -cgi … -C",
+        many = len(reading.gpus)
+        return none(
+            reason=f"{VISIBLE}={mask!r} leaves no GPU of the {many} of this machine.",
+            hint=f"unset {VISIBLE}; {_CPU}",
         )
+    taken = partial(_taken, devices, reading, mask)
     if wanted and wanted != "any":
         named = visible(reading, wanted)
         allowed = {device.uuid for device in devices}
-        if not named or any(device.uuid not in allowed for device in named):
-            among = ", ".join(_entry(device) for device in devices)
-            return Choice(
-                reason=f"{WANTED}={wanted!r} names no GPU that this process may use.",
-                hint=f"one of {among}, or any",
-            )
-        return _taken(named, devices, reading, mask)
+        if named and all(device.uuid in allowed for device in named):
+            return taken(named)
+        among = ", ".join(_entry(device) for device in devices)
+        return none(
+            reason=f"{WANTED}={wanted!r} names no GPU that this process may use.",
+            hint=f"one of {among}, or any",
+        )
     free = [device for device in devices if not device.users]
     if free:
-        return _taken(free[:1], devices, reading, mask)
+        return taken(free[:1])
     least = min(devices, key=lambda device: device.used_bytes or 0)
     if wanted == "any":
-        return _taken([least], devices, reading, mask)
-    others = "; ".join(f"{device.label}: {device.users}" for device in devices)
-    many = "The GPU is" if len(devices) == 1 else f"All {len(devices)} GPUs are"
-    return Choice(
-        reason=f"{many} in use by others: {others}.",
+        return taken([least])
+    users = tuple(f"{device.label}: {device.users}" for device in devices)
+    many_in_use = "The GPU is" if len(devices) == 1 else f"All {len(devices)} GPUs are"
+    return none(
+        reason=f"{many_in_use} in use by others: {'; '.join(users)}.",
         hint=f"{WANTED}={_entry(least)} takes it anyway; {_CPU}",
-        passed_over=tuple(f"{device.label}: {device.users}" for device in devices),
+        passed_over=users,
     )
 
 
@@ -287,9 +291,10 @@ _CPU: Final = "--device cpu runs without one"
 
 
 def _taken(
-    chosen: list[CudaDevice], devices: list[CudaDevice], reading: GpuReading, mask: str | None
+    devices: list[CudaDevice], reading: GpuReading, mask: str | None, chosen: list[CudaDevice]
 ) -> Choice:
-    uuids = {device.uuid for device in chosen}
+    """``devices``: all that may be used."""
+    uuids = [device.uuid for device in chosen]
     return Choice(
         devices=tuple(chosen),
         reading=reading,
@@ -298,7 +303,7 @@ def _taken(
             for device in devices
             if device.users and device.uuid not in uuids
         ),
-        narrowed=mask is not None or len(visible(reading, None)) > len(chosen),
+        narrowed=mask is not None or uuids != [device.uuid for device in visible(reading, None)],
         mixed=len({gpu.name for gpu in reading.gpus}) > 1,
     )
 

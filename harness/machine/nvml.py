@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -148,16 +148,29 @@ class Nvml:
         return reading
 
     def sample(self) -> dict[int, tuple[int | None, int | None]]:
-        """{index: utilisation in percent, used bytes}, as in :class:`Gpu`; cheap, for many times.
+        """{GPU: utilisation in percent, used bytes}, as in :class:`Gpu`; cheap, for many times.
 
         Empty where NVML has stopped to answer.
         """
-        taken: dict[int, tuple[int | None, int | None]] = {}
+        return {
+            index: (self._utilisation(handle), self._memory(handle)[1])
+            for index, handle in self._handles()
+        }
+
+    def sample_slices(self) -> dict[tuple[int, int], int | None]:
+        """{(GPU, MIG device): used bytes}."""
+        return {
+            (index, one.index): one.memory_used_bytes
+            for index, handle in self._handles()
+            for one in self._slices(handle)
+        }
+
+    def _handles(self) -> Iterator[tuple[int, Any]]:
+        """Of the GPUs that answer."""
         for index in range(self._told("nvmlDeviceGetCount") or 0):
             handle = self._told("nvmlDeviceGetHandleByIndex", index)
             if handle is not None:
-                taken[index] = self._utilisation(handle), self._memory(handle)[1]
-        return taken
+                yield index, handle
 
     def _utilisation(self, handle: Any) -> int | None:
         """None with MIG."""

@@ -16,10 +16,11 @@ import mmrepro.probes
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments import Environment, cache_root
+from mmrepro.machine.cache import VISIBLE
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.digest import FileState, digest, state
 from mmrepro.machine.facts import host_facts
-from mmrepro.machine.gpu import ORDER, VISIBLE, choose, read_gpus, visible
+from mmrepro.machine.gpu import ORDER, choose, read_gpus, visible
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.launch import launch_plan
 from mmrepro.run.options import RunOptions

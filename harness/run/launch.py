@@ -12,7 +12,7 @@ from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_
 from mmrepro.engines.base import root_cause_lines, worth_another
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError, UnknownRelease, UsageError, WarmParentDied
-from mmrepro.evidence.sampler import Sampler
+from mmrepro.evidence.sampler import GpuSampler, Sampler
 from mmrepro.incident import ServerFacts, Setting
 from mmrepro.incident.journal import Journal
 from mmrepro.machine.gpu import Choice
@@ -248,7 +248,8 @@ def _launched(spec: ServerSpec, attempt: Attempt, journal: Journal, starter: Sta
     journal.incident.engine.warm_parent = started.parent
     url, pid = f"http://127.0.0.1:{port}", started.process.engine_pid
     metrics = url + engine.metrics_path, engine.metrics
-    sampler = Sampler(journal.recorder, pid, *metrics, engine.role_of)
+    gpu = GpuSampler(journal.recorder) if spec.gpu else None
+    sampler = Sampler(journal.recorder, pid, *metrics, engine.role_of, gpu)
     return Server(spec, plan, url, began, started, sampler, attempt.restarts)
 
 

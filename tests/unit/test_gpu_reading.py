@@ -130,6 +130,7 @@ def test_samples_are_of_utilisation_and_memory() -> None:
     binding = machine(gpu(0, used=5, utilisation=42), gpu(1, slices=[mig(0, MIG)], used=2))
     with Nvml(binding) as nvml:
         assert nvml.sample() == {0: (42, 5 * GIB), 1: (None, 2 * GIB)}
+        assert nvml.sample_slices() == {(1, 0): 0}
         binding.snapshot["system"].clear()
         assert nvml.sample() == {}
 
