@@ -308,13 +308,13 @@ def _taken(
     )
 
 
-def take(wait_s: float = LEAVING_S) -> Choice:
-    """The device for a run that starts now; of a process that has just ended, the end is awaited.
+def take() -> Choice:
+    """The device for a run that starts now; what a process leaves that has just ended is awaited.
 
     Raises:
         GpuUnavailable: none is there, or others use all of them.
     """
-    until = time.monotonic() + wait_s
+    until = time.monotonic() + LEAVING_S
     while True:
         choice = choose(read_gpus())
         if choice.devices or choice.unseen:
