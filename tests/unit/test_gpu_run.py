@@ -16,6 +16,7 @@ from mmrepro.evidence.sampler import GpuSampler
 from mmrepro.incident import Incident
 from mmrepro.machine import gpu as gpu_module
 from mmrepro.machine.gpu import read_gpus
+from mmrepro.machine.lease import leased
 from mmrepro.machine.nvml import Nvml
 from mmrepro.run import key, runner
 from mmrepro.run.judge import facts_of
@@ -35,6 +36,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
     (tmp_path / "model/config.json").write_text("{}")
     for name in ("CUDA_VISIBLE_DEVICES", "MMREPRO_GPU"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("mmrepro.run.observe.QUIET_SPACING_S", 0.0)
     monkeypatch.setattr(sampler, "GPU_INTERVAL_S", 0.01)
     monkeypatch.setattr(gpu_module, "LEAVING_S", 0.0)
@@ -101,6 +103,30 @@ def test_one_in_use_is_taken_where_it_is_asked_for(on: On, monkeypatch: pytest.M
     monkeypatch.setenv("MMREPRO_GPU", "any")
     (facts,) = on(machine(BUSY)).execute().host.gpu_facts
     assert (facts.taken, "70.0 GiB" in facts.users) == (True, True)
+
+
+def test_a_gpu_that_another_run_has_taken_is_in_use(
+    on: On, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until its engine has come up nothing else tells."""
+    nvml = machine(gpu(0), gpu(1))
+    monkeypatch.setattr(gpu_module, "read_gpus", lambda: read_gpus(nvml))
+    with leased() as first:
+        incident = on(nvml).execute()
+        assert [first.devices[0].gpu.index, [f.taken for f in incident.host.gpu_facts]] == [
+            0, [False, True]
+        ]  # fmt: skip
+        assert any("GPU 0" in e.text and "another run of mmrepro" in e.text
+                   for e in incident.evidence.events)  # fmt: skip
+        refused = pytest.raises(GpuUnavailable, match="another run of mmrepro")
+        with leased(), refused, leased():
+            pass
+        monkeypatch.setenv("MMREPRO_GPU", "0")
+        with leased() as named:
+            assert named.names == first.names
+    monkeypatch.delenv("MMREPRO_GPU")
+    with leased() as again:
+        assert again.devices[0].gpu.index == 0
 
 
 def test_without_nvml_the_run_goes_on_and_says_so(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
