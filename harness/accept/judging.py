@@ -32,10 +32,10 @@ def late(title: str, ended: Ended) -> Judged | None:
         why = ended.words or f"it ended with {ended.exit_code}"
     else:
         return None
-    return _broken(title, why)
+    return broken_off(title, why)
 
 
-def _broken(title: str, why: str) -> Judged:
+def broken_off(title: str, why: str) -> Judged:
     row = Row(asked=title, expected="", source="", seen=why, status=Status.BROKEN_OFF)
     return Judged([row], whole=False)
 
@@ -51,10 +51,10 @@ def run_judge(title: str, claims: Sequence[str] = ()) -> Judge:
         if (ending := late(title, ended)) is not None:
             return ending
         if incident is None:
-            return _broken(title, ended.words or f"no incident; it ended with {ended.exit_code}")
+            return broken_off(title, ended.words or f"no incident; it ended with {ended.exit_code}")
         verdict = incident.verdict
         if verdict is None or incident.state != "complete":
-            return _broken(title, incident.failure or ended.words or "no verdict")
+            return broken_off(title, incident.failure or ended.words or "no verdict")
         status = Status.PASSED if verdict.as_expected else Status.FAILED
         if verdict.outcome is Outcome.INCONCLUSIVE:
             status = Status.NOT_TESTED
@@ -110,7 +110,7 @@ def claims_judge(title: str, source: str, *, keys: Sequence[str] = ()) -> Judge:
             return ending
         told = ended.document.get("claims")
         if not isinstance(told, list) or not told:
-            return _broken(title, ended.words or f"no claims; it ended with {ended.exit_code}")
+            return broken_off(title, ended.words or f"no claims; it ended with {ended.exit_code}")
         rows = [_told(one, source) for one in told]
         facts = "; ".join(f"{key} {ended.document.get(key)}" for key in keys)
         if facts:
@@ -145,21 +145,23 @@ def _told(claim: Mapping[str, Any], source: str) -> Row:
 # ------------------------------------------------------------------ tests
 
 
-def tests_judge(title: str) -> Judge:
+def junit_judge(title: str) -> Judge:
     """Of a JUnit file: a row for each test function, whatever parameters it was given."""
 
     def judge(ended: Ended) -> Judged:
         if ended.exit_code is None:
-            return late(title, ended) or _broken(title, "")
+            return late(title, ended) or broken_off(title, "")
         try:
             cases = [case for suite in JUnitXml.fromfile(str(ended.report)) for case in suite]
         except (OSError, SyntaxError, JUnitXmlError):
-            return _broken(title, ended.words or f"no report; pytest ended with {ended.exit_code}")
+            return broken_off(
+                title, ended.words or f"no report; pytest ended with {ended.exit_code}"
+            )
         functions: dict[str, list[TestCase]] = {}
         for case in cases:
             functions.setdefault(case.name.partition("[")[0], []).append(case)
         if not functions:
-            return _broken(title, f"no test was found; pytest ended with {ended.exit_code}")
+            return broken_off(title, f"no test was found; pytest ended with {ended.exit_code}")
         return Judged([_tested(name, cases) for name, cases in functions.items()])
 
     return judge
@@ -198,7 +200,7 @@ def machine_judge(ended: Ended) -> Judged:
     try:
         report = HostReport.model_validate(ended.document)
     except ValidationError:
-        return _broken(title, ended.words or f"no report; it ended with {ended.exit_code}")
+        return broken_off(title, ended.words or f"no report; it ended with {ended.exit_code}")
     parts = [part for part in report.parts if part.name in EXAMINED]
     return Judged([_examined(part, ended.device) for part in parts])
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmrepro.accept import race
-from mmrepro.accept.judging import Judge, claims_judge, machine_judge, run_judge, tests_judge
+from mmrepro.accept import asserts, race
+from mmrepro.accept.judging import Judge, claims_judge, junit_judge, machine_judge, run_judge
 from mmrepro.accept.steps import GPU_ONLY, Child, Needs, Part, Step
 from mmrepro.errors import UsageError
 
@@ -88,7 +88,7 @@ MINIVLLM_PART = Part(
             "tests",
             "equality with transformers, decode graphs, the note's own call of pin_memory",
             Child(("tests/minivllm/test_cuda.py", "-k", "not cpu"), (MINIVLLM,), tests=True),
-            tests_judge("equality with transformers, decode graphs, pin_memory"),
+            junit_judge("equality with transformers, decode graphs, pin_memory"),
             estimate_s=90,
             limit_s=240,
             devices=GPU_ONLY,
@@ -184,11 +184,9 @@ DEVICE_ASSERT = Part(
     (
         Step(
             "device-assert",
-            "an out-of-range index on purpose, in a child",
+            asserts.TITLE,
             Child(("device_assert.py",), TORCH, script=True),
-            claims_judge(
-                "an out-of-range index on purpose, in a child", "the rules of chunked-mm-prefill"
-            ),
+            asserts.judge_refusals,
             estimate_s=25,
             limit_s=120,
             devices=GPU_ONLY,

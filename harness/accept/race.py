@@ -88,7 +88,7 @@ def judge_reused_mask(ended: Ended) -> Judged:
 
 
 def _held(predicted: str | None, seen: str) -> Status:
-    if predicted is None or not seen:
+    if predicted is None or seen == "no answer":
         return Status.NOT_TESTED
     return Status.PASSED if predicted == seen else Status.FAILED
 

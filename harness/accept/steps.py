@@ -73,10 +73,11 @@ class Child:
         return shlex.join(["mmrepro", *words[:-1]])
 
     def key(self, device: Device) -> str:
-        """Of what is run; a changed script is another step."""
+        """Of what is run; of a script and of tests with their files and those beside them."""
         made_of = [mmrepro.__version__, *self.arguments(device), *map(str, self.needs)]
         if self.script or self.tests:
-            made_of.append(digest([self.file]))
+            beside = reproducer_path("minivllm").glob("*.py") if self.tests else ()
+            made_of.append(digest(sorted([*self.file.parent.glob("*.py"), *beside])))
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:16]
 
 

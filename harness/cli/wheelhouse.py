@@ -27,8 +27,8 @@ def wheelhouse(
     platform: Annotated[
         str,
         typer.Option(
-            help="Of the target, as uv names it; default: this machine's kind with glibc 2.28, "
-            "which every newer glibc can run as well."
+            help="Of the target, as uv names it; default: this machine's kind with glibc 2.35, "
+            "which every newer glibc can run."
         ),
     ] = "",
     have: Annotated[

@@ -68,6 +68,7 @@ def make(
         raise UsageError(
             f"Parts of {max_part} bytes are too small.", hint=f"--max-part {SMALLEST_PART >> 20}MiB"
         )
+    into = into.absolute()
     before = _there(into, target)
     fetched = into / FETCHED
     known = logins()

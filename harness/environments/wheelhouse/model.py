@@ -66,7 +66,7 @@ class Target(Record):
     """The machine that it is for."""
 
     python: Annotated[str, Field(description="e.g. 3.12")]
-    platform: Annotated[str, Field(description="as uv names it, e.g. x86_64-manylinux_2_28")]
+    platform: Annotated[str, Field(description="as uv names it, e.g. x86_64-manylinux_2_35")]
     have: Annotated[
         dict[str, str], Field(description="version by name of what it said that it has")
     ] = {}

@@ -14,7 +14,7 @@ from packaging import tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-OLDEST_COMMON_GLIBC = 28  # what most engines' wheels ask for; a newer host takes them as well
+COMMON_GLIBC = 35  # Ubuntu 22.04; a newer host runs such wheels as well
 _PLATFORM = re.compile(r"(x86_64|aarch64)-manylinux_2_(\d+)")
 _PYTHON = re.compile(r"3\.\d+")
 _FREEZE = re.compile(r"([A-Za-z0-9][\w.-]*)\s*==\s*(\S+)")
@@ -23,7 +23,7 @@ _LEGACY = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 def default_platform() -> str:
-    return f"{this_platform.machine()}-manylinux_2_{OLDEST_COMMON_GLIBC}"
+    return f"{this_platform.machine()}-manylinux_2_{COMMON_GLIBC}"
 
 
 def make_target(python: str, platform: str = "", freeze: str = "") -> Target:
