@@ -78,6 +78,7 @@ def create(
 
     Example: mmrepro env create vllm 0.23.0 --device cpu
     """
+    from mmrepro.cli.building import building
     from mmrepro.cli.commits import use_index
     from mmrepro.engines import spec_for
     from mmrepro.environments import ensure
@@ -91,11 +92,8 @@ def create(
     spec = spec_for(engine, release, device, commit=commit, date=commit_date)
     console = Console(stderr=True)
     title = f"{spec.engine} {spec.release} ({spec.device})"
-    if console.is_terminal:
-        with console.status(title) as status:
-            made = ensure(spec, progress=lambda phase: status.update(f"{title}: {phase}"))
-    else:
-        made = ensure(spec, progress=lambda phase: print(phase, file=console.file, flush=True))
+    with building(console, title) as tell:
+        made = ensure(spec, progress=tell)
     words = "was there already" if made.reused else "built"
     console.print(
         f"{title}: {words}, {len(made.packages)} packages as of {made.resolved_until[:10]}"
