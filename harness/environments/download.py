@@ -40,7 +40,7 @@ class Download:
         rate = self.rate or ASSUMED_RATE
         basis = f"at the {rate / 1e6:.0f} MB/s seen" if self.rate else "at 100 Mbit/s"
         return (
-            f"{what}, {gigabytes(self.bytes)}; about "
+            f"{what}, {gigabytes(self.bytes)}; up to "
             f"{gigabytes(self.bytes * DISK_RATIO)} on disk, {_duration(self.bytes / rate)} {basis}"
         )
 
