@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.environments import commits, loading, releases
-from mmrepro.environments.download import gigabytes, plan_of, rate_of
+from mmrepro.environments.download_size import gigabytes, plan_of, rate_of
 from mmrepro.environments.resolving import Resolver
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import (

@@ -9,7 +9,7 @@ import pytest
 from mmrepro.cli.building import EVERY_S, Sparse, building
 from mmrepro.cli.progress import Progress
 from mmrepro.environments import ensure, vllm_spec
-from mmrepro.environments.download import Download, plan_of, rate_of, sizes
+from mmrepro.environments.download_size import Download, plan_of, rate_of, sizes
 from mmrepro.environments.uv import Notice, UvFailed, _Phases
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE, Event
 from mmrepro.records import Moment
