@@ -23,7 +23,7 @@ RUN awk '/^uv==/ { on = 1; print; next } on && /^[^ ]/ { exit } on' constraints.
 COPY . .
 RUN python3 -m venv --without-pip /opt/mmrepro \
  && /opt/uv/bin/uv pip install --no-cache --python /opt/mmrepro/bin/python \
-    --constraint constraints.txt --compile-bytecode '.[gpu]'
+    --constraint constraints.txt --compile-bytecode .
 
 # hadolint ignore=DL3006
 FROM ${BASE}

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from mmrepro.cli.commits import CommitDateOption, CommitOption, IndexOption
+from mmrepro.cli.wheelhouse import wheelhouse as wheelhouse_command
 
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs it, so
 # that `mmrepro --help` stays fast.
 if TYPE_CHECKING:
+    from mmrepro.environments import Progress
     from mmrepro.environments.store import Pruned, Stored
+    from rich.console import Console
 
 app = typer.Typer(
     name="env",
@@ -73,32 +79,73 @@ def create(
     device: Annotated[
         str, typer.Option(help="auto (cuda where there is an NVIDIA driver), cpu or cuda.")
     ] = "auto",
+    wheelhouse: Annotated[
+        Path | None,
+        typer.Option(
+            help="Build it from this folder, made by `mmrepro env wheelhouse`, without a network.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    python: Annotated[
+        str, typer.Option(help="With --wheelhouse: the interpreter, e.g. the one that has torch.")
+    ] = "",
+    system_site_packages: Annotated[
+        bool,
+        typer.Option(
+            "--system-site-packages",
+            help="With --wheelhouse: see that interpreter's packages after its own. Done in any "
+            "case where the wheelhouse was made with --have.",
+        ),
+    ] = False,
 ) -> None:
     """Build the environment of one release now, so that a run need not.
 
     Example: mmrepro env create vllm 0.23.0 --device cpu
     """
-    from mmrepro.cli.building import building
     from mmrepro.cli.commits import use_index
     from mmrepro.engines import spec_for
     from mmrepro.environments import ensure
     from mmrepro.errors import UsageError
-    from rich.console import Console
 
     if commit or index:
         use_index(index, commit, commit_date)
     if not release and not commit:
         raise UsageError("Which release?", hint=f"mmrepro env create {engine} RELEASE")
+    if wheelhouse is None and (python or system_site_packages):
+        raise UsageError(
+            "--python and --system-site-packages are for --wheelhouse.",
+            hint="an environment from the index gets a Python that its wheel fits",
+        )
     spec = spec_for(engine, release, device, commit=commit, date=commit_date)
-    console = Console(stderr=True)
     title = f"{spec.engine} {spec.release} ({spec.device})"
-    with building(console, title) as tell:
-        made = ensure(spec, progress=tell)
+    with reporting(title) as (console, progress):
+        made = ensure(
+            spec,
+            progress=progress,
+            wheelhouse=wheelhouse,
+            python=python,
+            system_site_packages=system_site_packages,
+        )
     words = "was there already" if made.reused else "built"
     console.print(
         f"{title}: {words}, {len(made.packages)} packages as of {made.resolved_until[:10]}"
     )
     print(made.path)
+
+
+@contextmanager
+def reporting(title: str) -> Iterator[tuple[Console, Progress]]:
+    """A console on stderr, and what tells it the phases of ``title``."""
+    from mmrepro.cli.building import building
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with building(console, title) as progress:
+        yield console, progress
+
+
+app.command("wheelhouse")(wheelhouse_command)
 
 
 @app.command()

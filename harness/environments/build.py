@@ -6,12 +6,13 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.parser import HeaderParser
 from errno import EDQUOT, ENOSPC
+from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -35,6 +36,7 @@ from mmrepro.environments.torch_source import (
     cpu_build,
     key_salt,
     torch_source,
+    unused,
     without_cpu_build,
 )
 from mmrepro.environments.uv import (
@@ -47,7 +49,7 @@ from mmrepro.environments.uv import (
     uv_version,
 )
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnloadableWheel
-from mmrepro.machine.cache import detect_device, environments_root
+from mmrepro.machine.cache import environments_root, nvidia_driver
 from mmrepro.records import Setting, WheelFacts
 
 
@@ -63,12 +65,25 @@ def existing(spec: EnvironmentSpec) -> Environment | None:
     return _environment(spec, folder, manifest, reused=True) if manifest is not None else None
 
 
-def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environment:
+def ensure(
+    spec: EnvironmentSpec,
+    progress: Progress | None = None,
+    *,
+    wheelhouse: Path | None = None,
+    python: str = "",
+    system_site_packages: bool = False,
+) -> Environment:
     """The environment for ``spec``: the one on disk, or a new one.
 
     An existing one is taken without asking uv or the network. A second builder of the same one
     waits for the first. Ctrl-C, a crash or ``kill -9`` leave at most a folder ``.building-…``,
     which the next builder or ``prune`` removes.
+
+    Args:
+        wheelhouse: build out of it, and ask no network.
+        python: of a wheelhouse: the interpreter to make it with; empty: one of its version.
+        system_site_packages: of a wheelhouse: see that interpreter's packages after one's own. It
+            does in any case where the wheelhouse was made for what the host has.
 
     Raises:
         UnknownRelease: the package index has no such release.
@@ -79,6 +94,16 @@ def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environme
     say = progress or (lambda _: None)
     if (environment := existing(spec)) is not None:
         return environment
+    make: Callable[[EnvironmentSpec, Path, Progress], Build] = Build
+    if wheelhouse is not None:
+        from mmrepro.environments.carried import CarriedBuild  # a Build itself
+
+        make = partial(
+            CarriedBuild,
+            wheelhouse=wheelhouse,
+            python=python,
+            system_site_packages=system_site_packages,
+        )
     folder = folder_of(spec)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +115,7 @@ def ensure(spec: EnvironmentSpec, progress: Progress | None = None) -> Environme
             require_space(folder.parent)
             temporary = folder.with_name(f"{BUILDING}{folder.name}-{os.getpid()}")
             try:
-                manifest = Build(spec, temporary, say).run()
+                manifest = make(spec, temporary, say).run()
                 temporary.rename(folder)
             finally:
                 shutil.rmtree(temporary, ignore_errors=True)
@@ -141,7 +166,7 @@ def _environment(
     return Environment(
         path=folder,
         python=venv / "bin" / "python",
-        site_packages=_site_packages(venv),
+        site_packages=site_packages(venv),
         wheel=manifest.wheel,
         resolved_until=manifest.resolved_until,
         packages=manifest.packages,
@@ -153,7 +178,7 @@ def _environment(
     )
 
 
-def _site_packages(venv: Path) -> Path:
+def site_packages(venv: Path) -> Path:
     folders = sorted(venv.glob("lib/python*/site-packages"))
     if not folders:
         raise EnvironmentBuildError(
@@ -190,7 +215,7 @@ class Build:
         started = time.monotonic()
         release = self._find()
         self.reasons += release.reasons
-        if self.spec.device == "cuda" and detect_device() != "cuda":
+        if self.spec.device == "cuda" and not nvidia_driver():
             raise UnloadableWheel(
                 f"The wheel {release.wheel.filename} cannot be loaded on this host: there is no "
                 "NVIDIA driver (libcuda.so.1).",
@@ -203,7 +228,7 @@ class Build:
         self._check_link(release)
         packages, cutoff = self._resolve(release)
         self._install_packages(release, cutoff)
-        if self.source == "index" and (library := loading.missing_library(self.python, "torch")):
+        if library := self._missed():
             self.say(Notice(f"torch wants {library} even on a CPU: nothing is left out"))
             self.slim = False
             packages, cutoff = self._resolve(release)
@@ -298,7 +323,7 @@ class Build:
         return replace(release, wheel=replace(release.wheel, sha256=digest))
 
     def _check_link(self, release: releases.Release) -> None:
-        files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
+        files = loading.extension_files(site_packages(self.venv), self.spec.extensions)
         modules = [path for paths in files.values() for path in paths]
         if missing := loading.missing_versions(self.python, modules):
             first = missing[0]
@@ -307,7 +332,7 @@ class Build:
     def _unloadable(
         self, release: releases.Release, why: str, detail: list[str], library: str = ""
     ) -> UnloadableWheel:
-        other = "" if self.spec.commit else releases.repackaged(self.spec, release.python)
+        other = self._other_build(release)
         newer = f", or a system with a newer {library}" if library else ""
         step = (
             f"try --release {other}, the same release built again"
@@ -319,6 +344,10 @@ class Build:
             hint=f"{step}{newer}",
             detail=detail,
         )
+
+    def _other_build(self, release: releases.Release) -> str:
+        """A later build of the same release, or ``""``."""
+        return "" if self.spec.commit else releases.repackaged(self.spec, release.python)
 
     def _resolve(self, release: releases.Release) -> tuple[list[str], str]:
         """Write the lock file. Gives back its packages and the cutoff that it was made with."""
@@ -374,11 +403,16 @@ class Build:
         self.say(Notice(plan))
         self._uv(arguments, doing)
 
+    def _missed(self) -> str:
+        """A library that was left out, and without which torch does not load after all."""
+        slim = self.source == "index" and not self.torch.local and unused(self.spec)
+        return loading.missing_library(self.python, "torch") if slim else ""
+
     def _write_aliases(self) -> None:
         """A ``dist-info`` without code or entry points for each alias."""
         for alias in self.spec.dist_aliases:
             name, _, version = alias.partition("==")
-            info = _site_packages(self.venv) / f"{name}-{version}.dist-info"
+            info = site_packages(self.venv) / f"{name}-{version}.dist-info"
             info.mkdir()
             (info / "METADATA").write_text(
                 f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -390,13 +424,13 @@ class Build:
 
     def _check_load(self, release: releases.Release) -> None:
         self.say("loading the engine's compiled code")
-        files = loading.extension_files(_site_packages(self.venv), self.spec.extensions)
+        files = loading.extension_files(site_packages(self.venv), self.spec.extensions)
         if failures := loading.load_failures(self.python, files):
             raise self._unloadable(release, failures[0], failures)
 
     def _metadata(self) -> str:
         wanted = self.spec.project.replace("-", "_").lower()
-        for info in _site_packages(self.venv).glob("*.dist-info"):
+        for info in site_packages(self.venv).glob("*.dist-info"):
             text = (info / "METADATA").read_text(encoding="utf-8", errors="replace")
             name = HeaderParser().parsestr(text, headersonly=True).get("Name", "")
             if name.replace("-", "_").lower() == wanted:

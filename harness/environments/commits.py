@@ -6,7 +6,6 @@ and in no file, message or command line. A wheel is fetched here and given to uv
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +16,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
+from mmrepro.environments import download
+from mmrepro.environments.download import unreachable
 from mmrepro.environments.listing import Interpreter, interpreters
 from mmrepro.environments.releases import Release, best_wheel, end_of_day, pythons
 from mmrepro.environments.spec import EnvironmentSpec, Reason
 from mmrepro.environments.store import list_environments
 from mmrepro.environments.uv import Distribution, Progress
-from mmrepro.errors import EnvironmentBuildError, UnknownRelease, UsageError
+from mmrepro.errors import UnknownRelease, UsageError
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
@@ -30,7 +31,7 @@ INDEX_VARIABLE = "MMREPRO_COMMIT_INDEX"
 """Address of the wheels; ``{commit}`` stands for the commit, which else comes after it."""
 COMMIT = re.compile(r"[0-9a-f]{7,64}")
 PAGE_S = 30.0
-CHUNK = 1 << 20
+THE_INDEX = "the index of commits"
 
 
 @dataclass(frozen=True)
@@ -158,32 +159,9 @@ def fetch(wheel: CommitWheel, folder: Path, say: Progress) -> tuple[Path, str]:
     Raises:
         EnvironmentBuildError: it cannot be fetched, or is not the one that the index announces.
     """
-    import httpx2
-
-    path = folder / wheel.filename
-    digest = hashlib.sha256()
     say(f"fetching {wheel.filename}")
-    try:
-        with (
-            httpx2.Client(timeout=PAGE_S, follow_redirects=True) as client,
-            client.stream("GET", wheel.address) as answer,
-            path.open("wb") as file,
-        ):
-            if answer.status_code != 200:
-                raise _unreachable(f"it answers {answer.status_code} for {wheel.filename}")
-            for chunk in answer.iter_bytes(CHUNK):
-                digest.update(chunk)
-                file.write(chunk)
-    except httpx2.HTTPError as error:
-        # Its text may have the address in it, and that a password.
-        raise _unreachable(type(error).__name__) from None
-    if wheel.sha256 not in ("", digest.hexdigest()):
-        raise EnvironmentBuildError(
-            f"{wheel.filename} is not the file that the index of commits announces: its SHA-256 "
-            "differs.",
-            hint="try again; if it stays so, the index is damaged",
-        )
-    return path, digest.hexdigest()
+    file = Distribution(wheel.filename, wheel.uploaded, wheel.sha256, address=wheel.address)
+    return download.fetch(file, folder, where=THE_INDEX)
 
 
 # ---------------------------------------------------------------------- pages
@@ -202,11 +180,11 @@ def _files(address: str, commit: str, names: tuple[str, ...]) -> tuple[CommitWhe
             try:
                 answer = client.get(page, headers={"Accept": "text/html"})
             except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-                raise _unreachable(type(error).__name__) from None
+                raise unreachable(THE_INDEX, type(error).__name__) from None
             if answer.status_code == 404:
                 continue
             if answer.status_code != 200:
-                raise _unreachable(f"it answers {answer.status_code}")
+                raise unreachable(THE_INDEX, f"it answers {answer.status_code}")
             found += _read(answer.text, str(answer.url))
             if any(_is_of(wheel, name) for wheel in found for name in names):
                 break
@@ -243,10 +221,3 @@ def _is_of(wheel: CommitWheel, name: str) -> bool:
 
 def _fits(wheel: CommitWheel, interpreter: Interpreter) -> bool:
     return bool(parse_wheel_filename(wheel.filename)[3] & interpreter.tags)
-
-
-def _unreachable(why: str) -> EnvironmentBuildError:
-    return EnvironmentBuildError(
-        f"The index of commits could not be asked: {why}.",
-        hint="check --index, the network and the proxy",
-    )

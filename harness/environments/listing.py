@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from urllib.parse import unquote, urlsplit
 
 from mmrepro.environments.releases import pythons
 from mmrepro.environments.spec import EnvironmentSpec
@@ -182,3 +183,13 @@ def _indexes() -> Iterator[str]:
         raise explain(failure, "looking for the package index") from failure
     for option in ("extra-index-url", "index-url"):
         yield from re.findall(rf"^--{option} (\S+)$", text, re.MULTILINE)
+
+
+def logins() -> dict[str, tuple[str, str]]:
+    """Name and password by host, of the indexes that have them: for files fetched by ourselves."""
+    found = [urlsplit(index) for index in _indexes()]
+    return {
+        parts.hostname: (unquote(parts.username), unquote(parts.password or ""))
+        for parts in reversed(found)
+        if parts.hostname and parts.username
+    }

@@ -46,6 +46,15 @@ def require_space(root: Path, size: int = 0, *, cold: bool = False) -> None:
         _check(cache, size + (0 if apart else FLOOR_BYTES), "uv's cache")
 
 
+def require_free(folder: Path, size: int) -> None:
+    """Raises NoSpace: ``size`` bytes do not fit into ``folder``."""
+    if (free := free_bytes(folder)) < size:
+        raise NoSpace(
+            f"The disk of {folder} has {_human(free)} free; {_human(size)} are needed.",
+            hint="free some space, or choose a folder on a larger disk",
+        )
+
+
 def _check(path: Path, needed: int, what: str) -> None:
     free = free_bytes(path)
     if free < needed:

@@ -125,6 +125,12 @@ class SeriesPoint(Record):
     mono: float
     cpu_pct: Annotated[dict[str, float], Field(description="process role: % of one core")] = {}
     metrics: Annotated[dict[str, float], Field(description="a few gauges and counters")] = {}
+    gpu_pct: Annotated[
+        dict[str, float], Field(description="GPU's number: utilisation, %; a point of its own")
+    ] = {}
+    gpu_bytes: Annotated[
+        dict[str, float], Field(description="GPU's number (MIG: 0/1): memory that processes hold")
+    ] = {}
 
 
 class ReproducerResult(Record):

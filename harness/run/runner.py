@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.environments import Environment, ensure
+from mmrepro.environments import Environment, EnvironmentSpec, ensure
 from mmrepro.environments.uv import Notice
 from mmrepro.errors import RunTimeout
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
@@ -16,6 +16,7 @@ from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import Incident, Setting
 from mmrepro.incident.folder import make_run_dir
 from mmrepro.incident.journal import Journal
+from mmrepro.machine.gpu import Choice, take
 from mmrepro.run import deadline, tables
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
@@ -55,15 +56,22 @@ def execute(
         KeyboardInterrupt: likewise.
     """
     with journal.whole_run():
-        environment = _environment(scenario, options, journal)
+        wanted = target(scenario, options)
+        if wanted.device == "cuda":
+            take()  # before anything is downloaded
+        environment = _environment(wanted, journal)
         with environment.in_use():  # `mmrepro env prune` beside us leaves it alone
+            gpu = _gpu(journal) if wanted.device == "cuda" else None
             with journal.stage("model"):
                 model, journal.incident.model = tables.model_of(scenario.model, options.model)
             _note_key(
-                journal.incident, decisive_parts(scenario, options, environment, model, starter)
+                journal.incident,
+                decisive_parts(
+                    scenario, options, environment, model, starter, journal.incident.host.gpus
+                ),
             )
             journal.save()
-            spec = ServerSpec(scenario, options, environment, model)
+            spec = ServerSpec(scenario, options, environment, model, gpu=gpu)
             restarts = _control(spec, journal, starter)
             with journal.stage("start-up"):
                 server = start(spec, journal, starter, restarts)
@@ -84,13 +92,27 @@ def _note_key(incident: Incident, parts: dict[str, str]) -> None:
     incident.decided_by, incident.key = parts, run_key(parts)
 
 
-def _environment(scenario: Scenario, options: RunOptions, journal: Journal) -> Environment:
+def _gpu(journal: Journal) -> Choice:
+    """What the run takes. Raises GpuUnavailable."""
+    choice, host = take(), journal.incident.host
+    host.gpus, host.gpu_facts = choice.names, choice.facts()
+    names = ", ".join(device.label for device in choice.devices)
+    journal.recorder.event(
+        f"the run takes {names}" if names else f"the GPU cannot be looked at: {choice.unseen}",
+        level="info" if names else "warning",
+    )
+    for sentence in choice.passed_over:
+        journal.recorder.event(f"in use by others: {sentence}")
+    return choice
+
+
+def _environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
     def progress(text: str) -> None:
         source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
         journal.recorder.event(text, source=source)
 
     with journal.stage("environment"):
-        environment = ensure(target(scenario, options), progress=progress)
+        environment = ensure(wanted, progress=progress)
         tables.note_environment(journal.incident, environment, journal.recorder.dir)
     return environment
 

@@ -25,6 +25,9 @@ from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, WarmParent
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
 START_ATTEMPTS = 5
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it torch.cuda.is_available() asks NVML; else it initialises CUDA, and an import that asks it
+leaves a parent whose forks cannot use the GPU."""
 
 REPLACES = {
     StartMode.COLD: "the engine's own start method, nothing replaced",
@@ -203,12 +206,15 @@ def parent_spec(
     ``base``: the variables of the command that is to find it; None: our own.
     """
     spec = environment.spec
+    env = child_environment(plan.env, base=base)
+    if spec.device == "cuda":
+        env.setdefault(NVML_CHECK, "1")
     return ParentSpec(
         label=f"{spec.engine} {spec.release}",
         python=environment.python,
         module=plan.entry.module,
         preload=plan.preload,
-        env=child_environment(plan.env, base=base),
+        env=env,
         path=tuple(plan.entry.path),
         digest=digest(_code(plan, environment)),
     )

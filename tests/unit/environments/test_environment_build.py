@@ -149,7 +149,7 @@ def test_a_full_disk_while_writing_our_own_files(
 def test_cuda_without_a_driver_is_told_before_the_download(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_module, "detect_device", lambda: "cpu")
+    monkeypatch.setattr(build_module, "nvidia_driver", lambda: False)
     with pytest.raises(UnloadableWheel, match="no NVIDIA driver"):
         ensure(vllm_spec("0.23.0", "cuda"))
     assert calls(fake_uv, "pip install") == []
@@ -230,4 +230,10 @@ def test_detect_device_needs_driver_and_library(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cache.ctypes, "CDLL", absent)
     assert cache.detect_device() == "cpu"
     monkeypatch.setattr(cache.ctypes, "CDLL", lambda name: object())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert cache.detect_device() == "cuda"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert cache.detect_device() == "cuda"
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert (cache.detect_device(), cache.nvidia_driver()) == ("cpu", True)

@@ -1,0 +1,16 @@
+"""An engine's environment, and mmrepro itself, carried to a machine without a network.
+
+``make`` resolves for that machine, fetches, and packs into parts of a bounded size; ``install.py``
+in each part puts mmrepro onto the machine; ``ensure(spec, wheelhouse=…)`` builds from it there.
+"""
+
+from mmrepro.environments.wheelhouse.make import (
+    Made as Made,
+    check as check,
+    make as make,
+    size_of as size_of,
+)
+from mmrepro.environments.wheelhouse.target import (
+    default_platform as default_platform,
+    make_target as make_target,
+)

@@ -1,0 +1,166 @@
+"""mmrepro itself for a wheelhouse: its wheel, and what it needs on the target."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+import tomllib
+from importlib.metadata import Distribution as Installed, distribution, distributions
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from mmrepro.environments.uv import UvFailed, explain, interpreter_options, locked, run_uv
+from mmrepro.environments.wheelhouse.model import Target
+from mmrepro.environments.wheelhouse.plan import Planned
+from mmrepro.environments.wheelhouse.target import fitting
+from mmrepro.errors import EnvironmentBuildError
+from packaging.utils import canonicalize_name
+
+NAME = "mmrepro"
+EXTRAS = ("gpu",)
+CONSTRAINTS = "constraints.txt"
+# The same code gives the same wheel, byte for byte: the moment that its files are dated by.
+EPOCH = "1767225600"
+
+
+def version() -> str:
+    return distribution(NAME).version
+
+
+def own_wheel(into: Path) -> Path:
+    """mmrepro's wheel: built from the checkout that it runs from, else packed from its files.
+
+    Raises:
+        EnvironmentBuildError: it cannot be built.
+    """
+    checkout = _checkout()
+    if checkout is None:
+        return _packed(distribution(NAME), into)
+    with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
+        copy = Path(name)
+        # setuptools writes beside the sources: never into the user's tree.
+        for item in _sources(checkout):
+            ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            if (checkout / item).is_dir():
+                shutil.copytree(checkout / item, copy / item, ignore=ignore)
+            else:
+                shutil.copy2(checkout / item, copy / item)
+        return build_wheel(copy, into, "mmrepro")
+
+
+def build_wheel(source: Path, into: Path, what: str) -> Path:
+    """A wheel of a folder or an sdist.
+
+    Raises:
+        EnvironmentBuildError: it cannot be built.
+    """
+    with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
+        arguments = ["build", "--wheel", "-q", "--out-dir", name, str(source)]
+        try:
+            run_uv(arguments, cwd=Path(name), extra={"SOURCE_DATE_EPOCH": EPOCH})
+        except UvFailed as failure:
+            raise explain(failure, f"building the wheel of {what}") from failure
+        made = next(Path(name).glob("*.whl"))
+        return Path(shutil.move(made, into / made.name))
+
+
+def own_requirements(target: Target) -> list[Planned]:
+    """All that mmrepro needs on the target, as constraints.txt has it, or as it is here.
+
+    Raises:
+        EnvironmentBuildError: there is none for that target.
+    """
+    checkout = _checkout()
+    with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
+        folder = Path(name)
+        constraints = folder / CONSTRAINTS
+        if checkout is not None and (checkout / CONSTRAINTS).is_file():
+            shutil.copy2(checkout / CONSTRAINTS, constraints)
+        else:
+            here = {canonicalize_name(d.name): d.version for d in distributions()}
+            constraints.write_text("".join(f"{n}=={v}\n" for n, v in here.items() if n != NAME))
+        (folder / "requirements.in").write_text("\n".join(_wanted()) + "\n")
+        options = interpreter_options(target.python, target.platform)
+        arguments = ["pip", "compile", "-q", *options, "--format", "pylock.toml"]
+        try:
+            text = run_uv(
+                [*arguments, "--constraint", constraints.name, "requirements.in"], cwd=folder
+            )
+        except UvFailed as failure:
+            raise explain(failure, "resolving mmrepro's own requirements") from failure
+    planned = []
+    for one in locked(text):
+        wheel = fitting(one.wheels, target)
+        if wheel is None:
+            raise EnvironmentBuildError(
+                f"{one.project} {one.version}, which mmrepro needs, has no wheel for Python "
+                f"{target.python} on {target.platform}.",
+                hint="another --python or --platform",
+            )
+        planned.append(Planned(one.project, one.version, "wheel", wheel))
+    return planned
+
+
+def _wanted() -> list[str]:
+    """Its requirements, those of its extras as well, without the markers that say so."""
+    lines = []
+    for line in distribution(NAME).requires or []:
+        extra = re.search(r"""extra\s*==\s*['"]([\w-]+)['"]""", line)
+        if extra is None:
+            lines.append(line)
+        elif extra[1] in EXTRAS:
+            lines.append(line.partition(";")[0].strip())
+    return lines
+
+
+def _checkout() -> Path | None:
+    """The folder that an editable installation runs from."""
+    text = distribution(NAME).read_text("direct_url.json")
+    if not text:
+        return None
+    origin = json.loads(text)
+    if not origin.get("dir_info", {}).get("editable"):
+        return None
+    folder = Path(unquote(urlsplit(origin["url"]).path))
+    return folder if (folder / "pyproject.toml").is_file() else None
+
+
+def _sources(checkout: Path) -> list[str]:
+    """What the wheel is built from, as pyproject.toml names it."""
+    project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = project["tool"]["setuptools"]["package-dir"].values()
+    tops = dict.fromkeys(Path(folder).parts[0] for folder in folders)
+    files = ["pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]]
+    return [*tops, *files]
+
+
+def _packed(installed: Installed, into: Path) -> Path:
+    """The wheel that ``installed`` came from, out of its files."""
+    tag = re.search(r"^Tag: (\S+)$", installed.read_text("WHEEL") or "", re.MULTILINE)
+    made = into / f"{NAME}-{installed.version}-{tag[1] if tag else 'py3-none-any'}.whl"
+    own = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"}
+    record = ""
+    with ZipFile(made, "w", ZIP_DEFLATED) as archive:
+        for file in sorted(installed.files or [], key=str):
+            of_installer = file.parent.name.endswith(".dist-info") and file.name in own
+            if ".." in file.parts or file.suffix == ".pyc" or of_installer:
+                continue
+            content = file.read_binary()
+            archive.writestr(_entry(str(file)), content)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            record += f"{file},sha256={digest.decode()},{len(content)}\n"
+        listed = f"{NAME}-{installed.version}.dist-info/RECORD"
+        archive.writestr(_entry(listed), f"{record}{listed},,\n")
+    return made
+
+
+def _entry(name: str) -> ZipInfo:
+    entry = ZipInfo(name, date_time=(2026, 1, 1, 0, 0, 0))
+    entry.compress_type = ZIP_DEFLATED
+    entry.external_attr = 0o644 << 16
+    return entry
