@@ -14,12 +14,14 @@ from typing import Annotated
 import psutil
 from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
 from mmrepro.environments.store import list_environments
-from mmrepro.environments.uv import torch_index, uv_version, without_credentials
+from mmrepro.environments.torch_source import torch_setting
+from mmrepro.environments.uv import uv_version, without_credentials
 from mmrepro.errors import MmreproError
 from mmrepro.machine.cache import Device, cache_root, detect_device
 from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.gpu import choose, read_gpus
 from mmrepro.probes.py_spy import find_py_spy
-from mmrepro.records import Record
+from mmrepro.records import GpuFacts, Record
 from pydantic import Field
 
 GIB = 1024**3
@@ -58,6 +60,7 @@ class HostReport(Record):
     ok: bool
     device: Annotated[Device, Field(description="what --device auto means here")]
     parts: list[Part]
+    gpus: Annotated[list[GpuFacts], Field(description="``taken``: by a run that started now")] = []
     environments: list[CachedEnvironment]
 
 
@@ -72,6 +75,7 @@ def examine() -> HostReport:
         ok=all(part.ok for part in parts if part.required),
         device=detect_device(),
         parts=parts,
+        gpus=choose(read_gpus()).facts(),
         environments=_cached(),
     )
 
@@ -222,10 +226,29 @@ def gpu() -> Part:
         found="no NVIDIA driver",
         costs="engines run on their CPU backend or behind stand-ins; GPU facts are unavailable",
     )
-    if detect_device() == "cpu":
-        return part
-    cards = _version(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    return part.model_copy(update={"ok": True, "found": cards})
+    reading = read_gpus()
+    if not reading.gpus:
+        lacks = (
+            "reports lack GPU facts, and who else uses a GPU is not seen" if reading.blind else ""
+        )
+        return part.model_copy(update={"found": reading.reason, "costs": lacks or part.costs})
+    choice = choose(reading)
+    found = [f"driver {reading.driver}, CUDA {reading.cuda}", *map(_gpu_words, choice.facts())]
+    told = {"found": "; ".join([*found, *reading.broken])}
+    if not choice.devices:
+        costs = f"a run on a GPU ends at once: {choice.reason}"
+        return part.model_copy(update={**told, "costs": costs, "hint": choice.hint})
+    return part.model_copy(update={**told, "ok": True})
+
+
+def _gpu_words(gpu: GpuFacts) -> str:
+    words = [f"GPU {gpu.index}: {gpu.name}"]
+    if gpu.memory_bytes is not None and gpu.memory_used_bytes is not None:
+        free = (gpu.memory_bytes - gpu.memory_used_bytes) / GIB
+        words.append(f"{free:.1f} of {gpu.memory_bytes / GIB:.1f} GiB free")
+    words += ["MIG is on"] if gpu.mig else []
+    words += [f"in use: {gpu.users}"] if gpu.users else []
+    return ", ".join(words)
 
 
 def cpu() -> Part:
@@ -295,9 +318,13 @@ def shared_memory() -> Part:
 
 
 def torch_source() -> Part:
-    index = torch_index()
-    source = without_credentials(index) if index else "the package index (built with CUDA)"
-    return Part(name="torch from", ok=True, found=source)
+    setting = torch_setting()
+    words = {
+        "auto": "PyTorch's CPU index where it answers, else the package index (built with CUDA)",
+        "official": "PyTorch's CPU index",
+        "package": "the package index (built with CUDA)",
+    }
+    return Part(name="torch from", ok=True, found=words.get(setting, without_credentials(setting)))
 
 
 def environments() -> Part:

@@ -14,6 +14,7 @@
     - UnloadableWheel
     - EngineStartError
     - NoSpace
+    - GpuUnavailable
     - SupervisorError
       + WarmParentDied
   x RunTimeout             (exit 3: the run did not end in time: inconclusive)
@@ -106,6 +107,10 @@ class EngineStartError(InfrastructureError):
 
 class NoSpace(InfrastructureError):
     """A disk is full, or would be."""
+
+
+class GpuUnavailable(InfrastructureError):
+    """There is no GPU that this run may take: none answers, or others use it."""
 
 
 class SupervisorError(InfrastructureError):

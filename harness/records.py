@@ -75,11 +75,27 @@ class Setting(Record):
     why: str
 
 
+class GpuFacts(Record):
+    """A GPU of the machine, or a MIG device of one, as the run found it."""
+
+    index: Annotated[int, Field(description="by PCI bus, as nvidia-smi counts")]
+    name: str
+    uuid: Annotated[str, Field(description="its beginning; a whole one names the machine")]
+    memory_bytes: Annotated[int | None, Field(description="None: the driver does not tell")]
+    memory_used_bytes: Annotated[int | None, Field(description="before the engine started")]
+    driver: str
+    cuda: Annotated[str, Field(description="newest CUDA that the driver runs, e.g. 13.0")]
+    mig: Annotated[bool | None, Field(description="MIG mode; None: it has none")] = None
+    users: Annotated[str, Field(description="who used it before the run; empty: nobody")] = ""
+    taken: Annotated[bool, Field(description="the engine ran on it")] = False
+
+
 class HostFacts(Record):
     os: str
     kernel: str
     cpu: str
     cores: int
     memory_bytes: int
-    gpus: list[str] = []
+    gpus: Annotated[list[str], Field(description="names, of a GPU run those that it took")] = []
+    gpu_facts: Annotated[list[GpuFacts], Field(description="of a GPU run: all that it saw")] = []
     python: str

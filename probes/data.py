@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from mmrepro.machine.nvml import GpuProcess as GpuProcess, MigSlice as MigSlice
 from mmrepro.probes.base import ProbeData, ProbeResult
 from mmrepro.records import Moment, Record
 from pydantic import Field
@@ -206,20 +207,18 @@ class SyscallsData(ProbeData):
 # ------------------------------------------------------------------ GPU
 
 
-class GpuProcess(Record):
-    pid: int
-    used_bytes: int | None
-
-
 class GpuDevice(Record):
-    index: int
+    index: Annotated[int, Field(description="by PCI bus, as nvidia-smi counts")]
     name: str
-    uuid: str
+    uuid: Annotated[str, Field(description="its beginning; a whole one names the machine")]
     driver: str
-    memory_total_bytes: int
-    memory_used_bytes: int
-    utilization_pct: Annotated[list[int], Field(description="one reading a sample")]
+    memory_total_bytes: Annotated[int, Field(description="0: the driver does not tell")]
+    memory_used_bytes: Annotated[int, Field(description="0: the driver does not tell, or none")]
+    utilization_pct: Annotated[list[int], Field(description="one reading a sample; none with MIG")]
     processes: list[GpuProcess] = []
+    cuda: Annotated[str, Field(description="newest CUDA that the driver runs, e.g. 13.0")] = ""
+    mig: Annotated[bool | None, Field(description="MIG mode; None: not told")] = None
+    slices: Annotated[list[MigSlice], Field(description="its MIG devices")] = []
 
 
 class GpuData(ProbeData):

@@ -194,15 +194,17 @@ def _timeline(incident: Incident) -> str:
         + one_line(e.text, 150)
         for e in entries[:300]
     ]
-    tracks = timeline.cpu_tracks(incident.evidence)[:6] + [
-        timeline.Track(f"requests {t.name}", t.points)
-        for t in timeline.metric_tracks(incident.evidence)[:6]
+    gpu, memory = timeline.gpu_tracks(incident), timeline.gpu_memory_tracks(incident)
+    tracks = [
+        *((t.name, t, " %") for t in timeline.cpu_tracks(incident.evidence)[:6]),
+        *((t.name, t, " %") for t in gpu[:6]),
+        *((f"{t.name} memory", t, " GiB") for t in memory[:6]),
+        *((f"requests {t.name}", t, "") for t in timeline.metric_tracks(incident.evidence)[:6]),
     ]
-    units = ["%"] * min(6, len(timeline.cpu_tracks(incident.evidence))) + [""] * 6
     sparks = [
-        f"{one_line(t.name, 22):<22} {timeline.sparkline(t)}  max "
-        f"{max(v for _, v in t.points):.0f}{' ' + unit if unit else ''}"
-        for t, unit in zip(tracks, units, strict=False)
+        f"{one_line(name, 22):<22} {timeline.sparkline(t)}  max "
+        f"{max(v for _, v in t.points):.0f}{unit}"
+        for name, t, unit in tracks
     ]
     parts = []
     if len(drawn) <= 40:
@@ -210,7 +212,8 @@ def _timeline(incident: Incident) -> str:
     else:
         parts.append(gfm.details(f"{len(drawn)} lines", gfm.fence("\n".join(drawn), "text", 300)))
     if sparks:
-        parts.append("CPU (% of one core) and requests over the sampled time:")
+        also = ", GPU" if gpu or memory else ""
+        parts.append(f"CPU (% of one core){also} and requests over the sampled time:")
         parts.append(gfm.fence("\n".join(sparks)))
     return "\n\n".join(parts)
 

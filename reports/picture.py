@@ -62,6 +62,13 @@ def picture(incident: Incident) -> Markup:
     if cpu:
         part, y = _panel("CPU", "% of one core", cpu[:6], axis, y, 120, 100.0, step=False)
         body += part
+    gpu, memory = timeline.gpu_tracks(incident), timeline.gpu_memory_tracks(incident)
+    if gpu:
+        part, y = _panel("GPU", "utilisation, %", gpu[:6], axis, y, 90, 100.0, step=False)
+        body += part
+    if memory:
+        part, y = _panel("GPU memory", "held, GiB", memory[:6], axis, y, 72, 1.0, step=False)
+        body += part
     metrics = timeline.metric_tracks(incident.evidence)
     gauges = [t for t in metrics if not _is_counter(t)]
     counters = [t for t in metrics if _is_counter(t)]
@@ -92,7 +99,12 @@ def _description(incident: Incident) -> str:
         f"{one_line(t.name, 40)} at most {max(v for _, v in t.points):.0f} % of a core"
         for t in timeline.cpu_tracks(incident.evidence)[:6]
     )
-    return f"Requests: {requests or 'none'}. CPU: {cpu or 'not sampled'}."
+    gpu = "; ".join(
+        f"{t.name} at most {max(v for _, v in t.points):.0f} %"
+        for t in timeline.gpu_tracks(incident)[:6]
+    )
+    told = f"Requests: {requests or 'none'}. CPU: {cpu or 'not sampled'}."
+    return f"{told} GPU: {gpu}." if gpu else told
 
 
 # ------------------------------------------------------------------ time

@@ -9,6 +9,7 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident
 from mmrepro.reports import view, words
 
+GIB: Final = 1 << 30
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -64,6 +65,31 @@ def cpu_tracks(evidence: Evidence) -> list[Track]:
 
 def metric_tracks(evidence: Evidence) -> list[Track]:
     return _tracks(evidence, "metrics")
+
+
+def gpu_tracks(incident: Incident) -> list[Track]:
+    """Utilisation in percent. Of several GPUs the engine's own are marked."""
+    return _named(incident, _tracks(incident.evidence, "gpu_pct"))
+
+
+def gpu_memory_tracks(incident: Incident) -> list[Track]:
+    """Memory that processes hold, in GiB."""
+    tracks = _tracks(incident.evidence, "gpu_bytes")
+    in_gib = [Track(t.name, [(mono, held / GIB) for mono, held in t.points]) for t in tracks]
+    return _named(incident, in_gib)
+
+
+def _named(incident: Incident, tracks: list[Track]) -> list[Track]:
+    """The engine's own first, and marked where there are others."""
+    own = {str(gpu.index) for gpu in incident.host.gpu_facts if gpu.taken}
+    several = any(t.name.partition("/")[0] not in own for t in tracks)
+
+    def name(track: Track) -> str:
+        mark = "engine " if several and track.name.partition("/")[0] in own else ""
+        return f"{mark}GPU {track.name}"
+
+    tracks = sorted(tracks, key=lambda t: t.name.partition("/")[0] not in own)
+    return [Track(name(track), track.points) for track in tracks]
 
 
 def _tracks(evidence: Evidence, field: str) -> list[Track]:

@@ -43,6 +43,7 @@ TEXTS = ("gate: text only", "gate: text only, streamed", "control: text only")
 WHOLE, ODD = "image X, whole blocks", "image Y, 6 embeddings"
 STREAMED = WHOLE + ", streamed"
 IMAGES = (WHOLE, ODD, STREAMED)
+NOTE_WORDS = "RuntimeError: Only dense CPU tensors can be pinned"
 ODD_GRID = (3, 2)
 """Columns and rows of embeddings: six do not fill a block, so that the last block's tokens are not
 those of the text alone."""
@@ -273,14 +274,37 @@ class PinnedPlaceholder(PrefillContract):
     What: 'only dense CPU tensors can be pinned'. Text is served.
 
     Why: Beside inputs_embeds the model is given ids that nobody reads; only their number counts.
-    They are made on the device and then pinned, which is for tensors in host memory. Without a GPU
-    the device is torch's 'meta', and torch words the refusal for that.
+    They are made on the device and pinned, which is for tensors in host memory. Without a GPU the
+    device is torch's 'meta', and torch words the refusal for that.
     """
 
     variant, bug = "pinned-placeholder", 5
     error = r"RuntimeError: .*(?i:only dense CPU tensors can be pinned)"
     frames = ("images.py:_placeholder",)
     reason = "raised where the placeholder is made"
+
+    def on_a_gpu(self, logs: Logs) -> Finding:
+        errors = [line.text for line in logs.lines("note-error")]
+        if not errors:
+            return Finding.of(False, "nothing was pinned")
+        return Finding.of(not any("Meta" in text for text in errors), errors[0])
+
+    def in_the_notes_words(self, logs: Logs) -> Finding:
+        errors = [line.text for line in logs.lines("note-error")]
+        exact = [text for text in errors if text.endswith(NOTE_WORDS)]
+        return Finding.of(len(exact) == len(errors) > 0, errors[0] if errors else "no error")
+
+    claims = (
+        *PrefillContract.claims,
+        claim(
+            "pin-memory",
+            "on a GPU torch refuses that call, pin_memory=True, in exactly the note's words",
+            "milestone note, bug 5",
+            by=in_the_notes_words,
+            given=on_a_gpu,
+            otherwise="without a GPU torch words it otherwise",
+        ),
+    )
 
 
 SCENARIO = with_variants(

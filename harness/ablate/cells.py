@@ -14,6 +14,7 @@ from mmrepro.ablate.store import CellStore
 from mmrepro.environments import Environment
 from mmrepro.errors import (
     EnvironmentBuildError,
+    GpuUnavailable,
     InfrastructureError,
     MmreproError,
     NoSpace,
@@ -35,7 +36,7 @@ from mmrepro.scenario import Scenario
 from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
 
 CELLS_DIR = "cells"
-HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError)
+HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError, GpuUnavailable)
 """What a second attempt, or another cell, would meet as well."""
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from mmrepro import __version__
 from mmrepro.cli.ablate import ablate
+from mmrepro.cli.accept import accept
 from mmrepro.cli.bisect import bisect
 from mmrepro.cli.bundle import bundle
 from mmrepro.cli.check import check
@@ -60,6 +61,7 @@ app.command("diagnose", short_help="Say what is wrong with a live server.")(diag
 app.command("ablate", short_help="Find out which setting is the cause.")(ablate)
 app.command("bisect", short_help="Find the release that brought or fixed it.")(bisect)
 app.add_typer(matrix_app, name="matrix", short_help="Scenarios × releases, night after night.")
+app.command("accept", short_help="Try all that only this machine can show.")(accept)
 app.command("list", short_help="List the known failure modes.")(list_scenarios)
 app.command("show", short_help="Show one: symptom, cause, mitigations.")(show)
 app.command("collide", short_help="Find two pictures that an engine takes for one.")(collide)

@@ -14,6 +14,7 @@ from typing import ClassVar
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.errors import UsageError
+from mmrepro.machine.gpu import hide
 from mmrepro.probes.processes import role_from_title
 from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.reproducers import reproducer_path
@@ -42,6 +43,8 @@ class LaunchRequest:
     """Stand-ins of the scenario; those of mitigations come after them."""
     server_env: Mapping[str, str] = field(default_factory=dict)
     """Variables that the scenario sets."""
+    gpu: tuple[Setting, ...] = ()
+    """Variables that make a GPU run's engine see the GPU that it takes."""
 
     @property
     def all_patches(self) -> tuple[Patch, ...]:
@@ -199,7 +202,8 @@ class Engine(ABC):
                 raise UsageError(
                     f"{option} is set by mmrepro itself and cannot be given as --server-arg."
                 )
-        settings = list(self.settings(request))
+        device = request.environment.spec.device
+        settings = [*(request.gpu if device == "cuda" else hide()), *self.settings(request)]
         patches = (*self.own_patches(request), *request.all_patches)
         env = {s.name: s.value for s in settings if not s.name.startswith("-")}
         arguments = self.command(request)
@@ -213,7 +217,7 @@ class Engine(ABC):
             settings=settings,
             # Copies: what each run counts of them is written into them.
             stand_ins=[p.stand_in.model_copy() for p in patches],
-            fidelity=lowered(self.fidelity_on(request.environment.spec.device), patches),
+            fidelity=lowered(self.fidelity_on(device), patches),
             entry=Entry(self.module, arguments, self.module_path()),
             preload=(*self.preload, *self._model_modules(request.model)),
         )

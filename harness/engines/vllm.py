@@ -16,7 +16,8 @@ from packaging.version import Version
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 NOBIND_SINCE = Version("0.13")
 """Older CPU builds crash in init_cpu_threads_env with "nobind" (seen with 0.11.0)."""
-
+KV_CACHE_BYTES_SINCE = Version("0.11.0")
+"""vllm/config/cache.py has kv_cache_memory_bytes."""
 
 CONTRACT_PROBE = Patch(
     "contract_probe",
@@ -136,6 +137,7 @@ class VllmEngine(Engine):
         )
         yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")
         if request.environment.spec.device != "cpu":
+            yield from self._gpu_settings(Version(request.environment.spec.release))
             return
         yield Setting(
             name="TORCHDYNAMO_DISABLE", value="1", why="no compilation at warm-up: a faster start"
@@ -148,3 +150,24 @@ class VllmEngine(Engine):
             value="all" if old else "nobind",
             why="older CPU builds crash without binding" if old else "threads may move",
         )
+
+    def _gpu_settings(self, release: Version) -> Iterator[Setting]:
+        yield Setting(
+            name="VLLM_USE_FLASHINFER_SAMPLER",
+            value="0",
+            why="FlashInfer's kernels are compiled at the first start, which takes a CUDA compiler "
+            "and minutes; vLLM's own sampler takes their place",
+        )
+        if release >= KV_CACHE_BYTES_SINCE:
+            yield Setting(
+                name="--kv-cache-memory-bytes",
+                value=str(1 << 30),
+                why="1 GiB of KV cache is enough, as on a CPU; nine tenths of a large GPU would be "
+                "millions of a tiny model's blocks. In place of --gpu-memory-utilization",
+            )
+            yield Setting(
+                name="--gpu-memory-utilization",
+                value="0.1",
+                why="what must be free at the start; it sizes nothing besides "
+                "--kv-cache-memory-bytes",
+            )

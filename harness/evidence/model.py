@@ -105,6 +105,10 @@ class RequestRecord(Record):
         return f"{self.status or 'no answer'} {message[:160]}".strip()
 
 
+BUILD, BUILD_NOTICE = "environment", "environment notice"
+"""Sources of an event while an environment is built; a notice is still to be seen afterwards."""
+
+
 class Event(Record):
     """One line of the timeline."""
 
@@ -121,6 +125,12 @@ class SeriesPoint(Record):
     mono: float
     cpu_pct: Annotated[dict[str, float], Field(description="process role: % of one core")] = {}
     metrics: Annotated[dict[str, float], Field(description="a few gauges and counters")] = {}
+    gpu_pct: Annotated[
+        dict[str, float], Field(description="GPU's number: utilisation, %; a point of its own")
+    ] = {}
+    gpu_bytes: Annotated[
+        dict[str, float], Field(description="GPU's number (MIG: 0/1): memory that processes hold")
+    ] = {}
 
 
 class ReproducerResult(Record):

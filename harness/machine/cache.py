@@ -9,6 +9,7 @@ from typing import Literal
 
 Device = Literal["cpu", "cuda"]
 CACHE_VARIABLE = "MMREPRO_CACHE_DIR"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def cache_root() -> Path:
@@ -34,7 +35,18 @@ def folders_in(root: Path) -> list[Path]:
 
 
 def detect_device() -> Device:
-    """``cuda`` where an NVIDIA driver is loaded and its library is found, else ``cpu``.
+    """``cuda`` where there is an NVIDIA driver and CUDA_VISIBLE_DEVICES does not hide every GPU on
+    purpose, else ``cpu``."""
+    return "cuda" if nvidia_driver() and not hidden(os.environ.get(VISIBLE)) else "cpu"
+
+
+def hidden(mask: str | None) -> bool:
+    """Whether that value of CUDA_VISIBLE_DEVICES (None: not set) hides every GPU on purpose."""
+    return mask is not None and mask.strip() in ("", "-1", "NoDevFiles")
+
+
+def nvidia_driver() -> bool:
+    """Whether an NVIDIA driver is loaded and its library is found.
 
     Both are asked for: a container may see the driver of its host in /proc without being given
     the library (or a device), and an image may carry the library on a host without a GPU.
@@ -42,9 +54,9 @@ def detect_device() -> Device:
     driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
     # WSL has neither: its device is /dev/dxg.
     if not driver and not Path("/dev/dxg").exists():
-        return "cpu"
+        return False
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return "cpu"
-    return "cuda"
+        return False
+    return True

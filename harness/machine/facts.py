@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 from mmrepro.records import HostFacts
 
 
-def host_facts(gpus: list[str] | None = None) -> HostFacts:
+def host_facts(gpus: Iterable[str] = ()) -> HostFacts:
+    """``gpus``: their names."""
     return HostFacts(
         os=_os_name(),
         kernel=platform.release(),
         cpu=_cpu_name(),
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
-        gpus=gpus or [],
+        gpus=list(gpus),
         python=platform.python_version(),
     )
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from typing import IO
 
 from mmrepro.machine.child_env import die_with_parent
 
@@ -16,9 +17,23 @@ def spawn(
     variables: Mapping[str, str],
     *,
     nice: int = 0,
-    stderr: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start ``mmrepro ARGUMENTS``. It is killed with the thread that calls this.
+    """Start ``mmrepro ARGUMENTS``; as :func:`spawn_program`."""
+    command = [sys.executable, "-m", "mmrepro", *arguments]
+    return spawn_program(command, variables, nice=nice, stdout=stdout, stderr=stderr)
+
+
+def spawn_program(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    *,
+    nice: int = 0,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    stderr: int | IO[bytes] = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start ``command``. It is killed with the thread that calls this.
 
     In a session of its own: a Ctrl-C on the terminal is the caller's to pass on.
     """
@@ -28,10 +43,10 @@ def spawn(
         os.nice(nice)
 
     return subprocess.Popen(
-        [sys.executable, "-m", "mmrepro", *arguments],
+        command,
         env=variables,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        stdout=stdout,
         stderr=stderr,
         start_new_session=True,
         preexec_fn=prepared,

@@ -94,6 +94,7 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
         mitigations=applied & {m.name for m in scenario.mitigations},
         deadline_s=incident.deadline_s or gate or deadline.FLOOR_S,
         flips=frozenset(flips) & known,
+        gpus=frozenset(gpu.index for gpu in incident.host.gpu_facts if gpu.taken),
     )
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,9 +16,11 @@ import mmrepro.probes
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments import Environment, cache_root
+from mmrepro.machine.cache import VISIBLE
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.digest import FileState, digest, state
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.gpu import ORDER, choose, read_gpus, visible
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.launch import launch_plan
 from mmrepro.run.options import RunOptions
@@ -37,6 +39,7 @@ START_MODE = "start mode"
 
 APART = (
     "cli",
+    "accept",
     "ablate",
     "bisect",
     "history",
@@ -57,14 +60,21 @@ def decisive_parts(
     environment: Environment,
     model: Path,
     starter: Starter,
+    gpus: Sequence[str] | None = None,
 ) -> dict[str, str]:
     """All that decides a run's outcome, named, so that two keys can be compared.
 
-    The port is chosen anew for every run, and folders differ between machines: neither is in it.
+    The port is chosen anew for every run, and so is one of several like GPUs; folders differ
+    between machines: none of these is in it.
+
+    Args:
+        gpus: models of those that the run takes; None: of those that it would take now.
     """
     port = free_port()
     plan = launch_plan(scenario, options, environment, model, port)
-    host = host_facts()
+    host, device = host_facts(), environment.spec.device
+    if gpus is None:
+        gpus = gpu_models(device)
     places = {
         str(model): "MODEL",
         str(environment.path): "ENVIRONMENT",
@@ -87,11 +97,11 @@ def decisive_parts(
         "python": environment.python_version,
         "model": digest(p for p in sorted(model.rglob("*")) if p.is_file()),
         "max_model_len": str(scenario.max_model_len),
-        "device": " ".join([environment.spec.device, *gpu_models()]),
+        "device": " ".join([device, *gpus]),
         "host": f"{host.cpu}, {host.cores} cores",
         "command": placed(json.dumps(plan.argv)),
         "variables": placed(json.dumps(plan.env, sort_keys=True)),
-        "inherited": json.dumps(_inherited(plan), sort_keys=True),
+        "inherited": json.dumps(_inherited(plan, device), sort_keys=True),
         "flips": json.dumps(sorted(options.flips)),
         "mitigations": json.dumps(sorted(options.mitigations)),
         "options": json.dumps(sorted(options.options)),
@@ -169,7 +179,7 @@ def _imported(path: Path, state: FileState) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _inherited(plan: LaunchPlan) -> dict[str, str]:
+def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
     """What the engine finds in its environment although nobody set it for this run.
 
     Digests of the values: parts are written down, and a value may be a token (``HF_TOKEN``).
@@ -177,17 +187,15 @@ def _inherited(plan: LaunchPlan) -> dict[str, str]:
     return {
         name: hashlib.sha256(value.encode("utf-8", "replace")).hexdigest()[:12]
         for name, value in child_environment(plan.env).items()
-        if name.startswith(ENGINE_VARIABLES) and name not in plan.env
+        if name.startswith(ENGINE_VARIABLES)
+        and name not in plan.env
+        and not (device == "cuda" and name in (VISIBLE, ORDER))  # the run has its own
     }
 
 
-def gpu_models() -> list[str]:
-    """What the NVIDIA driver calls this machine's GPUs; empty without one."""
-    models = []
-    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            lines = path.read_text().splitlines()
-        except OSError:
-            continue
-        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return models
+def gpu_models(device: str = "cuda") -> list[str]:
+    """Models of what a GPU run would take now; if others use everything, of what they use."""
+    if device == "cpu":
+        return []
+    choice = choose(reading := read_gpus())
+    return choice.names or [d.name for d in visible(reading, os.environ.get(VISIBLE))][:1]

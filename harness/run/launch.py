@@ -12,9 +12,10 @@ from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_
 from mmrepro.engines.base import root_cause_lines, worth_another
 from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError, UnknownRelease, UsageError, WarmParentDied
-from mmrepro.evidence.sampler import Sampler
+from mmrepro.evidence.sampler import GpuSampler, Sampler
 from mmrepro.incident import ServerFacts, Setting
 from mmrepro.incident.journal import Journal
+from mmrepro.machine.gpu import Choice
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.start_stages import StartStages
 from mmrepro.run.starter import SAFER, Attempt, Started, Starter, mode_settings
@@ -84,10 +85,12 @@ def launch_plan(
     model: Path,
     port: int,
     control: Control | None = None,
+    gpu: Choice | None = None,
 ) -> LaunchPlan:
     """The server's command and variables; nothing is started. Raises UsageError.
 
-    ``control``: the control server's, which has its own options and no mitigation.
+    ``control``: the control server's, which has its own options and no mitigation; ``gpu``: what a
+    GPU run takes.
     """
     engine = get_engine(scenario.engine)
     mitigations = [scenario.mitigation(name) for name in options.mitigations]
@@ -111,6 +114,7 @@ def launch_plan(
             mitigations=tuple(mitigations),
             patches=scenario.patches_for(chosen_release(scenario, options)),
             server_env=scenario.server_env,
+            gpu=tuple(gpu.settings()) if gpu else (),
         )
     )
 
@@ -124,11 +128,12 @@ class ServerSpec:
     environment: Environment
     model: Path
     control: Control | None = None
+    gpu: Choice | None = None
 
     def plan(self, port: int) -> LaunchPlan:
         """As :func:`launch_plan`."""
         return launch_plan(
-            self.scenario, self.options, self.environment, self.model, port, self.control
+            self.scenario, self.options, self.environment, self.model, port, self.control, self.gpu
         )
 
     @property
@@ -243,7 +248,8 @@ def _launched(spec: ServerSpec, attempt: Attempt, journal: Journal, starter: Sta
     journal.incident.engine.warm_parent = started.parent
     url, pid = f"http://127.0.0.1:{port}", started.process.engine_pid
     metrics = url + engine.metrics_path, engine.metrics
-    sampler = Sampler(journal.recorder, pid, *metrics, engine.role_of)
+    gpu = GpuSampler(journal.recorder) if spec.gpu else None
+    sampler = Sampler(journal.recorder, pid, *metrics, engine.role_of, gpu)
     return Server(spec, plan, url, began, started, sampler, attempt.restarts)
 
 

@@ -8,12 +8,16 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.environments import Environment, ensure
+from mmrepro.environments import Environment, EnvironmentSpec, ensure
+from mmrepro.environments.uv import Notice
 from mmrepro.errors import RunTimeout
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import Incident, Setting
 from mmrepro.incident.folder import make_run_dir
 from mmrepro.incident.journal import Journal
+from mmrepro.machine.gpu import Choice
+from mmrepro.machine.lease import leased
 from mmrepro.run import deadline, tables
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
@@ -52,29 +56,34 @@ def execute(
         MmreproError: infrastructure or usage; the partial incident is written first.
         KeyboardInterrupt: likewise.
     """
-    with journal.whole_run():
-        environment = _environment(scenario, options, journal)
-        with environment.in_use():  # `mmrepro env prune` beside us leaves it alone
-            with journal.stage("model"):
-                model, journal.incident.model = tables.model_of(scenario.model, options.model)
-            _note_key(
-                journal.incident, decisive_parts(scenario, options, environment, model, starter)
-            )
+    with journal.whole_run(), contextlib.ExitStack() as held:
+        wanted = target(scenario, options)
+        gpu = None
+        if wanted.device == "cuda":  # before anything is downloaded
+            gpu = held.enter_context(leased())
+            _note_gpu(gpu, journal)
+        environment = _environment(wanted, journal)
+        held.enter_context(environment.in_use())  # `mmrepro env prune` beside us leaves it alone
+        with journal.stage("model"):
+            model, journal.incident.model = tables.model_of(scenario.model, options.model)
+        models = journal.incident.host.gpus
+        parts = decisive_parts(scenario, options, environment, model, starter, models)
+        _note_key(journal.incident, parts)
+        journal.save()
+        spec = ServerSpec(scenario, options, environment, model, gpu=gpu)
+        restarts = _control(spec, journal, starter)
+        with journal.stage("start-up"):
+            server = start(spec, journal, starter, restarts)
+        with in_service(server, journal, keep=options.keep_server):
+            # The start may have found that the mode meant for it cannot be used.
+            mode = {START_MODE: journal.incident.engine.start_mode}
+            _note_key(journal.incident, journal.incident.decided_by | mode)
             journal.save()
-            spec = ServerSpec(scenario, options, environment, model)
-            restarts = _control(spec, journal, starter)
-            with journal.stage("start-up"):
-                server = start(spec, journal, starter, restarts)
-            with in_service(server, journal, keep=options.keep_server):
-                # The start may have found that the mode meant for it cannot be used.
-                mode = {START_MODE: journal.incident.engine.start_mode}
-                _note_key(journal.incident, journal.incident.decided_by | mode)
-                journal.save()
-                asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
-                server.sampler.stop()
-                with journal.stage("verdict"):
-                    _judge(spec, journal.incident)
-                journal.recorder.phase = "stop"
+            asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
+            server.sampler.stop()
+            with journal.stage("verdict"):
+                _judge(spec, journal.incident)
+            journal.recorder.phase = "stop"
     return journal.incident
 
 
@@ -82,12 +91,26 @@ def _note_key(incident: Incident, parts: dict[str, str]) -> None:
     incident.decided_by, incident.key = parts, run_key(parts)
 
 
-def _environment(scenario: Scenario, options: RunOptions, journal: Journal) -> Environment:
+def _note_gpu(choice: Choice, journal: Journal) -> None:
+    """What the run takes, and what it leaves to others."""
+    host = journal.incident.host
+    host.gpus, host.gpu_facts = choice.names, choice.facts()
+    names = ", ".join(device.label for device in choice.devices)
+    journal.recorder.event(
+        f"the run takes {names}" if names else f"the GPU cannot be looked at: {choice.unseen}",
+        level="info" if names else "warning",
+    )
+    for sentence in choice.passed_over:
+        journal.recorder.event(f"in use by others: {sentence}")
+
+
+def _environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
     def progress(text: str) -> None:
-        journal.recorder.event(text, source="environment")
+        source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
+        journal.recorder.event(text, source=source)
 
     with journal.stage("environment"):
-        environment = ensure(target(scenario, options), progress=progress)
+        environment = ensure(wanted, progress=progress)
         tables.note_environment(journal.incident, environment, journal.recorder.dir)
     return environment
 

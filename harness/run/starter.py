@@ -14,8 +14,10 @@ from mmrepro.environments import Environment, cache_root
 from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
 from mmrepro.errors import EngineStartError, UsageError
 from mmrepro.incident import Setting, WarmParentFacts
+from mmrepro.machine.cache import VISIBLE
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.digest import digest
+from mmrepro.machine.gpu import ORDER
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import StartMode
 from mmrepro.supervise import EngineProcess, start_engine
@@ -25,6 +27,9 @@ from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, WarmParent
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
 START_ATTEMPTS = 5
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it torch.cuda.is_available() asks NVML; else it initialises CUDA, and an import that asks it
+leaves a parent whose forks cannot use the GPU."""
 
 REPLACES = {
     StartMode.COLD: "the engine's own start method, nothing replaced",
@@ -203,12 +208,17 @@ def parent_spec(
     ``base``: the variables of the command that is to find it; None: our own.
     """
     spec = environment.spec
+    env = child_environment(plan.env, base=base)
+    if spec.device == "cuda":
+        # It never initialises CUDA, so it is one parent for servers on any of the GPUs.
+        env = {name: value for name, value in env.items() if name not in (VISIBLE, ORDER)}
+        env[NVML_CHECK] = "1"
     return ParentSpec(
         label=f"{spec.engine} {spec.release}",
         python=environment.python,
         module=plan.entry.module,
         preload=plan.preload,
-        env=child_environment(plan.env, base=base),
+        env=env,
         path=tuple(plan.entry.path),
         digest=digest(_code(plan, environment)),
     )

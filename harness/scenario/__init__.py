@@ -64,7 +64,6 @@ from mmrepro.scenario.common import (
     endpoints_green as endpoints_green,
     every_request_fails as every_request_fails,
     first_error as first_error,
-    gpu_idle as gpu_idle,
     happened as happened,
     idle_cpu as idle_cpu,
     idle_while_asked as idle_while_asked,
@@ -102,6 +101,10 @@ from mmrepro.scenario.declare import (
     row as row,
     symptom as symptom,
     upgrade as upgrade,
+)
+from mmrepro.scenario.gpu import (
+    gpu_idle as gpu_idle,
+    gpu_memory_held as gpu_memory_held,
 )
 from mmrepro.scenario.parts import (
     Control as Control,

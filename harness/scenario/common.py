@@ -13,8 +13,7 @@ from typing import Any
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence
-from mmrepro.probes.data import GpuData, InferenceData, LogsData, ProcessesData
-from mmrepro.records import Fidelity
+from mmrepro.probes.data import InferenceData, LogsData
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.declare import Declared, Row, cause, row, symptom
 from mmrepro.scenario.parts import RunFacts
@@ -330,23 +329,6 @@ def idle_while_asked(requests: Requests, metrics: Metrics, engine: Engine) -> Fi
     queue = checks.queue_empty(metrics, engine)
     hung = any(sent.timed_out for sent in requests.within("trigger"))
     return Finding.of((queue.truth is Truth.MET) == hung, queue.observed)
-
-
-def gpu_idle(gpu: GpuData, evidence: Evidence, facts: RunFacts) -> Finding:
-    """No reading of the engine's GPU is above 0 %: the one that a process of the server holds, or
-    the only one. That a GPU idles which nothing runs on says nothing."""
-    if facts.fidelity is not Fidelity.GPU:
-        return Finding.unknown(f"the engine does not run on a GPU (fidelity: {facts.fidelity})")
-    seen = evidence.results(ProcessesData, "check")
-    pids = {process.pid for _, data in seen for process in data.processes}
-    held = [d for d in gpu.devices if any(process.pid in pids for process in d.processes)]
-    own = held or gpu.devices
-    if len(own) > 1 and not held:
-        return Finding.unknown("which of several GPUs is the engine's is not known")
-    readings = [pct for device in own for pct in device.utilization_pct]
-    if not readings:
-        return Finding.unknown("no reading of the GPU's utilisation")
-    return Finding.of(not any(readings), f"at most {max(readings)} %, {len(readings)} readings")
 
 
 def last_line(words: str) -> Check:

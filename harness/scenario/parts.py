@@ -105,6 +105,8 @@ class RunFacts:
     deadline_s: float
     flips: frozenset[str] = frozenset()
     """Names of the factors that are flipped."""
+    gpus: frozenset[int] = frozenset()
+    """Numbers of the GPUs that the run took, by PCI bus."""
 
     @property
     def version(self) -> Version:

@@ -23,9 +23,14 @@ from mmrepro.traffic.drive import Drive
 LOG_PATTERNS: Mapping[str, str] = {
     "exception": r"(?:^|[\])] )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ",
     "engine-dead": r"EngineDeadError",
+    "device-assert": r": block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion ",
 }
 """``exception``: the last line of a traceback. ``engine-dead``: the API server's word for it
-(vllm/v1/engine/exceptions.py, 0.11.0 to 0.14.0)."""
+(vllm/v1/engine/exceptions.py, 0.11.0 to 0.14.0). ``device-assert``: what a GPU prints of a thread
+whose assertion failed (recorded: tests/unit/device_assert_h100.json)."""
+
+ASSERT_TRIGGERED = "CUDA error: device-side assert triggered"
+"""What the next call that waits for the device raises: torch.AcceleratorError, in torch 2.11."""
 
 HEALTH = "health after the failure"
 AFTER = "after: a new text"
@@ -118,6 +123,9 @@ def first_error(logs: Logs, role: str, wanted: str) -> Finding:
     server's EngineDeadError for every request. Which line of the process that died came first
     tells what it died of; the API server has exceptions of its own, of each request that it
     refuses. Where the gate saw the process, one with another pid is another one.
+
+    Of a device-side assert the exception says nothing but that there was one. Then what the device
+    printed first, before it, has to match; it goes to stderr past Python, so no process is named.
     """
     lines, matching = logs.lines("exception"), logs.lines(wanted)
     if not lines:
@@ -134,6 +142,11 @@ def first_error(logs: Logs, role: str, wanted: str) -> Finding:
     if count > len(lines) and lines.index(first) * 2 >= len(lines):
         return Finding.unknown(f"{count - len(lines)} of {count} exceptions were not kept")
     text = f"{_where(first)}; {count - lines.index(first) - 1} later lines echo it"
+    if ASSERT_TRIGGERED in first.text:
+        printed = [line for line in logs.lines("device-assert") if line.number < first.number]
+        if not printed:
+            return Finding.unknown(f"{text}; the log does not show which assertion it was")
+        first, text = printed[0], f"{text}; the device: {printed[0].text[:240]}"
     return Finding.of(first.number in {line.number for line in matching}, text)
 
 

@@ -128,6 +128,7 @@ def main() -> None:
     facts = ParentFacts(os.getpid())
     began = time.monotonic()
     preload(order, facts)
+    forked.close_nvml()
     facts.imports_s = round(time.monotonic() - began, 3)
     settle()
     opened = {number: what for number, what in forked.open_files().items() if number != pipe}

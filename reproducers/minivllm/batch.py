@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from typing import Any
 
 from .config import EngineConfig
 from .contract import ContractError, History, SequenceView, StepView
@@ -24,6 +25,7 @@ class Batch:
         cu_seqlens_q, cu_seqlens_k: sums of the sequences' new tokens, and of all up to there.
         context_lens: tokens of each sequence that attention sees, the new ones included.
         mask: 1 where an embedding stands; None in a step without images.
+        on_device: the mask there, once a runner has queued its copy (a GPU's).
         last: index of each sampling sequence's last token.
     """
 
@@ -36,6 +38,7 @@ class Batch:
     context_lens: list[int] = field(default_factory=list)
     block_tables: list[list[int]] = field(default_factory=list)
     mask: memoryview | None = None
+    on_device: Any = None
     last: list[int] = field(default_factory=list)
 
     @property
@@ -84,11 +87,15 @@ class Batch:
 
 
 class BatchBuilder:
-    """Flattens steps. Holds the buffer that the masks of image steps are written to."""
+    """Flattens steps.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        mask: fault reused-mask: the one buffer of all masks, in memory that a GPU copies from.
+    """
+
+    def __init__(self, config: EngineConfig, mask: memoryview | None = None) -> None:
         self.config = config
-        self._mask = bytearray(max(config.max_batched_tokens, config.max_num_seqs))
+        self._mask = mask or memoryview(bytearray(config.max_batched_tokens))
 
     def build(self, step: Step) -> Batch:
         batch = Batch(step)
@@ -123,7 +130,7 @@ class BatchBuilder:
         if "reused-mask" not in self.config.faults:
             return memoryview(bits)
         self._mask[: len(bits)] = bits
-        return memoryview(self._mask)[: len(bits)]
+        return self._mask[: len(bits)]
 
 
 class Guard:

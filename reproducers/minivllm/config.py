@@ -74,7 +74,9 @@ class EngineConfig:
         async_scheduling: prepare the next prefill step before this one runs.
         vision: "fake" seeds embeddings with the image's bytes, "tower" runs the ViT.
         multimodal: False: the image code is never imported.
+        vision_ms: a GPU is kept busy that long before each image's embeddings, as by a real tower.
         check_contract: "log" tells what a step violates, "raise" refuses to run it.
+        dtype: "auto" is float32, what equality with transformers needs, on a GPU as well.
     """
 
     num_blocks: int = 257
@@ -86,9 +88,11 @@ class EngineConfig:
     mm_cache_tokens: int = 4096
     async_scheduling: bool = False
     vision: Literal["fake", "tower"] = "tower"
+    vision_ms: int = 0
     multimodal: bool = True
     check_contract: Literal["off", "log", "raise"] = "off"
     device: str = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     faults: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

@@ -22,6 +22,9 @@ class Runner(Protocol):
     builder: BatchBuilder
     guard: Guard
 
+    def begin(self, batch: Batch) -> None:
+        """Queue what a GPU can do while the host prepares the next step. Once, before ``run``."""
+
     def run(self, batch: Batch) -> list[int]:
         """One token for each sequence that samples."""
 
@@ -142,7 +145,8 @@ class Engine:
         try:
             if step.with_images:
                 runner = self._with_images()
-            if self.config.async_scheduling and step.prefill and not step.samples:
+            runner.begin(batch)
+            if self.config.async_scheduling and step.prefill:
                 ahead = self.scheduler.schedule_ahead()
                 self._ahead = runner.builder.build(ahead) if ahead else None
                 if step.with_images and self._ahead and any(self._ahead.mask or ()):

@@ -98,23 +98,52 @@ class ImageRunner(ModelRunner):
     def prefill(self, batch: Batch) -> Tensor:
         return self.prefill_images(batch) if batch.step.with_images else super().prefill(batch)
 
+    def begin(self, batch: Batch) -> None:
+        """On a GPU the embeddings, and behind them the mask's copy, are queued; nobody waits.
+
+        From here to ``run`` the next step is prepared. A CPU does what it is told at once and has
+        no such time between; there the mask is read in ``run``, as a GPU that is late reads it.
+        """
+        if batch.mask is None or self.config.device == "cpu":
+            return
+        with torch.inference_mode():
+            self._embed_all(batch)
+            batch.on_device = self._queued(batch.mask)
+
+    def _queued(self, mask: memoryview) -> Tensor:
+        """``mask`` on the GPU, when that gets there. Its own pinned buffer; with the fault
+        reused-mask the one that the next step's is written to."""
+        if "reused-mask" in self.config.faults:
+            host = torch.frombuffer(mask, dtype=torch.uint8)
+        else:
+            host = torch.tensor(list(mask), dtype=torch.uint8).pin_memory()
+        assert host.is_pinned()
+        return host.to(self.config.device, non_blocking=True)
+
+    def _embed_all(self, batch: Batch) -> None:
+        for chunk in batch.step.chunks:
+            self._embed(chunk.seq)
+
     def prefill_images(self, batch: Batch) -> Tensor:
         """Hidden states (N, hidden): the embeddings of the step's images among those of its text.
 
         ``inputs_embeds`` is (N, hidden); rows that the mask marks come from the vision.
         """
-        for chunk in batch.step.chunks:
-            self._embed(chunk.seq)
-        width = self.model.config.hidden_size
-        found = [seq.rows[start:end] for seq, start, end in batch.spans]
-        rows = torch.cat([torch.empty(0, width), *found])
-        self.guard.check(batch, len(rows), rows.shape[1], width)
+        self._embed_all(batch)
         assert batch.mask is not None
+        mask = batch.on_device
+        if mask is None:
+            mask = torch.tensor(list(batch.mask), dtype=torch.uint8, device=self.config.device)
+        elif self.config.check_contract != "off":
+            batch.mask = memoryview(bytes(mask.tolist()))  # what the device has, not the host
         ids = self._tensor(batch.token_ids)
-        mask = torch.tensor(list(batch.mask), dtype=torch.bool, device=ids.device)
         embeds = self.model.embed_tokens(ids)
+        width = embeds.shape[1]
+        found = [seq.rows[start:end] for seq, start, end in batch.spans]
+        rows = torch.cat([embeds.new_empty(0, width), *found])
+        self.guard.check(batch, len(rows), rows.shape[1], width)
         # As vLLM does: on a GPU this is where the reused mask ends in a device-side assertion.
-        embeds = embeds.masked_scatter(mask[:, None], rows.to(embeds))
+        embeds = embeds.masked_scatter(mask.bool()[:, None], rows)
         return self.model(
             self._placeholder(batch.num_tokens),
             self._tensor(batch.positions),
@@ -128,18 +157,26 @@ class ImageRunner(ModelRunner):
         if not isinstance(seq, ImageSequence):
             raise TypeError(f"ImageRunner expects ImageSequence, got {type(seq).__name__}")
         if seq.rows is None:
-            seq.rows = torch.cat([self.vision.embed(image).cpu() for image in seq.images])
+            found = [self.vision.embed(image) for image in seq.images]
+            seq.rows = torch.cat(found).to(self.model.embed_tokens.weight)
+            if self.config.vision_ms and self.config.device != "cpu":
+                busy(self.config.vision_ms * len(found))
 
     def _placeholder(self, count: int) -> Tensor:
         """Token ids (count,) that stand for the embeddings: nobody reads them, only their number.
 
         Fault pinned-placeholder: they are made on the device and pinned, which only a tensor in
-        the CPU's memory can be; without a GPU the device is torch's "meta", which holds no data.
+        the CPU's memory can be. On a GPU that is the note's own call. Without one the device is
+        torch's "meta", which holds no data, and torch refuses in the second of two calls only.
         """
         device = self.config.device
-        if "pinned-placeholder" in self.config.faults:
-            ids = torch.zeros(
-                count, dtype=torch.int64, device="meta" if device == "cpu" else device
-            )
-            return ids.pin_memory()
-        return torch.zeros(count, dtype=torch.int64, device=device)
+        if "pinned-placeholder" not in self.config.faults:
+            return torch.zeros(count, dtype=torch.int64, device=device)
+        if device != "cpu":
+            return torch.zeros(count, dtype=torch.int64, device=device, pin_memory=True)
+        return torch.zeros(count, dtype=torch.int64, device="meta").pin_memory()
+
+
+def busy(milliseconds: int) -> None:
+    """Keep the GPU busy from here on, about that long at 2 GHz; the host goes on at once."""
+    torch.cuda._sleep(milliseconds * 2_000_000)

@@ -23,10 +23,10 @@ def read_weights(folder: Path, prefix: str = "") -> dict[str, Tensor]:
 
 
 def load(folder: Path, config: EngineConfig) -> Engine:
-    """A model in the format of transformers' Qwen3ForCausalLM, run in float32 on a CPU."""
+    """A model in the format of transformers' Qwen3ForCausalLM."""
     model = Qwen3(ModelConfig.read(folder))
     model.load(read_weights(folder))
-    dtype = torch.float32 if config.device == "cpu" else torch.bfloat16
+    dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
     return build(config, model.to(config.device, dtype).eval(), folder)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,12 +21,14 @@ class Context:
         lens: (B,) tokens that each sequence's last query sees, itself included.
         tables: (B, blocks) block tables, padded with the null block.
         starts: prefill: cu_seqlens_q, B + 1 numbers; None in decode: one token a sequence.
+        seen: prefill: ``lens`` on the host; reading it from the device would wait for that.
     """
 
     slots: Tensor
     lens: Tensor
     tables: Tensor
     starts: list[int] | None = None
+    seen: Sequence[int] = ()
 
 
 class KVCache:
@@ -101,7 +104,7 @@ class Attention(nn.Module):
         assert context.starts is not None
         found = []
         ends = zip(context.starts, context.starts[1:], strict=False)
-        for row, ((start, end), seen) in enumerate(zip(ends, context.lens.tolist(), strict=True)):
+        for row, ((start, end), seen) in enumerate(zip(ends, context.seen, strict=True)):
             keys, values = cache.read(self.layer, context.tables[row])
             keys, values = keys[:seen], values[:seen]
             own = torch.arange(seen - (end - start), seen, device=query.device)

@@ -40,6 +40,9 @@ class PaperRunner:
         self.cache: dict[int, Content] = {}
         self.steps = 0
 
+    def begin(self, batch: Batch) -> None:
+        """There is no device."""
+
     def run(self, batch: Batch) -> list[int]:
         self.steps += 1
         rows = self._rows(batch)

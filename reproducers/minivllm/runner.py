@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from typing import Any
 
 import torch
@@ -14,6 +16,8 @@ from .model import Context, KVCache, Qwen3
 from .sampler import sample
 from .scheduler import Chunk, Step
 from .sequence import Sequence
+
+log = logging.getLogger(__name__)
 
 GRAPH_BATCHES = (1, 2, 4, 8, 16, 32)
 
@@ -29,7 +33,7 @@ class ModelRunner:
     def __init__(self, config: EngineConfig, model: Qwen3, cache: KVCache | None = None) -> None:
         self.config = config
         self.model = model
-        self.builder = BatchBuilder(config)
+        self.builder = BatchBuilder(config, self._mask_buffer())
         self.guard = Guard(config)
         weight = model.embed_tokens.weight
         self.cache = cache or KVCache(
@@ -55,7 +59,18 @@ class ModelRunner:
             seq.block_table = [NULL_BLOCK] * seq.num_blocks
         return self.builder.build(Step([Chunk(s, 0, s.num_tokens) for s in seqs], prefill=True))
 
+    def _mask_buffer(self) -> memoryview | None:
+        """Fault reused-mask on a GPU: memory that it copies from while the host goes on."""
+        config = self.config
+        if config.device == "cpu" or "reused-mask" not in config.faults:
+            return None
+        pinned = torch.zeros(config.max_batched_tokens, dtype=torch.uint8, pin_memory=True)
+        return memoryview(pinned.numpy())
+
     # ------------------------------------------------------------------ steps
+
+    def begin(self, batch: Batch) -> None:
+        """Nothing: of text the host waits for the device at each step's end only."""
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> list[int]:
@@ -87,7 +102,7 @@ class ModelRunner:
         tables = [[*t, *[NULL_BLOCK] * (width - len(t))] for t in batch.block_tables]
         starts = batch.cu_seqlens_q if batch.step.prefill else None
         slots, lens = self._tensor(batch.slot_mapping), self._tensor(batch.context_lens)
-        return Context(slots, lens, self._tensor(tables), starts)
+        return Context(slots, lens, self._tensor(tables), starts, batch.context_lens)
 
     def _tensor(self, values: list[Any]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.config.device)
@@ -95,11 +110,15 @@ class ModelRunner:
     # ------------------------------------------------------------------ CUDA graphs
 
     def _capture(self) -> None:
-        """Decode for a few batch sizes, at the widest block table; smaller batches are padded."""
+        """Decode for a few batch sizes, at the widest block table; smaller batches are padded.
+
+        The largest first, so that the others fit into its memory; no two run at a time.
+        """
+        began = time.monotonic()
         width = -(-self.config.max_model_len // self.config.block_size)
-        for size in [b for b in GRAPH_BATCHES if b < self.config.max_num_seqs] + [
-            self.config.max_num_seqs
-        ]:
+        most = self.config.max_num_seqs
+        side, pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        for size in [most, *reversed([b for b in GRAPH_BATCHES if b < most])]:
             inputs = {
                 name: torch.zeros(size, dtype=torch.int64, device="cuda")
                 for name in ("ids", "positions", "slots")
@@ -108,12 +127,16 @@ class ModelRunner:
             inputs["tables"] = torch.zeros((size, width), dtype=torch.int64, device="cuda")
             context = Context(inputs["slots"], inputs["lens"], inputs["tables"])
             arguments = (inputs["ids"], inputs["positions"], self.cache, context)
-            self.model(*arguments)  # allocations of a first run must not be captured
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # what comes up with a first run must not be captured
+                self.model(*arguments)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=pool):
                 hidden = self.model(*arguments)
             self.graphs[size] = (graph, inputs, hidden)
+        took = time.monotonic() - began
+        log.info("decode graphs of %s sequences captured in %.2f s", sorted(self.graphs), took)
 
     def _replay(self, ids: Tensor, positions: Tensor, context: Context) -> Tensor:
         count = len(ids)

@@ -36,10 +36,6 @@ class Step:
     def with_images(self) -> bool:
         return self.prefill and isinstance(self.chunks[0].seq, ImageSequence)
 
-    @property
-    def samples(self) -> bool:
-        return any(chunk.samples for chunk in self.chunks)
-
 
 class Scheduler:
     """First come, first served; prefill before decode; the youngest is preempted first."""

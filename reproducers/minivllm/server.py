@@ -242,6 +242,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--no-prefix-caching", dest="prefix_caching", action="store_false")
     parser.add_argument("--async-scheduling", action="store_true")
     parser.add_argument("--vision", choices=("fake", "tower"), default=default.vision)
+    told = "keep a GPU busy so long before an image's embeddings, as a real tower does"
+    parser.add_argument("--vision-ms", type=int, default=default.vision_ms, help=told)
     parser.add_argument("--text-only", dest="multimodal", action="store_false")
     parser.add_argument(
         "--check-contract",
@@ -253,6 +255,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--paper", action="store_true", help="no torch: answers are hashes")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: float32"
+    )
     told = "; ".join(f"{name}: {text}" for name, text in FAULTS.items())
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help=told)
     parser.add_argument("--fix", action="append", default=[], metavar="NAME", help="undo --fault")

@@ -40,7 +40,8 @@ LOG_PATTERNS = {
     r"|masked_scatter_size_check"
     r"|Attempted to assign .{1,200} multimodal tokens to \d+ placeholders",
 }
-"""masked_scatter with more ones than rows: torch's words on a CPU, on a GPU, and vLLM's own."""
+"""masked_scatter with more ones than rows: torch's words on a CPU, those that a GPU prints (what is
+raised later names no cause), and vLLM's own."""
 SAME_CRASH = issue(
     "vllm#30624",
     "`masked_scatter_size_check` failed when running Qwen3VLMoE",

@@ -8,6 +8,7 @@ from mmrepro.scenario import (
     checks,
     claim,
     gpu_idle,
+    gpu_memory_held,
     idle_cpu,
     idle_while_asked,
     last_line,
@@ -62,7 +63,9 @@ CLAIMS = (
         by="added-not-scheduled",
     ),
     of_hang("cpu", "EngineCore burns CPU (136 %)", by="core-burns-cpu"),
-    claim("gpu-idle", "GPU utilisation is 0 %, memory stays held", by=gpu_idle),
+    of_hang(
+        "gpu-idle", "GPU utilisation is 0 %, memory stays held", by=(gpu_idle, gpu_memory_held)
+    ),
     of_hang(
         "stack",
         "py-spy: process_input_sockets, active, with the GIL, in popitem below the cache update",

@@ -40,7 +40,7 @@ def model() -> Qwen3:
 
 
 @cache
-def transformers_model() -> Any:
+def transformers_model(device: str = "cpu") -> Any:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
@@ -64,17 +64,20 @@ def transformers_model() -> Any:
     }
     missing = made.load_state_dict(weights, strict=True)
     assert not missing.missing_keys
-    return made
+    return made.to(device)
 
 
-def reference(ids: Sequence[int], images: Sequence[Image], max_tokens: int) -> list[int]:
+def reference(
+    ids: Sequence[int], images: Sequence[Image], max_tokens: int, device: str = "cpu"
+) -> list[int]:
     """Greedy tokens of transformers, images as embeddings in front of the text's."""
-    made = transformers_model()
+    made = transformers_model(device)
     with torch.inference_mode():
-        embeds = torch.cat([*map(embed, images), made.model.embed_tokens(torch.tensor(ids))])
+        text = made.model.embed_tokens(torch.tensor(ids, device=device))
+        embeds = torch.cat([*(embed(image).to(device) for image in images), text])
         found = made.generate(
             inputs_embeds=embeds[None],
-            attention_mask=torch.ones(1, len(embeds), dtype=torch.long),
+            attention_mask=torch.ones(1, len(embeds), dtype=torch.long, device=device),
             max_new_tokens=max_tokens,
             do_sample=False,
         )
@@ -91,4 +94,4 @@ def engine(config: EngineConfig) -> Any:
     """A minivllm engine over a fresh copy of the model's class, the weights shared."""
     made = Qwen3(MODEL)
     made.load_state_dict(model().state_dict(), assign=True)
-    return build(config, made.eval())
+    return build(config, made.to(config.device).eval())

@@ -8,15 +8,14 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from made_up import probed, processes, run_facts
+from made_up import run_facts
 from mmrepro.diagnose.match import all_scenarios
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus, Fidelity, Incident
 from mmrepro.probes.base import ProbeStatus
-from mmrepro.probes.data import GpuData, GpuDevice, GpuProcess
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, judge
-from mmrepro.scenario import Check, LiveFacts, Scenario, Truth, common
+from mmrepro.scenario import Check, LiveFacts, Scenario, Truth, common, gpu
 from mmrepro.scenario.bind import bind
 from mmrepro.scenario.declare import Declared
 from mmrepro.scenario.registry import load_scenario
@@ -36,7 +35,8 @@ SHARED: dict[str, Check | Declared] = {
             "no_progress tokens_stand_still core_burns_cpu core_busy core_alive engine_works "
             "spins_in_user_space added_but_unfinished engine_alive",
             crash: "core_died health_is_503 server_exits",
-            common: "trigger_ended idle_while_asked gpu_idle",
+            common: "trigger_ended idle_while_asked",
+            gpu: "gpu_idle gpu_memory_held",
         }.items()
         for name in names.split()
     },
@@ -148,52 +148,3 @@ def test_what_is_taken_away_makes_nothing_true(name: str) -> None:
     before = true_of(whole)
     for what, evidence in lacking(whole):
         assert true_of(evidence) <= before, f"without {what}"
-
-
-# ------------------------------------------------------------------ an idle GPU (item 11)
-
-HELD, SPARE = GpuProcess(pid=1764, used_bytes=1 << 30), GpuProcess(pid=7, used_bytes=1 << 20)
-
-
-def idle_gpu(
-    readings: list[int], *devices: GpuProcess | None, fidelity: Fidelity = Fidelity.GPU
-) -> Truth:
-    """``devices``: what holds each; all have the same readings, those after the first are busy."""
-    data = GpuData(
-        devices=[
-            GpuDevice(
-                index=number,
-                name="H100",
-                uuid=f"GPU-{number}",
-                driver="570",
-                memory_total_bytes=80 << 30,
-                memory_used_bytes=1 << 30,
-                utilization_pct=readings if number == 0 else [90],
-                processes=[holder] if holder else [],
-            )
-            for number, holder in enumerate(devices)
-        ]
-    )
-    evidence = Evidence(probes=[probed(data), probed(processes(user=97.0))])
-    facts = replace(run_facts(GHOST_KEY), fidelity=fidelity)
-    return guarded(bind(common.gpu_idle, GHOST_KEY, facts), evidence).truth
-
-
-@pytest.mark.parametrize("fidelity", [f for f in Fidelity if f is not Fidelity.GPU])
-def test_an_idle_gpu_beside_a_run_on_a_cpu_says_nothing(fidelity: Fidelity) -> None:
-    assert idle_gpu([0, 0], None, fidelity=fidelity) is Truth.UNKNOWN
-    assert idle_gpu([0, 0], HELD, fidelity=fidelity) is Truth.UNKNOWN
-
-
-def test_a_gpu_is_idle_by_its_readings() -> None:
-    assert idle_gpu([0, 0, 0], None) is Truth.MET
-    assert idle_gpu([0, 1, 0], None) is Truth.NOT_MET
-    assert idle_gpu([], None) is Truth.UNKNOWN, "a MIG slice tells none"
-    assert idle_gpu([0]) is Truth.UNKNOWN, "no GPU at all"
-
-
-def test_of_several_gpus_the_engines_own_counts() -> None:
-    assert idle_gpu([0, 0], None, None) is Truth.UNKNOWN
-    assert idle_gpu([0, 0], HELD, SPARE) is Truth.MET
-    assert idle_gpu([0, 0], SPARE, HELD) is Truth.NOT_MET
-    assert idle_gpu([], HELD, None) is Truth.UNKNOWN

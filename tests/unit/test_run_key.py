@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 from mmrepro.environments import Environment
+from mmrepro.machine import gpu as gpu_module
+from mmrepro.machine.gpu import read_gpus
 from mmrepro.run import key
 from mmrepro.run.key import START_MODE, cell_key, code_digest, decisive_parts, scenario_files
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.starter import Starter
 from mmrepro.scenario.registry import load_scenario
+from nvml_replayed import Replayed, gpu, machine, process
 from worlds import environment
 
 GHOST = load_scenario("ghost-key-eviction")
@@ -71,8 +74,40 @@ def test_each_thing_that_decides(
     (tmp_path / "models/tiny/config.json").write_text('{"seed": 2}')
     monkeypatch.setenv("VLLM_USE_SOMETHING", "1")
     monkeypatch.setenv("UNRELATED", "1")
-    monkeypatch.setattr(key, "gpu_models", lambda: ["NVIDIA H200"])
-    assert changed(before, parts()) == {"environment", "model", "inherited", "device"}
+    assert changed(before, parts()) == {"environment", "model", "inherited"}
+
+
+def on(gpus: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on this machine has these GPUs."""
+    monkeypatch.setattr(key, "read_gpus", lambda: read_gpus(gpus))
+    monkeypatch.setattr(gpu_module, "nvidia_driver", lambda: True)
+
+
+def test_of_a_gpu_run_the_model_decides_and_not_which_one(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = environment(tmp_path / "environments/cuda", device="cuda")
+    on(machine(gpu(0), gpu(1)), monkeypatch)
+    first = parts(place=cuda)
+    assert first["device"] == "cuda NVIDIA H100 80GB HBM3"
+    on(machine(gpu(0, processes=(process(1),)), gpu(1)), monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert parts(place=cuda) == first
+    on(machine(gpu(0), gpu(1, processes=(process(1),))), monkeypatch)
+    assert parts(place=cuda) == first, "in use: of the model that it would have to wait for"
+    on(machine(gpu(0, name="NVIDIA T4"), gpu(1, name="NVIDIA T4")), monkeypatch)
+    assert changed(first, parts(place=cuda)) == {"device"}
+
+
+def test_a_cpu_run_is_kept_off_the_gpus_of_its_machine(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = parts()
+    on(machine(gpu(0)), monkeypatch)
+    after = parts()
+    assert changed(before, after) == {"variables"}
+    assert '"CUDA_VISIBLE_DEVICES": ""' in after["variables"]
+    assert after["device"] == "cpu"
 
 
 def test_a_token_that_the_engine_inherits_is_not_written_down(

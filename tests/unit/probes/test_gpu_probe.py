@@ -1,88 +1,71 @@
-"""The GPU probe against a stand-in for NVML; the real one needs a GPU."""
+"""The GPU probe against NVML played back (made up, see nvml_replayed)."""
 
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.gpu import GpuProbe
+from nvml_replayed import NOT_SUPPORTED, Replayed, gpu, machine, mig, process
 
 
-class FakeNvml:
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, count: int = 1) -> None:
-        self.count = count
-        self.open = 0
-        self.memory_supported = True
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.open -= 1
-
-    def __getattr__(self, name: str):
-        answers = {
-            "nvmlDeviceGetCount": self.count,
-            "nvmlDeviceGetHandleByIndex": "handle",
-            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=0),
-            "nvmlSystemGetDriverVersion": b"570.1",
-            "nvmlDeviceGetName": "NVIDIA H200",
-            "nvmlDeviceGetUUID": "GPU-1",
-            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=100, used=90),
-            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=7, usedGpuMemory=None)],
-        }
-        if name not in answers:
-            raise AttributeError(name)
-
-        def call(*_: object) -> object:
-            if name == "nvmlDeviceGetMemoryInfo" and not self.memory_supported:
-                raise self.NVMLError("Not Supported")
-            return answers[name]
-
-        return call
+def collect(evidence: Path, nvml: Replayed, samples: int = 2):
+    return run_probe(GpuProbe(samples=samples, interval_s=0, binding=nvml), evidence, 3)
 
 
-def collect(evidence, monkeypatch, nvml):
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    return run_probe(GpuProbe(samples=2, interval_s=0), evidence, 3)
+def test_devices_readings_and_processes(evidence: Path) -> None:
+    nvml = machine(gpu(0, used=2.5, utilisation=7, processes=(process(1, 2.0),)))
+    result = collect(evidence, nvml)
+    device = result.data.devices[0]
+    assert (device.name, device.driver, device.cuda) == (
+        "NVIDIA H100 80GB HBM3",
+        "580.159.03",
+        "13.0",
+    )
+    assert (device.memory_used_bytes, device.utilization_pct) == (5 << 29, [7, 7])
+    assert [(p.pid, p.used_bytes) for p in device.processes] == [(1, 2 << 30)]
+    assert nvml.open == 0
+    assert result.raw == ["gpu-gpu.json"]
 
 
-def test_memory_held_and_nothing_done(evidence, monkeypatch):
-    nvml = FakeNvml()
-    result = collect(evidence, monkeypatch, nvml)
-    assert result.ok, result.reason
-    (device,) = result.data.devices
-    assert (device.name, device.driver, device.utilization_pct) == ("NVIDIA H200", "570.1", [0, 0])
-    assert (device.memory_used_bytes, device.memory_total_bytes) == (90, 100)
-    assert [(p.pid, p.used_bytes) for p in device.processes] == [(7, None)]
+def test_a_uuid_is_kept_cut_short(evidence: Path) -> None:
+    slices = [mig(0, "MIG-377e0049-554c-540b-93c6-d0976f8426cb")]
+    nvml = machine(gpu(0, uuid="GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5", slices=slices))
+    device = collect(evidence, nvml).data.devices[0]
+    assert (device.uuid, device.slices[0].uuid) == ("GPU-7f57f032", "MIG-377e0049")
+    assert "34ab" not in (evidence / "gpu-gpu.json").read_text()
+
+
+def test_what_a_gpu_does_not_support_is_left_out(evidence: Path) -> None:
+    shared = gpu(0, utilisation=None)
+    for call in shared["calls"]:
+        if call["call"] == "nvmlDeviceGetMemoryInfo":
+            del call["result"]
+            call["error"] = NOT_SUPPORTED
+    device = collect(evidence, machine(shared)).data.devices[0]
+    assert (device.memory_total_bytes, device.utilization_pct) == (0, [])
+
+
+def test_without_binding_or_gpu_it_is_unavailable(
+    evidence: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = collect(evidence, machine())
+    assert (result.status, result.data) == (ProbeStatus.UNAVAILABLE, None)
+    assert "shows this process no GPU" in result.reason
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "nvidia-ml-py" in run_probe(GpuProbe(), evidence, 3).reason
+
+
+def test_without_a_driver_it_is_unavailable(evidence: Path) -> None:
+    nvml = Replayed({}, init={"code": 12, "text": "NVML Shared Library Not Found"})
+    result = collect(evidence, nvml)
+    assert result.status is ProbeStatus.UNAVAILABLE
+    assert "NVIDIA driver" in result.reason
     assert nvml.open == 0
 
 
-def test_what_a_gpu_does_not_support_is_left_out(evidence, monkeypatch):
-    nvml = FakeNvml()
-    nvml.memory_supported = False
-    assert collect(evidence, monkeypatch, nvml).data.devices[0].memory_total_bytes == 0
-
-
-@pytest.mark.parametrize(
-    ("nvml", "reason"), [(None, "nvidia-ml-py"), (FakeNvml(count=0), "no GPU is visible")]
-)
-def test_without_binding_or_gpu_it_is_unavailable(evidence, monkeypatch, nvml, reason):
-    result = collect(evidence, monkeypatch, nvml)
-    assert result.status is ProbeStatus.UNAVAILABLE
-    assert reason in result.reason
-
-
-def test_without_a_driver_it_is_unavailable(evidence, monkeypatch):
-    class NoDriver(FakeNvml):
-        def nvmlInit(self) -> None:  # noqa: N802
-            raise self.NVMLError("NVML Shared Library Not Found")
-
-    result = collect(evidence, monkeypatch, NoDriver())
-    assert result.status is ProbeStatus.UNAVAILABLE
-    assert "Library Not Found" in result.reason
+def test_a_deadline_that_has_passed(evidence: Path) -> None:
+    result = run_probe(GpuProbe(binding=machine(gpu(0))), evidence, -1)
+    assert result.status is ProbeStatus.TIMED_OUT

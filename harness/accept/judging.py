@@ -1,0 +1,221 @@
+"""From what a child left to rows: an incident, a document of claims, the report on this machine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
+from mmrepro.accept.steps import Ended, Judged
+from mmrepro.check import HostReport, Part as MachinePart
+from mmrepro.errors import ExitCode
+from mmrepro.incident import Incident
+from mmrepro.incident.acceptance import Row, Status
+from mmrepro.matrix.trial import incident_in
+from mmrepro.signature import Outcome
+from pydantic import ValidationError
+
+TOLD = {
+    "confirmed": Status.PASSED,
+    "refuted": Status.FAILED,
+    "not-tested": Status.NOT_TESTED,
+}
+Judge = Callable[[Ended], Judged]
+
+
+def late(title: str, ended: Ended) -> Judged | None:
+    """For a child that left nothing to be judged; None: it may have."""
+    if ended.exit_code is None:
+        why = f"it did not end within {ended.limit_s:.0f} s, and was ended"
+    elif ended.exit_code in (ExitCode.USAGE, ExitCode.INTERRUPTED):
+        why = ended.words or f"it ended with {ended.exit_code}"
+    else:
+        return None
+    return broken_off(title, why)
+
+
+def broken_off(title: str, why: str) -> Judged:
+    row = Row(asked=title, expected="", source="", seen=why, status=Status.BROKEN_OFF)
+    return Judged([row], whole=False)
+
+
+# ------------------------------------------------------------------ an incident
+
+
+def run_judge(title: str, claims: Sequence[str] = ()) -> Judge:
+    """Of ``mmrepro run``: the verdict against what the scenario expects, then those claims."""
+
+    def judge(ended: Ended) -> Judged:
+        incident = incident_in(ended.incident)
+        if (ending := late(title, ended)) is not None:
+            return ending
+        if incident is None:
+            return broken_off(title, ended.words or f"no incident; it ended with {ended.exit_code}")
+        verdict = incident.verdict
+        if verdict is None or incident.state != "complete":
+            return broken_off(title, incident.failure or ended.words or "no verdict")
+        status = Status.PASSED if verdict.as_expected else Status.FAILED
+        if verdict.outcome is Outcome.INCONCLUSIVE:
+            status = Status.NOT_TESTED
+        row = Row(
+            asked=title,
+            expected=str(verdict.expected or "no expectation"),
+            source=verdict.expected_because or f"the scenario {incident.scenario.name}",
+            seen="; ".join(
+                filter(None, [f"{verdict.outcome}: {verdict.explanation}", _counted(incident)])
+            ),
+            status=status,
+            seconds=ended.seconds,
+        )
+        return Judged([row, *(_claim(incident, name) for name in claims)])
+
+    return judge
+
+
+def _counted(incident: Incident) -> str:
+    counts = Counter(str(claim.status) for claim in incident.claims)
+    told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return f"claims of the report: {told}" if told else ""
+
+
+def _claim(incident: Incident, name: str) -> Row:
+    for claim in incident.claims:
+        if claim.id == name:
+            return Row(
+                asked=claim.text,
+                expected="as the report says",
+                source=claim.source,
+                seen=claim.observed,
+                status=TOLD[str(claim.status)],
+            )
+    return Row(
+        asked=name,
+        expected="as the report says",
+        source="",
+        seen="the incident has no such claim",
+        status=Status.BROKEN_OFF,
+    )
+
+
+# ------------------------------------------------------------------ documents that children print
+
+
+def claims_judge(title: str, source: str, *, keys: Sequence[str] = ()) -> Judge:
+    """Of a reproducer: its ``claims``, each "confirmed", "refuted" or "not-tested".
+
+    ``keys``: facts of its document that are told beside the first.
+    """
+
+    def judge(ended: Ended) -> Judged:
+        if (ending := late(title, ended) or untried(title, ended)) is not None:
+            return ending
+        claims = ended.document.get("claims")
+        if not isinstance(claims, list) or not claims:
+            return broken_off(title, ended.words or f"no claims; it ended with {ended.exit_code}")
+        rows = [told(one, source) for one in claims]
+        facts = "; ".join(f"{key} {ended.document.get(key)}" for key in keys)
+        if facts:
+            rows[0] = rows[0].model_copy(update={"seen": f"{rows[0].seen} ({facts})"})
+        return Judged(rows)
+
+    return judge
+
+
+def untried(title: str, ended: Ended) -> Judged | None:
+    """A reproducer that says that it cannot be tried here."""
+    why = ended.document.get("error")
+    if ended.exit_code != ExitCode.INFRASTRUCTURE or not why:
+        return None
+    row = Row(asked=title, expected="", source="", seen=str(why), status=Status.NOT_TESTED)
+    return Judged([row], whole=False)
+
+
+def told(claim: Mapping[str, Any], source: str) -> Row:
+    """A claim as reproducers tell it: text, status, and what of it was observed."""
+    status = str(claim.get("status", ""))
+    seconds = claim.get("seconds")
+    return Row(
+        asked=str(claim.get("text", claim.get("id", ""))),
+        expected="so",
+        source=str(claim.get("source", source)),
+        seen=str(claim.get("observed") or status),
+        status=TOLD.get(status, Status.BROKEN_OFF),
+        seconds=float(seconds) if isinstance(seconds, int | float) else None,
+    )
+
+
+# ------------------------------------------------------------------ tests
+
+
+def junit_judge(title: str) -> Judge:
+    """Of a JUnit file: a row for each test function, whatever parameters it was given."""
+
+    def judge(ended: Ended) -> Judged:
+        if ended.exit_code is None:
+            return late(title, ended) or broken_off(title, "")
+        try:
+            cases = [case for suite in JUnitXml.fromfile(str(ended.report)) for case in suite]
+        except (OSError, SyntaxError, JUnitXmlError):
+            return broken_off(
+                title, ended.words or f"no report; pytest ended with {ended.exit_code}"
+            )
+        functions: dict[str, list[TestCase]] = {}
+        for case in cases:
+            functions.setdefault(case.name.partition("[")[0], []).append(case)
+        if not functions:
+            return broken_off(title, f"no test was found; pytest ended with {ended.exit_code}")
+        return Judged([_tested(name, cases) for name, cases in functions.items()])
+
+    return judge
+
+
+def _tested(name: str, cases: Sequence[TestCase]) -> Row:
+    results = [result for case in cases for result in case.result]
+    bad = [one for one in results if isinstance(one, Failure | Error)]
+    skipped = [one for one in results if isinstance(one, Skipped)]
+    ran = len(cases) - len(skipped)
+    status = Status.FAILED if bad else Status.PASSED if ran else Status.NOT_TESTED
+    why = (bad or skipped or [None])[0]
+    seen = f"{ran - len(bad)} of {ran} cases" if ran else ""
+    if why is not None and (bad or not ran):
+        seen = f"{seen}: {str(why.message).splitlines()[0]}".removeprefix(": ")
+    return Row(
+        asked=name.removeprefix("test_").replace("_", " "),
+        expected="so",
+        source="tests/minivllm",
+        seen=seen,
+        status=status,
+        seconds=round(sum(case.time or 0.0 for case in cases), 2),
+    )
+
+
+# ------------------------------------------------------------------ this machine
+
+EXAMINED = ("system", "gpu", "nvml", "py-spy", "ptrace", "strace", "memory", "/dev/shm")  # noqa: S108
+
+
+def machine_judge(ended: Ended) -> Judged:
+    """Of ``mmrepro check``: what a run needs, and what it costs where it is not there."""
+    title = "what a run needs of this machine"
+    if (ending := late(title, ended)) is not None:
+        return ending
+    try:
+        report = HostReport.model_validate(ended.document)
+    except ValidationError:
+        return broken_off(title, ended.words or f"no report; it ended with {ended.exit_code}")
+    parts = [part for part in report.parts if part.name in EXAMINED]
+    return Judged([_examined(part, ended.device) for part in parts])
+
+
+def _examined(part: MachinePart, device: str) -> Row:
+    wanted = part.required or (part.name in ("gpu", "nvml") and device == "cuda")
+    status = Status.PASSED if part.ok else Status.FAILED if wanted else Status.NOT_TESTED
+    return Row(
+        asked=part.name,
+        expected="needed" if wanted else "of use",
+        source="mmrepro check",
+        seen=part.found if part.ok else f"{part.found}; {part.costs}",
+        status=status,
+        seconds=getattr(part, "seconds", None),
+    )

@@ -1,0 +1,250 @@
+"""The parts, in order of value: what is run, how long it may take, and what it is held against.
+
+Seconds are those of one H100 with a cold start, and of two CPU cores, whichever is more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mmrepro.accept import asserts, race
+from mmrepro.accept.judging import Judge, claims_judge, junit_judge, machine_judge, run_judge
+from mmrepro.accept.steps import GPU_ONLY, Child, Needs, Part, Step
+from mmrepro.errors import UsageError
+
+MINIVLLM = Needs("minivllm", "0.1")
+VLLM = Needs("vllm", "0.23.0")
+LMDEPLOY = Needs("lmdeploy", "0.6.4")
+SGLANG = Needs("sglang", "0.5.6")
+TORCH = (MINIVLLM, VLLM)
+"""Environments with torch, for children that need nothing else."""
+
+NOTE_FAULTS = (
+    "slot-mapping",
+    "pinned-placeholder",
+    "warmup-sequence",
+    "warmup-order",
+    "broken-module",
+    "image-path",
+)
+BORROWED_FAULTS = ("ghost-key-lru", "pad-value-key", "kv-budget")
+"""``reused-mask``, the fourth, is a race: it is in that part."""
+
+
+def _run(
+    name: str,
+    title: str,
+    words: Sequence[str],
+    needs: Needs,
+    estimate_s: float,
+    limit_s: float,
+    judge: Judge | None = None,
+) -> Step:
+    # Cold: nothing of mmrepro's is between a GPU's first engine and its own start.
+    child = Child(("run", *words, "--start-mode", "cold"), (needs,), incident=True)
+    return Step(name, title, child, judge or run_judge(title), estimate_s, limit_s)
+
+
+def _fault(scenario: str, variant: str) -> Step:
+    title = f"{scenario}, variant {variant}"
+    words = (scenario, "--variant", variant)
+    claims = ("pin-memory",) if variant == "pinned-placeholder" else ()
+    judge = run_judge(title, claims)
+    return _run(variant, title, words, MINIVLLM, estimate_s=15, limit_s=90, judge=judge)
+
+
+CHECK = Part(
+    "check",
+    "the machine has what a run needs, and torch can use its device",
+    (
+        Step(
+            "machine",
+            "what a run needs of this machine",
+            Child(("check",), device_option=False),
+            machine_judge,
+            estimate_s=6,
+            limit_s=60,
+        ),
+        Step(
+            "torch",
+            "torch allocates, computes and copies on the device",
+            Child(("device_trial.py",), TORCH, script=True),
+            claims_judge(
+                "torch allocates, computes and copies on the device",
+                "torch's documentation",
+                keys=("torch", "cuda", "gpu"),
+            ),
+            estimate_s=25,
+            limit_s=90,
+        ),
+    ),
+)
+
+MINIVLLM_PART = Part(
+    "minivllm",
+    "minivllm's faults are reproduced, and without a fault it answers as transformers does",
+    (
+        *(_fault("mm-prefill-contract", variant) for variant in NOTE_FAULTS),
+        *(_fault("borrowed-faults", variant) for variant in BORROWED_FAULTS),
+        Step(
+            "tests",
+            "equality with transformers, decode graphs, the note's own call of pin_memory",
+            Child(("tests/minivllm/test_cuda.py", "-k", "not cpu"), (MINIVLLM,), tests=True),
+            junit_judge("equality with transformers, decode graphs, pin_memory"),
+            estimate_s=90,
+            limit_s=240,
+            devices=GPU_ONLY,
+            why_not="what of it can be shown on a CPU is in tests/minivllm",
+        ),
+    ),
+)
+
+RACE = Part(
+    "race",
+    "a host buffer that is written too early, on a real stream, against what the emulation says",
+    (
+        Step(
+            "prediction",
+            race.PREDICTION,
+            Child(
+                ("pinned_reuse.py", "--device", "emulated", "--repetitions", "1"),
+                TORCH,
+                script=True,
+            ),
+            race.judge_prediction,
+            estimate_s=25,
+            limit_s=120,
+        ),
+        Step(
+            "pinned-reuse",
+            race.OBSERVATION,
+            Child(("pinned_reuse.py",), TORCH, script=True),
+            race.judge_observation,
+            estimate_s=80,
+            limit_s=180,
+            devices=GPU_ONLY,
+            why_not="a CPU has done each copy when the call returns: there is no stream that could "
+            "be late, so the race can only be emulated there (see the step before)",
+        ),
+        _run(
+            "reused-mask",
+            race.REUSED_MASK,
+            ("borrowed-faults", "--variant", "reused-mask"),
+            MINIVLLM,
+            estimate_s=20,
+            limit_s=90,
+            judge=race.judge_reused_mask,
+        ),
+        _run(
+            "reused-mask-fix",
+            "the same with two buffers (mitigation fix)",
+            ("borrowed-faults", "--variant", "reused-mask", "--mitigation", "fix"),
+            MINIVLLM,
+            estimate_s=20,
+            limit_s=90,
+        ),
+    ),
+)
+
+GHOST_KEY = Part(
+    "ghost-key-eviction",
+    "vLLM's hang in the multimodal cache; on a GPU also that it idles and that its memory is held",
+    (
+        _run(
+            "ghost-key-eviction",
+            "vLLM 0.23.0 hangs in the eviction of its multimodal cache",
+            ("ghost-key-eviction", "--release", VLLM.release),
+            VLLM,
+            estimate_s=150,
+            limit_s=420,
+            judge=run_judge(
+                "vLLM 0.23.0 hangs in the eviction of its multimodal cache",
+                claims=("gpu-idle",),
+            ),
+        ),
+    ),
+)
+
+DESYNC = Part(
+    "mm-cache-desync",
+    "vLLM's two multimodal caches part ways after a refused request",
+    (
+        _run(
+            "mm-cache-desync",
+            "vLLM 0.23.0 fails the image of a refused request with HTTP 500",
+            ("mm-cache-desync", "--release", VLLM.release),
+            VLLM,
+            estimate_s=100,
+            limit_s=300,
+        ),
+    ),
+)
+
+DEVICE_ASSERT = Part(
+    "device-assert",
+    "what a device-side assert leaves in a log, against the rules of chunked-mm-prefill",
+    (
+        Step(
+            "device-assert",
+            asserts.TITLE,
+            Child(("device_assert.py",), TORCH, script=True),
+            asserts.judge_refusals,
+            estimate_s=25,
+            limit_s=120,
+            devices=GPU_ONLY,
+            why_not="a CPU raises an IndexError at once: only a GPU has a device-side assert",
+        ),
+    ),
+)
+
+LMDEPLOY_PART = Part(
+    "lmdeploy",
+    "LMDeploy takes a tenth of the cache that was asked for: the report's 0.1 and 21 blocks",
+    (
+        _run(
+            "undersized-kv-budget",
+            "LMDeploy 0.6.4 with the report's own cache_max_entry_count",
+            ("undersized-kv-budget", "--release", LMDEPLOY.release),
+            LMDEPLOY,
+            estimate_s=120,
+            limit_s=300,
+        ),
+    ),
+)
+
+SGLANG_PART = Part(
+    "sglang",
+    "SGLang answers a picture with another one's keys and values",
+    (
+        _run(
+            "pad-value-collision",
+            "SGLang 0.5.6 takes two pictures for one",
+            ("pad-value-collision", "--release", SGLANG.release),
+            SGLANG,
+            estimate_s=120,
+            limit_s=300,
+        ),
+    ),
+)
+
+PARTS = (
+    CHECK,
+    MINIVLLM_PART,
+    RACE,
+    GHOST_KEY,
+    DESYNC,
+    DEVICE_ASSERT,
+    LMDEPLOY_PART,
+    SGLANG_PART,
+)
+
+
+def chosen(names: Sequence[str]) -> list[Part]:
+    """Those parts in their own order; all of them for (). Raises UsageError: no such part."""
+    known = [part.name for part in PARTS]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(
+            f"There is no part {unknown[0]!r}; there are {', '.join(known)}.",
+            hint="mmrepro accept --list",
+        )
+    return [part for part in PARTS if not names or part.name in names]

@@ -1,0 +1,60 @@
+"""``mmrepro accept``: all that only this machine can show, in one summary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from mmrepro.cli.run import DeviceChoice
+
+if TYPE_CHECKING:
+    from mmrepro.machine.cache import Device
+
+
+def accept(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the summary and of all incidents.")
+    ] = None,
+    device: Annotated[
+        DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
+    ] = DeviceChoice.AUTO,
+    budget: Annotated[
+        str, typer.Option(help="Wall-clock time, e.g. 25m; what does not fit is not tested.")
+    ] = "25m",
+    only: Annotated[
+        list[str] | None, typer.Option(help="A part, see --list. May be repeated.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what is in --out, as it was asked for.")
+    ] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Show the parts and their times.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Try what only this machine can show, the most valuable first, and write one summary.
+
+    What came to its end is never run again: the same command goes on where it ended.
+    Exit codes: 0 what ran passed; 1 something failed; 3 something was broken off, inconclusive or
+    beyond the budget; 4 no GPU, or nothing could be run.
+
+    Example:  mmrepro accept --device cuda --budget 25m --out accepted
+    """
+    from mmrepro.accept.parts import chosen
+    from mmrepro.cli.accept_run import Asked, execute, show_list
+    from mmrepro.matrix import quantity
+
+    parts = chosen(only or ())
+    found = _device(device)
+    if list_:
+        show_list(parts, found, json=json)
+        return
+    asked = Asked(out, found, quantity.seconds(budget), tuple(only or ()), resume, json)
+    raise typer.Exit(execute(asked))
+
+
+def _device(choice: DeviceChoice) -> Device:
+    from mmrepro.machine.cache import detect_device
+
+    if choice is DeviceChoice.AUTO:
+        return detect_device()
+    return "cuda" if choice is DeviceChoice.CUDA else "cpu"

@@ -1,0 +1,53 @@
+"""A GPU's words of a device-side assert, held against this scenario's rules: ``mmrepro accept``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mmrepro.engines import get_engine
+from mmrepro.evidence import Evidence
+from mmrepro.probes.base import run_probe
+from mmrepro.probes.logs import LogsProbe
+from mmrepro.scenario import Finding, Logs, Truth
+from mmrepro.scenarios.chunked_mm_prefill import report
+
+ENGINE = get_engine("vllm")
+FROM_PYTHON = f"({ENGINE.core_role} pid=7) ERROR 01-01 00:00:00 [core.py:1] "
+"""vLLM puts it before each line of its own; what the device prints goes past it."""
+
+
+def judged(output: str, folder: Path) -> Finding:
+    """Whether a log with ``output``, as vLLM would have written it, is this scenario's crash.
+
+    Args:
+        output: what a process printed that a device-side assert ended.
+        folder: for the log.
+    """
+    log = folder / "engine.log"
+    printed, traceback, raised = output.partition("Traceback (most recent call last):")
+    own = "".join(FROM_PYTHON + line for line in (traceback + raised).splitlines(keepends=True))
+    log.write_text(printed + own)
+    result = run_probe(LogsProbe(log, report.LOG_PATTERNS), folder, 30)
+    return report.too_many(Logs(Evidence(probes=[result])), ENGINE)
+
+
+def claims(document: Mapping[str, Any], folder: Path) -> Iterator[dict[str, str]]:
+    """Of what ``device_assert.py`` printed on a GPU; in the form of its own claims."""
+    told = {
+        "scatter": ("masked_scatter's device-side assert is told by the rules", Truth.MET),
+        "index": ("an index out of range is not taken for it", Truth.NOT_MET),
+    }
+    refusals = {one["cause"]: one for one in document.get("refusals", [])}
+    for name, (text, wanted) in told.items():
+        found = judged(str(refusals.get(name, {}).get("output", "")), folder)
+        status = "confirmed" if found.truth is wanted else "refuted"
+        if document.get("device") != "cuda":
+            status = "not-tested"
+        yield {
+            "id": f"rules-{name}",
+            "text": text,
+            "status": status,
+            "observed": found.observed[:300],
+        }
