@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, NoSpace
 from mmrepro.machine.child_env import child_environment, die_with_parent
@@ -320,7 +321,7 @@ def _distribution(entry: dict[str, object]) -> Distribution:
     hashes = entry.get("hashes")
     size = entry.get("size")
     return Distribution(
-        filename=str(entry.get("name") or address).partition("#")[0].rpartition("/")[2],
+        filename=unquote(str(entry.get("name") or address).partition("#")[0].rpartition("/")[2]),
         uploaded=uploaded if isinstance(uploaded, datetime) else None,
         sha256=str(hashes.get("sha256", "")) if isinstance(hashes, dict) else "",
         size=size if isinstance(size, int) else None,
