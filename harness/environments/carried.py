@@ -121,9 +121,7 @@ class CarriedBuild(Build):
             raise self._other(target.platform, f"this machine is {platform.machine()}")
         facts = self._facts()
         if facts.version != target.python:
-            raise self._other(
-                f"Python {target.python}", f"{self.interpreter} is {facts['version']}"
-            )
+            raise self._other(f"Python {target.python}", f"{self.interpreter} is {facts.version}")
         have = {canonicalize_name(name): version for name, version in facts.have.items()}
         wrong = [p for p in self.of_host if not _same(have.get(p.name, ""), p.version)]
         if wrong:
