@@ -32,6 +32,7 @@ from mmrepro.incident.ablation import (
 from mmrepro.incident.folder import is_there, new_folder, prepared
 from mmrepro.machine.facts import host_facts
 from mmrepro.records import Moment
+from mmrepro.run.key import gpu_models
 from mmrepro.run.launch import chosen_release
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
@@ -261,7 +262,7 @@ class Ablating:
             engine=scenario.engine,
             release=self.release,
             device=self.device,
-            host=host_facts(),
+            host=host_facts(gpu_models(self.device)),
             repeat=self.options.repeat,
             threshold=self.options.threshold,
             factors=[

@@ -36,6 +36,7 @@ from mmrepro.incident.ledger import (
 from mmrepro.machine.facts import host_facts
 from mmrepro.matrix.trial import TrialOptions, Trials, incident_in
 from mmrepro.records import Moment
+from mmrepro.run.key import gpu_models
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
 from mmrepro.text.redact import Redactor
@@ -313,7 +314,7 @@ class Bisecting:
             created=before.night.created if before else Moment.now(),
             command=self.resume_command,
             mmrepro_version=mmrepro.__version__,
-            host=host_facts(),
+            host=host_facts(gpu_models(self.field.device)),
         )
         self._ledger.append(self._night)
 
@@ -377,7 +378,7 @@ class Bisecting:
             scenario=self.scenario.facts,
             engine=self.scenario.engine,
             device=self.field.device,
-            host=host_facts(),
+            host=host_facts(gpu_models(self.field.device)),
             by=options.by,
             find=options.find,
             confidence=options.confidence,

@@ -20,7 +20,7 @@ from mmrepro.environments.wheelhouse.make import bad
 from mmrepro.environments.wheelhouse.model import EngineSet, Wheelhouse
 from mmrepro.errors import EnvironmentBuildError, UsageError
 from mmrepro.machine.child_env import child_environment
-from mmrepro.records import Record
+from mmrepro.records import Record, WheelFacts
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
@@ -190,6 +190,9 @@ class CarriedBuild(Build):
 
     def _install_packages(self, release: Release, cutoff: str) -> None:
         """They are: see ``_install_wheel``."""
+
+    def _wheel_facts(self, release: Release) -> WheelFacts:
+        return self.set.wheel
 
     def _other_build(self, release: Release) -> str:
         return ""  # no index to ask

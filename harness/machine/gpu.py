@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -36,8 +36,9 @@ WANTED: Final = "MMREPRO_GPU"
 HELD_BYTES: Final = 1 << 30
 """Memory held by nobody that can be seen: from here on somebody is there. An idle GPU's processes
 of another PID namespace are not shown, their memory is."""
+
 LEAVING_S: Final = 5.0
-"""A process that has ended gives its memory back within a few seconds."""
+"""A process that has ended gives its memory back within a second (0.1 s on an H100)."""
 LOOK_AGAIN_S: Final = 0.5
 
 GIB: Final = 1 << 30
@@ -237,11 +238,16 @@ def _entry(device: CudaDevice) -> str:
     return str(device.gpu.index) if first else device.uuid
 
 
-def choose(reading: GpuReading, variables: Mapping[str, str] | None = None) -> Choice:
+def choose(
+    reading: GpuReading,
+    variables: Mapping[str, str] | None = None,
+    leased: Collection[str] = (),
+) -> Choice:
     """The device that a run takes of ``reading``, or why it takes none.
 
     Args:
         variables: where CUDA_VISIBLE_DEVICES and MMREPRO_GPU are looked up; None: our own.
+        leased: UUIDs of devices that other runs of mmrepro have taken.
 
     A device that others use is not taken, unless MMREPRO_GPU names it or is ``any``.
     """
@@ -261,62 +267,56 @@ def choose(reading: GpuReading, variables: Mapping[str, str] | None = None) -> C
             reason=f"{VISIBLE}={mask!r} leaves no GPU of the {many} of this machine.",
             hint=f"unset {VISIBLE}; {_CPU}",
         )
-    taken = partial(_taken, devices, reading, mask)
+    ours = dict.fromkeys(leased, "another run of mmrepro")
+    users = {device.uuid: device.users or ours.get(device.uuid, "") for device in devices}
+    in_use = {d.uuid: f"{d.label}: {users[d.uuid]}" for d in devices if users[d.uuid]}
+
+    def taken(chosen: list[CudaDevice]) -> Choice:
+        uuids = [device.uuid for device in chosen]
+        return none(
+            devices=tuple(chosen),
+            passed_over=tuple(said for uuid, said in in_use.items() if uuid not in uuids),
+            narrowed=mask is not None or uuids != [d.uuid for d in visible(reading, None)],
+            mixed=len({gpu.name for gpu in reading.gpus}) > 1,
+        )
+
     if wanted and wanted != "any":
         named = visible(reading, wanted)
-        allowed = {device.uuid for device in devices}
-        if named and all(device.uuid in allowed for device in named):
+        if named and all(device.uuid in users for device in named):
             return taken(named)
         among = ", ".join(_entry(device) for device in devices)
         return none(
             reason=f"{WANTED}={wanted!r} names no GPU that this process may use.",
             hint=f"one of {among}, or any",
         )
-    free = [device for device in devices if not device.users]
+    free = [device for device in devices if device.uuid not in in_use]
     if free:
         return taken(free[:1])
     least = min(devices, key=lambda device: device.used_bytes or 0)
     if wanted == "any":
         return taken([least])
-    users = tuple(f"{device.label}: {device.users}" for device in devices)
     many_in_use = "The GPU is" if len(devices) == 1 else f"All {len(devices)} GPUs are"
     return none(
-        reason=f"{many_in_use} in use by others: {'; '.join(users)}.",
+        reason=f"{many_in_use} in use by others: {'; '.join(in_use.values())}.",
         hint=f"{WANTED}={_entry(least)} takes it anyway; {_CPU}",
-        passed_over=users,
+        passed_over=tuple(in_use.values()),
     )
 
 
 _CPU: Final = "--device cpu runs without one"
 
 
-def _taken(
-    devices: list[CudaDevice], reading: GpuReading, mask: str | None, chosen: list[CudaDevice]
-) -> Choice:
-    """``devices``: all that may be used."""
-    uuids = [device.uuid for device in chosen]
-    return Choice(
-        devices=tuple(chosen),
-        reading=reading,
-        passed_over=tuple(
-            f"{device.label}: {device.users}"
-            for device in devices
-            if device.users and device.uuid not in uuids
-        ),
-        narrowed=mask is not None or uuids != [device.uuid for device in visible(reading, None)],
-        mixed=len({gpu.name for gpu in reading.gpus}) > 1,
-    )
+def take(leased: Collection[str] = ()) -> Choice:
+    """The device for a run that starts now; what a process leaves that has just ended is awaited.
 
-
-def take(wait_s: float = LEAVING_S) -> Choice:
-    """The device for a run that starts now; of a process that has just ended, the end is awaited.
+    ``leased``: as in :func:`choose`.
 
     Raises:
         GpuUnavailable: none is there, or others use all of them.
     """
-    until = time.monotonic() + wait_s
+    until = time.monotonic() + LEAVING_S
     while True:
-        choice = choose(read_gpus())
+        choice = choose(read_gpus(), leased=leased)
         if choice.devices or choice.unseen:
             return choice
         if not choice.passed_over or time.monotonic() >= until:

@@ -73,8 +73,8 @@ def decisive_parts(
     port = free_port()
     plan = launch_plan(scenario, options, environment, model, port)
     host, device = host_facts(), environment.spec.device
-    if gpus is None or device == "cpu":
-        gpus = gpu_models() if device == "cuda" else ()
+    if gpus is None:
+        gpus = gpu_models(device)
     places = {
         str(model): "MODEL",
         str(environment.path): "ENVIRONMENT",
@@ -193,7 +193,9 @@ def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:
     }
 
 
-def gpu_models() -> list[str]:
+def gpu_models(device: str = "cuda") -> list[str]:
     """Models of what a GPU run would take now; if others use everything, of what they use."""
+    if device == "cpu":
+        return []
     choice = choose(reading := read_gpus())
     return choice.names or [d.name for d in visible(reading, os.environ.get(VISIBLE))][:1]

@@ -9,12 +9,15 @@ from dataclasses import replace
 
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.environments import Environment, EnvironmentSpec, ensure
+from mmrepro.environments.uv import Notice
 from mmrepro.errors import RunTimeout
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import Incident, Setting
 from mmrepro.incident.folder import make_run_dir
 from mmrepro.incident.journal import Journal
-from mmrepro.machine.gpu import Choice, take
+from mmrepro.machine.gpu import Choice
+from mmrepro.machine.lease import leased
 from mmrepro.run import deadline, tables
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
@@ -53,36 +56,34 @@ def execute(
         MmreproError: infrastructure or usage; the partial incident is written first.
         KeyboardInterrupt: likewise.
     """
-    with journal.whole_run():
+    with journal.whole_run(), contextlib.ExitStack() as held:
         wanted = target(scenario, options)
-        if wanted.device == "cuda":
-            take()  # before anything is downloaded
+        gpu = None
+        if wanted.device == "cuda":  # before anything is downloaded
+            gpu = held.enter_context(leased())
+            _note_gpu(gpu, journal)
         environment = _environment(wanted, journal)
-        with environment.in_use():  # `mmrepro env prune` beside us leaves it alone
-            gpu = _gpu(journal) if wanted.device == "cuda" else None
-            with journal.stage("model"):
-                model, journal.incident.model = tables.model_of(scenario.model, options.model)
-            _note_key(
-                journal.incident,
-                decisive_parts(
-                    scenario, options, environment, model, starter, journal.incident.host.gpus
-                ),
-            )
+        held.enter_context(environment.in_use())  # `mmrepro env prune` beside us leaves it alone
+        with journal.stage("model"):
+            model, journal.incident.model = tables.model_of(scenario.model, options.model)
+        models = journal.incident.host.gpus
+        parts = decisive_parts(scenario, options, environment, model, starter, models)
+        _note_key(journal.incident, parts)
+        journal.save()
+        spec = ServerSpec(scenario, options, environment, model, gpu=gpu)
+        restarts = _control(spec, journal, starter)
+        with journal.stage("start-up"):
+            server = start(spec, journal, starter, restarts)
+        with in_service(server, journal, keep=options.keep_server):
+            # The start may have found that the mode meant for it cannot be used.
+            mode = {START_MODE: journal.incident.engine.start_mode}
+            _note_key(journal.incident, journal.incident.decided_by | mode)
             journal.save()
-            spec = ServerSpec(scenario, options, environment, model, gpu=gpu)
-            restarts = _control(spec, journal, starter)
-            with journal.stage("start-up"):
-                server = start(spec, journal, starter, restarts)
-            with in_service(server, journal, keep=options.keep_server):
-                # The start may have found that the mode meant for it cannot be used.
-                mode = {START_MODE: journal.incident.engine.start_mode}
-                _note_key(journal.incident, journal.incident.decided_by | mode)
-                journal.save()
-                asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
-                server.sampler.stop()
-                with journal.stage("verdict"):
-                    _judge(spec, journal.incident)
-                journal.recorder.phase = "stop"
+            asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
+            server.sampler.stop()
+            with journal.stage("verdict"):
+                _judge(spec, journal.incident)
+            journal.recorder.phase = "stop"
     return journal.incident
 
 
@@ -90,9 +91,9 @@ def _note_key(incident: Incident, parts: dict[str, str]) -> None:
     incident.decided_by, incident.key = parts, run_key(parts)
 
 
-def _gpu(journal: Journal) -> Choice:
-    """What the run takes. Raises GpuUnavailable."""
-    choice, host = take(), journal.incident.host
+def _note_gpu(choice: Choice, journal: Journal) -> None:
+    """What the run takes, and what it leaves to others."""
+    host = journal.incident.host
     host.gpus, host.gpu_facts = choice.names, choice.facts()
     names = ", ".join(device.label for device in choice.devices)
     journal.recorder.event(
@@ -101,12 +102,12 @@ def _gpu(journal: Journal) -> Choice:
     )
     for sentence in choice.passed_over:
         journal.recorder.event(f"in use by others: {sentence}")
-    return choice
 
 
 def _environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
     def progress(text: str) -> None:
-        journal.recorder.event(text, source="environment")
+        source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
+        journal.recorder.event(text, source=source)
 
     with journal.stage("environment"):
         environment = ensure(wanted, progress=progress)

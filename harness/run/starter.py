@@ -14,8 +14,10 @@ from mmrepro.environments import Environment, cache_root
 from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
 from mmrepro.errors import EngineStartError, UsageError
 from mmrepro.incident import Setting, WarmParentFacts
+from mmrepro.machine.cache import VISIBLE
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.digest import digest
+from mmrepro.machine.gpu import ORDER
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import StartMode
 from mmrepro.supervise import EngineProcess, start_engine
@@ -208,7 +210,9 @@ def parent_spec(
     spec = environment.spec
     env = child_environment(plan.env, base=base)
     if spec.device == "cuda":
-        env.setdefault(NVML_CHECK, "1")
+        # It never initialises CUDA, so it is one parent for servers on any of the GPUs.
+        env = {name: value for name, value in env.items() if name not in (VISIBLE, ORDER)}
+        env[NVML_CHECK] = "1"
     return ParentSpec(
         label=f"{spec.engine} {spec.release}",
         python=environment.python,

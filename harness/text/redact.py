@@ -91,6 +91,10 @@ _TOKEN_IDS: Final = re.compile(
     r"""([\d, \t\[\]]{12,})"""
 )
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{56,}={0,2}")
+# A whole UUID is one GPU's in the world; its beginning, which reports show, tells two apart.
+_GPU: Final = re.compile(
+    r"\b(?:MIG-)?(?:GPU|MIG)-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE
+)
 _HOMES: Final = re.compile(r"""([\\/](?:home|Users)[\\/]{1,2})([^\s\\/"'`:;,<>()\[\]{}|&*?]+)""")
 _LOCAL: Final = re.compile(r"[\w.%+-]")
 _DOMAIN: Final = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9-])")
@@ -186,6 +190,7 @@ class Redactor:
         yield lambda t: _OPTION.sub(self._assigned, t) if "-" in t else t
         yield lambda t: _PROMPT.sub(self._prompt, t) if "rompt" in t or "ROMPT" in t else t
         yield lambda t: _TOKEN_IDS.sub(self._token_ids, t) if "_ids" in t else t
+        yield lambda t: _GPU.sub(lambda m: self.placeholder("gpu", m[0]), t) if "-" in t else t
         yield lambda t: _BASE64.sub(self._base64, t)
         yield self._emails
         yield self._home_paths

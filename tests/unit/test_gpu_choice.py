@@ -190,5 +190,6 @@ def test_the_end_of_a_process_is_awaited(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(module, "LOOK_AGAIN_S", 0.0)
     assert len(module.take().devices) == 1
     looks[:] = [read_gpus(machine(gpu(0, **BUSY)))]
+    monkeypatch.setattr(module, "LEAVING_S", 0.0)
     with pytest.raises(GpuUnavailable, match="in use by others"):
-        module.take(wait_s=0)
+        module.take()

@@ -213,3 +213,20 @@ def test_odd_text_is_no_error() -> None:
     ):
         redactor().redact(text)
         redactor().add(text)
+
+
+@pytest.mark.parametrize(
+    "uuid",
+    [
+        "GPU-5a5a0000-1111-2222-3333-444455556666",
+        "GPU-5A5A0000-1111-2222-3333-444455556666",
+        "MIG-377e0049-554c-540b-93c6-d0976f8426cb",
+        "MIG-GPU-5a5a0000-1111-2222-3333-444455556666/1/0",
+    ],
+)
+def test_a_gpus_whole_uuid_names_the_machine(uuid: str) -> None:
+    mapping = redactor()
+    said = mapping.redact(f"CUDA_VISIBLE_DEVICES={uuid}, GPU-5a5a0000 is its beginning")
+    assert uuid[8:30] not in said
+    assert "[redacted:gpu-1]" in said
+    assert said.endswith("GPU-5a5a0000 is its beginning")

@@ -37,6 +37,19 @@ def plan(place: Environment, **options: object) -> LaunchPlan:
     return launch_plan(GHOST, asked, place, Path("/models/tiny"), 8123)
 
 
+def test_a_parent_for_cuda_asks_nvml_and_serves_any_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With that variable torch.cuda.is_available() does not initialise CUDA (nvml_h100.json)."""
+    cuda = environment(tmp_path / "environments/cuda", device="cuda")
+    first = parent_spec(plan(cuda), cuda)
+    assert first.env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert parent_spec(plan(cuda), cuda).key == first.key
+    cpu = environment(tmp_path / "environments/cpu")
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in parent_spec(plan(cpu), cpu).env
+
+
 def test_what_was_asked_for_is_used(place: Environment) -> None:
     for mode in (StartMode.COLD, StartMode.FORK, StartMode.WARM):
         note_start(place.state_dir, mode, ModeSeen(works=False, why="it was so once"))

@@ -244,7 +244,7 @@ class _Planner:
         lines = self.spec.requirements if engine_taken else self.resolver.requirements
         (self.folder / "needed.in").write_text("".join(f"{line}\n" for line in lines))
         arguments = ["pip", "compile", "-q", *self.options, "--constraint", "found.txt"]
-        if self.spec.overrides:
+        if self.resolver.overridden:
             arguments += ["--override", "overrides.in"]
         text = self._uv([*arguments, "needed.in"], f"trimming what {self.title} requires")
         return {one.project for one in locked(text)}

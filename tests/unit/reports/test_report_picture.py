@@ -9,6 +9,7 @@ from xml.etree import ElementTree as ET
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.evidence import Evidence, SeriesPoint
 from mmrepro.incident import Incident
+from mmrepro.records import GpuFacts
 from mmrepro.reports import render_html, render_markdown, timeline, view, words
 from mmrepro.reports.picture import WIDTH, picture
 from sample import sample_incident
@@ -126,3 +127,48 @@ def test_requests_that_went_alike_are_one_row() -> None:
         (1, "no answer"),
     ]
     assert re.fullmatch(r"7–17", groups[3].ids)
+
+
+def on_gpus(*taken: bool) -> Incident:
+    """The sample, as if it had run on one of these GPUs."""
+    incident = WHOLE.model_copy(deep=True)
+    start = WHOLE.evidence.requests[0].sent.mono
+    for number, own in enumerate(taken):
+        facts = GpuFacts(
+            index=number, name="NVIDIA H100 80GB HBM3", uuid=f"GPU-0000000{number}",
+            memory_bytes=80 << 30, memory_used_bytes=0, driver="580.159.04", cuda="13.0",
+            users="" if own else "process 7 (train) with 70.0 GiB", taken=own,
+        )  # fmt: skip
+        incident.host.gpu_facts.append(facts)
+        incident.evidence.series += [
+            SeriesPoint(
+                mono=start + n / 2,
+                gpu_pct={str(number): 97.0 if n < 3 else 0.0},
+                gpu_bytes={str(number): 11.0 * (1 << 30)},
+            )
+            for n in range(8)
+        ]
+    return incident
+
+
+def test_utilisation_and_memory_over_time_are_drawn() -> None:
+    before = sum(str(e.get("class")).startswith("line") for e in drawn(WHOLE).iter())
+    root = drawn(on_gpus(True))
+    check_frame(root)
+    assert sum(str(e.get("class")).startswith("line") for e in root.iter()) == before + 2
+    texts = [element.text for element in root.iter()]
+    assert {"GPU", "GPU memory", "GPU 0 0", "GPU 0 11"} <= set(texts)
+    assert "GPU: GPU 0 at most 97 %." in str(picture(on_gpus(True)))
+    assert "GPU" not in str(picture(WHOLE))
+
+
+def test_of_several_gpus_the_engines_own_is_marked() -> None:
+    incident = on_gpus(False, True)
+    names = [track.name for track in timeline.gpu_tracks(incident)]
+    assert names == ["engine GPU 1", "GPU 0"]
+    words_of = render_markdown(incident)
+    assert "engine GPU 1 memory" in words_of
+    assert "GPU 1: NVIDIA H100 80GB HBM3, 80.0 GiB, GPU-00000001, taken by the engine" in words_of
+    assert "in use when the run began: process 7 (train) with 70.0 GiB, not the engine" in words_of
+    assert "580.159.04, runs CUDA up to 13.0" in words_of
+    assert "runs CUDA up to" not in render_markdown(WHOLE)
