@@ -134,7 +134,7 @@ class Session:
         if self.options.device not in step.devices:
             return self._without(step, [untested(step, step.why_not)], whole=True)
         if step.child.tests and not step.child.file.is_file():
-            why = f"{step.child.words[0]} is in the repository, not in the package"
+            why = f"{step.child.words[0]} is not in an installed mmrepro: run it in the repository"
             return self._without(step, [untested(step, why)])
         provided = Provided(None)
         if step.child.needs:

@@ -205,6 +205,13 @@ def test_what_only_a_gpu_has_is_not_tried_on_a_cpu(fake: Fake) -> None:
     assert done[0].whole, "nothing is left to be tried here"
 
 
+def test_tests_that_are_not_there_are_not_tested(fake: Fake) -> None:
+    child = Child(("tests/minivllm/no_such.py",), tests=True)
+    done = fake.execute(Part("one", "", (step("a", child=child),)))
+    assert fake.ran == []
+    assert "run it in the repository" in done[0].rows[0].seen
+
+
 def test_a_judge_that_fails_never_passes(fake: Fake) -> None:
     def broken(ended: Ended) -> Judged:
         raise ValueError("no such field")
