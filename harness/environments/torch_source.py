@@ -127,14 +127,22 @@ def without_cpu_build(refusal: str, say: Progress) -> TorchSource:
 
 
 def cpu_build(
-    source: TorchSource, spec: EnvironmentSpec, release: Release, say: Progress
+    source: TorchSource,
+    spec: EnvironmentSpec,
+    release: Release,
+    say: Progress,
+    *,
+    platform: str = "",
 ) -> tuple[TorchSource, EnvironmentSpec, Release]:
-    """For a ``spec`` that is torch itself: its CPU build, where ``source`` has one."""
+    """For a ``spec`` that is torch itself: its CPU build, where ``source`` has one.
+
+    ``platform``: of another machine, as ``releases.find`` has it.
+    """
     if not source.local:
         return source, spec, release
     version = f"{spec.installed}+cpu"
     try:
-        files = release_files(f"torch=={version}", release.python, source=source)
+        files = release_files(f"torch=={version}", release.python, platform=platform, source=source)
     except UvFailed as failure:
         if not source.chosen:
             raise explain(failure, f"looking for torch {version}") from failure
