@@ -174,7 +174,9 @@ def test_the_key_tells_only_of_an_index_that_was_named(monkeypatch: pytest.Monke
     assert key_salt() == "https://***@torch.invalid/cpu"
 
 
-def test_a_wheel_of_torch_itself_is_the_cpu_build(elsewhere, tmp_path: Path) -> None:
+def test_a_wheel_of_torch_itself_is_the_cpu_build(
+    elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = spec_for("minivllm", "0.1", "cpu")
     wheel_of_torch(tmp_path / "index" / "torch", "2.11.0+cpu")
     wheel = Distribution("torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl", None, "00")
@@ -188,6 +190,7 @@ def test_a_wheel_of_torch_itself_is_the_cpu_build(elsewhere, tmp_path: Path) -> 
     assert found.wheel.filename == "torch-2.11.0+cpu-py3-none-any.whl"
     assert len(found.wheel.sha256) == 64
     assert built.key() != spec.key()  # so the folder's name is that of the spec as it was asked for
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     lines: list[str] = []
     none = torch_source.cpu_build(
         replace(source, variables={"UV_INDEX": address}), spec, release, lines.append
