@@ -118,7 +118,7 @@ RACE = Part(
         Step(
             "pinned-reuse",
             race.OBSERVATION,
-            Child(("pinned_reuse.py",), TORCH, script=True),
+            Child(("pinned_reuse.py", "--repetitions", "10"), TORCH, script=True),
             race.judge_observation,
             estimate_s=80,
             limit_s=180,

@@ -57,6 +57,7 @@ class Asked:
     budget_s: float
     only: tuple[str, ...]
     resume: bool
+    again: bool
     json: bool
 
 
@@ -76,7 +77,7 @@ def execute(asked: Asked) -> ExitCode:
     board = Board(console, folder, _blank(asked, parts, earlier, gpu))
     board.changed([])
     variables = {one.name: one.value for one in gpu.settings()}
-    options = Options(asked.device, asked.budget_s, variables)
+    options = Options(asked.device, asked.budget_s, variables, asked.again)
     provider = Provider(asked.device, board.say)
     try:
         with board, nvml_samples() as read:

@@ -56,6 +56,11 @@ class UvFailed(Exception):
         self.returncode = returncode
         self.stderr = stderr
 
+    @property
+    def answered(self) -> bool:
+        """The index did answer: it lacks what was asked for."""
+        return "No solution found" in self.stderr
+
 
 @dataclass(frozen=True)
 class Distribution:

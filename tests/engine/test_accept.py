@@ -49,7 +49,7 @@ def engines(folder: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline", "cwd"]):
         words = " ".join(process.info["cmdline"] or ())
-        if "minivllm" in words and str(folder) in f"{words} {process.info['cwd']}":
+        if "minivllm.server" in words and str(folder) in f"{words} {process.info['cwd']}":
             found.append(process.pid)
     return found
 
