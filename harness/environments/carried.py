@@ -1,4 +1,4 @@
-"""Builds an environment out of a wheelhouse: as build.py does, without a network."""
+"""Builds an environment out of a wheelhouse: as recipe.py does, without a network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmrepro.environments import loading
-from mmrepro.environments.build import Build, site_packages
+from mmrepro.environments.recipe import Build, site_packages
 from mmrepro.environments.releases import Release
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import LOCK_FILE, EnvironmentSpec, Reason, Source
@@ -122,7 +122,7 @@ class CarriedBuild(Build):
         facts = self._facts()
         if facts.version != target.python:
             raise self._other(f"Python {target.python}", f"{self.interpreter} is {facts.version}")
-        have = {canonicalize_name(name): version for name, version in facts.have.items()}
+        have: dict[str, str] = {canonicalize_name(n): v for n, v in facts.have.items()}
         wrong = [p for p in self.of_host if not _same(have.get(p.name, ""), p.version)]
         if wrong:
             what = ", ".join(f"{p.name} {p.version}" for p in wrong)

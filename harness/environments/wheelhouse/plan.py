@@ -19,6 +19,7 @@ from mmrepro.environments.download import Logins
 from mmrepro.environments.resolving import Resolver
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.torch_source import (
+    FAMILY,
     PACKAGE_INDEX,
     TorchSource,
     cpu_build,
@@ -41,8 +42,7 @@ from mmrepro.errors import EnvironmentBuildError, UsageError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-TORCH = ("torch", "torchvision", "torchaudio")
-TORCH_PREFIXES = ("nvidia-", "cuda-", "triton")
+OF_TORCH = ("nvidia-", "cuda-")  # begin the names of what torch built with CUDA requires
 THE_INDEX = "the package index"
 
 BY_REQUEST = "left out by request"
@@ -192,7 +192,7 @@ class _Planner:
         have = self.target.have
         if "torch" not in have:
             return {}
-        asked = "".join(f"{n}=={public(have[n])}\n" for n in TORCH if n in have)
+        asked = "".join(f"{n}=={public(have[n])}\n" for n in FAMILY if n in have)
         arguments = ["pip", "compile", "-q", *self.options, "-"]
         try:
             closure = locked(run_uv(arguments, stdin=asked, cwd=self.folder))
@@ -204,8 +204,8 @@ class _Planner:
                 hint="check the list that --have was given",
                 detail=told.detail,
             ) from failure
-        family = {one.project for one in closure if one.project.startswith(TORCH_PREFIXES)}
-        return {name: public(have[name]) for name in (*TORCH, *sorted(family)) if name in have}
+        family = {one.project for one in closure if one.project.startswith(OF_TORCH)}
+        return {name: public(have[name]) for name in (*FAMILY, *sorted(family)) if name in have}
 
     def _resolve(self, pins: dict[str, str]) -> list[ReleaseFiles]:
         if not pins:
