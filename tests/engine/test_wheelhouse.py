@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def test_a_wheelhouse_is_all_that_a_run_without_a_network_needs(tmp_path: Path) 
         tmp_path,
     )
     assert f"{len(made.new_parts)} parts: all whole" in said
-    assert "Verdict: reproduced" in said or "REPRODUCED" in said.upper()
+    incident = json.loads((tmp_path / "incident" / "incident.json").read_text())
+    assert incident["verdict"]["outcome"] == "reproduced"
     environment = next((tmp_path / "cache" / "environments").glob("minivllm-0.1-cpu-*"))
     assert '"source": "wheelhouse"' in (environment / "manifest.json").read_text()
 
