@@ -43,10 +43,10 @@ def read(folder: Path) -> Json:
             continue
         except (OSError, ValueError) as error:
             raise BadWheelhouse(f"{_name(folder, path)} cannot be read: {error}") from error
-        found.append((document["made"], len(document["parts"]), document))
+        found.append(document)
     if not found:
         raise BadWheelhouse(f"{folder} is no wheelhouse: no {MANIFEST} is in it or in a part of it")
-    newest: Json = max(found, key=lambda one: one[:2])[2]
+    newest: Json = max(found, key=lambda one: str(one["made"]))
     if newest["schema_version"] != 1:
         raise BadWheelhouse(f"the wheelhouse is of a form {newest['schema_version']}, not 1")
     return newest

@@ -123,7 +123,7 @@ def test_pieces_that_are_right_but_not_of_one_file(tmp_path: Path) -> None:
 
 
 def test_the_youngest_manifest_counts(tmp_path: Path) -> None:
-    for part, made, parts in (("part-01", "09", 1), ("part-02", "10", 2), ("part-03", "08", 1)):
+    for part, made, parts in (("part-01", "09", 3), ("part-02", "10", 2), ("part-03", "08", 1)):
         (tmp_path / part).mkdir()
         document = {"schema_version": 1, "made": f"2026-11-{made}", "parts": ["x"] * parts}
         (tmp_path / part / install.MANIFEST).write_text(json.dumps(document))
