@@ -399,7 +399,7 @@ class Build:
 
     def _missed(self) -> str:
         """A library that was left out, and without which torch does not load after all."""
-        slim = self.source == "index" and not self.torch.local and unused(self.spec)
+        slim = self.source == "index" and unused(self.spec)
         return loading.missing_library(self.python, "torch") if slim else ""
 
     def _write_aliases(self) -> None:

@@ -48,12 +48,12 @@ class Resolver:
     ) -> Resolver:
         """``metadata``: of the engine's wheel; ``keep_local``: as ``derive`` has it.
 
-        ``slim``: without what torch built with CUDA asks for and ``spec``'s device never loads.
+        ``slim``: without what torch or the engine asks for and ``spec``'s device never loads.
         """
         derived = derive(requirements_of(metadata), keep_local=keep_local, drop=spec.drop)
         lines = [*derived.requirements, *spec.requirements]
         (folder / "requirements.in").write_text("\n".join(lines) + "\n")
-        unused, reasons = left_out(spec) if slim and not keep_local else ([], [])
+        unused, reasons = left_out(spec) if slim else ([], [])
         if overrides := [*spec.overrides, *unused]:
             (folder / "overrides.in").write_text("\n".join(overrides) + "\n")
         reasons = [*derived.reasons, *reasons]

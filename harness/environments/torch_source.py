@@ -14,6 +14,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from importlib.resources import files as resources
 
+from mmrepro.environments.minivllm import TORCH
 from mmrepro.environments.releases import Release, best_wheel
 from mmrepro.environments.requirements import never
 from mmrepro.environments.spec import EnvironmentSpec, Reason
@@ -27,7 +28,6 @@ from mmrepro.environments.uv import (
     run_uv,
     without_credentials,
 )
-from mmrepro.errors import EnvironmentBuildError
 from mmrepro.records import Record
 from packaging.specifiers import SpecifierSet
 
@@ -43,7 +43,7 @@ ANSWER_S = 2
 ASK_S = 10.0
 """Seconds for the whole question: an index may also answer drop by drop."""
 
-FAMILY = ("torch", "torchvision", "torchaudio", "triton")
+FAMILY = ("torch", "torchvision", "torchaudio")
 """Pinned by the engine or by torch itself, so that they need no cutoff; see :func:`_elsewhere`."""
 
 
@@ -127,14 +127,22 @@ def without_cpu_build(refusal: str, say: Progress) -> TorchSource:
 
 
 def cpu_build(
-    source: TorchSource, spec: EnvironmentSpec, release: Release, say: Progress
+    source: TorchSource,
+    spec: EnvironmentSpec,
+    release: Release,
+    say: Progress,
+    *,
+    platform: str = "",
 ) -> tuple[TorchSource, EnvironmentSpec, Release]:
-    """For a ``spec`` that is torch itself: its CPU build, where ``source`` has one."""
+    """For a ``spec`` that is torch itself: its CPU build, where ``source`` has one.
+
+    ``platform``: of another machine, as ``releases.find`` has it.
+    """
     if not source.local:
         return source, spec, release
     version = f"{spec.installed}+cpu"
     try:
-        files = release_files(f"torch=={version}", release.python, source=source)
+        files = release_files(f"torch=={version}", release.python, platform=platform, source=source)
     except UvFailed as failure:
         if not source.chosen:
             raise explain(failure, f"looking for torch {version}") from failure
@@ -165,18 +173,21 @@ def _elsewhere(index: str) -> TorchSource:
 @functools.cache
 def _refusal(options: tuple[str, ...], variables: tuple[tuple[str, str], ...], python: str) -> str:
     """Why an index cannot be used, to go behind its name; empty: it serves a CPU build."""
+    asked = f"torch=={TORCH}+cpu"  # of a release that every Python has that engines run on
     arguments = ["pip", "compile", "-q", "--no-deps", "--no-header", "--no-annotate"]
     arguments += ["--refresh-package", "torch", "--python", python, *options, "-"]
     patience = {"UV_HTTP_TIMEOUT": str(ANSWER_S), "UV_HTTP_RETRIES": "0"}
     began = time.monotonic()
     try:
-        found = run_uv(
-            arguments, stdin="torch\n", extra={**dict(variables), **patience}, timeout_s=ASK_S
+        run_uv(
+            arguments, stdin=f"{asked}\n", extra={**dict(variables), **patience}, timeout_s=ASK_S
         )
-    except (UvFailed, EnvironmentBuildError):
+    except UvFailed as failure:
+        if failure.answered:
+            return f"has no {asked} for this Python"
         silent = time.monotonic() - began >= ANSWER_S
         return f"does not answer within {ANSWER_S} s" if silent else "cannot be reached"
-    return "" if "+" in found else "has no CPU build for this Python"
+    return ""
 
 
 def unused(spec: EnvironmentSpec) -> list[tuple[tuple[str, ...], str]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, NoSpace
 from mmrepro.machine.child_env import child_environment, die_with_parent
@@ -54,6 +55,11 @@ class UvFailed(Exception):
         super().__init__(stderr)
         self.returncode = returncode
         self.stderr = stderr
+
+    @property
+    def answered(self) -> bool:
+        """The index did answer: it lacks what was asked for."""
+        return "No solution found" in self.stderr
 
 
 @dataclass(frozen=True)
@@ -320,7 +326,7 @@ def _distribution(entry: dict[str, object]) -> Distribution:
     hashes = entry.get("hashes")
     size = entry.get("size")
     return Distribution(
-        filename=str(entry.get("name") or address).partition("#")[0].rpartition("/")[2],
+        filename=unquote(str(entry.get("name") or address).partition("#")[0].rpartition("/")[2]),
         uploaded=uploaded if isinstance(uploaded, datetime) else None,
         sha256=str(hashes.get("sha256", "")) if isinstance(hashes, dict) else "",
         size=size if isinstance(size, int) else None,

@@ -10,15 +10,18 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from mmrepro.engines import spec_for
 from mmrepro.environments import ensure, existing, torch_source, vllm_spec
+from mmrepro.environments.releases import Release
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.torch_source import PACKAGE_INDEX, TorchSource, key_salt, unused
-from mmrepro.environments.uv import Notice
+from mmrepro.environments.uv import Distribution, Notice
 
 SPEC = vllm_spec("0.23.0", "cpu")
 VARIABLE = torch_source.TORCH_INDEX_VARIABLE
@@ -142,7 +145,7 @@ def test_an_index_without_a_cpu_build_is_left(elsewhere, tmp_path: Path) -> None
         elsewhere(address)
         source, (line,), _ = asked()
     assert not source.local
-    assert "has no CPU build for this Python" in line
+    assert "has no torch==2.11.0+cpu for this Python" in line
 
 
 def test_nobody_is_asked_where_a_cpu_build_is_not_meant(
@@ -171,6 +174,31 @@ def test_the_key_tells_only_of_an_index_that_was_named(monkeypatch: pytest.Monke
     assert key_salt() == "https://***@torch.invalid/cpu"
 
 
+def test_a_wheel_of_torch_itself_is_the_cpu_build(
+    elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_for("minivllm", "0.1", "cpu")
+    wheel_of_torch(tmp_path / "index" / "torch", "2.11.0+cpu")
+    wheel = Distribution("torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl", None, "00")
+    day = datetime(2026, 6, 14, tzinfo=UTC)
+    release = Release(sys.executable, wheel, day, day, [])
+    with served(tmp_path / "index") as address:
+        elsewhere(address)
+        source, _, _ = asked(spec)
+        source, built, found = torch_source.cpu_build(source, spec, release, print)
+    assert built.installed == "2.11.0+cpu"
+    assert found.wheel.filename == "torch-2.11.0+cpu-py3-none-any.whl"
+    assert len(found.wheel.sha256) == 64
+    assert built.key() != spec.key()  # so the folder's name is that of the spec as it was asked for
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    lines: list[str] = []
+    none = torch_source.cpu_build(
+        replace(source, variables={"UV_INDEX": address}), spec, release, lines.append
+    )
+    assert none == (replace(none[0], chosen=False), spec, release)
+    assert "has no torch 2.11.0+cpu" in lines[0]
+
+
 def test_a_build_with_the_cpu_index_is_found_without_it(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,7 +207,7 @@ def test_a_build_with_the_cpu_index_is_found_without_it(
     made = ensure(SPEC, progress=lines.append)
     assert "torch==2.11.0+cpu" in made.packages
     assert "torch==2.11.0+cpu" in (made.path / "requirements.in").read_text()
-    assert not (made.path / "overrides.in").exists()  # nothing to leave out
+    assert "triton" in (made.path / "overrides.in").read_text()  # vLLM asks for it without a pin
     assert "CPU build" in [note.value for note in made.notes]
     monkeypatch.setenv("FAKE_UV_MODE", "offline")
     fake_uv.write_text("")
