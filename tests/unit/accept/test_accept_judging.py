@@ -67,6 +67,14 @@ def test_a_run_without_a_verdict_is_broken_off_and_tried_again(tmp_path: Path) -
     assert not judged.whole
 
 
+def test_a_run_that_broke_off_after_its_verdict_proves_nothing(tmp_path: Path) -> None:
+    failure = "The engine could not be ended."
+    made = recorded("ghost-key-eviction-0.23.0", tmp_path, state="failed", failure=failure)
+    judged = run_judge("it")(made)
+    assert statuses(judged) == [Status.BROKEN_OFF]
+    assert judged.rows[0].seen == failure
+
+
 def test_a_verdict_that_is_there_does_not_excuse_a_run_that_was_ended(tmp_path: Path) -> None:
     made = replace(recorded("ghost-key-eviction-0.23.0", tmp_path), exit_code=None)
     judged = run_judge("it")(made)
