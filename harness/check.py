@@ -14,7 +14,8 @@ from typing import Annotated
 import psutil
 from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
 from mmrepro.environments.store import list_environments
-from mmrepro.environments.uv import torch_index, uv_version, without_credentials
+from mmrepro.environments.torch_source import torch_setting
+from mmrepro.environments.uv import uv_version, without_credentials
 from mmrepro.errors import MmreproError
 from mmrepro.machine.cache import Device, cache_root, detect_device
 from mmrepro.machine.child_env import child_environment
@@ -317,9 +318,13 @@ def shared_memory() -> Part:
 
 
 def torch_source() -> Part:
-    index = torch_index()
-    source = without_credentials(index) if index else "the package index (built with CUDA)"
-    return Part(name="torch from", ok=True, found=source)
+    setting = torch_setting()
+    words = {
+        "auto": "PyTorch's CPU index where it answers, else the package index (built with CUDA)",
+        "official": "PyTorch's CPU index",
+        "package": "the package index (built with CUDA)",
+    }
+    return Part(name="torch from", ok=True, found=words.get(setting, without_credentials(setting)))
 
 
 def environments() -> Part:

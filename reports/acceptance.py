@@ -16,6 +16,7 @@ from mmrepro.incident.acceptance import (
     Status,
     StepRecord,
 )
+from mmrepro.records import GpuFacts
 from mmrepro.reports import gfm
 from mmrepro.reports.document import document_json
 from mmrepro.reports.words import duration
@@ -57,7 +58,7 @@ def _head(told: Acceptance) -> str:
     gpus = ", ".join(host.gpus) or "no GPU"
     facts = [
         ("device", told.device),
-        ("GPUs", gpus),
+        *((f"GPU {one.index}", _gpu_facts(one)) for one in host.gpu_facts),
         ("machine", f"{host.cpu}, {host.cores} cores, {host.memory_bytes / GIB:.0f} GiB"),
         ("system", f"{host.os}, kernel {host.kernel}, Python {host.python}"),
         ("mmrepro", told.mmrepro_version),
@@ -73,6 +74,12 @@ def _head(told: Acceptance) -> str:
     table = gfm.table(["", ""], [[name, gfm.cell(value)] for name, value in facts])
     command = gfm.fence(one_line(told.command, 1000), "sh", 1, 1000)
     return "\n\n".join([title, f"**{counts(rows)}**", command, table])
+
+
+def _gpu_facts(one: GpuFacts) -> str:
+    memory = f"{one.memory_bytes / GIB:.0f} GiB" if one.memory_bytes else "memory not told"
+    told = [one.name, memory, f"driver {one.driver}", f"CUDA {one.cuda}", "MIG" * bool(one.mig)]
+    return ", ".join([*filter(None, told), "taken" if one.taken else one.users or "not taken"])
 
 
 def _overview(told: Acceptance) -> str:

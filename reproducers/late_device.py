@@ -88,7 +88,10 @@ class Emulated(Cpu):
         self.marks = Marks()
         self.mode = StreamMode(self.stream, self.marks, Watch(lambda line: None))
         Event.stream = self.stream
-        self.event = Event
+        self._event = Event
+
+    def event(self) -> Any:
+        return self._event()
 
     def buffer(self, count: int, *, pinned: bool, dtype: torch.dtype = torch.uint8) -> Any:
         made = super().buffer(count, pinned=pinned, dtype=dtype)
@@ -114,11 +117,13 @@ class Cuda(Cpu):
     graphs = True
 
     def __init__(self, busy_ms: float = BUSY_MS) -> None:
-        self.event = torch.cuda.Event
         self._wide = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
         self._out = torch.empty_like(self._wide)
         self._cycles = self._scaled(lambda n: torch.cuda._sleep(n), 4_000_000, busy_ms)
         self._products = self._scaled(self._multiply, 20, busy_ms)
+
+    def event(self) -> Any:
+        return torch.cuda.Event()
 
     def _multiply(self, times: int) -> None:
         for _ in range(times):

@@ -6,8 +6,10 @@ HTTP, and for its reason, in the engine's log.
 """
 
 import re
+from typing import ClassVar
 
 from mmrepro.scenario import (
+    Claim,
     Drive,
     Finding,
     Logs,
@@ -148,7 +150,7 @@ class PrefillContract(MinivllmFault):
 
     works_after = (answered(*IMAGES), answered_alike(WHOLE, STREAMED), "text-undisturbed")
     rows = (row("text alone", "text-undisturbed", "200", abnormal_if=False), *MinivllmFault.rows)
-    claims = (
+    claims: ClassVar[tuple[Claim, ...]] = (
         root_cause("{variant}: the error comes {reason}"),
         claim(
             "decode-undisturbed",
@@ -294,7 +296,7 @@ class PinnedPlaceholder(PrefillContract):
         exact = [text for text in errors if text.endswith(NOTE_WORDS)]
         return Finding.of(len(exact) == len(errors) > 0, errors[0] if errors else "no error")
 
-    claims = (
+    claims: ClassVar[tuple[Claim, ...]] = (
         *PrefillContract.claims,
         claim(
             "pin-memory",

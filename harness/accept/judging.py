@@ -62,7 +62,9 @@ def run_judge(title: str, claims: Sequence[str] = ()) -> Judge:
             asked=title,
             expected=str(verdict.expected or "no expectation"),
             source=verdict.expected_because or f"the scenario {incident.scenario.name}",
-            seen=f"{verdict.outcome}: {verdict.explanation} {_counted(incident)}".strip(),
+            seen="; ".join(
+                filter(None, [f"{verdict.outcome}: {verdict.explanation}", _counted(incident)])
+            ),
             status=status,
             seconds=ended.seconds,
         )
@@ -74,7 +76,7 @@ def run_judge(title: str, claims: Sequence[str] = ()) -> Judge:
 def _counted(incident: Incident) -> str:
     counts = Counter(str(claim.status) for claim in incident.claims)
     told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    return f"Claims of the report: {told}." if told else ""
+    return f"claims of the report: {told}" if told else ""
 
 
 def _claim(incident: Incident, name: str) -> Row:
@@ -108,10 +110,10 @@ def claims_judge(title: str, source: str, *, keys: Sequence[str] = ()) -> Judge:
     def judge(ended: Ended) -> Judged:
         if (ending := late(title, ended) or untried(title, ended)) is not None:
             return ending
-        told = ended.document.get("claims")
-        if not isinstance(told, list) or not told:
+        claims = ended.document.get("claims")
+        if not isinstance(claims, list) or not claims:
             return broken_off(title, ended.words or f"no claims; it ended with {ended.exit_code}")
-        rows = [_told(one, source) for one in told]
+        rows = [told(one, source) for one in claims]
         facts = "; ".join(f"{key} {ended.document.get(key)}" for key in keys)
         if facts:
             rows[0] = rows[0].model_copy(update={"seen": f"{rows[0].seen} ({facts})"})
@@ -129,7 +131,8 @@ def untried(title: str, ended: Ended) -> Judged | None:
     return Judged([row], whole=False)
 
 
-def _told(claim: Mapping[str, Any], source: str) -> Row:
+def told(claim: Mapping[str, Any], source: str) -> Row:
+    """A claim as reproducers tell it: text, status, and what of it was observed."""
     status = str(claim.get("status", ""))
     seconds = claim.get("seconds")
     return Row(

@@ -48,7 +48,9 @@ def _run(
 def _fault(scenario: str, variant: str) -> Step:
     title = f"{scenario}, variant {variant}"
     words = (scenario, "--variant", variant)
-    return _run(variant, title, words, MINIVLLM, estimate_s=15, limit_s=90)
+    claims = ("pin-memory",) if variant == "pinned-placeholder" else ()
+    judge = run_judge(title, claims)
+    return _run(variant, title, words, MINIVLLM, estimate_s=15, limit_s=90, judge=judge)
 
 
 CHECK = Part(
@@ -116,7 +118,7 @@ RACE = Part(
         Step(
             "pinned-reuse",
             race.OBSERVATION,
-            Child(("pinned_reuse.py",), TORCH, script=True),
+            Child(("pinned_reuse.py", "--repetitions", "10"), TORCH, script=True),
             race.judge_observation,
             estimate_s=80,
             limit_s=180,

@@ -59,6 +59,8 @@ class Options:
     """Wall-clock seconds, from :meth:`Session.execute` on."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """They make a child see the GPU that is taken; `mmrepro run` takes its own."""
+    again: bool = False
+    """Run once more what came to its end and did not pass."""
 
 
 class Session:
@@ -120,7 +122,7 @@ class Session:
         place = Place(self.folder / part.name, step.name)
         place.folder.mkdir(parents=True, exist_ok=True)
         known = _read(place.record, StepRecord)
-        if known is not None and known.whole and known.key == self._key(step):
+        if known is not None and self._kept(known, step):
             self._watcher.ended(part, known, kept=True)
             return known
         self._watcher.began(part, step)
@@ -129,12 +131,19 @@ class Session:
         self._watcher.ended(part, record, kept=False)
         return record
 
+    def _kept(self, known: StepRecord, step: Step) -> bool:
+        """Whether that record stands for ``step``."""
+        if not known.whole or known.key != self._key(step):
+            return False
+        unhappy = inconclusive(known) or any(row.status is Status.FAILED for row in known.rows)
+        return not (self.options.again and unhappy)
+
     def _made(self, part: Part, step: Step, place: Place) -> StepRecord:
         began = self._clock()
         if self.options.device not in step.devices:
             return self._without(step, [untested(step, step.why_not)], whole=True)
         if step.child.tests and not step.child.file.is_file():
-            why = f"{step.child.words[0]} is in the repository, not in the package"
+            why = f"{step.child.words[0]} is not in an installed mmrepro: run it in the repository"
             return self._without(step, [untested(step, why)])
         provided = Provided(None)
         if step.child.needs:
@@ -215,13 +224,13 @@ def exit_code(parts: Sequence[PartRecord]) -> ExitCode:
         return ExitCode.NOT_AS_EXPECTED
     if Status.PASSED not in rows:
         return ExitCode.INFRASTRUCTURE
-    unsure = (one for one in steps if one.over_budget or _inconclusive(one))
+    unsure = (one for one in steps if one.over_budget or inconclusive(one))
     if Status.BROKEN_OFF in rows or any(unsure):
         return ExitCode.INCONCLUSIVE
     return ExitCode.AS_EXPECTED
 
 
-def _inconclusive(step: StepRecord) -> bool:
+def inconclusive(step: StepRecord) -> bool:
     """It ran to its end, and its first row, the verdict, tells nothing."""
     ran = step.exit_code is not None
     return ran and step.whole and step.rows[0].status is Status.NOT_TESTED

@@ -53,9 +53,12 @@ class Child:
 
     @property
     def file(self) -> Path:
-        """Of a script or of tests; these are in the repository, not in the package."""
+        """Of a script or of tests; these are in the repository, and not in an installed package."""
         name = self.words[0]
-        return reproducer_path("").parent / name if self.tests else reproducer_path(name)
+        if not self.tests:
+            return reproducer_path(name)
+        beside = reproducer_path("").parent / name
+        return beside if beside.is_file() else Path(name).absolute()
 
     def arguments(self, device: Device) -> list[str]:
         if self.tests:

@@ -28,12 +28,15 @@ def accept(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what is in --out, as it was asked for.")
     ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run what failed or was inconclusive once more.")
+    ] = False,
     list_: Annotated[bool, typer.Option("--list", help="Show the parts and their times.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Try what only this machine can show, the most valuable first, and write one summary.
 
-    What came to its end is never run again: the same command goes on where it ended.
+    What came to its end is not run again: the same command goes on where it ended.
     Exit codes: 0 what ran passed; 1 something failed; 3 something was broken off, inconclusive or
     beyond the budget; 4 no GPU, or nothing could be run.
 
@@ -48,7 +51,7 @@ def accept(
     if list_:
         show_list(parts, found, json=json)
         return
-    asked = Asked(out, found, quantity.seconds(budget), tuple(only or ()), resume, json)
+    asked = Asked(out, found, quantity.seconds(budget), tuple(only or ()), resume, again, json)
     raise typer.Exit(execute(asked))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mmrepro
 import typer
-from mmrepro.accept.parts import chosen
+from mmrepro.accept.parts import PARTS, chosen
 from mmrepro.accept.provide import Provider
 from mmrepro.accept.sampling import nvml_samples
 from mmrepro.accept.session import Options, Session, exit_code
@@ -57,6 +57,7 @@ class Asked:
     budget_s: float
     only: tuple[str, ...]
     resume: bool
+    again: bool
     json: bool
 
 
@@ -70,12 +71,13 @@ def execute(asked: Asked) -> ExitCode:
     gpu = take() if asked.device == "cuda" else Choice()
     earlier = _earlier(asked, asked.out)
     folder = prepared(asked.out)
-    parts = chosen(asked.only or ([part.part for part in earlier.parts] if earlier else ()))
+    known = earlier.parts if earlier else []
+    parts = chosen(asked.only or ([part.part for part in known] if asked.resume else ()))
     console = table_console(stderr=asked.json)
-    board = Board(console, folder, _blank(asked, parts, earlier, gpu), parts)
+    board = Board(console, folder, _blank(asked, parts, earlier, gpu))
     board.changed([])
     variables = {one.name: one.value for one in gpu.settings()}
-    options = Options(asked.device, asked.budget_s, variables)
+    options = Options(asked.device, asked.budget_s, variables, asked.again)
     provider = Provider(asked.device, board.say)
     try:
         with board, nvml_samples() as read:
@@ -130,22 +132,28 @@ def _blank(
         command=shlex.join([*words, "--out", asked.out.name if asked.out else "DIR"]),
         resume=shlex.join([*words, "--out", str(asked.out), "--resume"]),
         host=host_facts(gpu.names).model_copy(update={"gpu_facts": gpu.facts()}),
-        # What an earlier command was asked for stands there until this one has come to it.
-        parts=[PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts],
+        parts=_in_order(
+            [PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts],
+            earlier.parts if earlier else [],
+        ),
     )
+
+
+def _in_order(parts: Sequence[PartRecord], newer: Sequence[PartRecord]) -> list[PartRecord]:
+    """All of them, ``newer`` in place of those of the same name: one summary of a folder, whatever
+    parts each command was asked for."""
+    found = {part.part: part for part in (*parts, *newer)}
+    return [found[part.name] for part in PARTS if part.name in found]
 
 
 class Board(LiveView):
     """A line for each step that ended; on a terminal the one under way below them. Writes the
     summary whenever a step has ended."""
 
-    def __init__(
-        self, console: Console, folder: Path, told: Acceptance, parts: Sequence[Part]
-    ) -> None:
+    def __init__(self, console: Console, folder: Path, told: Acceptance) -> None:
         super().__init__(console, per_second=4, transient=True)
         self.told = told
         self._folder = folder
-        self._parts = parts
         self._began = time.monotonic()
         self._current: tuple[str, float, float] | None = None
         self._latest = ""
@@ -178,13 +186,11 @@ class Board(LiveView):
                 self._line(f"  {row.seen}", "dim")
 
     def changed(self, parts: list[PartRecord]) -> None:
-        """The summary is of what has been reached; the rest has no steps yet."""
-        waiting = [
-            PartRecord(part=one.name, title=one.shows, steps=[])
-            for one in self._parts[len(parts) :]
-        ]
-        seconds = round(time.monotonic() - self._began, 1)
-        update = {"parts": [*parts, *waiting], "seconds": seconds}
+        """What this command has not reached stands as an earlier one left it."""
+        update = {
+            "parts": _in_order(self.told.parts, parts),
+            "seconds": round(time.monotonic() - self._began, 1),
+        }
         self.told = self.told.model_copy(update=update)
         write_acceptance(self.told, self._folder)
 

@@ -137,14 +137,12 @@ def create(
 @contextmanager
 def reporting(title: str) -> Iterator[tuple[Console, Progress]]:
     """A console on stderr, and what tells it the phases of ``title``."""
+    from mmrepro.cli.building import building
     from rich.console import Console
 
     console = Console(stderr=True)
-    if console.is_terminal:
-        with console.status(title) as status:
-            yield console, lambda phase: status.update(f"{title}: {phase}")
-    else:
-        yield console, lambda phase: print(phase, file=console.file, flush=True)
+    with building(console, title) as progress:
+        yield console, progress
 
 
 app.command("wheelhouse")(wheelhouse_command)

@@ -1,14 +1,17 @@
-"""Live progress: one line a stage with its time, the latest event below. Nothing off a terminal."""
+"""Live progress: one line a stage with its time, the latest event below. Little off a terminal."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Self
 
+from mmrepro.cli.building import Sparse
 from mmrepro.evidence import Event
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -61,16 +64,25 @@ class LiveView(ABC):
 
 
 class Progress(LiveView):
-    """Listens to a run's events and draws them on ``console`` while the run lasts."""
+    """Listens to a run's events and draws them on ``console`` while the run lasts.
+
+    Off a terminal an environment that is being built is told of on stderr: it takes minutes.
+    """
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(console, per_second=8, transient=False)
+        self._build = Sparse(lambda phase: print(phase, file=sys.stderr, flush=True))
         self.title = title
         self._stages: list[tuple[str, float]] = []
         self._ended = 0.0
         self._latest = ""
 
     def __call__(self, event: Event) -> None:
+        if event.source in (BUILD, BUILD_NOTICE):
+            if not self.console.is_terminal:
+                self._build(one_line(event.text, 200))
+            elif event.source == BUILD_NOTICE:
+                self.console.print(one_line(event.text, 200), highlight=False, markup=False)
         with self._lock:
             if event.source == "stage":
                 self._stages.append((event.text, time.monotonic()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.environments import commits, loading, releases
+from mmrepro.environments.download_size import gigabytes, plan_of, rate_of
 from mmrepro.environments.resolving import Resolver
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import (
@@ -29,15 +31,22 @@ from mmrepro.environments.spec import (
     Source,
 )
 from mmrepro.environments.store import BUILDING, dead_folders, lock_path, read_manifest
+from mmrepro.environments.torch_source import (
+    PACKAGE_INDEX,
+    cpu_build,
+    key_salt,
+    torch_source,
+    unused,
+    without_cpu_build,
+)
 from mmrepro.environments.uv import (
+    DOWNLOADING,
+    Notice,
     Progress,
     UvFailed,
     explain,
     run_uv,
-    torch_index,
-    torch_options,
     uv_version,
-    without_credentials,
 )
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnloadableWheel
 from mmrepro.machine.cache import environments_root, nvidia_driver
@@ -46,7 +55,7 @@ from mmrepro.records import Setting, WheelFacts
 
 def folder_of(spec: EnvironmentSpec) -> Path:
     """Where the environment for ``spec`` is, or would be."""
-    return environments_root() / spec.key(without_credentials(torch_index()))
+    return environments_root() / spec.key(key_salt())
 
 
 def existing(spec: EnvironmentSpec) -> Environment | None:
@@ -193,8 +202,14 @@ class Build:
         self.venv = folder / "venv"
         self.python = self.venv / "bin" / "python"
         self.reasons: list[Reason] = list(spec.reasons)
-        self.torch_options, self.torch_variables = torch_options()
         self.of_commit: commits.CommitWheel | None = None
+        self.torch = PACKAGE_INDEX
+        self.slim = True
+        """What torch.toml calls unused is left out."""
+        self.changed: list[Reason] = []
+        """In the requirements, by the latest resolution."""
+        self.rate = 0.0
+        """Bytes a second of the engine's wheel."""
 
     def run(self) -> Manifest:
         started = time.monotonic()
@@ -213,6 +228,11 @@ class Build:
         self._check_link(release)
         packages, cutoff = self._resolve(release)
         self._install_packages(release, cutoff)
+        if library := self._missed():
+            self.say(Notice(f"torch wants {library} even on a CPU: nothing is left out"))
+            self.slim = False
+            packages, cutoff = self._resolve(release)
+            self._install_packages(release, cutoff)
         self._write_aliases()
         self._check_load(release)
         manifest = Manifest(
@@ -221,16 +241,13 @@ class Build:
             commit=self.spec.commit,
             device=self.spec.device,
             project=self.spec.project,
-            wheel=WheelFacts(
-                project=self.spec.project,
-                filename=release.wheel.filename,
-                sha256=release.wheel.sha256,
-                uploaded=release.wheel.uploaded.isoformat() if release.wheel.uploaded else "",
-                origin=self.spec.origin,
-            ),
+            wheel=self._wheel_facts(release),
             resolved_until=cutoff,
             packages=packages,
-            notes=[Setting(name=r.name, value=r.value, why=r.why) for r in self.reasons],
+            notes=[
+                Setting(name=r.name, value=r.value, why=r.why)
+                for r in (*self.reasons, *self.torch.reasons, *self.changed)
+            ],
             python=self._python_version(),
             uv=uv_version(),
             created=datetime.now(UTC),
@@ -244,15 +261,24 @@ class Build:
 
     def _find(self) -> releases.Release:
         self.say(f"looking for {self.spec.project} {self.spec.installed}")
-        if not self.spec.commit:
-            return releases.find(self.spec)
-        release, self.of_commit = commits.find(self.spec)
+        if self.spec.commit:
+            release, self.of_commit = commits.find(self.spec)
+        else:
+            release = releases.find(self.spec)
+        self.torch = torch_source(self.spec, release.python, self.say)
+        if self.spec.project == "torch":
+            self.torch, self.spec, release = cpu_build(self.torch, self.spec, release, self.say)
         return release
 
-    def _uv(self, arguments: list[str], doing: str) -> str:
+    def _uv(self, arguments: list[str], doing: str, phases: list[str] | None = None) -> str:
+        def say(phase: str) -> None:
+            self.say(phase)
+            if phases is not None:
+                phases.append(phase)
+
         try:
             # From within the build folder, so that no project of the user's is picked up.
-            return run_uv(arguments, cwd=self.folder, extra=self.torch_variables, progress=self.say)
+            return run_uv(arguments, cwd=self.folder, extra=self.torch.variables, progress=say)
         except UvFailed as failure:
             raise explain(failure, doing) from failure
 
@@ -265,12 +291,17 @@ class Build:
         """The engine's wheel alone, by its hash. The release, with the wheel as it is."""
         if self.of_commit is not None:
             return self._install_commit(release, self.of_commit)
-        self.say(f"fetching {release.wheel.filename}")
+        size = release.wheel.size or 0
+        self.say(f"fetching {release.wheel.filename}" + (f" ({gigabytes(size)})" if size else ""))
         line = f"{self.spec.project}=={self.spec.installed} --hash=sha256:{release.wheel.sha256}\n"
         (self.folder / "wheel.lock").write_text(line)
         arguments = ["pip", "install", "--python", str(self.python), "--no-deps"]
-        arguments += ["--require-hashes", "-r", "wheel.lock"]
-        self._uv(arguments, f"installing {self.spec.project} {self.spec.installed}")
+        arguments += ["--require-hashes", "-r", "wheel.lock", *self.torch.options]
+        phases: list[str] = []
+        began = time.monotonic()
+        self._uv(arguments, f"installing {self.spec.project} {self.spec.installed}", phases)
+        if any(phase.startswith(DOWNLOADING) for phase in phases):
+            self.rate = rate_of(size, time.monotonic() - began)
         return release
 
     def _install_commit(
@@ -314,6 +345,15 @@ class Build:
 
     def _resolve(self, release: releases.Release) -> tuple[list[str], str]:
         """Write the lock file. Gives back its packages and the cutoff that it was made with."""
+        try:
+            return self._resolve_with(release)
+        except EnvironmentBuildError:
+            if not self.torch.chosen or self.spec.project == "torch":
+                raise
+            self.torch = without_cpu_build("lacks what this release asks for", self.say)
+            return self._resolve_with(release)
+
+    def _resolve_with(self, release: releases.Release) -> tuple[list[str], str]:
         self.say("resolving as of the release's day")
         resolver = Resolver.of(
             self.spec,
@@ -321,43 +361,46 @@ class Build:
             self._metadata(),
             folder=self.folder,
             uv=self._uv,
-            keep_local=bool(torch_index()),
+            keep_local=self.torch.local,
+            slim=self.slim,
         )
         options = ["--python", str(self.python), "--generate-hashes", "--no-header"]
-        text = resolver.compile([*options, "--no-annotate", *self.torch_options])
-        self.reasons += resolver.reasons
+        text = resolver.compile([*options, "--no-annotate", *self.torch.options])
+        self.changed = resolver.reasons
         text += (self.folder / "wheel.lock").read_text()
         (self.folder / LOCK_FILE).write_text(text)
         packages = [line.split()[0] for line in text.splitlines() if line[:1].strip(" #")]
         return sorted(packages), resolver.cutoff.isoformat()
 
     def _install_packages(self, release: releases.Release, cutoff: str) -> None:
-        arguments = ["--python", str(self.python), "--require-hashes"]
-        arguments += ["--exclude-newer", cutoff, *self.torch_options]
+        until = ["--exclude-newer", cutoff, *self.torch.options]
         if self.spec.commit:  # the wheel is there, and on no index that uv knows
-            others = self.folder / "others.lock"
+            lock = self.folder / "others.lock"
             text = (self.folder / LOCK_FILE).read_text()
-            others.write_text(text.removesuffix((self.folder / "wheel.lock").read_text()))
-            arguments = ["pip", "install", "--no-deps", *arguments, "-r", others.name]
+            lock.write_text(text.removesuffix((self.folder / "wheel.lock").read_text()))
+            install = ["pip", "install", "--no-deps", "-r", lock.name]
         else:
-            arguments += ["--exclude-newer-package"]
-            arguments += [f"{self.spec.project}={release.wheel_cutoff.isoformat()}"]
-            arguments = ["pip", "sync", *arguments, LOCK_FILE]
+            lock = self.folder / LOCK_FILE
+            if not (self.torch.local and self.spec.project == "torch"):  # that has no upload time
+                until += ["--exclude-newer-package"]
+                until += [f"{self.spec.project}={release.wheel_cutoff.isoformat()}"]
+            install = ["pip", "sync", lock.name]
+        arguments = [*install, "--python", str(self.python), "--require-hashes", *until]
         doing = f"installing the requirements of {self.spec.project} {self.spec.installed}"
-        plan: list[str] = []
+        run = functools.partial(run_uv, cwd=self.folder, extra=self.torch.variables)
+        described = ["--python", str(self.python), "--no-deps", *until, lock.name]
         try:
-            run_uv(
-                [*arguments, "--dry-run"],
-                cwd=self.folder,
-                extra=self.torch_variables,
-                progress=plan.append,
-            )
+            plan = plan_of(run, arguments, described, self.rate)
         except UvFailed as failure:
             raise explain(failure, doing) from failure
-        cold = any(phase.startswith("would download") for phase in plan)
-        require_space(self.folder.parent, self.spec.disk_bytes, cold=cold)
-        self.say("installing")
+        require_space(self.folder.parent, self.spec.disk_bytes, cold=plan.files > 0)
+        self.say(Notice(plan))
         self._uv(arguments, doing)
+
+    def _missed(self) -> str:
+        """A library that was left out, and without which torch does not load after all."""
+        slim = self.source == "index" and unused(self.spec)
+        return loading.missing_library(self.python, "torch") if slim else ""
 
     def _write_aliases(self) -> None:
         """A ``dist-info`` without code or entry points for each alias."""
@@ -389,6 +432,15 @@ class Build:
         raise EnvironmentBuildError(
             f"The wheel of {self.spec.project} {self.spec.installed} has no metadata.",
             hint="try another release: mmrepro run SCENARIO --release X.Y.Z",
+        )
+
+    def _wheel_facts(self, release: releases.Release) -> WheelFacts:
+        return WheelFacts(
+            project=self.spec.project,
+            filename=release.wheel.filename,
+            sha256=release.wheel.sha256,
+            uploaded=release.wheel.uploaded.isoformat() if release.wheel.uploaded else "",
+            origin=self.spec.origin,
         )
 
     def _python_version(self) -> str:

@@ -10,17 +10,19 @@ import sys
 from datetime import datetime
 from pathlib import Path
 
+from mmrepro.environments import loading
 from mmrepro.environments.build import Build, site_packages
 from mmrepro.environments.releases import Release
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import LOCK_FILE, EnvironmentSpec, Reason, Source
+from mmrepro.environments.torch_source import TorchSource
 from mmrepro.environments.uv import Distribution, Progress, UvFailed, run_uv
 from mmrepro.environments.wheelhouse import install
 from mmrepro.environments.wheelhouse.make import bad
 from mmrepro.environments.wheelhouse.model import EngineSet, Wheelhouse
 from mmrepro.errors import EnvironmentBuildError, UsageError
 from mmrepro.machine.child_env import child_environment
-from mmrepro.records import Record
+from mmrepro.records import Record, WheelFacts
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import ValidationError
@@ -64,7 +66,7 @@ class CarriedBuild(Build):
     ) -> None:
         super().__init__(spec, folder, say)
         # No index is asked, whatever is set.
-        self.torch_options, self.torch_variables = [], OFFLINE
+        self.torch = TorchSource(variables=OFFLINE)
         self.place = wheelhouse.absolute()
         self.house, self.document = _read(self.place)
         self.set = _set_of(self.house, spec)
@@ -189,7 +191,16 @@ class CarriedBuild(Build):
         return sorted(f"{one.name}=={one.version}" for one in there), self.set.cutoff
 
     def _install_packages(self, release: Release, cutoff: str) -> None:
-        """They are: see ``_install_wheel``."""
+        """They are: see ``_install_wheel``. Is what was left out really not needed?"""
+        if library := loading.missing_library(self.python, "torch"):
+            raise EnvironmentBuildError(
+                f"The torch of this environment does not load without {library}, which neither the "
+                "wheelhouse nor the host has.",
+                hint="make the wheelhouse without --leave-out, or for a torch that the host has",
+            )
+
+    def _wheel_facts(self, release: Release) -> WheelFacts:
+        return self.set.wheel
 
     def _other_build(self, release: Release) -> str:
         return ""  # no index to ask

@@ -20,6 +20,7 @@ TIMEOUT_S = 120.0
 
 # What ld.so says, e.g.: python: /lib/x86_64-linux-gnu/libstdc++.so.6: version `CXXABI_1.3.15' not
 # found (required by /…/vllm/_C.abi3.so)
+_NO_LIBRARY = re.compile(r"ImportError: (\S+): cannot open shared object file")
 _VERSION = re.compile(r"(\S+): version [`'](\S+)' not found \(required by (\S+)\)")
 
 # Loads each file in a process of its own, after torch, whose libraries the modules are linked to:
@@ -122,3 +123,22 @@ def load_failures(python: Path, by_glob: dict[str, list[Path]]) -> list[str]:
         if paths and len(reasons) == len(paths):
             failures += reasons
     return failures
+
+
+def missing_library(python: Path, module: str) -> str:
+    """The shared library for want of which ``module`` cannot be imported; empty: none is missing.
+
+    Whatever else may be wrong with the module is not asked here.
+    """
+    try:
+        done = subprocess.run(
+            [str(python), "-c", f"import {module}"],
+            env=child_environment(),
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = _NO_LIBRARY.search(done.stderr.decode("utf-8", "replace"))
+    return match[1] if match else ""

@@ -17,6 +17,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+NEVER = "sys_platform == 'never'"
+"""A marker that holds nowhere: uv then leaves the package out, whoever asks for it."""
+
 
 @dataclass(frozen=True)
 class Derived:
@@ -24,6 +27,11 @@ class Derived:
 
     requirements: list[str]
     reasons: list[Reason]
+
+
+def never(names: Iterable[str]) -> tuple[str, ...]:
+    """Overrides for uv that leave ``names`` out of a resolution."""
+    return tuple(f"{name} ; {NEVER}" for name in names)
 
 
 def requirements_of(metadata: str) -> list[str]:

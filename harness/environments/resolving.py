@@ -13,6 +13,7 @@ from pathlib import Path
 from mmrepro.environments.releases import Release
 from mmrepro.environments.requirements import derive, requirements_of
 from mmrepro.environments.spec import EnvironmentSpec, Reason
+from mmrepro.environments.torch_source import left_out
 from mmrepro.errors import EnvironmentBuildError
 
 Uv = Callable[[list[str], str], str]
@@ -28,6 +29,7 @@ class Resolver:
     folder: Path
     uv: Uv
     requirements: list[str]
+    overridden: bool
     cutoff: datetime
     reasons: list[Reason] = field(default_factory=list)
     """What was done differently, and why."""
@@ -42,14 +44,20 @@ class Resolver:
         folder: Path,
         uv: Uv,
         keep_local: bool,
+        slim: bool = True,
     ) -> Resolver:
-        """``metadata``: of the engine's wheel; ``keep_local``: as ``derive`` has it."""
+        """``metadata``: of the engine's wheel; ``keep_local``: as ``derive`` has it.
+
+        ``slim``: without what torch or the engine asks for and ``spec``'s device never loads.
+        """
         derived = derive(requirements_of(metadata), keep_local=keep_local, drop=spec.drop)
         lines = [*derived.requirements, *spec.requirements]
         (folder / "requirements.in").write_text("\n".join(lines) + "\n")
-        if spec.overrides:
-            (folder / "overrides.in").write_text("\n".join(spec.overrides) + "\n")
-        return cls(spec, release, folder, uv, lines, release.cutoff, list(derived.reasons))
+        unused, reasons = left_out(spec) if slim else ([], [])
+        if overrides := [*spec.overrides, *unused]:
+            (folder / "overrides.in").write_text("\n".join(overrides) + "\n")
+        reasons = [*derived.reasons, *reasons]
+        return cls(spec, release, folder, uv, lines, bool(overrides), release.cutoff, reasons)
 
     def compile(self, options: Sequence[str]) -> str:
         """uv's answer. ``options``: for whom, and in which form.
@@ -58,7 +66,7 @@ class Resolver:
             InfrastructureError: uv's own, told as ``explain`` does.
         """
         arguments = ["pip", "compile", "-q", *options]
-        if self.spec.overrides:
+        if self.overridden:
             arguments += ["--override", "overrides.in"]
         try:
             return self._asked(arguments)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mmrepro.environments.requirements import never
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.table import tabled_spec
 from mmrepro.machine.cache import Device
 
 ORIGIN = "the SGLang project's own wheel"
-NEVER = "sys_platform == 'never'"
-"""A marker that holds nowhere: uv then leaves the package out, whoever asks for it."""
 
 
 def sglang_spec(release: str, device: Device | None = None) -> EnvironmentSpec:
@@ -18,5 +17,4 @@ def sglang_spec(release: str, device: Device | None = None) -> EnvironmentSpec:
     spec = tabled_spec(
         "sglang", release, device, None, title="SGLang", example="0.5.6", origin=ORIGIN
     )
-    never = tuple(f"{name} ; {NEVER}" for name in spec.drop)
-    return replace(spec, drop=(), overrides=(*spec.overrides, *never))
+    return replace(spec, drop=(), overrides=(*spec.overrides, *never(spec.drop)))

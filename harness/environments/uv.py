@@ -7,7 +7,6 @@ uv's own settings decide where packages come from. Checked with uv 0.13.8.
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import threading
@@ -16,14 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, NoSpace
 from mmrepro.machine.child_env import child_environment, die_with_parent
 
 Progress = Callable[[str], None]
 
-TORCH_INDEX_VARIABLE = "MMREPRO_TORCH_INDEX"
-"""Where ``torch==X+cpu`` can be had: an index's address, or ``official`` (uv knows where)."""
+
+class Notice(str):
+    """What :data:`Progress` is told and the user should still see later, not only meanwhile."""
+
+    __slots__ = ()
+
+
+UNCACHED = "not cached: "
+"""Begins a phase of ``uv pip sync --dry-run -v``, one for each ``name==version``."""
+
+DOWNLOADING = "downloading"
+"""A phase that begins so is followed by many alike."""
 
 _DETAIL_LINES = 12
 _UNREACHABLE = re.compile(
@@ -34,6 +44,7 @@ _UNREACHABLE = re.compile(
 _FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122")
 _DOWNLOAD = re.compile(r"^Downloading (\S+) \((.+)\)$")
 _DOWNLOADED = re.compile(r"^ ?Downloaded (\S+)$")
+_UNCACHED = re.compile(r"^DEBUG Identified uncached distribution: (\S+)$")
 _PHASE = re.compile(r"^(Resolved|Prepared|Installed|Would download) (\d+) (\w+)")
 
 
@@ -44,6 +55,11 @@ class UvFailed(Exception):
         super().__init__(stderr)
         self.returncode = returncode
         self.stderr = stderr
+
+    @property
+    def answered(self) -> bool:
+        """The index did answer: it lacks what was asked for."""
+        return "No solution found" in self.stderr
 
 
 @dataclass(frozen=True)
@@ -98,30 +114,6 @@ def uv_binary() -> str:
         ) from error
 
 
-def torch_index() -> str:
-    """The setting, or ``""``."""
-    return os.environ.get(TORCH_INDEX_VARIABLE, "").strip()
-
-
-def torch_options() -> tuple[list[str], dict[str, str]]:
-    """Options and variables that make uv look for torch where the setting says.
-
-    The address goes into the environment, not onto the command line, where anybody could read its
-    credentials. Such indexes often give no upload times, so the day's cutoff cannot hold for the
-    torch family; each is pinned by torch's own version anyway.
-    """
-    index = torch_index()
-    if not index:
-        return [], {}
-    options = ["--index-strategy", "unsafe-best-match"]
-    for name in ("torch", "torchvision", "torchaudio"):
-        options += ["--exclude-newer-package", f"{name}=false"]
-    if index == "official":
-        return [*options, "--torch-backend", "cpu"], {}
-    others = os.environ.get("UV_INDEX", "")
-    return options, {"UV_INDEX": f"{index} {others}".strip()}
-
-
 def run_uv(
     arguments: Sequence[str],
     *,
@@ -129,11 +121,12 @@ def run_uv(
     stdin: str = "",
     extra: Mapping[str, str] | None = None,
     progress: Progress | None = None,
+    timeout_s: float | None = None,
 ) -> str:
     """Run uv to its end and give back what it printed on stdout.
 
     uv's stderr is read line by line: its downloads and phases go to ``progress``. Whatever ends
-    this early (Ctrl-C too) ends uv first.
+    this early (Ctrl-C too) ends uv first; after ``timeout_s`` seconds it is killed.
 
     Raises:
         UvFailed: it ended with an error; ``explain`` turns that into one for people.
@@ -166,6 +159,9 @@ def run_uv(
     stdout = child.stdout
     reader = threading.Thread(target=lambda: output.append(stdout.read()), daemon=True)
     reader.start()
+    clock = threading.Timer(timeout_s, child.kill) if timeout_s is not None else None
+    if clock is not None:
+        clock.start()
     try:
         try:
             child.stdin.write(stdin)
@@ -178,6 +174,8 @@ def run_uv(
                 progress(phase)
         child.wait()
     finally:
+        if clock is not None:
+            clock.cancel()
         if child.poll() is None:
             child.terminate()
             try:
@@ -196,20 +194,24 @@ def run_uv(
 class _Phases:
     """uv's lines as phases. Of its downloads, those under way: the largest is the one to wait for.
 
-    uv names only files of 1 MiB and more.
+    uv names only files of 1 MiB and more, and tells of each when it begins and when it is there.
     """
 
     def __init__(self) -> None:
         self.under_way: dict[str, str] = {}
+        self.done = self.begun = 0.0
 
     def read(self, line: str) -> str:
         """What to tell of ``line``; empty: nothing."""
         if match := _DOWNLOAD.match(line):
             self.under_way[match[1]] = match[2]
+            self.begun += _size(match[2])
         elif match := _DOWNLOADED.match(line):
-            self.under_way.pop(match[1], None)
+            self.done += _size(self.under_way.pop(match[1], ""))
             if not self.under_way:
                 return "unpacking"
+        elif match := _UNCACHED.match(line):
+            return f"{UNCACHED}{match[1]}"
         elif match := _PHASE.match(line):
             return f"{match[1].lower()} {match[2]} {match[3]}"
         else:
@@ -217,7 +219,8 @@ class _Phases:
         name = max(self.under_way, key=lambda one: _size(self.under_way[one]))
         others = len(self.under_way) - 1
         more = f" and {others} more" if others else ""
-        return f"downloading {name} ({self.under_way[name]}){more}"
+        share = f"; {self.done / self.begun:.0%} is there" if self.done else ""
+        return f"{DOWNLOADING} {name} ({self.under_way[name]}){more}{share}"
 
 
 def _size(text: str) -> float:
@@ -260,6 +263,14 @@ def uv_version() -> str:
     return words[1] if len(words) > 1 else ""
 
 
+@dataclass(frozen=True)
+class IndexSource:
+    """Options and variables that make uv look elsewhere than its own settings say."""
+
+    options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 def interpreter_options(python: str, platform: str = "") -> list[str]:
     """For whom uv is to resolve: ``python`` here (a path or a version), or its version there.
 
@@ -271,19 +282,29 @@ def interpreter_options(python: str, platform: str = "") -> list[str]:
 
 
 def release_files(
-    requirement: str, python: str, *, platform: str = "", lowest: bool = False
+    requirement: str,
+    python: str,
+    *,
+    platform: str = "",
+    lowest: bool = False,
+    source: IndexSource | None = None,
 ) -> ReleaseFiles:
     """The files of the newest (``lowest``: oldest) release that ``requirement`` allows.
 
-    Only files that fit that interpreter: see :func:`interpreter_options`.
+    Only files that fit that interpreter: see :func:`interpreter_options`. ``source``: another index
+    than uv's own settings name.
 
     Raises:
         UvFailed: no such release, none for that interpreter, or the index cannot be reached.
     """
     arguments = ["pip", "compile", "-q", "--no-deps", "--format", "pylock.toml"]
     arguments += ["--resolution", "lowest"] if lowest else []
-    options = interpreter_options(python, platform)
-    return locked(run_uv([*arguments, *options, "-"], stdin=requirement + "\n"))[0]
+    arguments += interpreter_options(python, platform)
+    extra = None
+    if source is not None:
+        arguments += source.options
+        extra = source.variables
+    return locked(run_uv([*arguments, "-"], stdin=requirement + "\n", extra=extra))[0]
 
 
 def locked(pylock: str) -> list[ReleaseFiles]:
@@ -305,7 +326,7 @@ def _distribution(entry: dict[str, object]) -> Distribution:
     hashes = entry.get("hashes")
     size = entry.get("size")
     return Distribution(
-        filename=str(entry.get("name") or address).partition("#")[0].rpartition("/")[2],
+        filename=unquote(str(entry.get("name") or address).partition("#")[0].rpartition("/")[2]),
         uploaded=uploaded if isinstance(uploaded, datetime) else None,
         sha256=str(hashes.get("sha256", "")) if isinstance(hashes, dict) else "",
         size=size if isinstance(size, int) else None,

@@ -105,6 +105,10 @@ class RequestRecord(Record):
         return f"{self.status or 'no answer'} {message[:160]}".strip()
 
 
+BUILD, BUILD_NOTICE = "environment", "environment notice"
+"""Sources of an event while an environment is built; a notice is still to be seen afterwards."""
+
+
 class Event(Record):
     """One line of the timeline."""
 

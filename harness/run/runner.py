@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.environments import Environment, EnvironmentSpec, ensure
+from mmrepro.environments.uv import Notice
 from mmrepro.errors import RunTimeout
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import Incident, Setting
 from mmrepro.incident.folder import make_run_dir
@@ -104,7 +106,8 @@ def _note_gpu(choice: Choice, journal: Journal) -> None:
 
 def _environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
     def progress(text: str) -> None:
-        journal.recorder.event(text, source="environment")
+        source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
+        journal.recorder.event(text, source=source)
 
     with journal.stage("environment"):
         environment = ensure(wanted, progress=progress)

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.probes.data import LogLine, ProcessesData
 from mmrepro.signature.decide import Finding
-from mmrepro.signature.views import Logs, Requests, core_processes
+from mmrepro.signature.views import Logs, Requests, core_processes, log_lines
 from mmrepro.traffic.drive import Drive
 
 LOG_PATTERNS: Mapping[str, str] = {
@@ -128,8 +128,9 @@ def first_error(logs: Logs, role: str, wanted: str) -> Finding:
     printed first, before it, has to match; it goes to stderr past Python, so no process is named.
     """
     lines, matching = logs.lines("exception"), logs.lines(wanted)
+    printed = log_lines(logs.evidence, "device-assert")
     if not lines:
-        return Finding.of(False, "the log holds no exception")
+        return _without_exception("the log holds no exception", printed)
     known = {f"pid={use.pid}" for use in core_processes(logs.evidence, role, "gate")}
     own = [
         line
@@ -137,17 +138,25 @@ def first_error(logs: Logs, role: str, wanted: str) -> Finding:
         if role in line.process and (not known or known & set(line.process.split()))
     ]
     if not own:
-        return Finding.of(False, f"none is of {role}'s process; {_where(lines[0])}")
+        told = f"none is of {role}'s process; {_where(lines[0])}"
+        return _without_exception(told, printed)
     first, count = own[0], logs.count("exception")
     if count > len(lines) and lines.index(first) * 2 >= len(lines):
         return Finding.unknown(f"{count - len(lines)} of {count} exceptions were not kept")
     text = f"{_where(first)}; {count - lines.index(first) - 1} later lines echo it"
     if ASSERT_TRIGGERED in first.text:
-        printed = [line for line in logs.lines("device-assert") if line.number < first.number]
-        if not printed:
+        before = [line for line in printed if line.number < first.number]
+        if not before:
             return Finding.unknown(f"{text}; the log does not show which assertion it was")
-        first, text = printed[0], f"{text}; the device: {printed[0].text[:240]}"
+        first, text = before[0], f"{text}; the device: {before[0].text[:240]}"
     return Finding.of(first.number in {line.number for line in matching}, text)
+
+
+def _without_exception(told: str, printed: Sequence[LogLine]) -> Finding:
+    """A process that a device-side assert aborts (freeing pinned memory does) logs none."""
+    if printed:
+        return Finding.unknown(f"{told}; but a device printed: {printed[0].text[:240]}")
+    return Finding.of(False, told)
 
 
 def _where(line: LogLine) -> str:

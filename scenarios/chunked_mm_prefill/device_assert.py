@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mmrepro.engines import get_engine
 from mmrepro.evidence import Evidence
 from mmrepro.probes.base import run_probe
+from mmrepro.probes.data import AnyProbeResult
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.scenario import Finding, Logs, Truth
 from mmrepro.scenarios.chunked_mm_prefill import report
@@ -29,7 +30,7 @@ def judged(output: str, folder: Path) -> Finding:
     printed, traceback, raised = output.partition("Traceback (most recent call last):")
     own = "".join(FROM_PYTHON + line for line in (traceback + raised).splitlines(keepends=True))
     log.write_text(printed + own)
-    result = run_probe(LogsProbe(log, report.LOG_PATTERNS), folder, 30)
+    result = cast("AnyProbeResult", run_probe(LogsProbe(log, report.LOG_PATTERNS), folder, 30))
     return report.too_many(Logs(Evidence(probes=[result])), ENGINE)
 
 

@@ -32,6 +32,7 @@ def test_it_was_recorded_on_a_gpu() -> None:
         (INDEX.partition("Traceback")[0] + SCATTER, NOT_MET),  # another assertion came first
         (TRACEBACK + RAISED + PRINTED, UNKNOWN),  # printed after it: of another process, or life
         (SCATTER.replace("device-side assert triggered", "out of memory"), NOT_MET),
+        (PRINTED, UNKNOWN),  # the process was aborted before it said anything
         ("", NOT_MET),
     ],
 )

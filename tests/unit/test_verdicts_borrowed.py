@@ -245,6 +245,46 @@ def test_one_scattered_request_is_enough_and_another_500_is_none() -> None:
     assert truth_of(REUSED_MASK, "image-500", Evidence()) is UNKNOWN
 
 
+DEVICE_ASSERT = "AcceleratorError: CUDA error: device-side assert triggered\nSearch for"
+
+
+def test_on_a_gpu_the_first_one_takes_the_device_and_the_texts_with_it() -> None:
+    evidence = Evidence(requests=[request("trigger", x) for x in (*mask.TOGETHER, mask.AFTER)])
+    assert truth_of(REUSED_MASK, "text-answered", evidence) is MET
+    for record in evidence.requests[1:4]:
+        record.status, record.error = 500, DEVICE_ASSERT
+    assert truth_of(REUSED_MASK, "image-500", evidence) is MET
+    assert truth_of(REUSED_MASK, "text-answered", evidence) is NOT_MET, "CUDA is lost with it"
+    evidence.requests[4].status, evidence.requests[4].error = 500, DEVICE_ASSERT
+    assert truth_of(REUSED_MASK, "text-answered", evidence) is MET
+    evidence.requests[4].error = "internal error happened"
+    assert truth_of(REUSED_MASK, "text-answered", evidence) is NOT_MET
+    for record in evidence.requests[1:4]:
+        record.error = f"RuntimeError: {mask.SCATTER}"
+    assert truth_of(REUSED_MASK, "text-answered", evidence) is NOT_MET, "a CPU goes on"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (f"RuntimeError: {mask.SCATTER}", True),
+        (
+            "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:400: masked_scatter_size_check: "
+            "block: [0,0,0], thread: [0,0,0] Assertion `totalElements <= srcSize` failed.",
+            True,
+        ),
+        (
+            "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1515: indexSelectSmallIndex: "
+            "block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+            False,
+        ),
+        ("torch.AcceleratorError: CUDA error: device-side assert triggered", False),
+    ],
+)
+def test_masked_scatter_s_refusal_in_both_devices_words(line: str, found: bool) -> None:
+    assert bool(re.search(REUSED_MASK.log_patterns["scatter-error"], line)) is found
+
+
 @pytest.mark.parametrize("scenario", VARIANTS, ids=lambda s: s.variant)
 def test_exposed_is_who_runs_with_the_switch(scenario: Scenario) -> None:
     def truth(*command: str) -> Truth:

@@ -198,7 +198,8 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
     assert outcome is Outcome.NOT_REPRODUCED
     facts = run_facts(scenario, "", "fix")
     claims = {c.id: c.status for c in scenario.claim_results(fixed_run(scenario), facts)}
-    assert claims == {
+    own = {"pin-memory": ClaimStatus.NOT_TESTED} if scenario.variant in PINNED else {}
+    assert claims == own | {
         "root-cause": ClaimStatus.NOT_TESTED,
         "decode-undisturbed": ClaimStatus.CONFIRMED,
         "fixed": ClaimStatus.CONFIRMED,
@@ -209,6 +210,33 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
     }
     assert claims["root-cause"] is ClaimStatus.CONFIRMED
     assert claims["fixed"] is ClaimStatus.NOT_TESTED
+
+
+PINNED = ("pinned-placeholder",)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (module.NOTE_WORDS, ClaimStatus.CONFIRMED),  # recorded on an H100
+        (
+            "RuntimeError: cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned",
+            ClaimStatus.REFUTED,
+        ),
+        (ERRORS[PINNED[0]], ClaimStatus.NOT_TESTED),
+    ],
+)
+def test_the_note_s_words_are_those_of_a_gpu(error: str, status: ClaimStatus) -> None:
+    scenario = load_scenario("mm-prefill-contract").with_variant(PINNED[0])
+    evidence = failed_run(scenario)
+    for record in evidence.requests_in("trigger"):
+        if record.status == 500:
+            fails(record, error)
+    for _, data in evidence.results(LogsData):
+        data.matches["note-error"] = [LogLine(number=9, text=f"(EngineCore pid=1) ERROR {error}")]
+    assert judge(scenario, evidence)[0] is Outcome.REPRODUCED
+    claims = scenario.claim_results(evidence, run_facts(scenario))
+    assert {c.id: c.status for c in claims}["pin-memory"] is status
 
 
 def test_one_picture_answered_in_two_ways_is_another_failure() -> None:

@@ -14,7 +14,7 @@ from mmrepro.environments.download import Logins
 from mmrepro.environments.listing import logins
 from mmrepro.environments.space import require_free
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.uv import Distribution, Progress
+from mmrepro.environments.uv import DOWNLOADING, Distribution, Progress
 from mmrepro.environments.wheelhouse import install, own, pack
 from mmrepro.environments.wheelhouse.model import (
     EngineSet,
@@ -28,7 +28,6 @@ from mmrepro.errors import EnvironmentBuildError, UsageError
 from mmrepro.records import Setting, WheelFacts
 
 AT_ONCE = 4  # downloads
-TELL_EACH = 20
 FETCHED = ".fetched"
 # In each part lie the manifest and install.py; the manifest's size is only known in the end.
 RESERVE = 512 * 1024
@@ -181,8 +180,7 @@ class _Fetch:
             for package in pool.map(self._one, packages):
                 done.append(package)
                 there = sum(bool(one.file) for one in done)
-                if there % TELL_EACH == 0 or len(done) == len(packages):
-                    self.say(f"fetched {there} of {wanted} packages")
+                self.say(f"{DOWNLOADING}: {there} of {wanted} packages are there")
         return done
 
     def _one(self, one: Planned) -> Package:

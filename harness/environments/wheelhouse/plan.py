@@ -7,6 +7,7 @@ target has torch, its torch and what that came with are taken as they are.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,13 @@ from mmrepro.environments import download, releases
 from mmrepro.environments.download import Logins
 from mmrepro.environments.resolving import Resolver
 from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.torch_source import (
+    PACKAGE_INDEX,
+    TorchSource,
+    cpu_build,
+    torch_source,
+    without_cpu_build,
+)
 from mmrepro.environments.uv import (
     Distribution,
     Progress,
@@ -100,8 +108,24 @@ def plan(
     release = releases.find(replace(spec, python=target.python), target.platform)
     metadata = _metadata(release.wheel, wheels, logins, say)
     say(f"resolving {spec.engine} {spec.release} for Python {target.python}, {target.platform}")
-    with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
-        return _Planner(spec, release, target, Path(name), metadata).plan(leave_out)
+    asked = spec
+    source = PACKAGE_INDEX
+    if "torch" not in target.have:
+        source = torch_source(spec, sys.executable, say)
+    if spec.project == "torch":
+        source, spec, release = cpu_build(source, spec, release, say, platform=target.platform)
+
+    def planned(source: TorchSource) -> Plan:
+        with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
+            planner = _Planner(spec, release, target, Path(name), metadata, source)
+            return replace(planner.plan(leave_out), spec=asked)
+
+    try:
+        return planned(source)
+    except EnvironmentBuildError:
+        if not source.chosen or spec.project == "torch":
+            raise
+        return planned(without_cpu_build("lacks what this release asks for", say))
 
 
 class _Planner:
@@ -112,18 +136,21 @@ class _Planner:
         target: Target,
         folder: Path,
         metadata: str,
+        source: TorchSource,
     ) -> None:
         self.spec = spec
         self.release = release
         self.target = target
         self.folder = folder
         self.title = f"{spec.engine} {spec.release}"
+        self.source = source
         self.options = [
             *interpreter_options(target.python, target.platform),
             *("--format", "pylock.toml"),
+            *source.options,
         ]
         self.resolver = Resolver.of(
-            spec, release, metadata, folder=folder, uv=self._uv, keep_local=False
+            spec, release, metadata, folder=folder, uv=self._uv, keep_local=source.local
         )
 
     def plan(self, leave_out: Collection[str]) -> Plan:
@@ -142,7 +169,8 @@ class _Planner:
         needed = self._needed(found, taken | left, engine_taken=own in pins)
         packages = [self._planned(one, pins, left, needed) for one in found]
         packages.append(self._engine(own in pins))
-        reasons = [*self.spec.reasons, *self.release.reasons, *self.resolver.reasons]
+        reasons = [*self.spec.reasons, *self.release.reasons]
+        reasons += [*self.source.reasons, *self.resolver.reasons]
         return Plan(
             spec=self.spec,
             release=self.release,
@@ -153,7 +181,7 @@ class _Planner:
 
     def _uv(self, arguments: list[str], doing: str) -> str:
         try:
-            return run_uv(arguments, cwd=self.folder)
+            return run_uv(arguments, cwd=self.folder, extra=self.source.variables)
         except UvFailed as failure:
             raise explain(failure, doing) from failure
 
@@ -244,7 +272,7 @@ class _Planner:
         lines = self.spec.requirements if engine_taken else self.resolver.requirements
         (self.folder / "needed.in").write_text("".join(f"{line}\n" for line in lines))
         arguments = ["pip", "compile", "-q", *self.options, "--constraint", "found.txt"]
-        if self.spec.overrides:
+        if self.resolver.overridden:
             arguments += ["--override", "overrides.in"]
         text = self._uv([*arguments, "needed.in"], f"trimming what {self.title} requires")
         return {one.project for one in locked(text)}

@@ -77,9 +77,10 @@ class Fake:
         *parts: Part,
         budget_s: float = 1000.0,
         device: Any = "cpu",
+        again: bool = False,
         read: Callable[[], Sequence[Sample]] = list,
     ) -> list[PartRecord]:
-        options = Options(device, budget_s)
+        options = Options(device, budget_s, again=again)
         return Session(self.folder, parts, options, self, self, read, self, self.clock).execute()
 
 
@@ -118,6 +119,14 @@ def test_nothing_is_run_twice(fake: Fake) -> None:
     assert again.told == [("a", True), ("b", True), ("c", True)]
     starts = (fake.folder / STARTS_FILE).read_text().splitlines()
     assert Counter(json.loads(line)["step"] for line in starts) == Counter("abc")
+
+
+def test_what_failed_is_run_once_more_when_asked_for(fake: Fake) -> None:
+    fake.codes = {"b": 1, "c": 3}
+    fake.execute(ONE, TWO)
+    again = Fake(fake.folder)
+    assert exit_code(again.execute(ONE, TWO, again=True)) is ExitCode.AS_EXPECTED
+    assert again.ran == ["b", "c"]
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt, SystemExit])
@@ -203,6 +212,13 @@ def test_what_only_a_gpu_has_is_not_tried_on_a_cpu(fake: Fake) -> None:
     assert fake.ran == ["c"]
     assert done[0].rows[0].seen == "a CPU has no such thing"
     assert done[0].whole, "nothing is left to be tried here"
+
+
+def test_tests_that_are_not_there_are_not_tested(fake: Fake) -> None:
+    child = Child(("tests/minivllm/no_such.py",), tests=True)
+    done = fake.execute(Part("one", "", (step("a", child=child),)))
+    assert fake.ran == []
+    assert "run it in the repository" in done[0].rows[0].seen
 
 
 def test_a_judge_that_fails_never_passes(fake: Fake) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import uv
+from mmrepro.environments import torch_source, uv
 
 HERE = Path(__file__).parent
 
@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache folder, and no setting of the machine's own."""
     root = tmp_path / "cache"
+    torch_source._refusal.cache_clear()
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(root))
     for name in ("MMREPRO_TORCH_INDEX", "FAKE_UV_MODE"):
         monkeypatch.delenv(name, raising=False)

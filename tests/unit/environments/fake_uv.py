@@ -1,8 +1,9 @@
 """A fake uv: answers as uv 0.13.8 does, from nothing. Not a test; conftest.py makes it runnable.
 
 What it does is told by variables: FAKE_UV_LOG (a file that gets one line a call), FAKE_UV_MODE
-(``full-disk``, ``offline``, ``no-such-release``, ``no-wheel``, ``hang``, ``odd``), FAKE_UV_FIFO (in
-mode ``hang`` the installation reads this before it goes on).
+(``full-disk``, ``offline``, ``no-such-release``, ``no-wheel``, ``hang``, ``odd``; ``cpu-index``:
+PyTorch's answers; ``cpu-index-lacks``: but not with what is asked for), FAKE_UV_FIFO (in mode
+``hang`` the installation reads this before it goes on).
 """
 
 import os
@@ -79,6 +80,15 @@ elif command == "pip compile" and "--format" in arguments:
     file = f"{name.replace('-', '_')}-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
     day = "2026-06-13" if name == "vllm" else "2026-08-01"
     print(PYLOCK.format(name=name, version=version, file=file, day=day, sha="ab" * 32))
+elif command == "pip compile" and arguments[-1] == "-":  # does PyTorch's CPU index answer?
+    if not mode.startswith("cpu-index"):
+        fail("error: Failed to fetch: https://user:secret@index.invalid/\n  cause: dns error")
+    print("torch==2.11.0+cpu")
+elif command == "pip compile" and "--torch-backend" in arguments:
+    if mode == "cpu-index-lacks":
+        fail("error: No solution found\n  cause: Because there is no version of torch==2.11.0+cpu")
+    print("torch==2.11.0+cpu \\\n    --hash=sha256:22")
+    print("torchvision==0.26.0+cpu \\\n    --hash=sha256:33")
 elif command == "pip compile":
     print("torch==2.11.0 \\\n    --hash=sha256:00\ntorchvision==0.26.0 \\\n    --hash=sha256:11")
 elif command == "pip install":

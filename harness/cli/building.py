@@ -1,0 +1,48 @@
+"""Tells of an environment that is being built: one line that changes on a terminal, few off it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from mmrepro.environments.uv import DOWNLOADING, Notice
+from rich.console import Console
+
+EVERY_S = 10.0
+"""Seconds between two lines about the same downloads, off a terminal."""
+
+
+class Sparse:
+    """Passes on each phase, but of a row of downloads one every :data:`EVERY_S` seconds."""
+
+    def __init__(
+        self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._write = write
+        self._clock = clock
+        self._told: float | None = None
+
+    def __call__(self, phase: str) -> None:
+        if phase.startswith(DOWNLOADING):
+            now = self._clock()
+            if self._told is not None and now - self._told < EVERY_S:
+                return
+            self._told = now
+        self._write(phase)
+
+
+@contextmanager
+def building(console: Console, title: str) -> Iterator[Callable[[str], None]]:
+    """What to give ``ensure`` as progress while this lasts."""
+    if not console.is_terminal:
+        yield Sparse(lambda phase: print(phase, file=console.file, flush=True))
+        return
+    with console.status(title) as status:
+
+        def tell(phase: str) -> None:
+            if isinstance(phase, Notice):
+                console.print(phase, highlight=False, markup=False)
+            status.update(f"{title}: {phase}")
+
+        yield tell

@@ -1,0 +1,151 @@
+"""What a build says of its size before it downloads, and how often it says how far it is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from mmrepro.cli.building import EVERY_S, Sparse, building
+from mmrepro.cli.progress import Progress
+from mmrepro.environments import ensure, vllm_spec
+from mmrepro.environments.download_size import Download, plan_of, rate_of, sizes
+from mmrepro.environments.uv import Notice, UvFailed, _Phases
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE, Event
+from mmrepro.records import Moment
+from rich.console import Console
+
+PYLOCK = """lock-version = "1.0"
+[[packages]]
+name = "torch"
+version = "2.11.0"
+wheels = [{ url = "https://index.invalid/t.whl", size = 2_000_000_000 }]
+[[packages]]
+name = "old-thing"
+version = "1.0"
+sdist = { url = "https://index.invalid/o.tar.gz", size = 3_000_000 }
+[[packages]]
+name = "unsized"
+version = "2"
+wheels = [{ url = "https://index.invalid/u.whl" }]
+"""
+DEBUG = [
+    "not cached: torch==2.11.0",
+    "not cached: old-thing==1.0",
+    "resolved 3 packages",
+    "would download 2 packages",
+]
+
+
+def test_sizes_as_the_index_gives_them() -> None:
+    assert sizes(PYLOCK) == {
+        "torch==2.11.0": 2_000_000_000,
+        "old-thing==1.0": 3_000_000,
+        "unsized==2": 0,
+    }
+
+
+def planned_with(phases: list[str], described: str, rate: float = 0.0) -> Download:
+    def run(arguments: list[str], progress=None) -> str:
+        if progress is None:
+            if not described:
+                raise UvFailed(2, "error: no")
+            return described
+        assert arguments[-2:] == ["--dry-run", "-v"]
+        for phase in phases:
+            progress(phase)
+        return ""
+
+    return plan_of(run, ["pip", "sync", "x.lock"], ["--python", "p", "x.lock"], rate)
+
+
+def test_what_is_in_the_cache_is_not_counted() -> None:
+    plan = planned_with(["not cached: old-thing==1.0", "would download 1 package"], PYLOCK)
+    assert str(plan) == ("1 package to download, 3 MB; up to 6 MB on disk, 1 s at 100 Mbit/s")
+    assert planned_with(["resolved 3 packages"], PYLOCK) == Download(0, 0)
+    assert str(Download(0, 0)) == "nothing to download: all is in uv's cache"
+
+
+def test_the_time_is_that_of_the_rate_seen() -> None:
+    plan = planned_with(DEBUG, PYLOCK, rate=40e6)
+    assert str(plan) == (
+        "2 packages to download, 2.0 GB; up to 3.8 GB on disk, 50 s at the 40 MB/s seen"
+    )
+    assert "3 min at 100 Mbit/s" in str(planned_with(DEBUG, PYLOCK))
+
+
+def test_an_index_without_sizes() -> None:
+    assert "does not say how large" in str(planned_with(DEBUG, ""))
+    # a uv that words it in another way still counts
+    assert planned_with(["would download 7 packages"], PYLOCK).files == 7
+
+
+def test_a_small_download_tells_no_rate() -> None:
+    assert rate_of(4_000_000, 2.0) == 0.0
+    assert rate_of(100_000_000, 4.0) == 25e6
+
+
+def test_how_much_of_what_was_begun_is_there() -> None:
+    phases = _Phases()
+    lines = [
+        "Downloading torch (900.0MiB)",
+        "Downloading triton (100.0MiB)",
+        " Downloaded triton",
+        " Downloaded torch",
+    ]
+    assert [phases.read(line) for line in lines] == [
+        "downloading torch (900.0MiB)",
+        "downloading torch (900.0MiB) and 1 more",
+        "downloading torch (900.0MiB); 10% is there",
+        "unpacking",
+    ]
+
+
+def test_off_a_terminal_a_download_is_told_of_every_ten_seconds() -> None:
+    now = 0.0
+    lines: list[str] = []
+    tell = Sparse(lines.append, clock=lambda: now)
+    for second in range(25):
+        now = float(second)
+        tell(f"downloading torch, second {second}")
+    tell("unpacking")
+    assert EVERY_S == 10.0
+    assert lines == [
+        "downloading torch, second 0",
+        "downloading torch, second 10",
+        "downloading torch, second 20",
+        "unpacking",
+    ]
+
+
+def test_a_notice_stays_on_a_terminal() -> None:
+    stream = io.StringIO()
+    with building(Console(file=stream, force_terminal=True, width=80), "vllm") as tell:
+        tell(Notice("2.0 GB [large]"))
+        tell("unpacking")
+    assert "2.0 GB [large]\n" in stream.getvalue()
+
+
+def event(text: str, source: str) -> Event:
+    return Event(at=Moment.now(), phase="start", source=source, text=text)
+
+
+def test_a_run_tells_of_its_build_off_a_terminal_and_of_nothing_else(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Progress(Console(file=io.StringIO()), "a run") as progress:
+        progress(event("2.0 GB", BUILD_NOTICE))
+        progress(event("unpacking", BUILD))
+        progress(event("gate", "stage"))
+        progress(event("a request", "client"))
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "2.0 GB\nunpacking\n")
+
+
+def test_the_size_is_said_before_anything_is_installed(fake_uv: Path) -> None:
+    lines: list[str] = []
+    ensure(vllm_spec("0.23.0", "cpu"), progress=lines.append)
+    (at,) = [n for n, line in enumerate(lines) if "uv's cache" in line]
+    assert isinstance(lines[at], Notice)
+    assert lines[at + 1 :][0].startswith("resolved")
+    assert any(line.startswith("downloading torch") for line in lines[at + 1 :])

@@ -1,0 +1,243 @@
+"""Where torch comes from: PyTorch's CPU index where it answers, else the package index."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from mmrepro.engines import spec_for
+from mmrepro.environments import ensure, existing, torch_source, vllm_spec
+from mmrepro.environments.releases import Release
+from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.torch_source import PACKAGE_INDEX, TorchSource, key_salt, unused
+from mmrepro.environments.uv import Distribution, Notice
+
+SPEC = vllm_spec("0.23.0", "cpu")
+VARIABLE = torch_source.TORCH_INDEX_VARIABLE
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A simple index: one folder a project, listed by the server itself."""
+    handler = functools.partial(_Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def wheel_of_torch(folder: Path, version: str) -> None:
+    info = f"torch-{version}.dist-info"
+    folder.mkdir(parents=True)
+    with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
+        text = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
+        wheel.writestr(f"{info}/METADATA", text)
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def elsewhere(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Puts an address of the test's own in the place of every index, and empties uv's cache."""
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.delenv("UV_INDEX", raising=False)
+    real = torch_source._elsewhere
+
+    def use(address: str) -> None:
+        monkeypatch.setenv("UV_DEFAULT_INDEX", address)
+        monkeypatch.setattr(torch_source, "_elsewhere", lambda index: real(address))
+
+    return use
+
+
+def asked(spec: EnvironmentSpec = SPEC) -> tuple[TorchSource, list[str], float]:
+    """The source, what was said, and how long it took."""
+    lines: list[str] = []
+    began = time.monotonic()
+    source = torch_source.torch_source(spec, sys.executable, lines.append)
+    assert all(isinstance(line, Notice) for line in lines)
+    return source, lines, time.monotonic() - began
+
+
+def test_an_index_that_answers_is_taken(elsewhere, tmp_path: Path) -> None:
+    wheel_of_torch(tmp_path / "index" / "torch", "2.11.0+cpu")
+    with served(tmp_path / "index") as address:
+        elsewhere(address)
+        source, lines, _ = asked()
+    assert source.local
+    assert source.variables["UV_INDEX"].startswith(address)
+    assert [reason.value for reason in source.reasons] == ["CPU build"]
+    assert lines == ["torch comes from PyTorch's CPU index, without CUDA's libraries"]
+    again, _, _ = asked()  # the server is gone: it was asked once for this process
+    assert again.local
+
+
+def test_an_index_that_never_answers_is_left_after_two_seconds(elsewhere) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, by its backlog, and no more
+        elsewhere(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        source, lines, seconds = asked()
+    assert not source.local
+    assert torch_source.ANSWER_S <= seconds < torch_source.ANSWER_S + 3
+    assert lines == [
+        "PyTorch's CPU index does not answer within 2 s: "
+        "torch comes with CUDA's libraries, 2 GB more"
+    ]
+    assert [reason.value for reason in source.reasons] == ["CUDA build"]
+
+
+def test_an_index_that_is_not_there_is_left_at_once(elsewhere) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    elsewhere(f"http://127.0.0.1:{port}")
+    source, (line,), seconds = asked()
+    assert not source.local
+    assert seconds < torch_source.ANSWER_S
+    assert line.startswith("PyTorch's CPU index cannot be reached")
+
+
+def test_an_index_that_answers_drop_by_drop_is_left(
+    elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_source, "ASK_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        done = threading.Event()
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+                while not done.wait(0.2):
+                    connection.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        elsewhere(f"http://127.0.0.1:{server.getsockname()[1]}")
+        source, _, seconds = asked()
+        done.set()
+        thread.join()
+    assert not source.local
+    assert seconds < 3
+
+
+def test_an_index_without_a_cpu_build_is_left(elsewhere, tmp_path: Path) -> None:
+    wheel_of_torch(tmp_path / "index" / "torch", "2.11.0")
+    with served(tmp_path / "index") as address:
+        elsewhere(address)
+        source, (line,), _ = asked()
+    assert not source.local
+    assert "has no torch==2.11.0+cpu for this Python" in line
+
+
+def test_nobody_is_asked_where_a_cpu_build_is_not_meant(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> str:
+        pytest.fail("it was asked")
+
+    monkeypatch.setattr(torch_source, "_refusal", never)
+    for spec in (vllm_spec("0.23.0", "cuda"), spec_for("sglang", "0.5.6", "cpu")):
+        assert asked(spec)[:2] == (PACKAGE_INDEX, [])
+    monkeypatch.setenv(VARIABLE, "package")
+    assert asked()[:2] == (PACKAGE_INDEX, [])
+    monkeypatch.setenv(VARIABLE, "official")
+    assert "--torch-backend" in asked()[0].options
+    assert asked(vllm_spec("0.23.0", "cuda"))[0] == PACKAGE_INDEX
+
+
+def test_the_key_tells_only_of_an_index_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert key_salt() == ""
+    for setting in ("auto", "package", " "):
+        monkeypatch.setenv(VARIABLE, setting)
+        assert key_salt() == ""
+    monkeypatch.setenv(VARIABLE, "https://me:secret@torch.invalid/cpu")
+    assert key_salt() == "https://***@torch.invalid/cpu"
+
+
+def test_a_wheel_of_torch_itself_is_the_cpu_build(
+    elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_for("minivllm", "0.1", "cpu")
+    wheel_of_torch(tmp_path / "index" / "torch", "2.11.0+cpu")
+    wheel = Distribution("torch-2.11.0-cp311-cp311-manylinux_2_28_x86_64.whl", None, "00")
+    day = datetime(2026, 6, 14, tzinfo=UTC)
+    release = Release(sys.executable, wheel, day, day, [])
+    with served(tmp_path / "index") as address:
+        elsewhere(address)
+        source, _, _ = asked(spec)
+        source, built, found = torch_source.cpu_build(source, spec, release, print)
+    assert built.installed == "2.11.0+cpu"
+    assert found.wheel.filename == "torch-2.11.0+cpu-py3-none-any.whl"
+    assert len(found.wheel.sha256) == 64
+    assert built.key() != spec.key()  # so the folder's name is that of the spec as it was asked for
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    lines: list[str] = []
+    none = torch_source.cpu_build(
+        replace(source, variables={"UV_INDEX": address}), spec, release, lines.append
+    )
+    assert none == (replace(none[0], chosen=False), spec, release)
+    assert "has no torch 2.11.0+cpu" in lines[0]
+
+
+def test_a_build_with_the_cpu_index_is_found_without_it(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", "cpu-index")
+    lines: list[str] = []
+    made = ensure(SPEC, progress=lines.append)
+    assert "torch==2.11.0+cpu" in made.packages
+    assert "torch==2.11.0+cpu" in (made.path / "requirements.in").read_text()
+    assert "triton" in (made.path / "overrides.in").read_text()  # vLLM asks for it without a pin
+    assert "CPU build" in [note.value for note in made.notes]
+    monkeypatch.setenv("FAKE_UV_MODE", "offline")
+    fake_uv.write_text("")
+    found = existing(SPEC)
+    assert found is not None
+    assert found.path == made.path
+    assert fake_uv.read_text() == ""  # nobody was asked
+
+
+def test_where_the_cpu_index_lacks_something_all_comes_from_the_package_index(
+    fake_uv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_UV_MODE", "cpu-index-lacks")
+    lines: list[str] = []
+    made = ensure(SPEC, progress=lines.append)
+    assert "torch==2.11.0" in made.packages
+    assert any("lacks what this release asks for" in line for line in lines)
+    assert [n.value for n in made.notes if n.name == "torch"] == ["CUDA build"]
+
+
+def test_what_a_cpu_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(spec: EnvironmentSpec) -> set[str]:
+        return {name for some, _ in unused(spec) for name in some}
+
+    cuda_only = {
+        "nvidia-cuda-nvrtc",
+        "nvidia-cuda-nvrtc-cu12",
+        "nvidia-cusolver",
+        "nvidia-cusolver-cu12",
+    }
+    assert names(SPEC) == cuda_only | {"triton"}
+    assert names(spec_for("sglang", "0.5.6", "cpu")) == cuda_only  # it imports triton
+    assert names(vllm_spec("0.23.0", "cuda")) == set()

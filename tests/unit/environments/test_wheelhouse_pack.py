@@ -1,0 +1,145 @@
+"""Parts: nothing too large, nothing lost, and what is missing or damaged is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, strategies as st
+from mmrepro.environments.wheelhouse import install, pack
+
+SIZES = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 90), max_size=8)
+
+
+@given(st.lists(SIZES, max_size=3), st.integers(1, 40))
+def test_parts_hold_every_byte_once_and_are_small_enough(
+    groups: list[dict[str, int]], capacity: int
+) -> None:
+    groups = [{f"{n}{k}": v for k, v in group.items()} for n, group in enumerate(groups)]
+    parts = pack.arrange(groups, capacity)
+    assert all(sum(s.size for s in part) <= capacity for part in parts)
+    by_file: dict[str, list[tuple[int, int]]] = {}
+    for part in parts:
+        assert len({s.name for s in part}) == len(part)
+        for stretch in part:
+            by_file.setdefault(stretch.file, []).append((stretch.start, stretch.size))
+    for file, size in ((f, s) for group in groups for f, s in group.items()):
+        at = 0
+        for start, length in sorted(by_file.pop(file)):
+            assert start == at
+            at += length
+        assert at == size
+    assert by_file == {}
+
+
+@given(SIZES, st.integers(1, 40), st.randoms(use_true_random=False))
+def test_what_is_cut_is_joined_again_and_any_flipped_byte_is_noticed(
+    sizes: dict[str, int], capacity: int, chance: random.Random
+) -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        contents = {file: chance.randbytes(size) for file, size in sizes.items()}
+        document = written(folder, contents, capacity)
+        joined = folder / "joined"
+        joined.mkdir()
+        install.check_there(folder, document, document["files"])
+        install.join(folder, document["files"], joined)
+        assert {path.name: path.read_bytes() for path in joined.iterdir()} == contents
+        pieces = [path for path in folder.glob("part-*/[a-h]*") if path.stat().st_size]
+        if not pieces:
+            return
+        victim = chance.choice(sorted(pieces))
+        data = bytearray(victim.read_bytes())
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        victim.unlink()  # not through the hard link that was joined
+        victim.write_bytes(data)
+        with pytest.raises(install.BadWheelhouse, match=f"{victim.parent.name}/{victim.name} is d"):
+            install.join(folder, document["files"], None)
+
+
+def written(folder: Path, contents: dict[str, bytes], capacity: int) -> install.Json:
+    source = folder / "source"
+    source.mkdir()
+    for file, content in contents.items():
+        (source / file).write_bytes(content)
+    arranged = pack.arrange([{f: len(c) for f, c in contents.items()}], capacity)
+    parts = {f"part-{n:02d}": part for n, part in enumerate(arranged, 1)}
+    digests = {file: hashlib.sha256(content).hexdigest() for file, content in contents.items()}
+    files = pack.write(parts, source, folder, digests)
+    document = {
+        "schema_version": 1,
+        "made": "2026-11-22T12:00:00Z",
+        "parts": list(parts),
+        "files": [file.model_dump() for file in files],
+    }
+    for place in (folder, *(folder / part for part in parts)):
+        (place / install.MANIFEST).write_text(json.dumps(document))
+    return document
+
+
+Damage = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda f: remove(f / "part-02"), "part-02 of 4 parts is missing"),
+        (
+            lambda f: (remove(f / "part-01"), remove(f / "part-03"), remove(f / "part-04")),
+            "part-01, part-03 and part-04 of 4 parts are missing",
+        ),
+        (lambda f: (f / "part-01" / "big.whl.001").unlink(), "part-01 lacks big.whl.001"),
+        (
+            lambda f: (f / "part-02" / "big.whl.002").write_bytes(b"short"),
+            "part-02/big.whl.002 has 5 bytes instead of 10",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(tmp_path: Path, damage: Damage, sentence: str) -> None:
+    written(tmp_path, {"big.whl": bytes(25), "small.whl": bytes(9)}, 10)
+    damage(tmp_path)
+    document = install.read(tmp_path)  # of any part that is there
+    with pytest.raises(install.BadWheelhouse) as caught:
+        install.check_there(tmp_path, document, document["files"])
+    assert str(caught.value) == sentence
+
+
+def remove(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def test_pieces_that_are_right_but_not_of_one_file(tmp_path: Path) -> None:
+    document = written(tmp_path, {"big.whl": bytes(range(25))}, 10)
+    document["files"][0]["pieces"].reverse()
+    with pytest.raises(install.BadWheelhouse, match=r"big\.whl is damaged: .* when joined"):
+        install.join(tmp_path, document["files"], None)
+
+
+def test_the_youngest_manifest_counts(tmp_path: Path) -> None:
+    for part, made, parts in (("part-01", "09", 1), ("part-02", "10", 2), ("part-03", "08", 1)):
+        (tmp_path / part).mkdir()
+        document = {"schema_version": 1, "made": f"2026-11-{made}", "parts": ["x"] * parts}
+        (tmp_path / part / install.MANIFEST).write_text(json.dumps(document))
+    assert install.read(tmp_path)["made"] == "2026-11-10"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "is no wheelhouse"),
+        ("{", "cannot be read"),
+        ('{"schema_version": 2, "made": "", "parts": []}', "is of a form 2, not 1"),
+    ],
+)
+def test_a_manifest_that_cannot_be_used(tmp_path: Path, text: str | None, words: str) -> None:
+    if text is not None:
+        (tmp_path / install.MANIFEST).write_text(text)
+    with pytest.raises(install.BadWheelhouse, match=words):
+        install.read(tmp_path)
