@@ -241,7 +241,7 @@ LMDEPLOY_PART = Part(
             "memory: as few blocks, and it explains",
             LMDEPLOY_GPU,
         ),
-        claims=("blocks-21", "blocks-107"),
+        claims=("blocks-21", "blocks-107", "works-with-0.5"),
         estimate_s=120,
         limit_s=300,
     ),
