@@ -304,3 +304,17 @@ def test_a_reproducer_s_command_can_be_typed() -> None:
     assert shown(1, 0) == (
         "mmrepro run mm-prefill-contract --variant slot-mapping --start-mode cold --device cuda"
     )
+
+
+@pytest.mark.parametrize("part", ["lmdeploy", "sglang"])
+def test_each_device_has_its_own_release_and_the_other_says_why_not(part: str) -> None:
+    (steps,) = (p.steps for p in PARTS if p.name == part)
+    for device in ("cpu", "cuda"):
+        taken = [step for step in steps if device in step.devices]
+        assert len(taken) == 1
+        (needs,) = taken[0].child.needs
+        assert taken[0].child.words[:4][2:] == ("--release", needs.release)
+    on_cpu, on_gpu = steps
+    assert on_cpu.child.needs != on_gpu.child.needs
+    assert on_gpu.child.needs[0].release in on_cpu.why_not
+    assert on_cpu.child.needs[0].release in on_gpu.why_not
