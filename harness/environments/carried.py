@@ -96,7 +96,7 @@ class CarriedBuild(Build):
     def _reasons(self) -> list[Reason]:
         target = self.house.target
         made = f"{self.house.made:%Y-%m-%d} for Python {target.python} on {target.platform}"
-        reasons = [Reason("wheelhouse", made, "this machine has no network")]
+        reasons = [Reason("wheelhouse", made, "carried here; no network was used")]
         if self.of_host:
             names = ", ".join(f"{one.name} {one.version}" for one in self.of_host)
             why = "the host has them; they are used as they are"
