@@ -1,4 +1,4 @@
-"""Builds an environment out of a wheelhouse: as build.py does, without a network."""
+"""Builds an environment out of a wheelhouse: as recipe.py does, without a network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmrepro.environments import loading
-from mmrepro.environments.build import Build, site_packages
+from mmrepro.environments.recipe import Build, site_packages
 from mmrepro.environments.releases import Release
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import LOCK_FILE, EnvironmentSpec, Reason, Source
@@ -96,7 +96,7 @@ class CarriedBuild(Build):
     def _reasons(self) -> list[Reason]:
         target = self.house.target
         made = f"{self.house.made:%Y-%m-%d} for Python {target.python} on {target.platform}"
-        reasons = [Reason("wheelhouse", made, "this machine has no network")]
+        reasons = [Reason("wheelhouse", made, "carried here; no network was used")]
         if self.of_host:
             names = ", ".join(f"{one.name} {one.version}" for one in self.of_host)
             why = "the host has them; they are used as they are"
@@ -121,10 +121,8 @@ class CarriedBuild(Build):
             raise self._other(target.platform, f"this machine is {platform.machine()}")
         facts = self._facts()
         if facts.version != target.python:
-            raise self._other(
-                f"Python {target.python}", f"{self.interpreter} is {facts['version']}"
-            )
-        have = {canonicalize_name(name): version for name, version in facts.have.items()}
+            raise self._other(f"Python {target.python}", f"{self.interpreter} is {facts.version}")
+        have: dict[str, str] = {canonicalize_name(n): v for n, v in facts.have.items()}
         wrong = [p for p in self.of_host if not _same(have.get(p.name, ""), p.version)]
         if wrong:
             what = ", ".join(f"{p.name} {p.version}" for p in wrong)

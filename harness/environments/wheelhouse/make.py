@@ -136,9 +136,8 @@ def check(folder: Path) -> Wheelhouse:
 
 def bad(folder: Path, error: install.BadWheelhouse) -> EnvironmentBuildError:
     """That error as one of ours."""
-    words = str(error)
     return EnvironmentBuildError(
-        f"{words[:1].upper()}{words[1:]}.",
+        f"The wheelhouse cannot be used: {error}.",
         hint=f"carry that part over again, then: python3 {folder / 'install.py'} --check",
     )
 

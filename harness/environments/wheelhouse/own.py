@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import re
 import shutil
 import tempfile
 import tomllib
-from importlib.metadata import Distribution as Installed, distribution, distributions
+from importlib.metadata import Distribution as Installed, distributions
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from mmrepro.environments.uv import UvFailed, explain, interpreter_options, locked, run_uv
@@ -22,14 +21,15 @@ from mmrepro.errors import EnvironmentBuildError
 from packaging.utils import canonicalize_name
 
 NAME = "mmrepro"
-EXTRAS = ("gpu",)
+PROJECT = "pyproject.toml"
 CONSTRAINTS = "constraints.txt"
 # The same code gives the same wheel, byte for byte: the moment that its files are dated by.
 EPOCH = "1767225600"
 
 
 def version() -> str:
-    return distribution(NAME).version
+    checkout = _checkout()
+    return str(_project(checkout)["project"]["version"]) if checkout else _installed().version
 
 
 def own_wheel(into: Path) -> Path:
@@ -40,7 +40,7 @@ def own_wheel(into: Path) -> Path:
     """
     checkout = _checkout()
     if checkout is None:
-        return _packed(distribution(NAME), into)
+        return _packed(_installed(), into)
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
         copy = Path(name)
         # setuptools writes beside the sources: never into the user's tree.
@@ -84,7 +84,7 @@ def own_requirements(target: Target) -> list[Planned]:
         else:
             here = {canonicalize_name(d.name): d.version for d in distributions()}
             constraints.write_text("".join(f"{n}=={v}\n" for n, v in here.items() if n != NAME))
-        (folder / "requirements.in").write_text("\n".join(_wanted()) + "\n")
+        (folder / "requirements.in").write_text("\n".join(_requirements(checkout)) + "\n")
         options = interpreter_options(target.python, target.platform)
         arguments = ["pip", "compile", "-q", *options, "--format", "pylock.toml"]
         try:
@@ -106,36 +106,34 @@ def own_requirements(target: Target) -> list[Planned]:
     return planned
 
 
-def _wanted() -> list[str]:
-    """Its requirements, those of its extras as well, without the markers that say so."""
-    lines = []
-    for line in distribution(NAME).requires or []:
-        extra = re.search(r"""extra\s*==\s*['"]([\w-]+)['"]""", line)
-        if extra is None:
-            lines.append(line)
-        elif extra[1] in EXTRAS:
-            lines.append(line.partition(";")[0].strip())
-    return lines
-
-
 def _checkout() -> Path | None:
-    """The folder that an editable installation runs from."""
-    text = distribution(NAME).read_text("direct_url.json")
-    if not text:
-        return None
-    origin = json.loads(text)
-    if not origin.get("dir_info", {}).get("editable"):
-        return None
-    folder = Path(unquote(urlsplit(origin["url"]).path))
-    return folder if (folder / "pyproject.toml").is_file() else None
+    """The folder with the sources that this runs from; None: it is installed."""
+    folder = Path(__file__).parents[3]
+    return folder if (folder / PROJECT).is_file() else None
+
+
+def _project(checkout: Path) -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((checkout / PROJECT).read_text(encoding="utf-8"))
+    return project
+
+
+def _installed() -> Installed:
+    """The distribution that this runs from, not what a build left beside its sources."""
+    return next(one for one in distributions(name=NAME) if one.read_text("WHEEL"))
+
+
+def _requirements(checkout: Path | None) -> list[str]:
+    if checkout is not None:
+        return list(_project(checkout)["project"]["dependencies"])
+    return [line for line in _installed().requires or [] if "extra ==" not in line]
 
 
 def _sources(checkout: Path) -> list[str]:
     """What the wheel is built from, as pyproject.toml names it."""
-    project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
+    project = _project(checkout)
     folders = project["tool"]["setuptools"]["package-dir"].values()
     tops = dict.fromkeys(Path(folder).parts[0] for folder in folders)
-    files = ["pyproject.toml", project["project"]["readme"], *project["project"]["license-files"]]
+    files = [PROJECT, project["project"]["readme"], *project["project"]["license-files"]]
     return [*tops, *files]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from zipfile import ZipFile
@@ -19,6 +19,7 @@ from mmrepro.environments.download import Logins
 from mmrepro.environments.resolving import Resolver
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.torch_source import (
+    FAMILY,
     PACKAGE_INDEX,
     TorchSource,
     cpu_build,
@@ -41,8 +42,7 @@ from mmrepro.errors import EnvironmentBuildError, UsageError
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-TORCH = ("torch", "torchvision", "torchaudio")
-TORCH_PREFIXES = ("nvidia-", "cuda-", "triton")
+OF_TORCH = ("nvidia-", "cuda-")  # begin the names of what torch built with CUDA requires
 THE_INDEX = "the package index"
 
 BY_REQUEST = "left out by request"
@@ -158,7 +158,7 @@ class _Planner:
         pins = self._pins()
         own = canonicalize_name(self.spec.project)
         if own in pins and pins[own] != self.spec.installed:
-            raise self._clash([f"{own}=={self.spec.installed}"], [own])
+            raise self._clash("wants", [f"{own}=={self.spec.installed}"])
         found = self._resolve(pins)
         if unknown := sorted(left - {one.project for one in found}):
             raise UsageError(
@@ -192,7 +192,7 @@ class _Planner:
         have = self.target.have
         if "torch" not in have:
             return {}
-        asked = "".join(f"{n}=={public(have[n])}\n" for n in TORCH if n in have)
+        asked = "".join(f"{n}=={public(have[n])}\n" for n in FAMILY if n in have)
         arguments = ["pip", "compile", "-q", *self.options, "-"]
         try:
             closure = locked(run_uv(arguments, stdin=asked, cwd=self.folder))
@@ -204,8 +204,8 @@ class _Planner:
                 hint="check the list that --have was given",
                 detail=told.detail,
             ) from failure
-        family = {one.project for one in closure if one.project.startswith(TORCH_PREFIXES)}
-        return {name: public(have[name]) for name in (*TORCH, *sorted(family)) if name in have}
+        family = {one.project for one in closure if one.project.startswith(OF_TORCH)}
+        return {name: public(have[name]) for name in (*FAMILY, *sorted(family)) if name in have}
 
     def _resolve(self, pins: dict[str, str]) -> list[ReleaseFiles]:
         if not pins:
@@ -218,12 +218,10 @@ class _Planner:
         try:
             return locked(self.resolver.compile(options))
         except EnvironmentBuildError as error:
-            wanted = self._wanted_otherwise(pins)
-            raise self._clash(wanted, _names(wanted), error.detail) from error
+            raise self._clash(*self._wanted_otherwise(pins), error.detail) from error
 
-    def _wanted_otherwise(self, pins: dict[str, str]) -> list[str]:
-        """What of the family is wanted in another version: the engine's own pins come first."""
-        free = locked(self.resolver.compile(self.options))
+    def _wanted_otherwise(self, pins: dict[str, str]) -> tuple[str, list[str]]:
+        """What of the family is wanted in another version: by the engine itself, or by others."""
         wanted: dict[str, str] = {}
         for line in self.resolver.requirements:
             try:
@@ -233,18 +231,23 @@ class _Planner:
             name = canonicalize_name(requirement.name)
             if name in pins and not requirement.specifier.contains(pins[name], prereleases=True):
                 wanted[name] = f"{name}{requirement.specifier}"
-        for one in free:
-            if not wanted and pins.get(one.project, one.version) != one.version:
-                wanted[one.project] = f"{one.project}=={one.version}"
-        return list(wanted.values())
+        if wanted:
+            return "wants", list(wanted.values())
+        free = locked(self.resolver.compile(self.options))
+        return "resolves to", [
+            f"{one.project}=={one.version}"
+            for one in free
+            if pins.get(one.project, one.version) != one.version
+        ]
 
     def _clash(
-        self, wanted: Sequence[str], names: Sequence[str], detail: list[str] | None = None
+        self, verb: str, wanted: Sequence[str], detail: list[str] | None = None
     ) -> EnvironmentBuildError:
+        names = [canonicalize_name(Requirement(one).name) for one in wanted]
         has = ", ".join(f"{name} {self.target.have[name]}" for name in names)
         torch = self.target.have["torch"]
         return EnvironmentBuildError(
-            f"{self.title} wants {', '.join(wanted)}; the target has {has}."
+            f"{self.title} {verb} {', '.join(wanted)}; the target has {has}."
             if wanted
             else f"{self.title} cannot be resolved with the target's torch {torch}.",
             hint="another release, or no --have: its own torch is then carried, if that fits "
@@ -305,10 +308,6 @@ class _Planner:
         if taken:
             return Planned(name, self.target.have[name], "host", why="it is the target's torch")
         return Planned(name, version, "wheel", self.release.wheel)
-
-
-def _names(requirements: Iterable[str]) -> list[str]:
-    return [canonicalize_name(Requirement(one).name) for one in requirements]
 
 
 def _metadata(wheel: Distribution, wheels: Path, logins: Logins, say: Progress) -> str:

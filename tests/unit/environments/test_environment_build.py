@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from mmrepro.environments import (
-    build as build_module,
     ensure,
     environments_root,
     prune,
+    recipe,
     space,
     vllm_spec,
 )
@@ -140,7 +140,7 @@ def test_a_full_disk_while_writing_our_own_files(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(build_module.Build, "_write_aliases", full)
+    monkeypatch.setattr(recipe.Build, "_write_aliases", full)
     with pytest.raises(NoSpace):
         ensure(SPEC)
     assert left_over() == []
@@ -149,7 +149,7 @@ def test_a_full_disk_while_writing_our_own_files(
 def test_cuda_without_a_driver_is_told_before_the_download(
     fake_uv: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_module, "nvidia_driver", lambda: False)
+    monkeypatch.setattr(recipe, "nvidia_driver", lambda: False)
     with pytest.raises(UnloadableWheel, match="no NVIDIA driver"):
         ensure(vllm_spec("0.23.0", "cuda"))
     assert calls(fake_uv, "pip install") == []

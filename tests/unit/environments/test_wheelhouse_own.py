@@ -1,0 +1,153 @@
+"""What a wheelhouse holds besides engines: mmrepro's own wheel, and the script that installs it."""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import zipfile
+from importlib.metadata import PathDistribution
+from pathlib import Path
+
+import pytest
+from mmrepro.cli.wheelhouse import size_in_bytes
+from mmrepro.environments.uv import Distribution, run_uv
+from mmrepro.environments.wheelhouse import install, make_target, own
+from mmrepro.environments.wheelhouse.target import fitting, have_of, make_target as target_of
+from mmrepro.errors import UsageError
+from toy_index import wheel_of
+
+
+def test_the_script_needs_nothing_but_the_standard_library() -> None:
+    tree = ast.parse(Path(install.__file__).read_text())
+    imported = {
+        name.partition(".")[0]
+        for node in ast.walk(tree)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert imported <= sys.stdlib_module_names | {"__future__"}
+    assert "argparse" in imported
+
+
+def test_an_installed_mmrepro_is_packed_into_the_wheel_that_it_came_from(tmp_path: Path) -> None:
+    content, _ = wheel_of("mmrepro", "0.1.0", ["typer", 'x; extra == "gpu"'])
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    (wheels / "mmrepro-0.1.0-py3-none-any.whl").write_bytes(content)
+    install_into(site, wheels)
+    (site / "mmrepro" / "__pycache__").mkdir()
+    (site / "mmrepro" / "__pycache__" / "left.cpython-311.pyc").touch()
+    installed = PathDistribution(site / "mmrepro-0.1.0.dist-info")
+    again = tmp_path / "again"
+    again.mkdir()
+    made = own._packed(installed, again)
+    assert made.name == "mmrepro-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(made) as after:
+        assert set(after.namelist()) == set(before.namelist())
+        for name in before.namelist():
+            if not name.endswith("RECORD"):
+                assert after.read(name) == before.read(name)
+    install_into(tmp_path / "site-2", again)  # uv checks its RECORD
+    assert made.read_bytes() == own._packed(installed, tmp_path).read_bytes()
+
+
+def install_into(site: Path, wheels: Path) -> None:
+    arguments = ["pip", "install", "-q", "--no-deps", "--no-index", "--offline", "--no-cache"]
+    run_uv([*arguments, "--target", str(site), "--find-links", str(wheels), "mmrepro"])
+
+
+def test_the_sources_of_its_wheel_are_there() -> None:
+    checkout = own._checkout()
+    assert checkout is not None
+    sources = own._sources(checkout)
+    assert {"harness", "scenarios", "probes", "reproducers", "reports", "LICENSE"} <= set(sources)
+    assert all((checkout / one).exists() for one in sources)
+    needed = own._requirements(checkout)
+    assert any(one.startswith("uv") for one in needed)
+    assert any(one.startswith("py-spy") for one in needed)
+    assert any(one.startswith("nvidia-ml-py") for one in needed)
+
+
+# ---------------------------------------------------------------------- the target
+
+
+def test_lists_of_what_a_target_has() -> None:
+    assert have_of(
+        "# made there\n"
+        "torch==2.11.0+cu130\n"
+        "Flash_Attn == 2.8.3\n"
+        "-e git+ssh://somewhere#egg=mine\n"
+        "vision @ file:///tmp/torchvision-0.26.0%2Bcu130-cp312-cp312-linux_x86_64.whl\n"
+        "ours @ file:///tmp/ours\n"
+        "odd==not a version\n"
+        "numpy==2.5.2 # pinned\n"
+    ) == {
+        "torch": "2.11.0+cu130",
+        "flash-attn": "2.8.3",
+        "vision": "0.26.0+cu130",
+        "numpy": "2.5.2",
+    }
+    assert have_of("") == {}
+    with pytest.raises(UsageError, match="names no package"):
+        have_of("Package Version\n------- -------\ntorch   2.11.0\n")
+
+
+@pytest.mark.parametrize(
+    ("python", "platform", "words"),
+    [
+        ("3", "", "is no version of Python"),
+        ("3.12.1", "", "is no version of Python"),
+        ("3.12", "windows", "is no platform"),
+        ("3.12", "x86_64-unknown-linux-gnu", "is no platform"),
+    ],
+)
+def test_a_target_that_is_none(python: str, platform: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make_target(python, platform)
+
+
+def test_the_wheel_that_an_installer_there_would_take() -> None:
+    target = target_of("3.12", "x86_64-manylinux_2_28")
+    names = [
+        "x-1-cp313-cp313-manylinux_2_17_x86_64.whl",  # another Python
+        "x-1-cp312-cp312-manylinux_2_34_x86_64.whl",  # a newer glibc
+        "x-1-cp312-cp312-macosx_11_0_arm64.whl",
+        "x-1-cp312-cp312-musllinux_1_2_x86_64.whl",
+        "no-wheel.zip",
+        "x-1-py3-none-any.whl",
+        "x-1-cp38-abi3-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
+        "x-1-cp312-cp312-manylinux2014_x86_64.whl",
+        "x-1-cp312-cp312-manylinux_2_28_x86_64.whl",
+        "x-1-2-cp312-cp312-manylinux_2_28_x86_64.whl",
+    ]
+    for taken in range(len(names), 5, -1):
+        best = fitting([Distribution(name, None, "") for name in names[:taken]], target)
+        assert best is not None
+        assert best.filename == names[taken - 1]
+    assert fitting([Distribution(name, None, "") for name in names[:5]], target) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("60MiB", 60 << 20),
+        ("60M", 60 << 20),
+        ("60MB", 60_000_000),
+        ("1.5g", 3 << 29),
+        ("4096", 4096),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert size_in_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-3M", "3 parsecs"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="is no size"):
+        size_in_bytes(text)
