@@ -82,7 +82,9 @@ class GpuFacts(Record):
     name: str
     uuid: Annotated[str, Field(description="its beginning; a whole one names the machine")]
     memory_bytes: Annotated[int | None, Field(description="None: the driver does not tell")]
-    memory_used_bytes: Annotated[int | None, Field(description="before the engine started")]
+    memory_used_bytes: Annotated[
+        int | None, Field(description="before the engine started; of a live server, with it")
+    ]
     driver: str
     cuda: Annotated[str, Field(description="newest CUDA that the driver runs, e.g. 13.0")]
     mig: Annotated[bool | None, Field(description="MIG mode; None: it has none")] = None

@@ -8,7 +8,7 @@ from mmrepro.evidence import ReproducerResult, RequestRecord
 from mmrepro.incident import Incident, StandIn
 from mmrepro.incident.birthday import collision_probability
 from mmrepro.probes.data import ProcessesData
-from mmrepro.records import GpuFacts, HostFacts
+from mmrepro.records import HostFacts
 from mmrepro.reports.words import (
     FIDELITY_WORDS,
     OUTCOME_SENTENCES,
@@ -241,21 +241,29 @@ def environment(incident: Incident) -> list[tuple[str, str]]:
     rows += [
         ("operating system", f"{host.os}, kernel {host.kernel}"),
         ("CPU", f"{host.cpu}, {host.cores} cores, {size(host.memory_bytes)} memory"),
-        ("GPU", "; ".join(map(gpu_words, host.gpu_facts)) or ", ".join(host.gpus) or "none"),
+        ("GPU", gpu_words(host)),
         ("NVIDIA driver", driver_words(host)),
         ("mmrepro's Python", host.python),
     ]
     return [(label, value) for label, value in rows if value]
 
 
-def gpu_words(gpu: GpuFacts) -> str:
-    """``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken by the engine``."""
-    words = [f"GPU {gpu.index}: {gpu.name}"]
-    words += [size(gpu.memory_bytes)] if gpu.memory_bytes else []
-    words += [gpu.uuid, "MIG is on" if gpu.mig else ""]
-    words += [f"in use when the run began: {gpu.users}" if gpu.users else ""]
-    words += ["taken by the engine" if gpu.taken else "not the engine's"]
-    return ", ".join(filter(None, words))
+def gpu_words(host: HostFacts) -> str:
+    """``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken by the engine; …``."""
+    known = any(gpu.taken for gpu in host.gpu_facts)
+    each = [
+        [
+            f"GPU {gpu.index}: {gpu.name}",
+            size(gpu.memory_bytes) if gpu.memory_bytes else "",
+            gpu.uuid,
+            "MIG is on" if gpu.mig else "",
+            f"in use when the run began: {gpu.users}" if gpu.users else "",
+            "" if not known else "taken by the engine" if gpu.taken else "not the engine's",
+        ]
+        for gpu in host.gpu_facts
+    ]
+    told = "; ".join(", ".join(filter(None, words)) for words in each)
+    return told or ", ".join(host.gpus) or "none"
 
 
 def driver_words(host: HostFacts) -> str:

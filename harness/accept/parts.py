@@ -6,16 +6,19 @@ Seconds are those of one H100 with a cold start, and of two CPU cores, whichever
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mmrepro.accept import asserts, race
 from mmrepro.accept.judging import Judge, claims_judge, junit_judge, machine_judge, run_judge
-from mmrepro.accept.steps import GPU_ONLY, Child, Needs, Part, Step
+from mmrepro.accept.steps import CPU_ONLY, GPU_ONLY, Child, Needs, Part, Step
 from mmrepro.errors import UsageError
 
 MINIVLLM = Needs("minivllm", "0.1")
 VLLM = Needs("vllm", "0.23.0")
-LMDEPLOY = Needs("lmdeploy", "0.6.4")
-SGLANG = Needs("sglang", "0.5.6")
+LMDEPLOY, LMDEPLOY_GPU = Needs("lmdeploy", "0.6.4"), Needs("lmdeploy", "0.18.0")
+SGLANG, SGLANG_GPU = Needs("sglang", "0.5.6"), Needs("sglang", "0.5.17")
+"""The releases of the reports, which want torch 2.4 or older and torch 2.9.1; and one of each that
+takes torch 2.11, as a machine with a GPU has it."""
 TORCH = (MINIVLLM, VLLM)
 """Environments with torch, for children that need nothing else."""
 
@@ -43,6 +46,36 @@ def _run(
     # Cold: nothing of mmrepro's is between a GPU's first engine and its own start.
     child = Child(("run", *words, "--start-mode", "cold"), (needs,), incident=True)
     return Step(name, title, child, judge or run_judge(title), estimate_s, limit_s)
+
+
+def _by_device(
+    scenario: str,
+    *,
+    cpu: tuple[str, Needs],
+    gpu: tuple[str, Needs],
+    claims: Sequence[str],
+    estimate_s: float,
+    limit_s: float,
+) -> tuple[Step, Step]:
+    """One scenario on a release for CPUs and on one for GPUs; each is a title and what it needs."""
+
+    def step(name: str, title: str, needs: Needs) -> Step:
+        words = (scenario, "--release", needs.release)
+        return _run(name, title, words, needs, estimate_s, limit_s, run_judge(title, claims))
+
+    return (
+        replace(
+            step(scenario, *cpu),
+            devices=CPU_ONLY,
+            why_not=f"{cpu[1]} wants an older torch than a machine with a GPU has; the next step "
+            f"takes {gpu[1].release} in its place",
+        ),
+        replace(
+            step(f"{scenario}-gpu", *gpu),
+            devices=GPU_ONLY,
+            why_not=f"on a CPU the step before has {cpu[1].release}, of the report",
+        ),
+    )
 
 
 def _fault(scenario: str, variant: str) -> Step:
@@ -200,30 +233,30 @@ DEVICE_ASSERT = Part(
 LMDEPLOY_PART = Part(
     "lmdeploy",
     "LMDeploy takes a tenth of the cache that was asked for: the report's 0.1 and 21 blocks",
-    (
-        _run(
-            "undersized-kv-budget",
-            "LMDeploy 0.6.4 with the report's own cache_max_entry_count",
-            ("undersized-kv-budget", "--release", LMDEPLOY.release),
-            LMDEPLOY,
-            estimate_s=120,
-            limit_s=300,
+    _by_device(
+        "undersized-kv-budget",
+        cpu=("LMDeploy 0.6.4 with the report's own cache_max_entry_count", LMDEPLOY),
+        gpu=(
+            "LMDeploy 0.18.0 with the report's own cache_max_entry_count, told of the report's "
+            "memory: as few blocks, and it explains",
+            LMDEPLOY_GPU,
         ),
+        claims=("blocks-21", "blocks-107", "works-with-0.5"),
+        estimate_s=120,
+        limit_s=300,
     ),
 )
 
 SGLANG_PART = Part(
     "sglang",
     "SGLang answers a picture with another one's keys and values",
-    (
-        _run(
-            "pad-value-collision",
-            "SGLang 0.5.6 takes two pictures for one",
-            ("pad-value-collision", "--release", SGLANG.release),
-            SGLANG,
-            estimate_s=120,
-            limit_s=300,
-        ),
+    _by_device(
+        "pad-value-collision",
+        cpu=("SGLang 0.5.6 takes two pictures for one", SGLANG),
+        gpu=("SGLang 0.5.17 takes two pictures for one", SGLANG_GPU),
+        claims=("kv-reused",),
+        estimate_s=150,
+        limit_s=420,
     ),
 )
 

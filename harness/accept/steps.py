@@ -17,6 +17,7 @@ from mmrepro.machine.digest import digest
 from mmrepro.reproducers import reproducer_path
 
 EVERYWHERE: frozenset[Device] = frozenset({"cpu", "cuda"})
+CPU_ONLY: frozenset[Device] = frozenset({"cpu"})
 GPU_ONLY: frozenset[Device] = frozenset({"cuda"})
 
 

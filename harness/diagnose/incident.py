@@ -22,8 +22,8 @@ from mmrepro.incident import (
 )
 from mmrepro.incident.diagnosis import STATE_WORDS, Diagnosis, Match
 from mmrepro.machine.facts import host_facts
-from mmrepro.probes.data import GpuData, LogsData
-from mmrepro.records import Moment
+from mmrepro.probes.data import GpuData, LogsData, ProcessesData
+from mmrepro.records import GpuFacts, Moment
 from mmrepro.scenario import Scenario
 
 
@@ -42,7 +42,7 @@ def build(
     best = diagnosis.found[0] if diagnosis.found else None
     scenario = _scenario(best, scenarios)
     seen = as_seen_by(scenario, evidence) if scenario else evidence
-    target = diagnosis.target
+    target, gpus = diagnosis.target, _gpus(evidence)
     return Incident(
         mmrepro_version=__version__,
         id=uuid.uuid4().hex[:12],
@@ -57,7 +57,7 @@ def build(
             release=target.release,
             command=target.command,
         ),
-        host=host_facts(_gpus(evidence)),
+        host=host_facts((g.name for g in gpus), gpus),
         fidelity=Fidelity.LIVE,
         key_stack=_stack(scenario, diagnosis, seen),
         log_lines=_logs(scenario, seen),
@@ -138,5 +138,21 @@ def _mitigations(scenario: Scenario | None) -> list[MitigationFacts]:
     ]
 
 
-def _gpus(evidence: Evidence) -> list[str]:
-    return [d.name for _, data in evidence.results(GpuData) for d in data.devices]
+def _gpus(evidence: Evidence) -> list[GpuFacts]:
+    """Those of the machine; the server's own are the ones that its processes hold."""
+    seen = [data.devices for _, data in evidence.results(GpuData)]
+    pids = {p.pid for _, data in evidence.results(ProcessesData) for p in data.processes}
+    return [
+        GpuFacts(
+            index=device.index,
+            name=device.name,
+            uuid=device.uuid,
+            memory_bytes=device.memory_total_bytes or None,
+            memory_used_bytes=device.memory_used_bytes,
+            driver=device.driver,
+            cuda=device.cuda,
+            mig=device.mig,
+            taken=any(process.pid in pids for process in device.processes),
+        )
+        for device in (seen[-1] if seen else ())
+    ]

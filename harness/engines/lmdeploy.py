@@ -117,15 +117,14 @@ class LmdeployEngine(Engine):
         yield Setting(name="TRANSFORMERS_OFFLINE", value="1", why="the model is a local folder")
         yield Setting(name="DO_NOT_TRACK", value="1", why="nothing is sent anywhere")
         yield Setting(name="--eager-mode", value="", why="no graph capture: a faster start")
-        if request.environment.spec.device != "cpu":
-            return
         if Version(request.environment.spec.release) >= UNI_EXECUTOR_SINCE:
             yield Setting(
                 name="--distributed-executor-backend",
                 value="uni",
                 why="one device: the engine's worker stays in the engine's process",
             )
-        yield two_threads()
+        if request.environment.spec.device == "cpu":
+            yield two_threads()
 
 
 WITNESS = Patch(

@@ -40,11 +40,14 @@ VLLM_NAMES = Patch(
     fidelity=Fidelity.CPU_STAND_IN,
 )
 
+FEATURE_TRANSPORT_SINCE = Version("0.5.17")
+"""From here on a GPU's server sets 1 GiB aside for pictures unless it is told otherwise
+(server_args.py:7609 of 0.5.17; 0.5.16 has the option, and does not)."""
+
 CPU_OPTIONS = (
     ("--device", "cpu", "there is no GPU"),
     ("--attention-backend", "torch_native", "attention in plain torch"),
     ("--mm-attention-backend", "sdpa", "attention of the vision tower in plain torch"),
-    ("--sampling-backend", "pytorch", "sampling in plain torch"),
     ("--disable-overlap-schedule", "", "there is no device to overlap with"),
 )
 OPTIONS = (
@@ -53,6 +56,11 @@ OPTIONS = (
         "",
         "one set of pixel values on every machine: the fast one runs on the GPU and rounds in "
         "another way (multimodal/processors/base_processor.py:264 of 0.5.6 asks for cuda)",
+    ),
+    (
+        "--sampling-backend",
+        "pytorch",
+        "sampling in plain torch: FlashInfer's kernels are compiled at their first use",
     ),
     ("--disable-cuda-graph", "", "no graph capture: a faster start"),
     ("--skip-server-warmup", "", "the gate's requests warm up; a faster start"),
@@ -151,15 +159,32 @@ class SglangEngine(Engine):
     def settings(self, request: LaunchRequest) -> Iterator[Setting]:
         cpu = request.environment.spec.device == "cpu"
         yield Setting(name="HF_HUB_OFFLINE", value="1", why="the model is a local folder")
+        yield Setting(
+            name="TORCHDYNAMO_DISABLE",
+            value="1",
+            why="no compilation in the first request: 28 s less on a CPU",
+        )
         if cpu:
             yield Setting(
                 name="SGLANG_USE_CPU_ENGINE", value="1", why="SGLang's switch for its CPU code"
             )
-            yield Setting(
-                name="TORCHDYNAMO_DISABLE",
-                value="1",
-                why="no compilation in the first request: 28 s less",
-            )
             yield two_threads()
+        else:
+            yield from self._gpu_settings(request)
         for name, value, why in (*(CPU_OPTIONS if cpu else ()), *OPTIONS):
             yield Setting(name=name, value=value, why=why)
+
+    def _gpu_settings(self, request: LaunchRequest) -> Iterator[Setting]:
+        yield Setting(
+            name="TVM_FFI_CACHE_DIR",
+            value=str(request.environment.state_dir / "tvm-ffi"),
+            why="kernels that SGLang compiles at their first use, with nvcc, are kept for the next "
+            "start",
+        )
+        if Version(request.environment.spec.release) >= FEATURE_TRANSPORT_SINCE:
+            yield Setting(
+                name="--mm-feature-transport",
+                value="cpu",
+                why="pictures are prepared on the CPU, where their hash is made as well; no 1 GiB "
+                "of the GPU's memory is set aside for them",
+            )

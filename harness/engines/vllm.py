@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import SERVED_MODEL, UVICORN_STARTS, Engine, LaunchRequest, two_threads
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    UVICORN_STARTS,
+    Engine,
+    LaunchRequest,
+    has_option,
+    two_threads,
+)
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
@@ -16,6 +23,11 @@ from packaging.version import Version
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 NOBIND_SINCE = Version("0.13")
 """Older CPU builds crash in init_cpu_threads_env with "nobind" (seen with 0.11.0)."""
+GPU_MEMORY_OPTIONS = (
+    "--gpu-memory-utilization",
+    "--kv-cache-memory-bytes",
+    "--num-gpu-blocks-override",
+)
 KV_CACHE_BYTES_SINCE = Version("0.11.0")
 """vllm/config/cache.py has kv_cache_memory_bytes."""
 
@@ -137,7 +149,7 @@ class VllmEngine(Engine):
         )
         yield Setting(name="--enforce-eager", value="", why="no graph capture: a faster start")
         if request.environment.spec.device != "cpu":
-            yield from self._gpu_settings(Version(request.environment.spec.release))
+            yield from self._gpu_settings(request)
             return
         yield Setting(
             name="TORCHDYNAMO_DISABLE", value="1", why="no compilation at warm-up: a faster start"
@@ -151,14 +163,16 @@ class VllmEngine(Engine):
             why="older CPU builds crash without binding" if old else "threads may move",
         )
 
-    def _gpu_settings(self, release: Version) -> Iterator[Setting]:
+    def _gpu_settings(self, request: LaunchRequest) -> Iterator[Setting]:
         yield Setting(
             name="VLLM_USE_FLASHINFER_SAMPLER",
             value="0",
             why="FlashInfer's kernels are compiled at the first start, which takes a CUDA compiler "
             "and minutes; vLLM's own sampler takes their place",
         )
-        if release >= KV_CACHE_BYTES_SINCE:
+        old = Version(request.environment.spec.release) < KV_CACHE_BYTES_SINCE
+        sized = any(has_option(request.all_server_args, name) for name in GPU_MEMORY_OPTIONS)
+        if not old and not sized:
             yield Setting(
                 name="--kv-cache-memory-bytes",
                 value=str(1 << 30),

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-from mmrepro.records import HostFacts
+from mmrepro.records import GpuFacts, HostFacts
 
 
-def host_facts(gpus: Iterable[str] = ()) -> HostFacts:
+def host_facts(gpus: Iterable[str] = (), gpu_facts: Iterable[GpuFacts] = ()) -> HostFacts:
     """``gpus``: their names."""
     return HostFacts(
         os=_os_name(),
@@ -20,6 +20,7 @@ def host_facts(gpus: Iterable[str] = ()) -> HostFacts:
         cores=len(os.sched_getaffinity(0)),
         memory_bytes=psutil.virtual_memory().total,
         gpus=list(gpus),
+        gpu_facts=list(gpu_facts),
         python=platform.python_version(),
     )
 

@@ -38,7 +38,7 @@ HELD_BYTES: Final = 1 << 30
 of another PID namespace are not shown, their memory is."""
 
 LEAVING_S: Final = 5.0
-"""A process that has ended gives its memory back within a second (0.1 s on an H100)."""
+"""A process that has ended gives its memory back within a second (0.15 s on an H100)."""
 LOOK_AGAIN_S: Final = 0.5
 
 GIB: Final = 1 << 30

@@ -6,6 +6,7 @@ may fork afterwards. ``binding`` is that module, or a recording of one.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import threading
 from collections.abc import Callable, Iterator
@@ -123,7 +124,8 @@ class Nvml:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._binding.nvmlShutdown()
+        with contextlib.suppress(self._binding.NVMLError):
+            self._binding.nvmlShutdown()
 
     def read(self) -> GpuReading:
         """Everything, of every GPU. Raises NvmlAbsent: the driver answers nothing."""

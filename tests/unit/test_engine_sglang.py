@@ -67,6 +67,23 @@ def test_nothing_stands_in_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
+    ("release", "there"), [("0.5.6", False), ("0.5.16", False), ("0.5.17", True), ("0.5.23", True)]
+)
+def test_on_a_gpu_pictures_stay_where_their_hash_is_made(release: str, there: bool) -> None:
+    made = plan(release=release, device="cuda")
+    assert ("--mm-feature-transport" in made.argv) is there
+    assert "--mm-feature-transport" not in plan(release=release).argv
+
+
+def test_on_a_gpu_nothing_of_flashinfer_is_compiled_and_what_sglang_compiles_is_kept() -> None:
+    made = plan(device="cuda", release="0.5.17")
+    assert value(made.argv, "--sampling-backend") == "pytorch"
+    assert made.env["TVM_FFI_CACHE_DIR"].startswith("/environments/sglang/state/")
+    assert made.env["TORCHDYNAMO_DISABLE"] == "1"
+    assert "OMP_NUM_THREADS" not in made.env
+
+
+@pytest.mark.parametrize(
     ("release", "names"),
     [
         ("0.5.6", ["sgl_kernel_stub", "vllm_names"]),

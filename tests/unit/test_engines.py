@@ -51,6 +51,19 @@ def test_an_unknown_engine_is_told_with_what_there_is() -> None:
         get_engine("no-such-engine")
 
 
+def test_a_gpu_is_not_filled_for_a_tiny_model() -> None:
+    """72 GiB of KV cache would be millions of its blocks."""
+    made = plan(device="cuda")
+    assert value(made.argv, "--kv-cache-memory-bytes") == str(1 << 30)
+    assert value(made.argv, "--gpu-memory-utilization") == "0.1"
+    assert made.env["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    assert not [name for name in made.env if name.startswith("VLLM_CPU_")]
+    assert "--kv-cache-memory-bytes" not in plan().argv, "a CPU's has a variable of its own"
+    own = plan("--gpu-memory-utilization=0.9", device="cuda").argv
+    assert "--kv-cache-memory-bytes" not in own, "who says how much is taken at the word"
+    assert "--gpu-memory-utilization" not in own
+
+
 def test_the_command() -> None:
     argv = plan("--max-num-seqs", "8").argv
     assert argv[0] == "/environments/vllm/venv/bin/python"

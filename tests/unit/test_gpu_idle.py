@@ -89,7 +89,7 @@ def with_points(evidence: Evidence, series: list[SeriesPoint]) -> Evidence:
 
 
 def answered(evidence: Evidence) -> Evidence:
-    evidence.requests[1] = request("trigger", "image X")
+    evidence.requests[1] = request("trigger", "image X").model_copy(update={"sent": at(ASKED)})
     return evidence
 
 
@@ -118,6 +118,8 @@ IMPOSTERS: dict[str, tuple[Callable[[Evidence], Evidence], Truth]] = {
         Truth.UNKNOWN),
     "it never showed any work": (lambda e: with_points(e, points(before=0.0)), Truth.UNKNOWN),
     "the gate was not looked at": (lambda e: probes(e, [device()], []), Truth.UNKNOWN),
+    "another held it in the gate": (
+        lambda e: probes(e, [device()], [device(**OTHERS)]), Truth.UNKNOWN),
     "memory is not told": (
         lambda e: probes(e, [device(processes=[GpuProcess(pid=ENGINE, used_bytes=None)])]),
         Truth.UNKNOWN),

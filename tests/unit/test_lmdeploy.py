@@ -69,7 +69,9 @@ def test_the_command() -> None:
     assert argv[-2:] == ["--cache-max-entry-count", "0.1"]
     assert "--distributed-executor-backend" not in argv
     for release, has in (("0.10.2", False), ("0.11.0", True), ("0.18.0", True)):
-        assert ("--distributed-executor-backend" in plan(release=release).argv) is has
+        for device in ("cpu", "cuda"):
+            argv = plan(release=release, device=device).argv
+            assert ("--distributed-executor-backend" in argv) is has, (release, device)
 
 
 @pytest.mark.parametrize("option", LmdeployEngine.owned_options)

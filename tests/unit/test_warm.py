@@ -221,13 +221,13 @@ PRETENDED = """
 import ctypes, sys
 real = ctypes.CDLL
 class Library:
-    calls = 0
     def {call}(self, *args):
-        Library.calls += 1
+        with open("called", "a") as file:
+            file.write("{call} ")
         return {answer}
 ctypes.CDLL = lambda name, *a, **k: Library() if name == "{library}" else real(name, *a, **k)
-sys.library = Library
 """
+"""A library of NVIDIA's that is a stand-in: it notes in the parent's folder that it was called."""
 
 
 @pytest.mark.parametrize(
@@ -266,6 +266,12 @@ def test_a_driver_that_is_only_loaded_is_no_obstacle(
     """As torch leaves it once it is imported, or asked with NVML (nvml_h100.json, "fork")."""
     imports = PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=answer)
     assert parents.get(toy(tmp_path / "code", imports)).facts.refused == ""
+
+
+def test_nvml_that_an_import_left_open_is_shut_down(tmp_path: Path, parents: Parents) -> None:
+    imports = PRETENDED.format(library="libnvidia-ml.so.1", call="nvmlShutdown", answer=1)
+    parent = parents.get(toy(tmp_path / "code", imports))
+    assert (parent.folder / "called").read_text() == "nvmlShutdown "
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ def test_a_run_without_a_verdict_is_broken_off_and_tried_again(tmp_path: Path) -
     assert not judged.whole
 
 
+def test_a_run_that_broke_off_after_its_verdict_proves_nothing(tmp_path: Path) -> None:
+    failure = "The engine could not be ended."
+    made = recorded("ghost-key-eviction-0.23.0", tmp_path, state="failed", failure=failure)
+    judged = run_judge("it")(made)
+    assert statuses(judged) == [Status.BROKEN_OFF]
+    assert judged.rows[0].seen == failure
+
+
 def test_a_verdict_that_is_there_does_not_excuse_a_run_that_was_ended(tmp_path: Path) -> None:
     made = replace(recorded("ghost-key-eviction-0.23.0", tmp_path), exit_code=None)
     judged = run_judge("it")(made)
@@ -296,3 +304,17 @@ def test_a_reproducer_s_command_can_be_typed() -> None:
     assert shown(1, 0) == (
         "mmrepro run mm-prefill-contract --variant slot-mapping --start-mode cold --device cuda"
     )
+
+
+@pytest.mark.parametrize("part", ["lmdeploy", "sglang"])
+def test_each_device_has_its_own_release_and_the_other_says_why_not(part: str) -> None:
+    (steps,) = (p.steps for p in PARTS if p.name == part)
+    for device in ("cpu", "cuda"):
+        taken = [step for step in steps if device in step.devices]
+        assert len(taken) == 1
+        (needs,) = taken[0].child.needs
+        assert taken[0].child.words[:4][2:] == ("--release", needs.release)
+    on_cpu, on_gpu = steps
+    assert on_cpu.child.needs != on_gpu.child.needs
+    assert on_gpu.child.needs[0].release in on_cpu.why_not
+    assert on_cpu.child.needs[0].release in on_gpu.why_not

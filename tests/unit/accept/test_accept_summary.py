@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from mmrepro.accept.parts import PARTS
+from mmrepro.accept.provide import Provided, Provider
 from mmrepro.accept.sampling import Sample, sampled, used
 from mmrepro.cli.app import app
+from mmrepro.errors import GpuUnavailable
 from mmrepro.incident.acceptance import (
     Acceptance,
     GpuUse,
@@ -20,8 +22,10 @@ from mmrepro.incident.acceptance import (
     StepRecord,
 )
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.gpu import Choice, choose, read_gpus
 from mmrepro.records import GpuFacts, Moment
 from mmrepro.reports.acceptance import render_acceptance, write_acceptance
+from nvml_replayed import Replayed
 from typer.testing import CliRunner
 
 
@@ -168,3 +172,35 @@ def test_one_summary_of_a_folder_whatever_parts_were_asked_for(
         assert name in told("--only", name)
     monkeypatch.undo()
     assert told("--only", "device-assert") == ["check", "race", "device-assert"]
+
+
+def test_on_a_gpu_the_one_that_is_taken_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What NVML said on an H100, replayed; there is no environment, so that nothing is started."""
+    recorded = json.loads((Path(__file__).parents[1] / "nvml_h100.json").read_text())
+    taken = choose(read_gpus(Replayed(recorded["snapshots"]["before"])), {})
+    monkeypatch.setattr("mmrepro.cli.accept_run.take", lambda: taken)
+    monkeypatch.setattr(Provider, "get", lambda *_: Provided(None, "no environment is here"))
+    words = ["accept", "--device", "cuda", "--only", "race", "--out", str(tmp_path / "it")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 4
+    assert "no environment is here" in done.output
+    summary = Acceptance.model_validate_json((tmp_path / "it/summary.json").read_bytes())
+    assert summary.device == "cuda"
+    assert summary.host.gpus == ["NVIDIA H100 80GB HBM3"]
+    assert [step.step for step in summary.parts[0].steps][1] == "pinned-reuse"
+    assert "driver 580.159.04" in (tmp_path / "it/summary.md").read_text()
+
+
+def test_a_gpu_that_others_use_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy() -> Choice:
+        raise GpuUnavailable("The GPU is in use by others.", hint="MMREPRO_GPU=0 takes it anyway")
+
+    monkeypatch.setattr("mmrepro.cli.accept_run.take", busy)
+    done = CliRunner().invoke(app, ["accept", "--device", "cuda", "--out", str(tmp_path / "it")])
+    assert isinstance(done.exception, GpuUnavailable)
+    assert done.exception.exit_code == 4
+    assert not (tmp_path / "it").exists()

@@ -16,10 +16,10 @@ from mmrepro.incident import Incident
 from mmrepro.incident.diagnosis import Assessment, Diagnosis, Effect, Fit, Match, ServerState
 from mmrepro.incident.folder import INCIDENT_FILE
 from mmrepro.probes.base import ProbeStatus
-from mmrepro.probes.data import GpuData, GpuDevice
+from mmrepro.probes.data import GpuData, GpuDevice, GpuProcess
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
-from seen import URL, evidence, frames, log, target
+from seen import CORE, URL, evidence, frames, log, target, use
 from test_match import hung
 
 GHOST = load_scenario("ghost-key-eviction")
@@ -127,7 +127,11 @@ def test_the_logs_lines_and_the_gpus() -> None:
     assert known.log_lines == []
     device = GpuDevice(index=0, name="H100", uuid="u", driver="1", memory_total_bytes=1,
                        memory_used_bytes=1, utilization_pct=[])  # fmt: skip
-    assert built(told(), evidence(GpuData(devices=[device]))).host.gpus == ["H100"]
+    host = built(told(), evidence(GpuData(devices=[device]))).host
+    assert (host.gpus, [g.taken for g in host.gpu_facts]) == (["H100"], [False])
+    held = device.model_copy(update={"processes": [GpuProcess(pid=CORE, used_bytes=1)]})
+    own = built(told(), evidence(GpuData(devices=[device, held]), use(1.0))).host
+    assert [gpu.taken for gpu in own.gpu_facts] == [False, True]
 
 
 # ---------------------------------------------------------------- what is kept

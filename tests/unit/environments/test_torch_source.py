@@ -118,7 +118,7 @@ def test_an_index_that_is_not_there_is_left_at_once(elsewhere) -> None:
 def test_an_index_that_answers_drop_by_drop_is_left(
     elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_source, "ASK_S", 1.0)
+    monkeypatch.setattr(torch_source, "ASK_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = threading.Event()
 
@@ -136,7 +136,7 @@ def test_an_index_that_answers_drop_by_drop_is_left(
         done.set()
         thread.join()
     assert not source.local
-    assert seconds < 3
+    assert seconds < torch_source.ANSWER_S  # it was ended, not waited for
 
 
 def test_an_index_without_a_cpu_build_is_left(elsewhere, tmp_path: Path) -> None:

@@ -92,3 +92,20 @@ def test_what_the_cache_was_configured_as_is_told_beside_what_it_has(
     assert told["mm_cache_evictions_total"] == 2
     assert told["image_steps_ahead_total"] == 7
     assert cast("int", engine.images.evictions) == 2
+
+
+@pytest.mark.parametrize("scheduling", [False, True])
+def test_a_gpu_is_given_its_step_before_the_next_one_is_prepared(scheduling: bool) -> None:
+    """Else no mask that it has still to read could be written to."""
+    engine = paper_engine(
+        EngineConfig(block_size=2, max_batched_tokens=6, async_scheduling=scheduling, num_blocks=99)
+    )
+    runner = engine.runner
+    told: list[str] = []
+    begin, build, run = runner.begin, runner.builder.build, runner.run
+    runner.begin = lambda batch: told.append("begin") or begin(batch)  # type: ignore[func-returns-value]
+    runner.builder.build = lambda step: told.append("prepare") or build(step)  # type: ignore[func-returns-value]
+    runner.run = lambda batch: told.append("run") or run(batch)  # type: ignore[func-returns-value]
+    engine.generate([engine.add([1] * 7, [image(1, 4)], max_tokens=1)])
+    ahead = ["prepare", "begin", "prepare", "run", "begin", "run"]
+    assert told == (ahead if scheduling else ["prepare", "begin", "run"] * 2)
