@@ -44,6 +44,14 @@ def wheelhouse(
         list[str] | None,
         typer.Option(help="Package to leave out, and what only it needs. Repeatable."),
     ] = None,
+    lean: Annotated[
+        bool,
+        typer.Option(
+            "--lean",
+            help="Without what this release was seen not to import (environments/wheelhouse/"
+            "unneeded.toml).",
+        ),
+    ] = False,
     max_part: Annotated[str, typer.Option(help="Largest size of a part.")] = "60MiB",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Resolve and say the sizes; download nothing.")
@@ -71,6 +79,7 @@ def wheelhouse(
             target,
             into,
             leave_out=leave_out or [],
+            lean=lean,
             max_part=size_in_bytes(max_part),
             dry_run=dry_run,
             progress=progress,
@@ -152,10 +161,10 @@ def _print(made: Made, into: Path) -> None:
     if house is None:
         return
     total = sum(piece.bytes for file in house.files for piece in file.pieces)
-    new = ", ".join(made.new_parts) or "no new ones"
+    new = " to ".join(dict.fromkeys([*made.new_parts[:1], *made.new_parts[-1:]])) or "none"
     console.print(
         f"{into}: {len(house.files)} wheels, {total / 1e6:.1f} MB in {len(house.parts)} parts "
-        f"({new}); joined again and whole",
+        f"(new: {new}); joined again and whole",
         soft_wrap=True,
         highlight=False,
     )

@@ -24,6 +24,7 @@ from mmrepro.environments.wheelhouse.model import (
     Wheelhouse,
 )
 from mmrepro.environments.wheelhouse.plan import THE_INDEX, Plan, Planned, plan
+from mmrepro.environments.wheelhouse.unneeded import unneeded
 from mmrepro.errors import EnvironmentBuildError, UsageError
 from mmrepro.records import Setting, WheelFacts
 
@@ -50,6 +51,7 @@ def make(
     into: Path,
     *,
     leave_out: Collection[str] = (),
+    lean: bool = False,
     max_part: int,
     dry_run: bool = False,
     progress: Progress | None = None,
@@ -57,6 +59,9 @@ def make(
     """A wheelhouse for ``spec`` in ``into``, or that engine added to the one that is there.
 
     What was fetched for one that was broken off is not fetched again.
+
+    Args:
+        lean: without what ``unneeded.toml`` has for it.
 
     Raises:
         UsageError: ``into`` is for another target; the parts are too small; see ``plan``.
@@ -71,7 +76,8 @@ def make(
     before = _there(into, target)
     fetched = into / FETCHED
     known = logins()
-    planned = plan(spec, target, leave_out, wheels=fetched, logins=known, say=say)
+    spare = unneeded(spec) if lean else {}
+    planned = plan(spec, target, leave_out, spare=spare, wheels=fetched, logins=known, say=say)
     harness = own.own_requirements(target)
     if dry_run:
         shutil.rmtree(fetched, ignore_errors=True)

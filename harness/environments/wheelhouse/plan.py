@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from zipfile import ZipFile
@@ -85,6 +85,7 @@ def plan(
     target: Target,
     leave_out: Collection[str],
     *,
+    spare: Mapping[str, str],
     wheels: Path,
     logins: Logins,
     say: Progress,
@@ -92,6 +93,7 @@ def plan(
     """Resolve ``spec`` for ``target``.
 
     Args:
+        spare: why, by name, of what else is left out if it is required at all.
         wheels: a folder for a wheel whose metadata the index does not serve by itself.
 
     Raises:
@@ -118,7 +120,7 @@ def plan(
     def planned(source: TorchSource) -> Plan:
         with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
             planner = _Planner(spec, release, target, Path(name), metadata, source)
-            return replace(planner.plan(leave_out), spec=asked)
+            return replace(planner.plan(leave_out, spare), spec=asked)
 
     try:
         return planned(source)
@@ -153,20 +155,22 @@ class _Planner:
             spec, release, metadata, folder=folder, uv=self._uv, keep_local=source.local
         )
 
-    def plan(self, leave_out: Collection[str]) -> Plan:
-        left = {canonicalize_name(name) for name in leave_out}
+    def plan(self, leave_out: Collection[str], spare: Mapping[str, str]) -> Plan:
+        left = {canonicalize_name(name): BY_REQUEST for name in leave_out}
         pins = self._pins()
         own = canonicalize_name(self.spec.project)
         if own in pins and pins[own] != self.spec.installed:
             raise self._clash("wants", [f"{own}=={self.spec.installed}"])
         found = self._resolve(pins)
-        if unknown := sorted(left - {one.project for one in found}):
+        names = {one.project for one in found}
+        if unknown := sorted(left.keys() - names):
             raise UsageError(
                 f"{self.title} does not require {', '.join(unknown)}, so it cannot be left out.",
                 hint="leave that --leave-out away",
             )
-        taken = {name for name in pins if any(one.project == name for one in found)}
-        needed = self._needed(found, taken | left, engine_taken=own in pins)
+        left = {name: why for name, why in spare.items() if name in names - pins.keys()} | left
+        closed = left.keys() | (pins.keys() & names)
+        needed = self._needed(found, closed, engine_taken=own in pins)
         packages = [self._planned(one, pins, left, needed) for one in found]
         packages.append(self._engine(own in pins))
         reasons = [*self.spec.reasons, *self.release.reasons]
@@ -281,12 +285,16 @@ class _Planner:
         return {one.project for one in locked(text)}
 
     def _planned(
-        self, one: ReleaseFiles, pins: Collection[str], left: Collection[str], needed: set[str]
+        self,
+        one: ReleaseFiles,
+        pins: Collection[str],
+        left: Mapping[str, str],
+        needed: Collection[str],
     ) -> Planned:
         name, version = one.project, one.version
         have = self.target.have.get(name, "")
         if name in left:
-            return Planned(name, version, "left-out", why=BY_REQUEST)
+            return Planned(name, version, "left-out", why=left[name])
         if name in pins:
             return Planned(name, have, "host", why="it came with the target's torch")
         if name not in needed:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mmrepro.environments import vllm_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.wheelhouse import Made, check, make, make_target, own
 from mmrepro.environments.wheelhouse.model import Package
+from mmrepro.environments.wheelhouse.unneeded import unneeded
 from mmrepro.errors import EnvironmentBuildError, ExitCode, UsageError
 from toy_index import LATE, ToyIndex, served, wheel_of
 
@@ -188,6 +190,26 @@ def test_what_is_left_out_takes_along_what_only_it_needs(index: ToyIndex, tmp_pa
     assert "kernels" not in fetched(index)
     with pytest.raises(UsageError, match=r"does not require kernel, so it cannot be left out"):
         made_in(tmp_path / "no", leave_out=["kernel"])
+
+
+def test_what_is_not_needed_is_left_out_of_a_lean_one(
+    index: ToyIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spare = {"kernels": "for others", "nothing-here": "of another release", "torch": "no"}
+    monkeypatch.setattr(sys.modules[make.__module__], "unneeded", lambda spec: spare)
+    target = make_target(PYTHON, freeze=TORCH_THERE)
+    made = make(SPEC, target, tmp_path / "house", lean=True, max_part=PART)
+    there = packages(made)
+    assert (there["kernels"].origin, there["kernels"].why) == ("left-out", "for others")
+    assert there["only-kernels"].origin == "left-out"
+    assert there["torch"].origin == "host"
+
+
+def test_the_table_of_what_is_not_needed() -> None:
+    spare = unneeded(vllm_spec("0.23.0", "cuda"))
+    assert "flashinfer-cubin" in spare
+    assert all(spare.values())
+    assert unneeded(vllm_spec("0.23.0", "cpu")) == unneeded(vllm_spec("0.24.0", "cuda")) == {}
 
 
 def test_a_second_engine_is_added_in_new_parts(index: ToyIndex, tmp_path: Path) -> None:
