@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from mmrepro.environments import download
@@ -77,11 +79,12 @@ def make(
     fetched = into / FETCHED
     known = logins()
     spare = unneeded(spec) if lean else {}
-    planned = plan(spec, target, leave_out, spare=spare, wheels=fetched, logins=known, say=say)
-    harness = own.own_requirements(target)
+    ask = partial(plan, spec, target, leave_out, spare=spare, logins=known, say=say)
     if dry_run:
-        shutil.rmtree(fetched, ignore_errors=True)
-        return Made(planned, harness, None, [])
+        with tempfile.TemporaryDirectory(prefix="mmrepro-") as name:
+            return Made(ask(wheels=Path(name)), own.own_requirements(target), None, [])
+    planned = ask(wheels=fetched)
+    harness = own.own_requirements(target)
     fetched.mkdir(parents=True, exist_ok=True)
     held = {file.name: file for file in before.files} if before else {}
     work = _Fetch(fetched, held, known, say)

@@ -141,7 +141,7 @@ def _packed(installed: Installed, into: Path) -> Path:
     """The wheel that ``installed`` came from, out of its files."""
     tag = re.search(r"^Tag: (\S+)$", installed.read_text("WHEEL") or "", re.MULTILINE)
     made = into / f"{NAME}-{installed.version}-{tag[1] if tag else 'py3-none-any'}.whl"
-    own = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json"}
+    own = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json", "uv_build.json"}
     record = ""
     with ZipFile(made, "w", ZIP_DEFLATED) as archive:
         for file in sorted(installed.files or [], key=str):

@@ -156,7 +156,7 @@ class _Planner:
         )
 
     def plan(self, leave_out: Collection[str], spare: Mapping[str, str]) -> Plan:
-        left = {canonicalize_name(name): BY_REQUEST for name in leave_out}
+        left: dict[str, str] = {canonicalize_name(name): BY_REQUEST for name in leave_out}
         pins = self._pins()
         own = canonicalize_name(self.spec.project)
         if own in pins and pins[own] != self.spec.installed:
