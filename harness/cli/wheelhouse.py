@@ -161,9 +161,10 @@ def _print(made: Made, into: Path) -> None:
     if house is None:
         return
     total = sum(piece.bytes for file in house.files for piece in file.pieces)
+    parts = "1 part" if len(house.parts) == 1 else f"{len(house.parts)} parts"
     new = " to ".join(dict.fromkeys([*made.new_parts[:1], *made.new_parts[-1:]])) or "none"
     console.print(
-        f"{into}: {len(house.files)} wheels, {total / 1e6:.1f} MB in {len(house.parts)} parts "
+        f"{into}: {len(house.files)} wheels, {total / 1e6:.1f} MB in {parts} "
         f"(new: {new}); joined again and whole",
         soft_wrap=True,
         highlight=False,

@@ -212,7 +212,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if options.check:
             check_there(folder, document, document["files"])
             join(folder, document["files"], None)
-            print(f"{len(document['files'])} files in {len(document['parts'])} parts: all whole")
+            parts = "1 part" if len(document["parts"]) == 1 else f"{len(document['parts'])} parts"
+            print(f"{len(document['files'])} files in {parts}: all whole")
             return 0
         command = install(folder, options.into.absolute(), options.python)
         print(f"installed {command}")
