@@ -125,9 +125,12 @@ def test_an_index_that_answers_drop_by_drop_is_left(
         def drip() -> None:
             connection, _ = server.accept()
             with connection, contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-                while not done.wait(0.2):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n")
+                connection.sendall(b"Content-Length: 1000000\r\n\r\n")
+                for _ in range(30):
                     connection.sendall(b" ")
+                    if done.wait(0.2):
+                        break
 
         thread = threading.Thread(target=drip)
         thread.start()
