@@ -161,7 +161,8 @@ RACE_CLAIMS = (
         "the race happens on a GPU as it does here",
         by="first-error",
         given=on_a_gpu,
-        otherwise="no run on a GPU was made; see docs/chunked-mm-prefill.md",
+        otherwise="no vLLM with that buffer ran on a GPU; the bare race did, see "
+        "docs/chunked-mm-prefill.md",
     ),
 )
 HYPOTHESES = (

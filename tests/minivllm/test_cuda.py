@@ -282,7 +282,7 @@ def raced(device: str, batch: list[Any], faults: tuple[str, ...], **more: Any) -
         found = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         found = {"errors": ["no answer"]}
-    return found | {"stderr": done.stderr[-6000:], "exit_code": done.returncode}
+    return found | {"stderr": done.stderr, "exit_code": done.returncode}
 
 
 FAULT = ("reused-mask",)
