@@ -217,19 +217,6 @@ def test_what_cannot_be_pickled_fails_as_with_spawn(
     assert "ickle" in (tmp_path / "run/engine.log").read_text()
 
 
-PRETENDED = """
-import ctypes, sys
-real = ctypes.CDLL
-class Library:
-    def {call}(self, *args):
-        with open("called", "a") as file:
-            file.write("{call} ")
-        return {answer}
-ctypes.CDLL = lambda name, *a, **k: Library() if name == "{library}" else real(name, *a, **k)
-"""
-"""A library of NVIDIA's that is a stand-in: it notes in the parent's folder that it was called."""
-
-
 @pytest.mark.parametrize(
     ("imports", "why"),
     [
@@ -247,8 +234,6 @@ ctypes.CDLL = lambda name, *a, **k: Library() if name == "{library}" else real(n
             "cuda=types.SimpleNamespace(is_initialized=lambda: True), default_generator=None)",
             "initialised CUDA",
         ),
-        # A driver that is a stand-in: what torch.cuda.is_available() does without NVML.
-        (PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=0), "initialised"),
         ("raise ValueError('not here')", "cannot be imported: ValueError: not here"),
     ],
 )
@@ -257,21 +242,6 @@ def test_what_cannot_be_forked_is_refused(
 ) -> None:
     with pytest.raises(Refused, match=why):
         parents.get(toy(tmp_path / "code", imports))
-
-
-@pytest.mark.parametrize("answer", [3, 34])
-def test_a_driver_that_is_only_loaded_is_no_obstacle(
-    tmp_path: Path, parents: Parents, answer: int
-) -> None:
-    """As torch leaves it once it is imported, or asked with NVML (nvml_h100.json, "fork")."""
-    imports = PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=answer)
-    assert parents.get(toy(tmp_path / "code", imports)).facts.refused == ""
-
-
-def test_nvml_that_an_import_left_open_is_shut_down(tmp_path: Path, parents: Parents) -> None:
-    imports = PRETENDED.format(library="libnvidia-ml.so.1", call="nvmlShutdown", answer=1)
-    parent = parents.get(toy(tmp_path / "code", imports))
-    assert (parent.folder / "called").read_text() == "nvmlShutdown "
 
 
 @pytest.mark.parametrize(

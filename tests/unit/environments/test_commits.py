@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
-import threading
 import zipfile
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from folder_index import served
 from mmrepro.engines import spec_for
 from mmrepro.environments import commits, ensure, existing
 from mmrepro.environments.commits import INDEX_VARIABLE, commit_spec
@@ -37,24 +34,6 @@ def tiny_wheel(folder: Path, project: str, version: str) -> Path:
         wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nTag: py3-none-any\n")
         wheel.writestr(f"{info}/RECORD", "")
     return path
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    handler = functools.partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from folder_index import served
 from mmrepro.engines import spec_for
 from mmrepro.environments import ensure, existing, torch_source, vllm_spec
 from mmrepro.environments.releases import Release
@@ -25,25 +23,6 @@ from mmrepro.environments.uv import Distribution, Notice
 
 SPEC = vllm_spec("0.23.0", "cpu")
 VARIABLE = torch_source.TORCH_INDEX_VARIABLE
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        return
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """A simple index: one folder a project, listed by the server itself."""
-    handler = functools.partial(_Quiet, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def wheel_of_torch(folder: Path, version: str) -> None:
