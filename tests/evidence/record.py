@@ -119,6 +119,9 @@ CASES: Final = [*(case for case in cases() if SLOW not in case), *MORE]
 
 _WORKING: Final = re.compile(r"(?<![\w.}/~-])/[\w./+-]+/(?:mmr|mmrepro)-[\w-]+")
 _REPRODUCERS: Final = re.compile(r"(?<![\w.}/~-])(?:/[\w.+-]+)+(?=/reproducers\b)")
+_INTERPRETER: Final = re.compile(
+    r"(?<![\w.}/~-])(?!/usr/)(?:/[\w.+-]+)+(?=/(?:lib/python3[.\d]*/site-packages|bin/python3?)\b)"
+)
 _ABSOLUTE: Final = re.compile(r"(?<![\w.}~:/-])/([\w.+-]+)/[\w.+-]+")
 _EVERYWHERE: Final = {"proc", "sys", "dev", "usr", "lib", "lib64", "bin", "etc"}
 """Folders that every Linux has: a path below one tells nothing of this machine."""
@@ -130,7 +133,7 @@ _EVERYWHERE: Final = {"proc", "sys", "dev", "usr", "lib", "lib64", "bin", "etc"}
 def parsed(case: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(exit_on_error=False)
     parser.add_argument("scenario")
-    for option in ("--variant", "--release", "--start-mode"):
+    for option in ("--variant", "--release", "--start-mode", "--device"):
         parser.add_argument(option, default="")
     for option in ("--server-arg", "--mitigation", "--flip", "--option"):
         parser.add_argument(option, action="append", default=[])
@@ -149,6 +152,7 @@ def name_of(case: str) -> str:
     release = words.release
     if not release and not changes:
         release = load_scenario(words.scenario).with_variant(words.variant).release
+    changes += ["on-a-gpu"] if words.device == "cuda" else []
     parts = [words.scenario, words.variant, release, *changes]
     return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, parts))).strip("-")
 
@@ -164,11 +168,13 @@ def without_places(text: str, incident_dir: str) -> str:
     """``text`` without folders of this machine; the home is ``~`` already.
 
     The run's folder becomes ``{run}``, temporary folders of runs ``{run-tmp}``, the checkout that
-    ``reproducers`` lies in ``{checkout}``: the same folder is the same placeholder everywhere.
+    ``reproducers`` lies in ``{checkout}``, an interpreter's prefix ``{python}``: the same folder is
+    the same placeholder everywhere.
     """
     if incident_dir.startswith("/"):
         text = text.replace(incident_dir, "{run}")
     text = _WORKING.sub("{run-tmp}", text)
+    text = _INTERPRETER.sub("{python}", text)
     return _REPRODUCERS.sub("{checkout}", text)
 
 
