@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -59,27 +60,40 @@ def run(*command: object) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout
 
 
-@pytest.fixture
-def air(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Air:
-    """Made with an index that is no longer there."""
+def small_mmrepro(patch: pytest.MonkeyPatch) -> None:
+    """Instead of mmrepro's own wheels, which would come from the real index."""
+    patch.setattr(own, "own_requirements", lambda target: [])
+    patch.setattr(own, "own_wheel", lambda into: write(into, "mmrepro", "0.1.0"))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheelhouse, made with an index that is no longer there."""
+    folder = tmp_path_factory.mktemp("made")
     index = ToyIndex()
     index.wheel("toy-engine", "1.0", ["torch==2.9.1", "helper", "kernels"])
     index.wheel("torch", "2.9.1", ["numbers"])
     index.wheel("numbers", "1.0")
     index.wheel("helper", "1.0")
     index.wheel("kernels", "1.0", ballast=4 * MIB)
+    freeze = "torch==2.9.1+cu130\nhelper==9.9\n"
+    with pytest.MonkeyPatch.context() as patch, served(index) as address:
+        patch.setenv("UV_CACHE_DIR", str(folder / "uv"))
+        patch.setenv("MMREPRO_TORCH_INDEX", "package")
+        patch.setenv("UV_DEFAULT_INDEX", address)
+        small_mmrepro(patch)
+        make(SPEC, make_target(PYTHON, freeze=freeze), folder / "house", max_part=2 * MIB)
+    return folder / "house"
+
+
+@pytest.fixture
+def air(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Air:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("MMREPRO_TORCH_INDEX", "package")
-    monkeypatch.setattr(own, "own_requirements", lambda target: [])
-    monkeypatch.setattr(own, "own_wheel", lambda into: write(into, "mmrepro", "0.1.0"))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9")  # nobody answers there
     host = host_python(tmp_path / "host", torch="2.9.1+cu130", helper="9.9")
-    freeze = "torch==2.9.1+cu130\nhelper==9.9\n"
-    house = tmp_path / "house"
-    with served(index) as address:
-        monkeypatch.setenv("UV_DEFAULT_INDEX", address)
-        make(SPEC, make_target(PYTHON, freeze=freeze), house, max_part=2 * MIB)
-    return Air(house, host)
+    return Air(Path(shutil.copytree(made, tmp_path / "house")), host)
 
 
 def left_over() -> list[str]:
@@ -145,6 +159,7 @@ def test_without_a_list_the_host_is_seen_only_where_it_is_asked_for(
     index.wheel("toy-engine", "1.0", ["helper"])
     index.wheel("helper", "1.0")
     house = tmp_path / "other"
+    small_mmrepro(monkeypatch)
     with served(index) as address:
         monkeypatch.setenv("UV_DEFAULT_INDEX", address)
         make(SPEC, make_target(PYTHON), house, max_part=2 * MIB)
