@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -45,6 +46,7 @@ class Part(Record):
     found: str
     costs: Annotated[str, Field(description="what a run lacks without it")] = ""
     hint: str = ""
+    seconds: Annotated[float, Field(description="what it took to examine it")] = 0.0
 
 
 class CachedEnvironment(Record):
@@ -81,10 +83,12 @@ def examine() -> HostReport:
 
 
 def _safely(one: Callable[[], Part]) -> Part:
+    began = time.monotonic()
     try:
-        return one()
+        part = one()
     except (OSError, ValueError, MmreproError, psutil.Error) as error:
-        return Part(name=one.__name__, ok=False, found=f"could not be examined: {error}")
+        part = Part(name=one.__name__, ok=False, found=f"could not be examined: {error}")
+    return part.model_copy(update={"seconds": round(time.monotonic() - began, 3)})
 
 
 def system() -> Part:

@@ -192,7 +192,7 @@ def _tested(name: str, cases: Sequence[TestCase]) -> Row:
 
 # ------------------------------------------------------------------ this machine
 
-EXAMINED = ("system", "gpu", "nvml", "py-spy", "ptrace", "strace", "memory", "/dev/shm")  # noqa: S108
+EXAMINED = ("system", "gpu", "py-spy", "ptrace", "strace", "memory", "/dev/shm")  # noqa: S108
 
 
 def machine_judge(ended: Ended) -> Judged:
@@ -209,7 +209,7 @@ def machine_judge(ended: Ended) -> Judged:
 
 
 def _examined(part: MachinePart, device: str) -> Row:
-    wanted = part.required or (part.name in ("gpu", "nvml") and device == "cuda")
+    wanted = part.required or (part.name == "gpu" and device == "cuda")
     status = Status.PASSED if part.ok else Status.FAILED if wanted else Status.NOT_TESTED
     return Row(
         asked=part.name,
@@ -217,5 +217,5 @@ def _examined(part: MachinePart, device: str) -> Row:
         source="mmrepro check",
         seen=part.found if part.ok else f"{part.found}; {part.costs}",
         status=status,
-        seconds=getattr(part, "seconds", None),
+        seconds=part.seconds,
     )

@@ -140,7 +140,8 @@ def test_what_cannot_be_tried_is_not_tested(tmp_path: Path) -> None:
         assert not judged.whole, "it is tried again"
 
 
-PTRACE = {"name": "ptrace", "ok": False, "required": True, "found": "refused", "costs": "stacks"}
+PTRACE = {"name": "ptrace", "ok": False, "required": True, "found": "refused", "costs": "stacks",
+          "seconds": 1.5}  # fmt: skip
 GPU = {"name": "gpu", "ok": False, "found": "no NVIDIA driver"}
 
 
@@ -153,6 +154,7 @@ def test_what_a_run_needs_of_the_machine(tmp_path: Path, device: Any, wanted: An
     made = replace(ended(tmp_path, 4, document=report), device=device)
     assert statuses(machine_judge(made)) == wanted
     assert machine_judge(made).rows[0].seen == "refused; stacks"
+    assert machine_judge(made).rows[0].seconds == 1.5
 
 
 # ------------------------------------------------------------------ tests

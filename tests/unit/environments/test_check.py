@@ -152,3 +152,10 @@ def test_a_linker_that_cannot_be_asked(tmp_path: Path) -> None:
     assert loading.missing_versions(tmp_path / "absent", [tmp_path / "m.so"]) == []
     assert loading.load_failures(tmp_path / "absent", {"m.so": [tmp_path / "m.so"]})
     assert loading.load_failures(tmp_path / "absent", {"m.so": []}) == ["the wheel holds no m.so"]
+
+
+def test_the_time_of_a_part_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 12.5])
+    monkeypatch.setattr(checked.time, "monotonic", lambda: next(clock))
+    part = checked._safely(lambda: checked.Part(name="slow", ok=True, found="it"))
+    assert (part.found, part.seconds) == ("it", 2.5)
