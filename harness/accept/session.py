@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import shutil
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from filelock import FileLock, Timeout
 from mmrepro.accept import running
 from mmrepro.accept.provide import Provided
 from mmrepro.accept.running import Place
@@ -238,14 +238,17 @@ def inconclusive(step: StepRecord) -> bool:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    with (folder / LOCK_FILE).open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"Another mmrepro accept is at work in {folder}.", hint="wait for it, or --out DIR"
-            ) from error
+    lock = FileLock(folder / LOCK_FILE)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UsageError(
+            f"Another mmrepro accept is at work in {folder}.", hint="wait for it, or --out DIR"
+        ) from error
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def _read(path: Path, kind: type[R]) -> R | None:
