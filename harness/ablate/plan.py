@@ -10,7 +10,7 @@ from mmrepro.ablate.search import Flips, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
-from mmrepro.environments import Environment, cache_root, detect_device, existing
+from mmrepro.environments import Environment, cache_root, device_of, existing
 from mmrepro.incident.ablation import CellRun, CellState, Role
 from mmrepro.records import Record
 from mmrepro.run.key import cell_key, decisive_parts
@@ -51,8 +51,7 @@ def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
     """
     factors = options.chosen(scenario)
     release = chosen_release(scenario, options.run)
-    wanted = options.run.device
-    device = detect_device() if wanted == "auto" else wanted
+    device = device_of(options.run.device)
     store = CellStore(scenario.full_name, scenario.engine, release, device)
     each = store.estimate()
     environment = existing(get_engine(scenario.engine).environment_spec(release, device))

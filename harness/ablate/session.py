@@ -14,7 +14,7 @@ from mmrepro.ablate.search import Flips, Search, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
-from mmrepro.environments import Environment, EnvironmentSpec, cache_root, detect_device, ensure
+from mmrepro.environments import Environment, EnvironmentSpec, cache_root, device_of, ensure
 from mmrepro.errors import MmreproError, UnwritableOutput
 from mmrepro.evidence import Event
 from mmrepro.incident.ablation import (
@@ -78,8 +78,7 @@ class Ablating:
         self.watcher = watcher
         self.factors = options.chosen(scenario)
         self.release = chosen_release(scenario, options.run)
-        wanted = options.run.device
-        self.device = detect_device() if wanted == "auto" else wanted
+        self.device = device_of(options.run.device)
         self.store = CellStore(scenario.full_name, scenario.engine, self.release, self.device)
         self.dir = self._folder()
         self.ablation = self._blank()

@@ -11,10 +11,11 @@ from pathlib import Path
 from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.search import Direction
 from mmrepro.engines import get_engine
-from mmrepro.environments import detect_device, releases_of
+from mmrepro.environments import device_of, releases_of
 from mmrepro.errors import UsageError
 from mmrepro.incident.bisection import Point
 from mmrepro.incident.ledger import Cell
+from mmrepro.machine.cache import Device
 from mmrepro.scenario import Scenario
 from packaging.version import InvalidVersion, Version
 
@@ -30,7 +31,7 @@ class Field:
     """Is to have the failure."""
     oldest: int
     newest: int
-    device: str
+    device: Device
 
     def far(self, direction: Direction) -> int:
         return self.oldest if direction == "introduced" else self.newest
@@ -48,7 +49,7 @@ def field_of(
         UsageError: a bound that is no point, or bounds the wrong way round; a bad list.
         MmreproError: the package index cannot be asked.
     """
-    device = options.run.device if options.run.device != "auto" else detect_device()
+    device = device_of(options.run.device)
     points = list(listed) if listed is not None else points_of(scenario, options)
     if not points:
         raise UsageError("There is no release or commit to run.", hint="mmrepro show SCENARIO")
@@ -76,7 +77,7 @@ def points_of(scenario: Scenario, options: BisectOptions) -> list[Point]:
     """All releases of the index for this machine, or the commits of the list, oldest first."""
     if options.commits is not None:
         return read_commits(options.commits)
-    device = options.run.device if options.run.device != "auto" else detect_device()
+    device = device_of(options.run.device)
     spec = get_engine(scenario.engine).environment_spec(scenario.release, device)
     return [
         Point(
@@ -89,7 +90,7 @@ def points_of(scenario: Scenario, options: BisectOptions) -> list[Point]:
     ]
 
 
-def cell_of(point: Point, scenario: Scenario, options: BisectOptions, device: str) -> Cell:
+def cell_of(point: Point, scenario: Scenario, options: BisectOptions, device: Device) -> Cell:
     run = options.run
     return Cell(
         scenario=run.scenario or scenario.name,
@@ -97,7 +98,7 @@ def cell_of(point: Point, scenario: Scenario, options: BisectOptions, device: st
         engine=scenario.engine,
         release="" if point.commit else point.release,
         commit=point.commit,
-        device="cuda" if device == "cuda" else "cpu",
+        device=device,
         mitigations=run.mitigations,
         server_args=run.server_args,
         options=run.options,

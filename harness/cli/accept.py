@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from mmrepro.cli.run import DeviceChoice
-
-if TYPE_CHECKING:
-    from mmrepro.machine.cache import Device
 
 
 def accept(
@@ -44,20 +41,13 @@ def accept(
     """
     from mmrepro.accept.parts import chosen
     from mmrepro.cli.accept_run import Asked, execute, show_list
+    from mmrepro.machine.cache import device_of
     from mmrepro.matrix import quantity
 
     parts = chosen(only or ())
-    found = _device(device)
+    found = device_of(device)
     if list_:
         show_list(parts, found, json=json)
         return
     asked = Asked(out, found, quantity.seconds(budget), tuple(only or ()), resume, again, json)
     raise typer.Exit(execute(asked))
-
-
-def _device(choice: DeviceChoice) -> Device:
-    from mmrepro.machine.cache import detect_device
-
-    if choice is DeviceChoice.AUTO:
-        return detect_device()
-    return "cuda" if choice is DeviceChoice.CUDA else "cpu"

@@ -17,7 +17,7 @@ from mmrepro.engines.vllm import VllmEngine
 from mmrepro.environments.commits import commit_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
-from mmrepro.machine.cache import Device, detect_device
+from mmrepro.machine.cache import device_of
 
 ENGINES: dict[str, Engine] = {
     engine.name: engine
@@ -52,7 +52,7 @@ def spec_for(
     adapter = get_engine(engine)
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"There is no device {device!r}.", hint="use auto, cpu or cuda")
-    wanted: Device = detect_device() if device == "auto" else device  # type: ignore[assignment]
+    wanted = device_of(device)
     if not commit:
         return adapter.environment_spec(release, wanted)
     if release:

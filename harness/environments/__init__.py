@@ -32,5 +32,6 @@ from mmrepro.machine.cache import (
     Device as Device,
     cache_root as cache_root,
     detect_device as detect_device,
+    device_of as device_of,
     environments_root as environments_root,
 )

@@ -40,6 +40,13 @@ def detect_device() -> Device:
     return "cuda" if nvidia_driver() and not hidden(os.environ.get(VISIBLE)) else "cpu"
 
 
+def device_of(asked: str) -> Device:
+    """What ``--device`` means here: ``auto`` is :func:`detect_device`."""
+    if asked == "auto":
+        return detect_device()
+    return "cuda" if asked == "cuda" else "cpu"
+
+
 def hidden(mask: str | None) -> bool:
     """Whether that value of CUDA_VISIBLE_DEVICES (None: not set) hides every GPU on purpose."""
     return mask is not None and mask.strip() in ("", "-1", "NoDevFiles")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from mmrepro.engines import get_engine, spec_for
-from mmrepro.environments import EnvironmentSpec, Listed, detect_device, existing, releases_of
+from mmrepro.environments import EnvironmentSpec, Listed, device_of, existing, releases_of
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Cell, Planned
@@ -141,7 +141,7 @@ class _Making:
     def _rows(self, group: Rows, scenario: Scenario, text: str, several: bool) -> None:
         wanted = self.over.releases or group.releases or self.defaults.releases
         device = self.over.device or group.device or self.defaults.device or "auto"
-        on = detect_device() if device == "auto" else device
+        on = device_of(device)
         scenario.read_options(group.option)
         releases = selectors.chosen(
             wanted or selectors.DEFAULT,
