@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 
@@ -16,9 +16,8 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Its address. A simple index: one folder a project, listed by the server itself."""
-    handler = functools.partial(_Quiet, directory=str(folder))
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on the loopback."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -27,3 +26,10 @@ def served(folder: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Its address. A simple index: one folder a project, listed by the server itself."""
+    with serving(functools.partial(_Quiet, directory=str(folder))) as address:
+        yield address

@@ -7,11 +7,12 @@ import hashlib
 import io
 import json
 import tarfile
-import threading
 import zipfile
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+
+from folder_index import serving
 
 EARLY, LATE = "2026-06-01T10:00:00Z", "2026-09-01T10:00:00Z"
 ANY = "py3-none-any"
@@ -142,14 +143,8 @@ def served(index: ToyIndex) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/simple/"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as address:
+        yield f"{address}/simple/"
 
 
 def write(folder: Path, project: str, version: str) -> Path:
