@@ -59,14 +59,21 @@ class _Open:
     number: int
     waiting: list[int]
     """Positions in the group's cells, in order."""
-    left: float
-    """Seconds of what waits."""
+    seconds: list[float]
+    """Of all its cells."""
+    positions: dict[str, int]
+    """By the cell's id."""
     out: int = 0
     """Slices that are being worked on."""
     promised: str | None = None
     """The machine that fetches it ahead."""
     lost_on: str | None = None
     """The machine that lost cells of it last: they are for the others."""
+    left: float = 0.0
+    """Seconds of what waits."""
+
+    def count(self) -> None:
+        self.left = sum(self.seconds[position] for position in self.waiting)
 
 
 class Dispatcher:
@@ -76,10 +83,13 @@ class Dispatcher:
         """``sliced``: an environment's cells may go to several machines; else they stay together,
         and the environments come in the order of the plan."""
         self._costs, self._sliced = costs, sliced
-        self._open = [
-            _Open(group, number, list(range(len(group.cells))), self._seconds(group.cells))
-            for number, group in enumerate(groups)
-        ]
+        self._open = []
+        for number, group in enumerate(groups):
+            names = [planned.cell.id for planned in group.cells]
+            positions = {name: position for position, name in enumerate(names)}
+            seconds = [costs.cell[name] for name in names]
+            self._open.append(_Open(group, number, list(range(len(names))), seconds, positions))
+            self._open[-1].count()
         self._current: dict[str, int] = {}
 
     @property
@@ -103,16 +113,16 @@ class Dispatcher:
         for one in self._open:
             if one.promised is not None and one.promised not in machines:
                 one.promised = None
-        one = self._pick(machine, has, machines)
-        if one is None:
+        chosen = self._pick(machine, has, machines)
+        if chosen is None:
             return None
-        cells = self._take(one, machine, has, machines)
-        one.out += 1
-        if one.promised == machine:
-            one.promised = None
-        self._current[machine] = one.number
-        ahead = None if one.waiting else self._ahead(machine, has, machines)
-        return Slice(machine, replace(one.group, cells=cells), one.number, ahead)
+        cells = self._take(chosen, machine, has, machines)
+        chosen.out += 1
+        if chosen.promised == machine:
+            chosen.promised = None
+        self._current[machine] = chosen.number
+        ahead = None if chosen.waiting else self._ahead(machine, has, machines)
+        return Slice(machine, replace(chosen.group, cells=cells), chosen.number, ahead)
 
     def ended(self, slice: Slice) -> None:
         """It is done, or there is no time for the rest of it."""
@@ -125,10 +135,9 @@ class Dispatcher:
         one = self._open[slice.number]
         one.out -= 1
         one.lost_on = slice.machine
-        position = {p.cell.id: n for n, p in enumerate(one.group.cells)}
         for planned in cells:
-            bisect.insort(one.waiting, position[planned.cell.id])
-        self._count(one)
+            bisect.insort(one.waiting, one.positions[planned.cell.id])
+        one.count()
         for other in self._open:
             if other.promised == slice.machine:
                 other.promised = None
@@ -176,14 +185,13 @@ class Dispatcher:
             if one.promised != machine and not has(one.group):
                 wanted = max(wanted, HELPS * self._costs.build(one.group))
         for position in one.waiting:
-            following = self._costs.cell[one.group.cells[position].cell.id]
-            if count and following > wanted:
+            if count and one.seconds[position] > wanted:
                 break
-            wanted -= following
+            wanted -= one.seconds[position]
             count += 1
         taken = tuple(one.group.cells[position] for position in one.waiting[:count])
         del one.waiting[:count]
-        self._count(one)
+        one.count()
         return taken
 
     def _ahead(
@@ -198,9 +206,3 @@ class Dispatcher:
                 return None
             following.promised = machine
         return following.group
-
-    def _count(self, one: _Open) -> None:
-        one.left = self._seconds(one.group.cells[position] for position in one.waiting)
-
-    def _seconds(self, cells: Iterable[Planned]) -> float:
-        return sum(self._costs.cell[planned.cell.id] for planned in cells)
