@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mmrepro.incident.ledger import Planned
-from mmrepro.matrix.plan import ASSUMED_BUILD_S, Group
+from mmrepro.matrix.plan import Group
 
 SETUP_S = 8.0
 """What each order takes beside its runs: the import of an engine into a warm parent."""
@@ -34,8 +34,8 @@ class Costs:
     """
 
     cell: Mapping[str, float]
-    build: Callable[[Group], float] = lambda group: ASSUMED_BUILD_S
-    setup: float = SETUP_S
+    build: Callable[[Group], float]
+    setup: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, settle
 from mmrepro.incident.ledger import Attempt, Cell, Night, NightState, Planned
 from mmrepro.matrix.dispatch import SETUP_S, Costs, Dispatcher, Slice
-from mmrepro.matrix.plan import ASSUMED_WHY, Estimates, Group, groups_of
+from mmrepro.matrix.plan import ASSUMED_BUILD_S, ASSUMED_WHY, Estimates, Group, groups_of
 from mmrepro.matrix.schedule import Next, Schedule
 from mmrepro.matrix.work import Began, Order, Place, Places, lost
 from mmrepro.records import Moment
@@ -50,12 +50,14 @@ class SessionOptions:
     Attributes:
         max_time_s: no run is started that is not expected to end within it; None: no limit.
         sliced: the cells of an environment may go to several machines.
-        setup_s: what an order takes beside its runs; a slice is to be worth it.
+        build_s: what an environment takes, and
+        setup_s: what an order takes beside that and its runs; a slice is to be worth them.
         wait_s: how long to wait for a machine when none is left.
     """
 
     max_time_s: float | None = None
     sliced: bool = False
+    build_s: Callable[[Group], float] = lambda group: ASSUMED_BUILD_S
     setup_s: float = SETUP_S
     wait_s: float = 60.0
 
@@ -153,7 +155,7 @@ class Session:
         self._mark(NightState.RUNNING)
         groups = groups_of(cells)
         seconds = {p.cell.id: self.left(p) * self.estimates.of(p.cell)[0] for p in cells}
-        costs = Costs(seconds, setup=self._options.setup_s)
+        costs = Costs(seconds, self._options.build_s, self._options.setup_s)
         dispatcher = Dispatcher(groups, costs, sliced=self._options.sliced)
         self._places.expect(groups)
         try:
