@@ -22,7 +22,7 @@ from mmrepro.errors import InfrastructureError, MmreproError, PlaceLost, UsageEr
 from mmrepro.incident.ledger import Attempt
 from mmrepro.matrix.plan import Group
 from mmrepro.matrix.trial import GRACE_S
-from mmrepro.matrix.work import Began, Order, run_folder
+from mmrepro.matrix.work import Began, Order, Working, run_folder
 from pydantic import ValidationError
 
 TOKEN: Final = "engine_host"  # noqa: S105
@@ -200,7 +200,7 @@ class Machines:
             self._streams.add(stream)
         return stream
 
-    def carry_out(self, machine: Machine, order: Order, root: Path) -> Iterator[Began | Attempt]:
+    def carry_out(self, machine: Machine, order: Order, root: Path) -> Working:
         """As :meth:`Machine.work`."""
         try:
             stream = self._begin(machine, order)
@@ -225,7 +225,7 @@ class Machines:
             with self._lock:
                 self._streams.discard(stream)
 
-    def _received(self, stream: Any, order: Order, root: Path) -> Iterator[Began | Attempt]:
+    def _received(self, stream: Any, order: Order, root: Path) -> Working:
         """What a machine sends; incidents are put where they belong. Raises RayError."""
         folder: Path | None = None
         arrived = False
@@ -258,7 +258,7 @@ class Machine:
         spec = group.spec
         return spec is not None and folder_of(spec).name in self._environments
 
-    def work(self, order: Order, root: Path) -> Iterator[Began | Attempt]:
+    def work(self, order: Order, root: Path) -> Working:
         """Raises PlaceLost: the machine died, or the worker there did.
 
         KeyboardInterrupt: the cluster was told to stop.
