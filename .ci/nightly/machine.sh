@@ -7,12 +7,9 @@ step=$1
 shard=$2
 night=$(< plan/night)
 machines=$(< plan/machines)
+quarantine=$(< plan/quarantine)
 out=delivered/shard-$shard
 mkdir -p "$out" nights
-
-tell() { # LEVEL TITLE TEXT: an annotation where GitHub reads it
-  if [ "${GITHUB_ACTIONS:-}" = true ]; then echo "::$1 title=$2::$3"; else echo "$2: $3" >&2; fi
-}
 
 case $step in
   check)
@@ -22,7 +19,7 @@ case $step in
     if [ "$code" -ne 0 ]; then
       why="mmrepro check ended with $code. $(tail -n 1 "$out/check.txt")"
       echo "$why" > "$out/failed.txt"
-      tell error Infrastructure "machine $shard of $machines is not fit for a night: $why"
+      .ci/nightly/tell.sh error Infrastructure "machine $shard of $machines is not fit for a night: $why"
       exit "$code"
     fi
     ;;
@@ -35,21 +32,23 @@ case $step in
     echo "$code" > "$out/exit"
     case $code in
       0) ;;
-      1) tell warning Surprise "machine $shard of $machines found what was not expected" ;;
-      3) tell warning Unknown "machine $shard of $machines: of some cells nothing is known" ;;
+      1) .ci/nightly/tell.sh warning Surprise "machine $shard of $machines found what was not expected" ;;
+      3) .ci/nightly/tell.sh warning Unknown "machine $shard of $machines: of some cells nothing is known" ;;
       *)
-        tell error Infrastructure "machine $shard of $machines ended with $code"
+        .ci/nightly/tell.sh error Infrastructure "machine $shard of $machines ended with $code"
         exit "$code"
         ;;
     esac
     ;;
   gather)
     if [ -f "$out/failed.txt" ]; then exit 0; fi
-    if ! mmrepro matrix report nights --night "$night" --write "$out"; then
+    if ! mmrepro matrix report nights --night "$night" --write "$out" \
+      ${quarantine:+--quarantine "$quarantine"}; then
       echo "it began no night" > "$out/failed.txt"
       exit 0
     fi
-    mmrepro matrix surprises nights --night "$night" --out "$out/surprises"
+    mmrepro matrix surprises nights --night "$night" --out "$out/surprises" \
+      ${quarantine:+--quarantine "$quarantine"}
     cp nights/ledger.jsonl "$out/"
     ;;
   *)

@@ -1,6 +1,6 @@
 """Writes the script of each step of CI configurations into a file of its own, for shellcheck.
 
-usage: scripts.py FOLDER FILE.yml … (with ``jobs``: GitHub's; with ``steps``: Buildkite's; else GitLab's)
+usage: scripts.py FOLDER FILE.yml … (with ``jobs`` it is GitHub's, with ``steps`` Buildkite's)
 """
 
 from __future__ import annotations
