@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -33,6 +34,7 @@ class StepResult:
     name: str
     code: int
     output: str
+    seconds: float
 
     @property
     def annotations(self) -> list[tuple[str, str, str]]:
@@ -206,12 +208,13 @@ class Machine:
             return
         if not _condition(step.get("if"), contexts, status == "success"):
             return
+        began = time.monotonic()
         if "uses" in step:
             given = {k: interpolated(v, contexts) for k, v in step.get("with", {}).items()}
             code, output = self._uses(name, step["uses"], given)
         else:
             code, output = self._run(number, step, result)
-        result.steps.append(StepResult(name, code, output))
+        result.steps.append(StepResult(name, code, output, time.monotonic() - began))
         if code and not step.get("continue-on-error", False):
             result.result = "failure"
 
