@@ -17,6 +17,8 @@
     - GpuUnavailable
     - SupervisorError
       + WarmParentDied
+    - PlaceLost
+    - NoPlaceLeft
   x RunTimeout             (exit 3: the run did not end in time: inconclusive)
   x NoPair                 (exit 3: the search ended without a pair: inconclusive)
 
@@ -119,6 +121,14 @@ class SupervisorError(InfrastructureError):
 
 class WarmParentDied(SupervisorError):
     """A warm parent could not be started, died as it imported, or no longer answers."""
+
+
+class PlaceLost(InfrastructureError):
+    """A machine that works for a night, or what worked there, is gone."""
+
+
+class NoPlaceLeft(InfrastructureError):
+    """No machine is left that could go on with a night."""
 
 
 class RunTimeout(MmreproError):

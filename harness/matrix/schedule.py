@@ -6,7 +6,8 @@ run again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from mmrepro.history.states import Settled, settle, surprise
@@ -74,6 +75,25 @@ def left(
     if following.role == "confirm":
         return confirm - sum(a.role == "confirm" for a in attempts)
     return waiting + (following.role == "retry")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How often the cells of one night are run; ``before``: as for :func:`next_run`, by cell id."""
+
+    repeat: int
+    confirm: int
+    before: Mapping[str, Settled | None]
+
+    def next(self, attempts: Sequence[Attempt], planned: Planned) -> Next | None:
+        """The next run of a cell; None: it is whole."""
+        before = self.before.get(planned.cell.id)
+        return next_run(attempts, planned, repeat=self.repeat, confirm=self.confirm, before=before)
+
+    def left(self, attempts: Sequence[Attempt], planned: Planned) -> int:
+        """Runs of a cell that are still to be made, if nothing surprises."""
+        before = self.before.get(planned.cell.id)
+        return left(attempts, planned, repeat=self.repeat, confirm=self.confirm, before=before)
 
 
 def _planned(attempts: Sequence[Attempt]) -> Settled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import threading
 import time
@@ -19,33 +18,10 @@ from mmrepro.history.states import Settled, settle
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned, Role
 from mmrepro.matrix.plan import Estimates, Group, groups_of
 from mmrepro.matrix.schedule import Next, left, next_run
+from mmrepro.matrix.work import INCIDENTS, Providing, Runner
 from mmrepro.records import Moment
 
-INCIDENTS = "incidents"
 JOIN_S = 0.2
-
-
-class Runner(Protocol):
-    """Runs cells: `Trials`."""
-
-    def run(
-        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
-    ) -> Attempt: ...
-
-    def stop(self) -> None: ...
-
-
-class Providing(Protocol):
-    """What runs need beside them: `Provisions`."""
-
-    def expect(self, groups: Sequence[Group]) -> None: ...
-    def prepare(self, group: Group) -> str: ...
-    def prefetch(self, group: Group) -> None: ...
-    def warm(self, runs: Sequence[tuple[Cell, int]]) -> contextlib.AbstractContextManager[None]: ...
-    def seconds(self, group: Group) -> float: ...
-    def done(self, group: Group) -> None: ...
-    def stop(self) -> None: ...
-    def join(self) -> None: ...
 
 
 class Watcher(Protocol):
