@@ -6,7 +6,7 @@ later night shows otherwise by a verdict; that a cell was not run ends nothing. 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -34,7 +34,6 @@ class Concern:
         event: that told it last; its identity is the concern's.
         since: the night that told it first.
         cell: None: of no cell, a night is missing.
-        was: state of the cell before it.
         expected_then: whether what came out was what the scenario expected.
         state: of the cell when it last had a verdict; ``unknown``, ``overdue``.
         seen: the night of that verdict; empty: none since.
@@ -47,7 +46,6 @@ class Concern:
     event: Event
     since: str
     cell: Cell | None = None
-    was: str = ""
     expected_then: bool | None = None
     state: str = UNKNOWN
     seen: str = ""
@@ -120,7 +118,7 @@ class _Walk:
             known.event = event
             return
         self.concerns[event.identity] = Concern(
-            event, runs.night.id, track.cell, event.before, _as_expected(runs, event.cell)
+            event, runs.night.id, track.cell, _as_expected(runs, event.cell)
         )
 
     def _follow(self, concern: Concern, runs: NightRuns, settled: dict[str, Settled]) -> None:
@@ -156,20 +154,22 @@ def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> st
         return f"{told}: it has a verdict again."
     if shaky:  # nothing is over out of a flake
         return ""
-    if what is EventKind.FLAKY:
-        return f"{told}: under its new key no run contradicts another."
     as_expected = _as_expected(runs, concern.event.cell)
-    if as_expected and concern.expected_then is False:
+    if what is EventKind.FLAKY and as_expected is not False:
+        return f"{told}: under its new key no run contradicts another."
+    if as_expected and (concern.expected_then is False or _drifted_before(concern, night)):
         return f"{told}, which is what the scenario expects."
-    if what is EventKind.DRIFT:
-        if concern.since == night:
-            return ""
-        if as_expected:
-            return f"{told}, which is what the scenario expects."
-        return f"{told}, as before the drift." if state.value == concern.was else ""
+    if what in (EventKind.DRIFT, EventKind.FLAKY):
+        fine = as_expected is None and state is State.NOT_REPRODUCED
+        return f"{told}, and nothing fails." if fine and _drifted_before(concern, night) else ""
     if what is EventKind.DIFFERENT_FAILURE:
         return "" if state is State.DIFFERENT_FAILURE else f"{told}, and fails so no more."
     return f"{told}." if state is State.NOT_REPRODUCED else ""
+
+
+def _drifted_before(concern: Concern, night: str) -> bool:
+    """A drift is told at least once, whatever it leads to."""
+    return concern.event.what is EventKind.DRIFT and concern.since != night
 
 
 def _as_expected(runs: NightRuns, name: str) -> bool | None:
@@ -208,12 +208,11 @@ def _nights(history: History, now: datetime, every_h: float | None) -> dict[str,
     return found
 
 
-def _begun(nights: Iterable[NightRuns]) -> Iterable[tuple[str, str]]:
+def _begun(nights: Sequence[NightRuns]) -> Iterator[tuple[str, str]]:
     """Each night that may have been waited after, and why nobody waits any more."""
-    known = list(nights)
-    for runs, after in zip(known, [*known[1:], None], strict=True):
-        night = runs.night if after is None else after.night
+    if nights:
+        yield "", f"Night {nights[0].night.id} began."
+    for number, runs in enumerate(nights):
+        night = nights[min(number + 1, len(nights) - 1)].night
         told = f"Night {night.id} began on {night.created.wall:%Y-%m-%d %H:%M} UTC"
         yield runs.night.id, f"{told} and is {night.state}."
-    if known:
-        yield "", f"Night {known[0].night.id} began."
