@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.matrix_simulate import simulate
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.run.options import StartMode
 
@@ -141,6 +142,8 @@ def run(
     )
     raise typer.Exit(execute(asked))
 
+
+app.command()(simulate)
 
 Folder = Annotated[Path, typer.Argument(help="The ledger's folder.", metavar="DIR")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

@@ -71,7 +71,7 @@ def execute(asked: Asked) -> ExitCode:
         )
     if asked.dry_run:
         return _dry_run(asked, given, settings, folder, console)
-    planned, notes = ([], []) if asked.resume else _planned(asked, given)
+    planned, notes = ([], []) if asked.resume else planned_of(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
     night = _night(asked, settings)
@@ -203,7 +203,8 @@ def _nothing_unfinished(
 # ---------------------------------------------------------------- the plan
 
 
-def _planned(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+def planned_of(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+    """The cells that are asked for, and what was left out of them. Raises MmreproError."""
     rows = _rows(asked, given)
     made = plan(_name(asked), rows, asked.settings, given.matrix)
     cells = sharded(made.cells, asked.shard)
@@ -302,7 +303,7 @@ def _dry_run(
         night = waiting[-1].night
         cells = list(waiting[-1].planned.values())
     else:
-        cells, notes = _planned(asked, given)
+        cells, notes = planned_of(asked, given)
         night = _night(asked, settings)
     runs = history.find(night.id)
 
