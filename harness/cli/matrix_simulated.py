@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix import DEFAULT_OUT
-from mmrepro.cli.matrix_run import REPEAT, Asked, planned_of
+from mmrepro.cli.matrix_ledger import DEFAULT_OUT
+from mmrepro.cli.matrix_run import Asked, planned_of
 from mmrepro.errors import UsageError
 from mmrepro.history.ledger import History, read
 from mmrepro.incident.ledger import LEDGER_FILE, Planned
@@ -26,6 +26,7 @@ from mmrepro.matrix.plan import (
     Group,
     groups_of,
 )
+from mmrepro.matrix.schedule import REPEAT
 from mmrepro.matrix.simulate import Fleet, Played, Times, copies, simulate
 from mmrepro.records import Record
 from mmrepro.reports.night_words import plural

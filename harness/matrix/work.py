@@ -221,9 +221,14 @@ class _State:
         return self._measured.of(cell)[0] if known is None else known
 
 
+def run_folder(order: Order, began: Began) -> Path:
+    """Of a run, below the ledger's folder."""
+    return Path(INCIDENTS, order.night, began.planned.cell.id, f"run-{began.coming.number}")
+
+
 def _run(order: Order, began: Began, trials: Runner, root: Path) -> Attempt:
     planned, coming = began
-    folder = root / INCIDENTS / order.night / planned.cell.id / f"run-{coming.number}"
+    folder = root / run_folder(order, began)
     # Of a run that was killed before the ledger heard of it.
     shutil.rmtree(folder, ignore_errors=True)
     return trials.run(
