@@ -13,7 +13,7 @@ from pathlib import Path
 import mmrepro
 import typer
 from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix import DEFAULT_OUT
+from mmrepro.cli.matrix_ledger import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
 from mmrepro.errors import ExitCode, NoPlaceLeft, UsageError
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
@@ -70,7 +70,7 @@ def execute(asked: Asked) -> ExitCode:
         )
     if asked.dry_run:
         return _dry_run(asked, given, settings, folder, console)
-    planned, notes = ([], []) if asked.resume else _planned(asked, given)
+    planned, notes = ([], []) if asked.resume else planned_of(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
     night = _night(asked, settings)
@@ -198,7 +198,8 @@ def _nothing_unfinished(
 # ---------------------------------------------------------------- the plan
 
 
-def _planned(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+def planned_of(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+    """The cells that are asked for, and what was left out of them. Raises MmreproError."""
     rows = _rows(asked, given)
     made = plan(_name(asked), rows, asked.settings, given.matrix)
     cells = sharded(made.cells, asked.shard)
@@ -291,7 +292,7 @@ def _dry_run(
         night = waiting[-1].night
         cells = list(waiting[-1].planned.values())
     else:
-        cells, notes = _planned(asked, given)
+        cells, notes = planned_of(asked, given)
         night = _night(asked, settings)
     runs = history.find(night.id)
 
