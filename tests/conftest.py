@@ -16,6 +16,9 @@ try:
 except ModuleNotFoundError:  # tests/minivllm/test_cuda.py runs wherever torch and pytest are
     settings = None
 
+# For tests/unit/plugin: pytest, run by a test.
+pytest_plugins = ["pytester"]
+
 # A shell that starts something in the background makes it ignore SIGINT, and children inherit
 # that: the tests that send Ctrl-C would then wait for nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -138,6 +138,7 @@ def issues(
     from mmrepro.history.issues import decide
     from mmrepro.history.ledger import read
     from mmrepro.reports.issue_markdown import as_json, title
+    from mmrepro.text.sanitize import one_line
 
     history, excused = read(ledger), quarantine_of(quarantine)
     today = history.newest.night.created.wall if history.newest is not None else None
@@ -156,9 +157,10 @@ def issues(
         _print({"actions": told, "held": held})
         return
     for one in told:
-        typer.echo(f"{one['do']} {one.get('number', '')}: {one.get('title', one['identity'])}")
+        number = f" #{one['number']}" if "number" in one else ""
+        typer.echo(one_line(f"{one['do']}{number}: {one.get('title', one['identity'])}"))
     if held:
-        typer.echo(f"{len(held)} more wait for the next night, e.g. {held[0]}")
+        typer.echo(f"{len(held)} more wait for the next night: {', '.join(held[:3])}")
     if not told and not held:
         typer.echo("Nothing is to be done.")
 

@@ -15,7 +15,7 @@ import typer
 from mmrepro.cli.console import table_console
 from mmrepro.cli.matrix import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
-from mmrepro.errors import ExitCode, UsageError
+from mmrepro.errors import ExitCode, NoPlaceLeft, UsageError
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
@@ -23,21 +23,22 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
+from mmrepro.matrix.local import LocalPlaces
+from mmrepro.matrix.nights import begin, unfinished
 from mmrepro.matrix.plan import Estimates, dry_run, plan, sharded
 from mmrepro.matrix.provisions import Provisions
-from mmrepro.matrix.schedule import left
-from mmrepro.matrix.session import Session, SessionOptions, begin, unfinished
-from mmrepro.matrix.trial import TrialOptions, Trials
+from mmrepro.matrix.schedule import CONFIRM, REPEAT, left
+from mmrepro.matrix.session import Session, SessionOptions
+from mmrepro.matrix.trial import Trials, night_options
 from mmrepro.records import Moment
 from mmrepro.reports.dashboard import HTML_FILE
 from mmrepro.reports.night import night_view, write_night
 from mmrepro.reports.night_json import night_json
 from mmrepro.reports.night_terminal import print_night
 from mmrepro.run.key import gpu_models
-from mmrepro.run.options import StartMode
 from rich.console import Console
 
-REPEAT, CONFIRM, JOBS, TIMEOUT_S = 1, 3, 1, 600.0
+JOBS = 1
 
 
 @dataclass(frozen=True)
@@ -94,25 +95,22 @@ def _run(
     console: Console,
 ) -> ExitCode:
     again = _resume_command(asked, ledger.folder)
-    options = TrialOptions(
-        timeout_s=settings.timeout or TIMEOUT_S,
-        start_mode=_start_mode(settings),
-        machine=runs.night.machine,
-    )
+    options = night_options(settings, runs.night.machine)
     bound = None
     if settings.disk is not None:
         bound = Bound(settings.disk, ledger.folder / f".disk-{runs.night.id}.json")
     quarantine = _quarantine(settings, runs, console)
     display = MatrixProgress(console)
     provisions = Provisions(options, bound, display.say)
-    how = SessionOptions(jobs=settings.jobs or JOBS, max_time_s=settings.max_time)
-    session = Session(ledger, runs, Trials(options), provisions, how, display)
+    places = LocalPlaces(Trials(options), provisions, settings.jobs or JOBS, runs.night.machine)
+    how = SessionOptions(max_time_s=settings.max_time)
+    session = Session(ledger, runs, places, how, display)
     display.session = session
     idle = not session.todo and runs.night.state is NightState.COMPLETE
     try:
         with display:
             session.execute()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NoPlaceLeft):
         write_night(ledger.history, runs, ledger.folder, quarantine)
         whole = len(runs.planned) - len(session.todo)
         told = f"Night {runs.night.id}: {whole} of {len(runs.planned)} cells are whole and kept"
@@ -259,12 +257,6 @@ def _night(asked: Asked, settings: Settings) -> Night:
         raise UsageError(
             f"{asked.night!r} cannot name a night.", hint="letters, digits, dots, dashes"
         ) from error
-
-
-def _start_mode(settings: Settings) -> StartMode:
-    """Always the same, however many runs a group has: the mode is a part of the key."""
-    mode = settings.start_mode or StartMode.AUTO
-    return StartMode.WARM if mode is StartMode.AUTO else mode
 
 
 def _resume_command(asked: Asked, folder: Path) -> str:

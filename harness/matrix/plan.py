@@ -95,6 +95,18 @@ def plan(
     return Plan(ordered(made.cells.values()), list(dict.fromkeys(made.notes)))
 
 
+def planned(night: str, scenario: Scenario, cell: Cell) -> Planned:
+    """The cell, and what its scenario expects of it."""
+    expected, _ = scenario.expected(cell.release, frozenset(cell.mitigations))
+    return Planned(
+        night=night,
+        cell=cell,
+        expected=expected,
+        affected=scenario.affected_range,
+        title=scenario.title,
+    )
+
+
 def scenarios_called(name: str) -> list[tuple[Scenario, str]]:
     """``NAME``, ``NAME:VARIANT``, ``NAME:all`` or ``all``: each with what names it to `run`.
 
@@ -167,17 +179,7 @@ class _Making:
                     server_args=tuple(group.server_arg),
                     options=tuple(group.option),
                 )
-                self.cells.setdefault(cell.id, self._planned(scenario, cell))
-
-    def _planned(self, scenario: Scenario, cell: Cell) -> Planned:
-        expected, _ = scenario.expected(cell.release, frozenset(cell.mitigations))
-        return Planned(
-            night=self.night,
-            cell=cell,
-            expected=expected,
-            affected=scenario.affected_range,
-            title=scenario.title,
-        )
+                self.cells.setdefault(cell.id, planned(self.night, scenario, cell))
 
     def _listed(self, scenario: Scenario, device: str) -> Sequence[Listed]:
         known = (scenario.engine, device)

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from mmrepro.history.states import Settled, settle, surprise
 from mmrepro.incident.ledger import Attempt, Lost, Planned, Role
 
+REPEAT, CONFIRM = 1, 3
+"""Where nothing else is said."""
 HOPELESS = (Lost.UNLOADABLE, Lost.USAGE)
 """Another run of the same ends the same way."""
 

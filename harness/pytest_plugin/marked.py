@@ -1,0 +1,253 @@
+"""``@pytest.mark.mmrepro`` and what the fixture ``mmrepro_run`` gives."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from mmrepro.errors import MmreproError, UsageError
+from mmrepro.history.states import State
+from mmrepro.incident import Incident
+from mmrepro.incident.folder import unused
+from mmrepro.incident.ledger import Attempt, Cell, Planned
+from mmrepro.matrix.file import Device, Seconds, Texts
+from mmrepro.matrix.plan import groups_of, planned
+from mmrepro.matrix.trial import TIMEOUT_S, TrialOptions, incident_in
+from mmrepro.matrix.work import INCIDENTS
+from mmrepro.pytest_plugin import FIXTURE, MARKER, PROPERTY
+from mmrepro.pytest_plugin.options import out_folder, session_name
+from mmrepro.pytest_plugin.running import How, Runs
+from mmrepro.pytest_plugin.telling import Ran, sentence
+from mmrepro.reports.writing import MARKDOWN_FILE
+from mmrepro.run.launch import target
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.signature import Outcome
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+_RAN = pytest.StashKey[Ran]()
+
+
+def _pairs(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return [name if said is True else f"{name}={said}" for name, said in value.items()]
+
+
+class Asked(BaseModel):
+    """The arguments of the marker, and of a call of the fixture."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    scenario: str
+    release: str = ""
+    variant: str = ""
+    device: Device = "auto"
+    mitigations: Texts = []
+    options: Annotated[Texts, BeforeValidator(_pairs)] = []
+    server_args: Texts = []
+    timeout: Seconds = TIMEOUT_S
+
+    def planned(self) -> Planned:
+        """The cell. Raises UsageError: there is none such."""
+        scenario = load_scenario(self.scenario).with_variant(self.variant)
+        scenario.read_options(self.options)
+        wanted = RunOptions(
+            release=self.release, device=self.device, mitigations=tuple(self.mitigations)
+        )
+        spec = target(scenario, wanted)
+        cell = Cell(
+            scenario=self.scenario,
+            variant=self.variant,
+            engine=scenario.engine,
+            release=spec.release,
+            device=spec.device,
+            mitigations=tuple(dict.fromkeys(self.mitigations)),
+            server_args=tuple(self.server_args),
+            options=tuple(self.options),
+        )
+        return planned("", scenario, cell)
+
+
+def prepare(item: pytest.Item) -> None:
+    """Run what the marker of ``item`` asks for, unless that was done."""
+    marker = item.get_closest_marker(MARKER)
+    if marker is None or _RAN in item.stash or item.config.getoption("setupplan", False):
+        return
+    try:
+        ran = _run(item, marker.args, marker.kwargs)
+    except UsageError as error:
+        pytest.fail(f"@pytest.mark.{MARKER}: {sentence(error)}", pytrace=False)
+    except MmreproError as error:
+        pytest.fail(sentence(error), pytrace=False)
+    item.stash[_RAN] = ran
+    item.user_properties += ran.properties
+    ran.check_learnt(item.config)
+
+
+def judge(item: pytest.Item) -> None:
+    """Fail ``item`` for a verdict that was not expected, if it does not ask for the run itself."""
+    if FIXTURE not in getattr(item, "fixturenames", ()) and (ran := item.stash.get(_RAN, None)):
+        ran.check_expected()
+
+
+def fixture_of(item: pytest.Item) -> MmreproRun:
+    """Raises what :func:`prepare` does."""
+    prepare(item)
+    return MmreproRun(item, item.stash.get(_RAN, None))
+
+
+class FinishedRun:
+    """One run of a scenario on a real engine."""
+
+    def __init__(self, ran: Ran | None) -> None:
+        self._made = ran
+
+    def __repr__(self) -> str:
+        if self._made is None:
+            return "<no run>"
+        return f"<{self._made.what}: {self.outcome}, {self.expected} was expected>"
+
+    @property
+    def outcome(self) -> Outcome:
+        """A text too: ``run.outcome == "reproduced"``."""
+        return Outcome(self._ran.settled.state)
+
+    @property
+    def expected(self) -> Outcome | None:
+        """By the scenario, of that release with these mitigations."""
+        return self._ran.planned.expected
+
+    @property
+    def as_expected(self) -> bool:
+        """Also where nothing was expected; never of an inconclusive run."""
+        return self._ran.settled.as_expected is not False and self.conclusive
+
+    @property
+    def conclusive(self) -> bool:
+        return self._ran.settled.state is not State.INCONCLUSIVE
+
+    @property
+    def explanation(self) -> str:
+        return self._attempt.explanation
+
+    @property
+    def key(self) -> str:
+        """Runs with one key are the same experiment."""
+        return self._attempt.key
+
+    @property
+    def command(self) -> str:
+        """That repeats it."""
+        return self._attempt.command
+
+    @property
+    def folder(self) -> Path:
+        """Of the incident."""
+        assert self._ran.folder is not None
+        return self._ran.folder
+
+    @property
+    def report(self) -> Path:
+        return self.folder / MARKDOWN_FILE
+
+    @cached_property
+    def incident(self) -> Incident:
+        """All of it: conditions, claims, requests, evidence."""
+        found = incident_in(self.folder)
+        assert found is not None
+        return found
+
+    @property
+    def _ran(self) -> Ran:
+        if self._made is None:
+            raise AttributeError(
+                f"nothing was run: the test has no @pytest.mark.{MARKER}; "
+                f'{FIXTURE}("SCENARIO") runs one'
+            )
+        return self._made
+
+    @property
+    def _attempt(self) -> Attempt:
+        assert self._ran.shown is not None
+        return self._ran.shown
+
+
+class MmreproRun(FinishedRun):
+    """The run of the marker, and a function that makes more."""
+
+    def __init__(self, item: pytest.Item, ran: Ran | None) -> None:
+        super().__init__(ran)
+        self._item = item
+
+    def __call__(self, *arguments: Any, **named: Any) -> FinishedRun:
+        """Run a scenario; the arguments are the marker's. What is inconclusive comes back as well.
+
+        Raises:
+            UsageError: there is no such scenario, release, variant, ….
+            pytest.fail.Exception: infrastructure failed, twice.
+        """
+        __tracebackhide__ = True
+        ran = _run(self._item, arguments, named)
+        if ran.folder is not None:
+            self._item.user_properties += [p for p in ran.properties if p[0] == _INCIDENT]
+        if ran.settled.state is not State.INCONCLUSIVE:
+            ran.check_learnt(self._item.config)
+        return FinishedRun(ran)
+
+
+_INCIDENT = f"{PROPERTY}incident"
+
+
+def _run(item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Ran:
+    asked = _asked(item, arguments, named)
+    one = asked.planned()
+    root, (group,) = out_folder(item.config), groups_of([one])
+    name = re.sub(r"[^A-Za-z0-9.]+", "-", item.nodeid).strip("-.")[-100:]
+    below = root / INCIDENTS
+    night = unused(below / session_name(item.config) / name).relative_to(below)
+    runs = Runs(How(root, str(night), TrialOptions(timeout_s=asked.timeout)))
+    with contextlib.closing(runs):
+        attempts = runs.run(group, one)
+    return Ran(
+        what=f"{one.cell.row} on {group.name}",
+        planned=one,
+        attempts=tuple(attempts),
+        root=root,
+        here=item.config.invocation_params.dir,
+        named=True,
+    )
+
+
+def _asked(item: pytest.Item, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Asked:
+    """Raises UsageError: one argument, or more, is not as it has to be."""
+    example = f'{MARKER}("ghost-key-eviction", release="0.23.0")'
+    if len(arguments) > 1:
+        raise UsageError("Only the scenario is given without a name.", hint=example)
+    try:
+        asked = Asked(**dict(zip(("scenario",), arguments, strict=False)), **named)
+    except (ValidationError, TypeError) as error:
+        raise UsageError(f"{_why(error)}.", hint=example) from None
+    if asked.scenario.endswith(".py"):
+        asked.scenario = os.path.relpath(item.path.parent / asked.scenario)
+    return asked
+
+
+def _why(error: ValidationError | TypeError) -> str:
+    if isinstance(error, TypeError):
+        return "The scenario is given twice"
+    first = error.errors(include_url=False, include_input=False)[0]
+    name = first["loc"][0]
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(inspect.signature(Asked).parameters)
+        return f"There is no argument {name!r}; there are: {known}"
+    if first["type"] == "missing":
+        return f"The argument {name!r} is missing"
+    return f"The argument {name!r}: {first['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,46 @@
+"""What pytest's command line and ini file say."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+DEFAULT_OUT = "mmrepro-runs"
+SESSION = "mmrepro_session"
+_NAME = pytest.StashKey[str]()
+_BEGAN = pytest.StashKey[float]()
+
+
+def session_name(config: pytest.Config) -> str:
+    """Of this pytest run, and of its workers: a folder's name that no other run has."""
+    given = getattr(config, "workerinput", {}).get(SESSION)
+    if given is None:
+        given = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{os.getpid()}"
+    return config.stash.setdefault(_NAME, given)
+
+
+def began(config: pytest.Config) -> float:
+    """Unix time of the first question for it: the collection of the first file."""
+    return config.stash.setdefault(_BEGAN, time.time())
+
+
+def out_folder(config: pytest.Config) -> Path:
+    """Absolute; relative ones are the current folder's, or the ini file's."""
+    here = config.invocation_params.dir
+    if said := config.getoption("mmrepro_out"):
+        return here / str(said)
+    if said := config.getini("mmrepro_out"):
+        return (config.inipath.parent if config.inipath else here) / str(said)
+    return here / DEFAULT_OUT
+
+
+def skips_inconclusive(config: pytest.Config) -> bool:
+    """Raises pytest.UsageError: the ini file says neither."""
+    said = config.getoption("mmrepro_inconclusive") or config.getini("mmrepro_inconclusive")
+    if said not in ("error", "skip"):
+        raise pytest.UsageError(f"mmrepro_inconclusive is {said!r}; it is error or skip.")
+    return bool(said == "skip")
