@@ -13,7 +13,7 @@ from pathlib import Path
 import mmrepro
 import typer
 from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix import DEFAULT_OUT
+from mmrepro.cli.matrix_ledger import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
 from mmrepro.errors import ExitCode, NoPlaceLeft, UsageError
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
