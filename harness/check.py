@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
 from mmrepro.environments.store import list_environments
 from mmrepro.environments.torch_source import torch_setting
 from mmrepro.environments.uv import uv_version, without_credentials
-from mmrepro.errors import MmreproError
+from mmrepro.errors import MmreproError, UsageError
 from mmrepro.machine.cache import Device, cache_root, detect_device
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.gpu import choose, read_gpus
@@ -66,13 +66,24 @@ class HostReport(Record):
     environments: list[CachedEnvironment]
 
 
-def examine() -> HostReport:
-    """Try every part. Never raises: a part that cannot be examined is one that is missing."""
+def examine(needed: Collection[str] = ()) -> HostReport:
+    """Try every part. A part that cannot be examined is one that is missing.
+
+    Args:
+        needed: names of parts that are required here besides those that the main job requires.
+
+    Raises:
+        UsageError: there is no part of such a name.
+    """
     tries: list[Callable[[], Part]] = [
         system, uv, disk, memory, py_spy, ptrace, strace, gpu, cpu, shared_memory, working_folder,
         torch_source, environments,
     ]  # fmt: skip
     parts = [_safely(one) for one in tries]
+    names = [part.name for part in parts]
+    if unknown := [name for name in needed if name not in names]:
+        raise UsageError(f"No part is called {unknown[0]!r}.", hint=f"one of: {', '.join(names)}")
+    parts = [p.model_copy(update={"required": p.required or p.name in needed}) for p in parts]
     return HostReport(
         ok=all(part.ok for part in parts if part.required),
         device=detect_device(),

@@ -12,18 +12,22 @@ if TYPE_CHECKING:
 
 
 def check(
+    need: Annotated[
+        list[str] | None,
+        typer.Option(help="A part that this machine must have as well, e.g. gpu. May be repeated."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Tell what of this machine a run can use, and what each missing part costs.
 
-    Exit status 0: the main job can run here; 4: it cannot.
+    Exit status 0: the main job can run here; 4: it cannot, or a part that is needed is missing.
 
-    Example: mmrepro check
+    Example: mmrepro check --need gpu
     """
     from mmrepro.check import examine
     from mmrepro.errors import ExitCode
 
-    report = examine()
+    report = examine(need or ())
     if json:
         print(report.model_dump_json(indent=1))
     else:
@@ -54,7 +58,7 @@ def _print(report: HostReport) -> None:
         console.print("The main job can run here: mmrepro run ghost-key-eviction")
     else:
         lacking = ", ".join(part.name for part in report.parts if part.required and not part.ok)
-        console.print(f"The main job cannot run here: {lacking}.")
+        console.print(f"Missing, and needed: {lacking}.")
 
 
 def _mark(part: Part) -> str:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from mmrepro.cli import matrix_nightly
+from mmrepro.cli.matrix_ledger import (
+    DEFAULT_OUT,
+    Excused,
+    Folder,
+    Json,
+    NightName,
+    chosen_night,
+    quarantine_of,
+)
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.run.options import StartMode
-
-if TYPE_CHECKING:
-    from mmrepro.history.ledger import NightRuns
-    from mmrepro.history.quarantine import Quarantine
-
-DEFAULT_OUT = "nights"
 
 app = typer.Typer(
     name="matrix",
@@ -142,10 +146,6 @@ def run(
     raise typer.Exit(execute(asked))
 
 
-Folder = Annotated[Path, typer.Argument(help="The ledger's folder.", metavar="DIR")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-
-
 class Format(StrEnum):
     TERMINAL = "terminal"
     MD = "md"
@@ -157,11 +157,9 @@ class Format(StrEnum):
 @app.command()
 def report(
     ledger: Folder = Path(DEFAULT_OUT),
-    night: Annotated[str, typer.Option(help="Which one.  [default: the newest]")] = "",
+    night: NightName = "",
     format: Annotated[Format, typer.Option(help="What to print.")] = Format.TERMINAL,
-    quarantine: Annotated[
-        Path | None, typer.Option(help="TOML with the cells that are not to fail the night.")
-    ] = None,
+    quarantine: Excused = None,
     write: Annotated[
         Path | None, typer.Option(help="Write all files of the report into this folder instead.")
     ] = None,
@@ -180,8 +178,8 @@ def report(
     from mmrepro.reports.night_terminal import print_night
 
     history = read(ledger)
-    chosen = _night(ledger, night)
-    excused = _quarantine(quarantine)
+    chosen = chosen_night(ledger, night)
+    excused = quarantine_of(quarantine)
     if write is not None:
         for path in write_night(history, chosen, write, excused):
             typer.echo(str(path))
@@ -216,14 +214,13 @@ def diff(
     """
     from mmrepro.cli.console import table_console
     from mmrepro.errors import ExitCode, UsageError
-    from mmrepro.history.events import diff as find
+    from mmrepro.history.events import ALARMS, diff as find
     from mmrepro.history.ledger import read
-    from mmrepro.matrix.ending import ALARMS
     from mmrepro.reports.night_terminal import print_events
 
-    after = _night(ledger, now)
+    after = chosen_night(ledger, now)
     if before:
-        first = _night(ledger, before)
+        first = chosen_night(ledger, before)
     else:
         earlier = read(ledger).before(after.night)
         if not earlier:
@@ -274,9 +271,7 @@ def merge(
     ],
     out: Annotated[Path, typer.Option(help="The ledger that they are added to.")],
     incidents: Annotated[bool, typer.Option(help="Copy the incidents as well.")] = True,
-    quarantine: Annotated[
-        Path | None, typer.Option(help="TOML with the cells that are not to fail the night.")
-    ] = None,
+    quarantine: Excused = None,
 ) -> None:
     """Make one ledger of several, and its reports; what is there already is kept.
 
@@ -286,7 +281,7 @@ def merge(
     from mmrepro.history.merge import merge as join
     from mmrepro.reports.night import write_night
 
-    excused = _quarantine(quarantine)
+    excused = quarantine_of(quarantine)
     done = join(folders, out, incidents=incidents)
     if done.nothing:
         typer.echo(f"{out} has all of that already.")
@@ -303,21 +298,5 @@ def merge(
         write_night(known, known.newest, out, excused)
 
 
-def _night(ledger: Path, name: str) -> NightRuns:
-    """``NIGHT``, or ``DIR:NIGHT`` of another ledger; "": the newest."""
-    from mmrepro.errors import UsageError
-    from mmrepro.history.ledger import read
-
-    folder, colon, other = name.rpartition(":")
-    known = read(Path(folder) if colon else ledger)
-    if other:
-        return known.night(other)
-    if known.newest is None:
-        raise UsageError(f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}")
-    return known.newest
-
-
-def _quarantine(path: Path | None) -> Quarantine:
-    from mmrepro.history.quarantine import Quarantine, load
-
-    return load(path) if path is not None else Quarantine()
+for command in matrix_nightly.COMMANDS:
+    app.command()(command)

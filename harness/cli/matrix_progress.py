@@ -32,7 +32,6 @@ class MatrixProgress(LiveView):
         super().__init__(console, per_second=4, transient=True)
         self.session: Session | None = None
         self._current: dict[int, tuple[str, float]] = {}
-        self._group = ""
         self._latest = ""
         self._counts: Counter[str] = Counter()
 
@@ -45,10 +44,8 @@ class MatrixProgress(LiveView):
         if not self.console.is_terminal:
             self._line(f"  {text}")
 
-    def group(self, group: Group) -> None:
-        with self._lock:
-            self._group = group.name
-        self._line(group.name, "bold")
+    def group(self, group: Group, machine: str) -> None:
+        self._line(f"{group.name} on {machine}" if machine else group.name, "bold")
 
     def began(self, planned: Planned, coming: Next) -> None:
         which = f", {coming.role} run {coming.number}" if coming.number > 1 else ""

@@ -15,7 +15,7 @@ import typer
 from mmrepro.cli.console import table_console
 from mmrepro.cli.matrix import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
-from mmrepro.errors import ExitCode, UsageError
+from mmrepro.errors import ExitCode, NoPlaceLeft, UsageError
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
@@ -23,10 +23,12 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
+from mmrepro.matrix.local import LocalPlaces
+from mmrepro.matrix.nights import begin, unfinished
 from mmrepro.matrix.plan import Estimates, dry_run, plan, sharded
 from mmrepro.matrix.provisions import Provisions
 from mmrepro.matrix.schedule import CONFIRM, REPEAT, left
-from mmrepro.matrix.session import Session, SessionOptions, begin, unfinished
+from mmrepro.matrix.session import Session, SessionOptions
 from mmrepro.matrix.trial import Trials, night_options
 from mmrepro.records import Moment
 from mmrepro.reports.dashboard import HTML_FILE
@@ -100,14 +102,15 @@ def _run(
     quarantine = _quarantine(settings, runs, console)
     display = MatrixProgress(console)
     provisions = Provisions(options, bound, display.say)
-    how = SessionOptions(jobs=settings.jobs or JOBS, max_time_s=settings.max_time)
-    session = Session(ledger, runs, Trials(options), provisions, how, display)
+    places = LocalPlaces(Trials(options), provisions, settings.jobs or JOBS, runs.night.machine)
+    how = SessionOptions(max_time_s=settings.max_time)
+    session = Session(ledger, runs, places, how, display)
     display.session = session
     idle = not session.todo and runs.night.state is NightState.COMPLETE
     try:
         with display:
             session.execute()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, NoPlaceLeft):
         write_night(ledger.history, runs, ledger.folder, quarantine)
         whole = len(runs.planned) - len(session.todo)
         told = f"Night {runs.night.id}: {whole} of {len(runs.planned)} cells are whole and kept"

@@ -25,6 +25,16 @@ OF_A_RELEASE = frozenset(
     ("engine", "environment", "python", "command", "variables", "model", "max_model_len")
 )
 """Parts of a key that differ between two releases as such."""
+ALARMS = frozenset(
+    {
+        EventKind.BUG_RETURNED,
+        EventKind.DIFFERENT_FAILURE,
+        EventKind.DRIFT,
+        EventKind.FLAKY,
+    }
+)
+"""Events that make a night not as expected, unless their cell is in quarantine. A new release that
+the scenario expects to be affected is told, and is as expected."""
 _SEQUENCE = list(EventKind)
 
 
@@ -44,15 +54,13 @@ def diff(before: NightRuns, after: NightRuns) -> list[Event]:
     return sorted(found, key=lambda e: _SEQUENCE.index(e.what))
 
 
-def overdue(history: History, now: datetime) -> Event | None:
-    """For a dead man's switch: the next night should have begun by ``now`` and has not."""
-    newest = history.newest
-    return late(newest, now) if newest is not None else None
+def late(last: NightRuns, now: datetime, every_h: float | None = None) -> Event | None:
+    """No night from the one given until ``now``, though one is due every so many hours.
 
-
-def late(last: NightRuns, now: datetime) -> Event | None:
-    """No night from the one given until ``now``, though one is due every so many hours."""
-    every = last.night.every_h
+    Args:
+        every_h: instead of what that night says.
+    """
+    every = every_h or last.night.every_h
     if not every:
         return None
     gap = (now - last.night.created.wall) / timedelta(hours=1)

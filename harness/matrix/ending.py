@@ -5,20 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from mmrepro.errors import ExitCode
+from mmrepro.history.events import ALARMS
 from mmrepro.history.ledger import NightRuns
 from mmrepro.history.states import State, settle
-from mmrepro.incident.ledger import Cell, EventKind, Lost
+from mmrepro.incident.ledger import Cell, Lost
 
-ALARMS = frozenset(
-    {
-        EventKind.BUG_RETURNED,
-        EventKind.DIFFERENT_FAILURE,
-        EventKind.DRIFT,
-        EventKind.FLAKY,
-    }
-)
-"""Events that make a night not as expected, unless their cell is in quarantine. A new release that
-the scenario expects to be affected is told, and is as expected."""
 UNKNOWN = (State.INCONCLUSIVE, State.LOST, State.MISSING)
 
 

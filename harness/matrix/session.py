@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
+import queue
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Protocol
 
-from mmrepro.errors import UsageError
+from mmrepro.errors import NoPlaceLeft, PlaceLost
 from mmrepro.history.events import events
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, settle
-from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned, Role
-from mmrepro.matrix.plan import Estimates, Group, groups_of
-from mmrepro.matrix.schedule import Next, left, next_run
-from mmrepro.matrix.work import INCIDENTS, Providing, Runner
+from mmrepro.incident.ledger import Attempt, Cell, Night, NightState, Planned
+from mmrepro.matrix.dispatch import SETUP_S, Costs, Dispatcher, Slice
+from mmrepro.matrix.plan import ASSUMED_BUILD_S, ASSUMED_WHY, Estimates, Group, groups_of
+from mmrepro.matrix.schedule import Next, Schedule
+from mmrepro.matrix.work import Began, Order, Place, Places, lost
 from mmrepro.records import Moment
 
-JOIN_S = 0.2
+POLL_S = 0.2
+STRIKES = 3
+"""So often in a row a machine may be lost, or the same cells, before anything came of them."""
 
 
 class Watcher(Protocol):
     """Is told how a night goes, from several threads."""
 
-    def group(self, group: Group) -> None:
-        """Its environment is looked for, and then its cells are run."""
+    def say(self, text: str) -> None:
+        """What happens beside the runs."""
+
+    def group(self, group: Group, machine: str) -> None:
+        """Its environment is looked for, and then its cells are run; "": on this machine."""
 
     def began(self, planned: Planned, coming: Next) -> None:
         """A run was started."""
@@ -42,101 +48,78 @@ class SessionOptions:
     """How a night is run; what it is to run is in the ledger.
 
     Attributes:
-        jobs: groups at a time.
         max_time_s: no run is started that is not expected to end within it; None: no limit.
+        sliced: the cells of an environment may go to several machines.
+        build_s: what an environment takes, and
+        setup_s: what an order takes beside that and its runs; a slice is to be worth them.
+        wait_s: how long to wait for a machine when none is left.
     """
 
-    jobs: int = 1
     max_time_s: float | None = None
+    sliced: bool = False
+    build_s: Callable[[Group], float] = lambda group: ASSUMED_BUILD_S
+    setup_s: float = SETUP_S
+    wait_s: float = 60.0
 
 
-def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:
-    """Write down that ``night`` runs these cells, or goes on with them.
+@dataclass(frozen=True)
+class _Told:
+    """How an order ended."""
 
-    The cells of a night that is there already stay in it. Nothing is written if nothing is new.
-    """
-    runs = ledger.history.find(night.id)
-    new = [p for p in cells if runs is None or p.cell.id not in runs.planned]
-    if runs is None or new or _asked(runs.night) != _asked(night):
-        total = len(new) + (len(runs.planned) if runs else 0)
-        created = runs.night.created if runs else night.created
-        ledger.append(night.model_copy(update={"created": created, "cells": total}))
-        for planned in new:
-            ledger.append(planned)
-    return ledger.history.night(night.id)
-
-
-def _asked(night: Night) -> tuple[int, int]:
-    return night.repeat, night.confirm
-
-
-def unfinished(ledger: Ledger) -> NightRuns | None:
-    """The newest night that was not run to its end; None: there is none.
-
-    Raises:
-        UsageError: it was killed before its plan was written down.
-    """
-    for runs in reversed(ledger.history.nights):
-        if runs.night.state is NightState.COMPLETE:
-            continue
-        if runs.night.cells is not None and len(runs.planned) < runs.night.cells:
-            raise UsageError(
-                f"Night {runs.night.id} ended before its plan was written down.",
-                hint=f"run it again: {runs.night.command}",
-            )
-        return runs
-    return None
+    place: Place
+    slice: Slice
+    runs: int = 0
+    """That the place told of."""
+    loss: PlaceLost | None = None
+    began: bool = False
+    """A run was lost with the place, and is an attempt."""
+    error: BaseException | None = None
 
 
 class Session:
-    """A night in progress."""
+    """A night in progress.
+
+    One thread gives the orders; each is worked on in a thread of its own, which appends what comes
+    of it to the ledger. Where a machine is lost, the run that it had begun is an attempt that
+    infrastructure lost, and what it had not begun goes to others.
+    """
 
     def __init__(
         self,
         ledger: Ledger,
         runs: NightRuns,
-        trials: Runner,
-        provisions: Providing,
+        places: Places,
         options: SessionOptions,
         watcher: Watcher | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """``runs``: of the ledger's history, begun by :func:`begin`."""
+        """``runs``: of the ledger's history, begun by :func:`~mmrepro.matrix.nights.begin`."""
         self.ledger = ledger
         self.runs = runs
         self.estimates = Estimates(ledger.history)
-        self._trials, self._provisions = trials, provisions
-        self._options, self._watcher = options, watcher
-        self._clock, self._began = clock, clock()
+        self._places, self._options, self._watcher = places, options, watcher
+        self._clock = clock
+        limit = options.max_time_s
+        self._until = None if limit is None else clock() + limit
         self._before = {name: self._last(name) for name in runs.planned}
-        self._lock = threading.Lock()
         self._stopped = False
-        self._errors: list[BaseException] = []
-        self._waiting: deque[Group] = deque()
+        self._busy: dict[int, tuple[Place, threading.Thread]] = {}
+        self._told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
+        self._strikes: Counter[str] = Counter()
 
     # ------------------------------------------------------------------ what is left
 
     def next(self, planned: Planned) -> Next | None:
         """The next run of a cell; None: it is whole."""
-        night = self.runs.night
-        return next_run(
-            self.runs.attempts_of(planned.cell.id),
-            planned,
-            repeat=night.repeat,
-            confirm=night.confirm,
-            before=self._before[planned.cell.id],
-        )
+        return self._schedule.next(self.runs.attempts_of(planned.cell.id), planned)
 
     def left(self, planned: Planned) -> int:
         """Runs of a cell that are still to be made, if nothing surprises."""
-        night = self.runs.night
-        return left(
-            self.runs.attempts_of(planned.cell.id),
-            planned,
-            repeat=night.repeat,
-            confirm=night.confirm,
-            before=self._before[planned.cell.id],
-        )
+        return self._schedule.left(self.runs.attempts_of(planned.cell.id), planned)
+
+    @property
+    def _schedule(self) -> Schedule:
+        return Schedule(self.runs.night.repeat, self.runs.night.confirm, self._before)
 
     @property
     def todo(self) -> list[Planned]:
@@ -171,40 +154,25 @@ class Session:
             return self.runs.night
         self._mark(NightState.RUNNING)
         groups = groups_of(cells)
-        self._waiting = deque(groups)
-        self._provisions.expect(groups)
-        workers = [
-            threading.Thread(target=self._work, name=f"matrix-{number}")
-            for number in range(min(self._options.jobs, len(groups)))
-        ]
+        seconds = {p.cell.id: self.left(p) * self.estimates.of(p.cell)[0] for p in cells}
+        costs = Costs(seconds, self._options.build_s, self._options.setup_s)
+        dispatcher = Dispatcher(groups, costs, sliced=self._options.sliced)
+        self._places.expect(groups)
         try:
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                while worker.is_alive():
-                    worker.join(JOIN_S)
-            if self._errors:
-                raise self._errors[0]
+            self._give(dispatcher)
         except BaseException:
             try:
-                self._stop()
-                for worker in workers:
-                    worker.join()
+                self._stopped = True
+                self._places.stop()
+                for _, thread in self._busy.values():
+                    thread.join()
             finally:
                 self._mark(NightState.INTERRUPTED)
             raise
-        self._provisions.join()
+        self._places.join()
         state = NightState.OUT_OF_TIME if self.todo else NightState.COMPLETE
         self._tell_changes(state)
         return self._mark(state)
-
-    def _stop(self) -> None:
-        self._stopped = True
-        self._waiting.clear()
-        try:
-            self._provisions.stop()
-        finally:
-            self._trials.stop()
 
     def _tell_changes(self, state: NightState) -> None:
         """Write down what changed since the nights before; each event once.
@@ -225,89 +193,135 @@ class Session:
         finished = None if state is NightState.RUNNING else Moment.now()
         return self.runs.night.model_copy(update={"state": state, "finished": finished})
 
-    # ------------------------------------------------------------------ in a worker's thread
+    # ------------------------------------------------------------------ giving orders
 
-    def _work(self) -> None:
-        try:
-            while not self._stopped:
-                with self._lock:
-                    if not self._waiting:
-                        return
-                    group = self._waiting.popleft()
-                self._group(group)
-        except KeyboardInterrupt:
-            if not self._stopped:
-                self._fail(KeyboardInterrupt())
-        except BaseException as error:
-            self._fail(error)
+    def _give(self, dispatcher: Dispatcher) -> None:
+        """Until nothing waits and nothing is under way."""
+        alone = time.monotonic()
+        while True:
+            there = [p for p in self._places.there() if self._strikes[p.name] < STRIKES]
+            names = {p.name for p in (*there, *(p for p, _ in self._busy.values()))}
+            for place in there:
+                if id(place) not in self._busy:
+                    self._start(dispatcher, place, names)
+            if there or self._busy:
+                alone = time.monotonic()
+            if not self._busy:
+                if not dispatcher.waiting:
+                    return
+                if time.monotonic() - alone >= self._options.wait_s:
+                    raise NoPlaceLeft(
+                        f"No machine is left for night {self.runs.night.id}: "
+                        f"{len(self.todo)} of {len(self.runs.planned)} cells have runs left."
+                    )
+            with contextlib.suppress(queue.Empty):
+                self._take(dispatcher, self._told.get(timeout=POLL_S))
 
-    def _fail(self, error: BaseException) -> None:
-        self._errors.append(error)
-        self._stop()
-
-    def _group(self, group: Group) -> None:
-        fetched_s = self._provisions.seconds(group)
-        if not any(self._fits(planned.cell, fetched_s) for planned in group.cells):
-            return
-        if self._watcher is not None:
-            self._watcher.group(group)
-        why = self._provisions.prepare(group)
-        if why:
-            for planned in group.cells:
-                self._cell(planned, instead=why)
-            self._provisions.done(group)
-            return
-        with self._lock:
-            following = self._waiting[0] if self._waiting else None
-        if following is not None and self._fits(following.cells[0].cell):
-            self._provisions.prefetch(following)
-        with self._provisions.warm([(p.cell, self.left(p)) for p in group.cells]):
-            for planned in group.cells:
-                self._cell(planned)
-        self._provisions.done(group)
-
-    def _fits(self, cell: Cell, first_s: float = 0.0) -> bool:
-        """Whether a run of ``cell``, ``first_s`` seconds from now, is expected to end in time."""
-        limit = self._options.max_time_s
-        spent = self._clock() - self._began
-        return limit is None or spent + first_s + self.estimates.of(cell)[0] <= limit
-
-    def _cell(self, planned: Planned, instead: str = "") -> None:
-        """Run a cell until it is whole or there is no time. ``instead``: why it cannot be run."""
-        while (coming := self.next(planned)) is not None and not self._stopped:
-            if not instead and not self._fits(planned.cell):
+    def _start(self, dispatcher: Dispatcher, place: Place, names: set[str]) -> None:
+        while (slice := dispatcher.next(place.name, place.has, names)) is not None:
+            if any(self._fits(planned.cell) for planned in slice.group.cells):
+                thread = threading.Thread(
+                    target=self._thread, args=(place, slice), name=f"matrix-{place.name}"
+                )
+                self._busy[id(place)] = place, thread
+                thread.start()
                 return
-            if self._watcher is not None:
-                self._watcher.began(planned, coming)
-            attempt = (
-                self._lost(planned, coming, instead) if instead else self._run(planned, coming)
+            dispatcher.ended(slice)
+
+    def _take(self, dispatcher: Dispatcher, told: _Told) -> None:
+        """An order has ended."""
+        del self._busy[id(told.place)]
+        if told.error is not None:
+            raise told.error
+        place, slice = told.place.name, told.slice
+        if told.runs:
+            self._strikes[place] = 0
+        if told.loss is None:
+            dispatcher.ended(slice)
+            return
+        self._strikes[place] += 1
+        cells = [p for p in slice.group.cells if self.next(p) is not None]
+        again = []
+        for planned in cells:
+            name = f"cell {planned.cell.id}"
+            self._strikes[name] = 0 if told.runs or told.began else self._strikes[name] + 1
+            if self._strikes[name] < STRIKES:
+                again.append(planned)
+            else:
+                self._give_up(planned, told.loss.message, place)
+        dispatcher.lost(slice, again)
+        if self._watcher is not None:
+            gone = ", and is not used any more" if self._strikes[place] >= STRIKES else ""
+            self._watcher.say(
+                f"{place or 'this machine'} was lost{gone}: {told.loss.message} "
+                f"{len(again)} cells of {slice.group.name} go to others."
             )
-            self.ledger.append(attempt)
-            if attempt.outcome is not None:
-                self.estimates.note(planned.cell, attempt.seconds)
-            if self._watcher is not None:
-                whole = self.next(planned) is None
-                settled = settle(self.runs.attempts_of(planned.cell.id)) if whole else None
-                self._watcher.ended(planned, attempt, settled)
 
-    def _run(self, planned: Planned, coming: Next) -> Attempt:
-        root, night = self.ledger.folder, self.runs.night.id
-        folder = root / INCIDENTS / night / planned.cell.id / f"run-{coming.number}"
-        # Of a run that was killed before the ledger heard of it.
-        shutil.rmtree(folder, ignore_errors=True)
-        return self._trials.run(
-            planned.cell, folder, root, night=night, index=coming.number, role=coming.role
-        )
+    def _give_up(self, planned: Planned, why: str, machine: str) -> None:
+        while (coming := self.next(planned)) is not None:
+            began = Began(planned, coming)
+            self._began(began)
+            self._ended_run(lost(self.runs.night.id, began, why, machine))
 
-    def _lost(self, planned: Planned, coming: Next, why: str) -> Attempt:
-        return Attempt(
+    def _fits(self, cell: Cell) -> bool:
+        """Whether a run of ``cell``, begun now, is expected to end in time."""
+        until = self._until
+        return until is None or self._clock() + self.estimates.of(cell)[0] <= until
+
+    # ------------------------------------------------------------------ in an order's thread
+
+    def _thread(self, place: Place, slice: Slice) -> None:
+        try:
+            told = self._work(place, slice)
+        except BaseException as error:
+            ended = self._stopped and isinstance(error, KeyboardInterrupt)
+            told = _Told(place, slice, error=None if ended else error)
+        self._told.put(told)
+
+    def _work(self, place: Place, slice: Slice) -> _Told:
+        if self._watcher is not None:
+            self._watcher.group(slice.group, place.name)
+        runs, began = 0, None
+        try:
+            with contextlib.closing(place.work(self._order(slice), self.ledger.folder)) as working:
+                for told in working:
+                    if isinstance(told, Began):
+                        began = told
+                        self._began(told)
+                    else:
+                        self._ended_run(told)
+                        runs, began = runs + 1, None
+        except PlaceLost as loss:
+            if began is not None:
+                self._ended_run(lost(self.runs.night.id, began, loss.message, place.name))
+            return _Told(place, slice, runs, loss, began is not None)
+        return _Told(place, slice, runs)
+
+    def _order(self, slice: Slice) -> Order:
+        cells = [planned.cell for planned in slice.group.cells]
+        known = {cell.id: self.estimates.of(cell) for cell in cells}
+        return Order(
             night=self.runs.night.id,
-            cell=planned.cell.id,
-            index=coming.number,
-            role=coming.role,
-            created=Moment.now(),
-            seconds=0.0,
-            lost=Lost.INFRASTRUCTURE,
-            error=why,
-            machine=self.runs.night.machine,
+            group=slice.group,
+            attempts={cell.id: tuple(self.runs.attempts_of(cell.id)) for cell in cells},
+            before={cell.id: self._before[cell.id] for cell in cells},
+            seconds={name: seconds for name, (seconds, why) in known.items() if why != ASSUMED_WHY},
+            repeat=self.runs.night.repeat,
+            confirm=self.runs.night.confirm,
+            until=self._until,
+            ahead=slice.ahead,
         )
+
+    def _began(self, began: Began) -> None:
+        if self._watcher is not None:
+            self._watcher.began(*began)
+
+    def _ended_run(self, attempt: Attempt) -> None:
+        self.ledger.append(attempt)
+        planned = self.runs.planned[attempt.cell]
+        if attempt.outcome is not None:
+            self.estimates.note(planned.cell, attempt.seconds)
+        if self._watcher is not None:
+            whole = self.next(planned) is None
+            settled = settle(self.runs.attempts_of(planned.cell.id)) if whole else None
+            self._watcher.ended(planned, attempt, settled)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
@@ -79,6 +79,10 @@ class Began(NamedTuple):
     coming: Next
 
 
+Working: TypeAlias = Generator[Began | Attempt, None, None]
+"""Each run as it begins and as it ends. Closed, it leaves nothing behind."""
+
+
 class Place(Protocol):
     """Where orders are worked on, one at a time."""
 
@@ -89,8 +93,8 @@ class Place(Protocol):
     def has(self, group: Group) -> bool:
         """Whether the group's environment is known to be there, by an order of before too."""
 
-    def work(self, order: Order, root: Path) -> Iterator[Began | Attempt]:
-        """Each run as it begins and as it ends; incidents are below ``root`` by then.
+    def work(self, order: Order, root: Path) -> Working:
+        """Do it; the incident of a run is below ``root`` when its attempt is told.
 
         Raises:
             PlaceLost: the machine, or what worked there, is gone.
@@ -102,7 +106,10 @@ class Places(Protocol):
     """All that there are."""
 
     def there(self) -> Sequence[Place]:
-        """Those that there are now, also those that work on something; they may come and go."""
+        """Those that there are now, the same objects each time, also while they work.
+
+        Asked several times a second; they may come and go.
+        """
 
     def expect(self, groups: Sequence[Group]) -> None:
         """These are to be run: said once, before the first order."""
@@ -114,7 +121,77 @@ class Places(Protocol):
         """Wait for what is still done beside the runs."""
 
 
-class Working:
+def lost(night: str, began: Began, why: str, machine: str = "") -> Attempt:
+    """A run that was not to be, or that nobody will hear of any more."""
+    return Attempt(
+        night=night,
+        cell=began.planned.cell.id,
+        index=began.coming.number,
+        role=began.coming.role,
+        created=Moment.now(),
+        seconds=0.0,
+        lost=Lost.INFRASTRUCTURE,
+        error=why,
+        machine=machine,
+    )
+
+
+def work(
+    order: Order,
+    trials: Runner,
+    provisions: Providing,
+    root: Path,
+    *,
+    machine: str = "",
+    stopped: Callable[[], bool] = lambda: False,
+    clock: Callable[[], float] = time.time,
+) -> Working:
+    """Have the environment, then run each cell until it is whole or there is no time.
+
+    The provisions were told to :meth:`~Providing.expect` the group; they are told that it is done.
+
+    Args:
+        root: the ledger's folder, or what stands for it; a run's folder is new.
+        machine: label of this machine, for runs that were not to be.
+        stopped: whether to start no run any more.
+
+    Raises:
+        KeyboardInterrupt: trials or provisions were stopped.
+    """
+    group, state = order.group, _State(order)
+
+    def fits(cell: Cell, first_s: float = 0.0) -> bool:
+        return order.until is None or clock() + first_s + state.seconds(cell) <= order.until
+
+    def whole(planned: Planned, why: str) -> Working:
+        while (coming := state.next(planned)) is not None and not stopped():
+            if not why and not fits(planned.cell):
+                return
+            began = Began(planned, coming)
+            yield began
+            if why:
+                attempt = lost(order.night, began, why, machine)
+            else:
+                attempt = _run(order, began, trials, root)
+            state.note(planned, attempt)
+            yield attempt
+
+    fetched_s = provisions.seconds(group)
+    if any(fits(planned.cell, fetched_s) for planned in group.cells):
+        why = provisions.prepare(group)
+        if why:
+            runs: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        else:
+            if order.ahead is not None and fits(order.ahead.cells[0].cell):
+                provisions.prefetch(order.ahead)
+            runs = provisions.warm([(p.cell, state.left(p)) for p in group.cells])
+        with runs:
+            for planned in group.cells:
+                yield from whole(planned, why)
+    provisions.done(group)
+
+
+class _State:
     """How an order stands: its attempts of before, and those made since."""
 
     def __init__(self, order: Order) -> None:
@@ -144,79 +221,14 @@ class Working:
         return self._measured.of(cell)[0] if known is None else known
 
 
-def lost(night: str, began: Began, why: str, machine: str = "") -> Attempt:
-    """A run that was not to be, or that nobody will hear of any more."""
-    return Attempt(
-        night=night,
-        cell=began.planned.cell.id,
-        index=began.coming.number,
-        role=began.coming.role,
-        created=Moment.now(),
-        seconds=0.0,
-        lost=Lost.INFRASTRUCTURE,
-        error=why,
-        machine=machine,
-    )
-
-
-def work(
-    order: Order,
-    trials: Runner,
-    provisions: Providing,
-    root: Path,
-    *,
-    machine: str = "",
-    stopped: Callable[[], bool] = lambda: False,
-    clock: Callable[[], float] = time.time,
-) -> Iterator[Began | Attempt]:
-    """Have the environment, then run each cell until it is whole or there is no time.
-
-    The provisions were told to :meth:`~Providing.expect` the group; they are told that it is done.
-
-    Args:
-        root: the ledger's folder, or what stands for it; a run's folder is new.
-        machine: label of this machine, for runs that were not to be.
-        stopped: whether to start no run any more.
-
-    Raises:
-        KeyboardInterrupt: trials or provisions were stopped.
-    """
-    group, state = order.group, Working(order)
-
-    def fits(cell: Cell, first_s: float = 0.0) -> bool:
-        return order.until is None or clock() + first_s + state.seconds(cell) <= order.until
-
-    def whole(planned: Planned, why: str) -> Iterator[Began | Attempt]:
-        while (coming := state.next(planned)) is not None and not stopped():
-            if not why and not fits(planned.cell):
-                return
-            began = Began(planned, coming)
-            yield began
-            if why:
-                attempt = lost(order.night, began, why, machine)
-            else:
-                attempt = _run(order, began, trials, root)
-            state.note(planned, attempt)
-            yield attempt
-
-    fetched_s = provisions.seconds(group)
-    if any(fits(planned.cell, fetched_s) for planned in group.cells):
-        why = provisions.prepare(group)
-        if why:
-            runs: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        else:
-            if order.ahead is not None and fits(order.ahead.cells[0].cell):
-                provisions.prefetch(order.ahead)
-            runs = provisions.warm([(p.cell, state.left(p)) for p in group.cells])
-        with runs:
-            for planned in group.cells:
-                yield from whole(planned, why)
-    provisions.done(group)
+def run_folder(order: Order, began: Began) -> Path:
+    """Of a run, below the ledger's folder."""
+    return Path(INCIDENTS, order.night, began.planned.cell.id, f"run-{began.coming.number}")
 
 
 def _run(order: Order, began: Began, trials: Runner, root: Path) -> Attempt:
     planned, coming = began
-    folder = root / INCIDENTS / order.night / planned.cell.id / f"run-{coming.number}"
+    folder = root / run_folder(order, began)
     # Of a run that was killed before the ledger heard of it.
     shutil.rmtree(folder, ignore_errors=True)
     return trials.run(

@@ -42,6 +42,7 @@ APART = (
     "accept",
     "ablate",
     "bisect",
+    "cluster",
     "history",
     "matrix",
     "reports",

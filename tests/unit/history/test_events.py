@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
 from hypothesis import given, strategies as st
-from made_nights import BEGAN, cell, night
-from mmrepro.history.events import diff, events, overdue
+from made_nights import cell, night
+from mmrepro.history.events import diff, events
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.states import VERDICTS, State, settle
 from mmrepro.incident.ledger import Cell, Event, EventKind, NightState
@@ -228,12 +226,6 @@ def test_nights_that_are_missing() -> None:
     assert kinds(nights[0], night(2, {MID: "r"}, hours=36)) == []
     assert kinds(night(1, every_h=None, hours=0), night(2, hours=900)) == []
     assert diff(*nights) == []
-    history = History(nights[:1])
-    assert overdue(history, BEGAN + timedelta(hours=36)) is None
-    alarm = overdue(history, BEGAN + timedelta(hours=37))
-    assert alarm is not None
-    assert alarm.identity == event.identity
-    assert overdue(History(), BEGAN) is None
 
 
 def test_two_nights_of_two_ledgers() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrepro.errors import PlaceLost
 from mmrepro.history.ledger import AnyRecord, Ledger
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, Planned, Role
 from mmrepro.matrix.plan import Group
+from mmrepro.matrix.work import Order, Working, work
 from mmrepro.records import HostFacts, Moment
 from mmrepro.signature import Outcome
 
@@ -120,6 +122,68 @@ class FakeProvisions:
 
     def stop(self) -> None:
         self.told.append("stop")
+
+    def join(self) -> None:
+        pass
+
+
+class FakePlace:
+    """A machine that is none: a thread of this one, lost at the steps that it is told.
+
+    A step is what it tells of: a run that begins (0, 2, …) or that has ended (1, 3, …).
+    """
+
+    def __init__(
+        self, name: str, world: World, losses: Collection[int] = (), *, stays: bool = False
+    ) -> None:
+        """``stays``: it is there again at once."""
+        self.name, self.losses, self.stays = name, losses, stays
+        self.trials = FakeTrials(world)
+        self.orders: list[Order] = []
+        self.known: set[str] = set()
+        self.gone = False
+        self._step = 0
+
+    def has(self, group: Group) -> bool:
+        return group.name in self.known
+
+    def work(self, order: Order, root: Path) -> Working:
+        self.orders.append(order)
+        self.known.add(order.group.name)
+        working = work(order, self.trials, FakeProvisions(), root)
+        while True:
+            # A loss while a run is under way: the run is made, and nobody hears of it.
+            told = next(working, None)
+            step, self._step = self._step, self._step + 1
+            if step in self.losses:
+                self.gone = not self.stays
+                raise PlaceLost(f"{self.name} is gone.")
+            if told is None:
+                return
+            if isinstance(told, Attempt):
+                told = told.model_copy(update={"machine": self.name})
+            yield told
+
+
+@dataclass
+class FakePlaces:
+    """Machines that are none. ``late``: joins when it was asked for so often who is there."""
+
+    places: list[FakePlace]
+    late: int = 0
+    stopped: bool = False
+
+    def there(self) -> list[FakePlace]:
+        self.late -= 1
+        return [] if self.late > 0 else [place for place in self.places if not place.gone]
+
+    def expect(self, groups: Sequence[Group]) -> None:
+        pass
+
+    def stop(self) -> None:
+        self.stopped = True
+        for place in self.places:
+            place.trials.stop()
 
     def join(self) -> None:
         pass

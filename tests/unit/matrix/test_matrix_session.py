@@ -23,8 +23,11 @@ from mmrepro.errors import UsageError
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.states import State, settle
 from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
+from mmrepro.matrix.local import LocalPlaces
+from mmrepro.matrix.nights import begin, unfinished
 from mmrepro.matrix.schedule import left, next_run
-from mmrepro.matrix.session import INCIDENTS, Session, SessionOptions, begin, unfinished
+from mmrepro.matrix.session import Session, SessionOptions
+from mmrepro.matrix.work import INCIDENTS
 from mmrepro.signature import Outcome
 
 BAD, GOOD, UNSURE = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
@@ -41,16 +44,11 @@ def run(
     repeat: int = 1,
     confirm: int = 3,
     name: str = "n1",
-    **options: object,
+    jobs: int = 1,
 ) -> NightRuns:
     runs = begin(ledger, night(name, repeat=repeat, confirm=confirm), cells)
-    Session(
-        ledger,
-        runs,
-        trials or FakeTrials(world),
-        provisions or FakeProvisions(),
-        SessionOptions(**options),  # type: ignore[arg-type]
-    ).execute()
+    places = LocalPlaces(trials or FakeTrials(world), provisions or FakeProvisions(), jobs)
+    Session(ledger, runs, places, SessionOptions()).execute()
     return runs
 
 
@@ -175,13 +173,14 @@ def test_no_run_is_started_that_is_not_expected_to_end_in_time(tmp_path: Path) -
         runs = begin(ledger, night(), cells)
         trials = FakeTrials(lambda cell, index: BAD, takes)
         provisions = FakeProvisions()
-        options = SessionOptions(max_time_s=35)
-        Session(ledger, runs, trials, provisions, options, clock=lambda: now[0]).execute()
+        options, clock = SessionOptions(max_time_s=35), lambda: now[0]
+        places = LocalPlaces(trials, provisions, clock=clock)
+        Session(ledger, runs, places, options, clock=clock).execute()
         assert len(runs.attempts) == 3, "the fourth would end at 40"
         assert runs.night.state is NightState.OUT_OF_TIME
         assert "prepare 3.0" not in provisions.told, "nothing is fetched for nothing"
         assert unfinished(ledger) is runs
-        Session(ledger, runs, trials, FakeProvisions(), SessionOptions()).execute()
+        Session(ledger, runs, LocalPlaces(trials, FakeProvisions()), SessionOptions()).execute()
         assert len(runs.attempts) == 6
         assert runs.night.state is NightState.COMPLETE
 
@@ -218,14 +217,14 @@ def test_ctrl_c_keeps_what_ended(tmp_path: Path) -> None:
         runs = begin(ledger, night(), cells)
         trials = FakeTrials(lambda cell, index: BAD, press)
         provisions = FakeProvisions()
-        session = Session(ledger, runs, trials, provisions, SessionOptions())
+        session = Session(ledger, runs, LocalPlaces(trials, provisions), SessionOptions())
         with pytest.raises(KeyboardInterrupt):
             session.execute()
         assert (len(runs.attempts), runs.night.state) == (1, NightState.INTERRUPTED)
         assert trials.stopped
         assert "stop" in provisions.told
         again = FakeTrials(lambda cell, index: BAD)
-        Session(ledger, runs, again, FakeProvisions(), SessionOptions()).execute()
+        Session(ledger, runs, LocalPlaces(again, FakeProvisions()), SessionOptions()).execute()
     assert [made[0] for made in again.made] == [p.cell.id for p in cells[1:]]
 
 
@@ -274,8 +273,8 @@ def test_wherever_it_is_killed_every_attempt_is_made_once(
             runs = None
         if runs is None:
             runs = begin(ledger, night(repeat=repeat, confirm=2), cells)
-        options = SessionOptions(jobs=jobs)
-        Session(ledger, runs, FakeTrials(world), FakeProvisions(), options).execute()
+        places = LocalPlaces(FakeTrials(world), FakeProvisions(), jobs)
+        Session(ledger, runs, places, SessionOptions()).execute()
         return runs
 
     with tempfile.TemporaryDirectory() as folder:

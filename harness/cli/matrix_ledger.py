@@ -1,0 +1,41 @@
+"""What the commands that read a ledger share: which night, and who is excused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mmrepro.history.ledger import NightRuns
+    from mmrepro.history.quarantine import Quarantine
+
+DEFAULT_OUT = "nights"
+Folder = Annotated[Path, typer.Argument(help="The ledger's folder.", metavar="DIR")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+NightName = Annotated[str, typer.Option("--night", help="Which one.  [default: the newest]")]
+Excused = Annotated[
+    Path | None,
+    typer.Option("--quarantine", help="TOML with the cells that are not to fail the night."),
+]
+
+
+def chosen_night(ledger: Path, name: str) -> NightRuns:
+    """``NIGHT``, or ``DIR:NIGHT`` of another ledger; "": the newest."""
+    from mmrepro.errors import UsageError
+    from mmrepro.history.ledger import read
+
+    folder, colon, other = name.rpartition(":")
+    known = read(Path(folder) if colon else ledger)
+    if other:
+        return known.night(other)
+    if known.newest is None:
+        raise UsageError(f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}")
+    return known.newest
+
+
+def quarantine_of(path: Path | None) -> Quarantine:
+    from mmrepro.history.quarantine import Quarantine, load
+
+    return load(path) if path is not None else Quarantine()

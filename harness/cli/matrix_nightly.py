@@ -1,0 +1,225 @@
+"""What the nightly's jobs ask of a ledger: is a night missing, what is to be told, to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from mmrepro.cli.matrix_ledger import (
+    DEFAULT_OUT,
+    Excused,
+    Folder,
+    Json,
+    NightName,
+    chosen_night,
+    quarantine_of,
+)
+
+if TYPE_CHECKING:
+    from mmrepro.history.overdue import Watch
+    from mmrepro.reports.night_view import NightView
+
+Every = Annotated[
+    str, typer.Option(help="Hours between two nights, e.g. 24h.  [default: as the last night says]")
+]
+
+
+def overdue(ledger: Folder = Path(DEFAULT_OUT), every: Every = "", json: Json = False) -> None:
+    """Say whether the next night should have begun by now and has not.
+
+    Exit codes: 0 not yet; 1 overdue: none began, the last one never ended, or none ever ran
+    anything; 2 there is no ledger, or nobody said how often nights are due.
+
+    Example:  mmrepro matrix overdue nights --every 24h
+    """
+    from datetime import UTC, datetime
+
+    from mmrepro.errors import ExitCode, UsageError
+    from mmrepro.history.ledger import read
+    from mmrepro.history.overdue import watch
+    from mmrepro.text.sanitize import one_line
+
+    seen = watch(read(ledger), datetime.now(UTC), _hours(every))
+    if seen.event is None and seen.due is None:
+        raise UsageError(
+            f"No night of {ledger} says when the next one is due.",
+            hint=f"mmrepro matrix overdue {ledger} --every 24h",
+        )
+    text = seen.event.text if seen.event is not None else _in_time(seen)
+    if json:
+        _print({**_watched(seen), "text": text})
+    else:
+        typer.echo(one_line(text))
+    if seen.event is not None:
+        raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
+
+
+def annotate(
+    ledger: Folder = Path(DEFAULT_OUT),
+    night: NightName = "",
+    quarantine: Excused = None,
+    most: Annotated[
+        int, typer.Option("--max", min=1, max=50, help="At most so many, the worst first.")
+    ] = 10,
+) -> None:
+    """Print a night as GitHub workflow commands: errors, warnings, notices.
+
+    Example:  mmrepro matrix annotate nights --quarantine quarantine.toml
+    """
+    from mmrepro.reports.annotations import annotations
+
+    for one in annotations(_view(ledger, night, quarantine), most):
+        typer.echo(one.line)
+
+
+def surprises(
+    out: Annotated[Path, typer.Option(help="Folder for the bundles and their index.md.")],
+    ledger: Folder = Path(DEFAULT_OUT),
+    night: NightName = "",
+    quarantine: Excused = None,
+    max_bytes: Annotated[
+        str, typer.Option(help="Of all bundles together; the rest is named, not packed.")
+    ] = "200M",
+    json: Json = False,
+) -> None:
+    """Bundle the runs that were not as expected, redacted as by mmrepro bundle.
+
+    A night as expected writes nothing.
+
+    Example:  mmrepro matrix surprises nights --out surprises
+    """
+    from mmrepro.matrix import quantity
+    from mmrepro.reports.surprises import write_surprises
+
+    done = write_surprises(_view(ledger, night, quarantine), ledger, out, quantity.size(max_bytes))
+    if json:
+        told = [one.as_json() for one in [*done.packed, *done.left_out]]
+        _print({"night": done.night, "out": str(out), "runs": told})
+        return
+    if not done.packed and not done.left_out:
+        typer.echo(f"Night {done.night} has nothing to bundle.")
+        return
+    for one in done.packed:
+        typer.echo(f"{out / one.file}: {one.bytes >> 10} KiB, {one.square.words}")
+    for one in done.left_out:
+        typer.echo(f"left out: {one.square.cell.id}, {one.square.words}: {one.why}", err=True)
+
+
+def issues(
+    open_issues: Annotated[
+        Path,
+        typer.Option(
+            "--open",
+            help="What gh issue list --json number,title,body,labels,state prints.",
+            metavar="FILE",
+        ),
+    ],
+    ledger: Folder = Path(DEFAULT_OUT),
+    quarantine: Excused = None,
+    every: Every = "",
+    most: Annotated[
+        int, typer.Option("--max-new", min=0, help="Open at most so many, the worst first.")
+    ] = 10,
+    run_url: Annotated[str, typer.Option(help="Of the run that asks: linked in each body.")] = "",
+    json: Json = False,
+) -> None:
+    """Say which issues to open, rewrite and close, so that each concern has one; do nothing.
+
+    Example:  mmrepro matrix issues nights --open open.json --json
+    """
+    from datetime import UTC, datetime
+
+    from mmrepro.history.concerns import Concern, concerns
+    from mmrepro.history.issues import decide
+    from mmrepro.history.ledger import read
+    from mmrepro.reports.issue_markdown import as_json, title
+
+    history, excused = read(ledger), quarantine_of(quarantine)
+    today = history.newest.night.created.wall if history.newest is not None else None
+
+    def quarantined(concern: Concern) -> bool:
+        if concern.cell is None or today is None:
+            return False
+        return excused.entry_for(concern.cell, today) is not None
+
+    now = datetime.now(UTC)
+    known = concerns(history, now, _hours(every))
+    decided = decide(known, _issues(open_issues), quarantined, most)
+    told = [as_json(action, run_url) for action in decided.actions]
+    held = [title(concern) for concern in decided.held]
+    if json:
+        _print({"actions": told, "held": held})
+        return
+    for one in told:
+        typer.echo(f"{one['do']} {one.get('number', '')}: {one.get('title', one['identity'])}")
+    if held:
+        typer.echo(f"{len(held)} more wait for the next night, e.g. {held[0]}")
+    if not told and not held:
+        typer.echo("Nothing is to be done.")
+
+
+COMMANDS: tuple[Callable[..., None], ...] = (overdue, annotate, surprises, issues)
+
+
+def _view(ledger: Path, night: str, quarantine: Path | None) -> NightView:
+    from mmrepro.history.ledger import read
+    from mmrepro.reports.night_view import night_view
+
+    return night_view(read(ledger), chosen_night(ledger, night), quarantine_of(quarantine))
+
+
+def _hours(every: str) -> float | None:
+    from mmrepro.matrix import quantity
+
+    return quantity.seconds(every) / 3600 if every else None
+
+
+def _in_time(seen: Watch) -> str:
+    assert seen.last is not None
+    assert seen.due is not None
+    night = seen.last.night
+    return (
+        f"{night.id} began at {night.created.wall:%Y-%m-%d %H:%M} UTC and is {night.state}; the "
+        f"next night is due at {seen.due:%Y-%m-%d %H:%M} UTC."
+    )
+
+
+def _watched(seen: Watch) -> dict[str, Any]:
+    night = seen.last.night if seen.last is not None else None
+    return {
+        "overdue": seen.event is not None,
+        "identity": seen.event.identity if seen.event is not None else None,
+        "night": night.id if night is not None else None,
+        "state": night.state.value if night is not None else None,
+        "began": night.created.wall.isoformat() if night is not None else None,
+        "due": seen.due.isoformat() if seen.due is not None else None,
+        "late_from": seen.late_from.isoformat() if seen.late_from is not None else None,
+    }
+
+
+def _issues(path: Path) -> list[Any]:
+    from mmrepro.errors import UsageError
+    from mmrepro.history.issues import ISSUES
+    from mmrepro.text.sanitize import one_line
+    from pydantic import ValidationError
+
+    hint = (
+        "gh issue list --label mmrepro-nightly --state all --limit 1000 "
+        f"--json number,title,body,labels,state > {path}"
+    )
+    try:
+        return list(ISSUES.validate_json(path.read_bytes()))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        why = one_line(f"{'.'.join(map(str, first['loc']))}: {first['msg']}", 200)
+        raise UsageError(f"{path} is no list of issues: {why}.", hint=hint) from error
+
+
+def _print(document: dict[str, Any]) -> None:
+    import json
+
+    typer.echo(json.dumps(document, indent=1, ensure_ascii=False))

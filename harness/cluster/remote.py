@@ -1,0 +1,259 @@
+"""What runs in a Ray worker: an order is worked on, and what comes of it is sent, run by run.
+
+Nothing here imports Ray: these functions are Ray's tasks, and can be called without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import mmrepro
+from filelock import FileLock, Timeout
+from mmrepro.cluster import inherited
+from mmrepro.cluster.transport import NotCarried, packed
+from mmrepro.environments import environments_root
+from mmrepro.errors import MmreproError
+from mmrepro.incident.ledger import Attempt, Lost
+from mmrepro.machine.cache import cache_root, folders_in
+from mmrepro.machine.digest import digest
+from mmrepro.matrix.disk import Bound
+from mmrepro.matrix.provisions import Provisions
+from mmrepro.matrix.trial import TrialOptions, Trials
+from mmrepro.matrix.work import Began, Order, Providing, Runner, work
+from mmrepro.records import Record
+from mmrepro.run.key import code_digest
+from mmrepro.scenario.registry import load_scenario
+
+FOLDER = "cluster"
+"""Below the cache, on each machine."""
+LOCK = ".lock"
+WAKE_S = 0.2
+"""Ray's cancellation is seen between two instructions of Python: none must take longer."""
+
+
+class Parcel(NamedTuple):
+    """An incident, sent before its attempt."""
+
+    data: bytes
+
+
+Sent = Began | Parcel | Attempt
+
+
+class Outfit(Protocol):
+    """What a machine works with; it is pickled."""
+
+    def trials(self, machine: str) -> Runner: ...
+    def provisions(self, night: str) -> Providing: ...
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The real one. ``disk``: bytes that a night may add to each machine's disk; None: no bound."""
+
+    options: TrialOptions
+    disk: int | None = None
+
+    def trials(self, machine: str) -> Trials:
+        return Trials(replace(self.options, machine=machine))
+
+    def provisions(self, night: str) -> Provisions:
+        if self.disk is None:
+            return Provisions(self.options)
+        file = cache_root() / FOLDER / f"disk-{night}.json"
+        return Provisions(self.options, Bound(self.disk, file))
+
+
+# ---------------------------------------------------------------- a machine is asked what it has
+
+
+class Greeting(Record):
+    """What a machine says before it is given anything."""
+
+    version: str
+    code: Mapping[str, str]
+    """Digests: of the package, and of each scenario that is to run."""
+    environments: list[str]
+    """Folders of those that it has."""
+
+
+def greet(scenarios: Sequence[str]) -> str:
+    """A :class:`Greeting` as JSON, which another version can read as well."""
+    told = Greeting(
+        version=mmrepro.__version__,
+        code=code(scenarios),
+        environments=[path.name for path in folders_in(environments_root())],
+    )
+    return told.model_dump_json()
+
+
+def code(scenarios: Sequence[str]) -> dict[str, str]:
+    """What the runs are made of, of the package and of the scenarios; "": it cannot be loaded."""
+    told = {"mmrepro": _package()}
+    for name in scenarios:
+        try:
+            told[name] = code_digest(load_scenario(name))
+        except MmreproError:
+            told[name] = ""
+    return told
+
+
+def _package() -> str:
+    """In an order that is the same for a checkout and where it is installed."""
+    tops = {"": Path(mmrepro.__file__).parent}
+    for part in ("probes", "reports", "reproducers", "scenarios"):
+        if (spec := find_spec(f"mmrepro.{part}")) is not None:
+            tops[f"{part}/"] = Path(next(iter(spec.submodule_search_locations or ())))
+    files = {
+        start + path.relative_to(top).as_posix(): path
+        for start, top in tops.items()
+        for path in top.rglob("*.*")
+        if path.suffix in (".py", ".toml")
+    }
+    return digest(files[name] for name in sorted(files))
+
+
+# ---------------------------------------------------------------- an order is worked on
+
+
+def carry_out(order: Order, outfit: Outfit, machine: str) -> Iterator[Sent]:
+    """Work on ``order`` in a folder of its own, which is gone afterwards.
+
+    The runs are children of a thread beside this one: they end with it, or with this process,
+    however that ends. When this generator is closed or interrupted, they are ended as by Ctrl-C.
+
+    Args:
+        machine: its label in the ledger.
+    """
+    inherited.plain_signals()
+    own = inherited.variables(os.environ, inherited.started_with(), order.group.device)
+    with _variables(own), _folder() as root:
+        working = _Working(order, outfit, machine, root)
+        try:
+            working.start()
+            yield from working.sent()
+            working.provisions.join()
+        finally:
+            working.end()
+
+
+class _Working(threading.Thread):
+    """Makes the runs; :meth:`sent` has what came of them, in another thread."""
+
+    def __init__(self, order: Order, outfit: Outfit, machine: str, root: Path) -> None:
+        super().__init__(name="mmrepro-order", daemon=True)
+        self.trials, self.provisions = outfit.trials(machine), outfit.provisions(order.night)
+        self._order, self._machine, self._root = order, machine, root
+        self._queue: queue.SimpleQueue[Sent | BaseException | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        inherited.plain_mask()
+        try:
+            groups = [self._order.group, self._order.ahead]
+            self.provisions.expect([group for group in groups if group is not None])
+            for item in work(
+                self._order,
+                self.trials,
+                self.provisions,
+                self._root,
+                machine=self._machine,
+                stopped=self._stopped.is_set,
+            ):
+                for sent in with_incident(item, self._root):
+                    self._queue.put(sent)
+            self._queue.put(None)
+        except BaseException as error:
+            self._queue.put(error)
+
+    def sent(self) -> Iterator[Sent]:
+        while True:
+            try:
+                item = self._queue.get(timeout=WAKE_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+
+    def end(self) -> None:
+        """End what is in progress, and wait for that."""
+        self._stopped.set()
+        try:
+            self.provisions.stop()
+        finally:
+            self.trials.stop()
+            if self.ident is not None:
+                self.join()
+
+
+def with_incident(item: Began | Attempt, root: Path) -> Iterator[Sent]:
+    """``item``, and before an attempt its incident, which is on this machine no more then.
+
+    One that cannot be sent makes its attempt a lost one.
+    """
+    if isinstance(item, Began) or not item.incident:
+        yield item
+        return
+    folder = root / item.incident
+    try:
+        yield Parcel(packed(folder))
+        yield item
+    except NotCarried as error:
+        kept = {"night", "cell", "index", "role", "created", "seconds", "machine", "command"}
+        told = item.model_dump(include=kept)
+        yield Attempt(**told, lost=Lost.INFRASTRUCTURE, error=error.message)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _variables(wanted: Mapping[str, str]) -> Iterator[None]:
+    """This process has these variables, and no others, for as long as this lasts.
+
+    Only those that differ are touched: other threads of Ray may read them meanwhile.
+    """
+    before = dict(os.environ)
+    _become(wanted)
+    try:
+        yield
+    finally:
+        _become(before)
+
+
+def _become(wanted: Mapping[str, str]) -> None:
+    for name in [n for n in os.environ if n not in wanted]:
+        del os.environ[name]
+    for name, value in wanted.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A folder for one order. What workers left that were killed goes."""
+    top = cache_root() / FOLDER
+    top.mkdir(parents=True, exist_ok=True)
+    with FileLock(top / LOCK):
+        for left in folders_in(top):
+            with contextlib.suppress(Timeout, OSError), FileLock(left / LOCK, timeout=0):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=top))
+        mine = FileLock(folder / LOCK)
+        mine.acquire()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        mine.release()

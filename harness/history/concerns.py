@@ -1,0 +1,218 @@
+"""What a ledger has that somebody should look at, from the night that told it until it is over.
+
+An event is told once, by the night that finds it. A concern follows from one, and lasts until a
+later night shows otherwise by a verdict; that a cell was not run ends nothing. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from mmrepro.history.events import ALARMS, events
+from mmrepro.history.ledger import History, NightRuns
+from mmrepro.history.overdue import Watch, watch
+from mmrepro.history.states import Settled, State, settle
+from mmrepro.history.track import Track
+from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
+from mmrepro.signature import Outcome
+from packaging.version import InvalidVersion, Version
+
+UNKNOWN: Final = "unknown"
+OVERDUE: Final = "overdue"
+OF_A_RELEASE: Final = frozenset({EventKind.BUG_RETURNED, EventKind.NEW_RELEASE_AFFECTED})
+"""A released wheel does not change: what it has ends with a release that has it no more."""
+
+
+@dataclass
+class Concern:
+    """One event and what became of it.
+
+    Attributes:
+        event: that told it last; its identity is the concern's.
+        since: the night that told it first.
+        cell: None: of no cell, a night is missing.
+        expected_then: whether what came out was what the scenario expected.
+        state: of the cell when it last had a verdict; ``unknown``, ``overdue``.
+        seen: the night of that verdict; empty: none since.
+        settled: what the runs of that night came to.
+        runs: those of the cell in ``seen``, or the newest there are.
+        night: the newest night; ``tonight``: what it shows of the cell.
+        over: why it is over, one sentence; empty: it is not.
+    """
+
+    event: Event
+    since: str
+    cell: Cell | None = None
+    expected_then: bool | None = None
+    state: str = UNKNOWN
+    seen: str = ""
+    settled: Settled | None = None
+    runs: list[Attempt] = field(default_factory=list)
+    night: str = ""
+    tonight: Settled | None = None
+    watch: Watch | None = None
+    over: str = ""
+
+    @property
+    def identity(self) -> str:
+        return self.event.identity
+
+
+def concerns(
+    history: History, now: datetime | None = None, every_h: float | None = None
+) -> dict[str, Concern]:
+    """All that the ledger ever told, by identity, those that are over too.
+
+    Args:
+        now: also whether a night is overdue.
+        every_h: for that, instead of what the last night says.
+    """
+    walk = _Walk()
+    for runs in history.nights:
+        walk.take(history, runs)
+    found = walk.concerns
+    return found if now is None else found | _nights(history, now, every_h)
+
+
+class _Walk:
+    """Nights in the order in which they began."""
+
+    def __init__(self) -> None:
+        self.concerns: dict[str, Concern] = {}
+        self._tracks: dict[str, Track] = {}
+
+    def take(self, history: History, runs: NightRuns) -> None:
+        running = runs.night.state is NightState.RUNNING
+        settled: dict[str, Settled] = {}
+        for name, planned in runs.planned.items():
+            attempts = runs.attempts_of(name)
+            if attempts or not running:
+                track = self._tracks.setdefault(name, Track(planned.cell))
+                settled[name], _ = track.add(runs.night.id, attempts)
+        # A night that was killed told nothing of what it found.
+        told = events(history, runs) if running else runs.events
+        for event in told:
+            self._begin(event, runs)
+        for concern in self.concerns.values():
+            if not concern.over:
+                self._follow(concern, runs, settled)
+        for event in told:
+            if event.what is EventKind.FIXED_IN:
+                self._fix(event, runs)
+
+    def _begin(self, event: Event, runs: NightRuns) -> None:
+        planned = runs.planned.get(event.cell)
+        expected = planned.expected if planned is not None else None
+        affected = event.what is EventKind.NEW_RELEASE_AFFECTED
+        unexpected = affected and expected is not Outcome.REPRODUCED
+        if event.what not in {*ALARMS, EventKind.COVERAGE_LOST} and not unexpected:
+            return
+        track = self._tracks.get(event.cell)
+        if track is None:
+            return
+        known = self.concerns.get(event.identity)
+        if known is not None and not known.over:
+            known.event = event
+            return
+        self.concerns[event.identity] = Concern(
+            event, runs.night.id, track.cell, _as_expected(runs, event.cell)
+        )
+
+    def _follow(self, concern: Concern, runs: NightRuns, settled: dict[str, Settled]) -> None:
+        name, night = concern.event.cell, runs.night.id
+        tonight, track = settled.get(name, Settled(State.MISSING, why="no run")), self._tracks[name]
+        concern.night, concern.tonight = night, tonight
+        attempts = runs.attempts_of(name)
+        if not concern.seen:
+            concern.runs = attempts or concern.runs or track.attempts
+        if name not in settled or not track.covered:
+            return
+        concern.seen, concern.settled, concern.runs = night, tonight, attempts
+        if concern.event.what is not EventKind.COVERAGE_LOST:
+            concern.state = State.FLAKY.value if track.shaky else tonight.state.value
+        concern.over = _over(concern, runs, tonight, shaky=track.shaky)
+
+    def _fix(self, fix: Event, runs: NightRuns) -> None:
+        fixed = runs.planned.get(fix.cell)
+        for concern in self.concerns.values():
+            if concern.over or concern.event.what not in OF_A_RELEASE or fixed is None:
+                continue
+            if _later_release(fixed.cell, concern.cell):
+                name = fixed.cell.commit[:12] or fixed.cell.release
+                concern.over = f"It is fixed in {fixed.cell.engine} {name}, in night {fix.night}."
+
+
+def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> str:
+    """Why a verdict of this night ends it; "": it does not."""
+    night, state = runs.night.id, now.state
+    told = f"In night {night} it is {state} ({now.why})"
+    what = concern.event.what
+    if what is EventKind.COVERAGE_LOST:
+        return f"{told}: it has a verdict again."
+    if shaky:  # nothing is over out of a flake
+        return ""
+    as_expected = _as_expected(runs, concern.event.cell)
+    if what is EventKind.FLAKY and as_expected is not False:
+        return f"{told}: under its new key no run contradicts another."
+    if as_expected and (concern.expected_then is False or _drifted_before(concern, night)):
+        return f"{told}, which is what the scenario expects."
+    if what in (EventKind.DRIFT, EventKind.FLAKY):
+        fine = as_expected is None and state is State.NOT_REPRODUCED
+        return f"{told}, and nothing fails." if fine and _drifted_before(concern, night) else ""
+    if what is EventKind.DIFFERENT_FAILURE:
+        return "" if state is State.DIFFERENT_FAILURE else f"{told}, and fails so no more."
+    return f"{told}." if state is State.NOT_REPRODUCED else ""
+
+
+def _drifted_before(concern: Concern, night: str) -> bool:
+    """A drift is told at least once, whatever it leads to."""
+    return concern.event.what is EventKind.DRIFT and concern.since != night
+
+
+def _as_expected(runs: NightRuns, name: str) -> bool | None:
+    """Against what the runs say was expected, else against the plan."""
+    settled, planned = settle(runs.attempts_of(name)), runs.planned.get(name)
+    if settled.as_expected is not None or planned is None or planned.expected is None:
+        return settled.as_expected
+    return settled.state.value == planned.expected.value
+
+
+def _later_release(fixed: Cell, concerned: Cell | None) -> bool:
+    """Whether ``fixed`` is a later release on the same line; of commits, any other one."""
+    if concerned is None or fixed.line != concerned.line:
+        return False
+    if bool(fixed.commit) != bool(concerned.commit) or fixed.id == concerned.id:
+        return False
+    try:
+        return bool(fixed.commit) or Version(fixed.release) > Version(concerned.release)
+    except InvalidVersion:
+        return False
+
+
+def _nights(history: History, now: datetime, every_h: float | None) -> dict[str, Concern]:
+    """Whether the next night is overdue; of each other night, that the next one is not."""
+    seen = watch(history, now, every_h)
+    found = {}
+    for name, over in _begun(history.nights):
+        identity = f"{EventKind.NIGHT_MISSING}:{name}"
+        event = Event(night=name, what=EventKind.NIGHT_MISSING, identity=identity, text="")
+        found[identity] = Concern(event, name, state=OVERDUE, night=name, watch=seen, over=over)
+    if seen.event is not None:
+        event = seen.event
+        found[event.identity] = Concern(
+            event, event.night, state=OVERDUE, night=event.night, watch=seen
+        )
+    return found
+
+
+def _begun(nights: Sequence[NightRuns]) -> Iterator[tuple[str, str]]:
+    """Each night that may have been waited after, and why nobody waits any more."""
+    if nights:
+        yield "", f"Night {nights[0].night.id} began."
+    for number, runs in enumerate(nights):
+        night = nights[min(number + 1, len(nights) - 1)].night
+        told = f"Night {night.id} began on {night.created.wall:%Y-%m-%d %H:%M} UTC"
+        yield runs.night.id, f"{told} and is {night.state}."

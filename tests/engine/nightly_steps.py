@@ -1,0 +1,358 @@
+"""A GitHub workflow run here: every ``run:`` step in the shell that GitHub gives it.
+
+Real: bash with GitHub's flags, the merged variables, the files behind GITHUB_OUTPUT, GITHUB_ENV,
+GITHUB_PATH and GITHUB_STEP_SUMMARY, outputs, ``needs``, the matrix, conditions, time limits.
+Emulated by copying: a checkout (a clone of ``origin``), artifacts (folders), a container (its
+variables and volumes; the steps run on this machine). Whatever it does not know, it refuses.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from github_expressions import Unknown, evaluate, interpolated, text
+from ruamel.yaml import YAML
+
+SHELLS = {"bash": ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail")}
+"""As in actions/runner, ScriptHandlerHelpers.cs."""
+_COMMAND = re.compile(r"^::(error|warning|notice)(?: (.*?))?::(.*)$", re.MULTILINE)
+
+
+@dataclass
+class StepResult:
+    name: str
+    code: int
+    output: str
+    seconds: float
+
+    @property
+    def annotations(self) -> list[tuple[str, str, str]]:
+        """(level, properties, text)"""
+        return [(m[1], m[2] or "", m[3]) for m in _COMMAND.finditer(self.output)]
+
+
+@dataclass
+class JobResult:
+    name: str
+    result: str = "success"
+    steps: list[StepResult] = field(default_factory=list)
+    outputs: dict[str, str] = field(default_factory=dict)
+    summary: str = ""
+
+    def step(self, name: str) -> StepResult:
+        return next(step for step in self.steps if step.name == name)
+
+    @property
+    def annotations(self) -> list[tuple[str, str, str]]:
+        return [one for step in self.steps for one in step.annotations]
+
+
+def load(path: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = YAML(typ="safe").load(path)
+    return loaded
+
+
+# ---------------------------------------------------------------- a run
+
+
+@dataclass
+class Night:
+    """One run of a workflow, in ``folder``. Of ``github``, ``inputs`` and ``variables`` GitHub
+    would know; ``machine`` is the variables that a runner or an image has."""
+
+    workflow: Path
+    origin: Path
+    folder: Path
+    github: Mapping[str, str]
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    machine: Callable[[str], Mapping[str, str]] = lambda _: {}
+    """By the job's name as it is shown."""
+    without: frozenset[str] = frozenset()
+    """Names of steps that are left out, because what they make is here already."""
+    gone: frozenset[str] = frozenset()
+    """Jobs, as they are shown, whose runner never answers."""
+    jobs: dict[str, list[JobResult]] = field(default_factory=dict)
+
+    def run(self) -> dict[str, list[JobResult]]:
+        self.definition = load(self.workflow)
+        waiting = dict(self.definition["jobs"])
+        while waiting:
+            ready = [n for n, j in waiting.items() if not set(_needs(j)) & set(waiting)]
+            if not ready:
+                raise Unknown(f"jobs that wait for each other: {list(waiting)}")
+            name = ready[0]
+            self.jobs[name] = self._job(name, waiting.pop(name))
+        return self.jobs
+
+    def result(self, name: str) -> str:
+        """Of all of a job's machines together."""
+        results = {job.result for job in self.jobs[name]}
+        return next(r for r in ("failure", "skipped", "success") if r in results)
+
+    def _contexts(self, job: Mapping[str, Any], status: str) -> dict[str, Any]:
+        needs = {
+            name: {
+                "result": self.result(name),
+                "outputs": {k: v for one in self.jobs[name] for k, v in one.outputs.items()},
+            }
+            for name in _needs(job)
+        }
+        return {
+            "github": self.github,
+            "inputs": self.inputs,
+            "vars": self.variables,
+            "needs": needs,
+            "steps": {},
+            "matrix": {},
+            "functions": {
+                "always": lambda: True,
+                "success": lambda: status == "success",
+                "failure": lambda: status == "failure",
+                "fromJSON": json.loads,
+            },
+        }
+
+    def _job(self, name: str, job: Mapping[str, Any]) -> list[JobResult]:
+        _only(job, "name", "needs", "if", "runs-on", "timeout-minutes", "permissions", "outputs",
+              "steps", "strategy", "container", "env")  # fmt: skip
+        results = [self.result(one) for one in _needs(job)]
+        status = "success" if all(r == "success" for r in results) else "failure"
+        contexts = self._contexts(job, status)
+        if not _condition(job.get("if"), contexts, status == "success"):
+            return [JobResult(name, "skipped")]
+        return [
+            self._machine(name, job, {**contexts, "matrix": values})
+            for values in _matrix(job.get("strategy", {}), contexts)
+        ]
+
+    def _machine(self, name: str, job: Mapping[str, Any], contexts: dict[str, Any]) -> JobResult:
+        shown = text(interpolated(job.get("name", name), contexts))
+        result = JobResult(shown)
+        if shown in self.gone:
+            result.result = "failure"
+            return result
+        machine = Machine(self, shown, job, contexts)
+        for number, step in enumerate(job["steps"]):
+            machine.step(number, step, result)
+        result.outputs = {
+            key: text(interpolated(value, contexts))
+            for key, value in job.get("outputs", {}).items()
+        }
+        return result
+
+
+class Machine:
+    """What one job has while its steps run."""
+
+    def __init__(
+        self, night: Night, shown: str, job: Mapping[str, Any], contexts: dict[str, Any]
+    ) -> None:
+        self.night, self.contexts = night, contexts
+        self.folder = night.folder / re.sub(r"\W+", "-", shown).strip("-")
+        self.workspace = self.folder / "workspace"
+        self.temporary = self.folder / "temp"
+        for one in (self.workspace, self.temporary, self.folder / "home"):
+            one.mkdir(parents=True)
+        self.seconds = 60.0 * int(interpolated(job["timeout-minutes"], contexts))
+        self.volumes = [v.split(":")[1] for v in job.get("container", {}).get("volumes", [])]
+        github = {f"GITHUB_{k.upper()}": v for k, v in night.github.items() if k != "token"}
+        self.variables: dict[str, str] = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder / "home"),
+            "CI": "true",
+            "GITHUB_ACTIONS": "true",
+            "GITHUB_WORKSPACE": str(self.workspace),
+            "RUNNER_TEMP": str(self.temporary),
+            **github,
+            **night.machine(shown),
+        }
+        self._add(night.definition.get("env", {}))
+        self._add(job.get("env", {}))
+
+    def _add(self, variables: Mapping[str, Any]) -> None:
+        self.variables.update(self._interpolated(variables))
+
+    def _interpolated(self, variables: Mapping[str, Any]) -> dict[str, str]:
+        found = {}
+        for key, value in variables.items():
+            one = text(interpolated(value, self.contexts))
+            for volume in self.volumes:
+                if one == volume or one.startswith(f"{volume}/"):
+                    one = f"{self.folder}{one}"
+            found[key] = one
+        return found
+
+    def step(self, number: int, step: Mapping[str, Any], result: JobResult) -> None:
+        _only(step, "name", "id", "if", "env", "run", "uses", "with", "continue-on-error")
+        status = result.result
+        functions = {
+            **self.contexts["functions"],
+            "success": lambda: status == "success",
+            "failure": lambda: status == "failure",
+        }
+        contexts = {**self.contexts, "functions": functions}
+        name = step.get("name", step.get("uses", "").partition("@")[0])
+        if name in self.night.without:
+            return
+        if not _condition(step.get("if"), contexts, status == "success"):
+            return
+        began = time.monotonic()
+        if "uses" in step:
+            given = {k: interpolated(v, contexts) for k, v in step.get("with", {}).items()}
+            code, output = self._uses(name, step["uses"], given)
+        else:
+            code, output = self._run(number, step, result)
+        result.steps.append(StepResult(name, code, output, time.monotonic() - began))
+        if code and not step.get("continue-on-error", False):
+            result.result = "failure"
+
+    def _run(self, number: int, step: Mapping[str, Any], result: JobResult) -> tuple[int, str]:
+        if "${{" in step["run"]:
+            raise Unknown("an expression inside a script")
+        shell = self.night.definition["defaults"]["run"]["shell"]
+        script = self.temporary / f"step-{number}.sh"
+        script.write_text(step["run"])
+        files = {
+            name: self.temporary / f"{name.lower()}-{number}"
+            for name in ("GITHUB_OUTPUT", "GITHUB_ENV", "GITHUB_PATH", "GITHUB_STEP_SUMMARY")
+        }
+        for path in files.values():
+            path.touch()
+        variables = {
+            **self.variables,
+            **self._interpolated(step.get("env", {})),
+            **{name: str(path) for name, path in files.items()},
+        }
+        try:
+            done = subprocess.run(
+                [*SHELLS[shell], str(script)], cwd=self.workspace, env=variables, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=self.seconds,
+                stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+            code, output = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as error:
+            code, output = 124, f"{error}"
+        self.variables.update(_pairs(files["GITHUB_ENV"]))
+        for folder in files["GITHUB_PATH"].read_text().split():
+            self.variables["PATH"] = f"{folder}:{self.variables['PATH']}"
+        result.summary += files["GITHUB_STEP_SUMMARY"].read_text()
+        if "id" in step:
+            self.contexts["steps"][step["id"]] = {"outputs": _pairs(files["GITHUB_OUTPUT"])}
+        return code, output
+
+    # ------------------------------------------------------------------ emulated actions
+
+    def _uses(self, name: str, action: str, given: dict[str, Any]) -> tuple[int, str]:
+        known = {
+            "actions/checkout": self._checkout,
+            "actions/upload-artifact": self._upload,
+            "actions/download-artifact": self._download,
+        }
+        if action.partition("@")[0] not in known:
+            raise Unknown(action)
+        return known[action.partition("@")[0]](given)
+
+    def _checkout(self, given: dict[str, Any]) -> tuple[int, str]:
+        _only(given, "persist-credentials")
+        subprocess.run(
+            ["git", "clone", "--quiet", "--depth", "1", f"file://{self.night.origin}", "."],
+            cwd=self.workspace, check=True,
+        )  # fmt: skip
+        return 0, ""
+
+    def _upload(self, given: dict[str, Any]) -> tuple[int, str]:
+        _only(given, "name", "path", "overwrite", "if-no-files-found")
+        source = self.workspace / given["path"]
+        target = self._artifacts / text(given["name"])
+        files = [p for p in _shown(source) if p.is_file()]
+        if not files:
+            return int(given.get("if-no-files-found") == "error"), "no files were found"
+        if target.exists():
+            if not given.get("overwrite"):
+                return 1, f"an artifact called {target.name} is there"
+            shutil.rmtree(target)
+        for path in files:
+            copy = target / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)  # an artifact keeps no modes
+        return 0, f"{len(files)} files"
+
+    def _download(self, given: dict[str, Any]) -> tuple[int, str]:
+        _only(given, "name", "path", "pattern", "merge-multiple")
+        into = self.workspace / given["path"]
+        if "name" in given:
+            if not (self._artifacts / given["name"]).exists():
+                return 1, f"Artifact '{given['name']}' not found"
+            found = [self._artifacts / given["name"]]
+        else:
+            there = sorted(self._artifacts.iterdir())
+            found = [p for p in there if fnmatchcase(p.name, given["pattern"])]
+        # One artifact is not put into a folder of its own, whether or not it was named.
+        flat = len(found) == 1 or given.get("merge-multiple", False)
+        for one in found:
+            shutil.copytree(one, into if flat else into / one.name, dirs_exist_ok=True)
+        return 0, f"{len(found)} artifacts"
+
+    @property
+    def _artifacts(self) -> Path:
+        folder = self.night.folder / "artifacts"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
+def _shown(folder: Path) -> Iterator[Path]:
+    """All below ``folder`` that upload-artifact takes: nothing hidden."""
+    for path in sorted(folder.rglob("*")):
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            yield path
+
+
+def _needs(job: Mapping[str, Any]) -> list[str]:
+    needs = job.get("needs", [])
+    return [needs] if isinstance(needs, str) else needs
+
+
+def _condition(condition: Any, contexts: Mapping[str, Any], otherwise: bool) -> bool:
+    if condition is None:
+        return otherwise
+    words = str(condition).strip().removeprefix("${{").removesuffix("}}")
+    value = bool(evaluate(words, contexts))
+    asked = re.search(r"\b(always|success|failure|cancelled)\(", words)
+    return value if asked else value and otherwise
+
+
+def _matrix(strategy: Mapping[str, Any], contexts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    _only(strategy, "fail-fast", "matrix")
+    axes = {k: interpolated(v, contexts) for k, v in strategy.get("matrix", {}).items()}
+    _only({k: v for k, v in axes.items() if not isinstance(v, list)})
+    if {"include", "exclude"} & set(axes) or (axes and strategy.get("fail-fast") is not False):
+        raise Unknown(f"{dict(strategy)}")
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _pairs(path: Path) -> dict[str, str]:
+    """NAME=VALUE lines; GitHub's form for several lines is not used here."""
+    found = {}
+    for line in path.read_text().splitlines():
+        name, equals, value = line.partition("=")
+        if not equals or "<<" in name:
+            raise Unknown(line)
+        found[name] = value
+    return found
+
+
+def _only(given: Mapping[str, Any], *known: str) -> None:
+    if more := set(given) - set(known):
+        raise Unknown(", ".join(sorted(map(str, more))))
