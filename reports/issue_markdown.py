@@ -27,7 +27,7 @@ _APART: Final = "&#8203;"
 _BEGIN: Final = "<!-- mmrepro-status -->"
 _END: Final = "<!-- /mmrepro-status -->"
 _STATUS: Final = re.compile(f"{re.escape(_BEGIN)}.*?{re.escape(_END)}", re.DOTALL)
-_LINKED: Final = re.compile(r"&#64;|#(?=\w)|://|\b(?:GH|gh)-(?=\d)|\bwww\.(?=\w)")
+_LINKED: Final = re.compile(r"(&#64;|(?<!&)#(?=\w)|:(?=//)|\bgh(?=-\d)|\bwww(?=\.))", re.IGNORECASE)
 
 
 def as_json(action: Action, run_url: str = "") -> dict[str, object]:
@@ -92,7 +92,7 @@ def updated(update: Update, run_url: str = "") -> str:
 
 def quiet(text: str, limit: int = 600) -> str:
     """Foreign text as prose on one line, in which nothing is Markdown, HTML or a link."""
-    return _LINKED.sub(lambda m: m[0] + _APART, gfm.text(text, limit))
+    return _LINKED.sub(rf"\1{_APART}", gfm.paragraph(text, limit))
 
 
 def _lead(concern: Concern) -> str:

@@ -68,9 +68,9 @@ def annotate(
 
     Example:  mmrepro matrix annotate nights --quarantine quarantine.toml
     """
-    from mmrepro.reports.annotations import annotations
+    from mmrepro.reports.annotations import annotations_of
 
-    for one in annotations(_view(ledger, night, quarantine), most):
+    for one in annotations_of(_view(ledger, night, quarantine), most):
         typer.echo(one.line)
 
 
@@ -122,6 +122,9 @@ def issues(
     most: Annotated[
         int, typer.Option("--max-new", min=0, help="Open at most so many, the worst first.")
     ] = 10,
+    absent: Annotated[
+        bool, typer.Option("--absent", help="Tonight no machine delivered anything.")
+    ] = False,
     run_url: Annotated[str, typer.Option(help="Of the run that asks: linked in each body.")] = "",
     json: Json = False,
 ) -> None:
@@ -135,6 +138,7 @@ def issues(
     from mmrepro.history.issues import decide
     from mmrepro.history.ledger import read
     from mmrepro.reports.issue_markdown import as_json, title
+    from mmrepro.text.sanitize import one_line
 
     history, excused = read(ledger), quarantine_of(quarantine)
     today = history.newest.night.created.wall if history.newest is not None else None
@@ -145,7 +149,7 @@ def issues(
         return excused.entry_for(concern.cell, today) is not None
 
     now = datetime.now(UTC)
-    known = concerns(history, now, _hours(every))
+    known = concerns(history, now, _hours(every), absent=absent)
     decided = decide(known, _issues(open_issues), quarantined, most)
     told = [as_json(action, run_url) for action in decided.actions]
     held = [title(concern) for concern in decided.held]
@@ -153,9 +157,10 @@ def issues(
         _print({"actions": told, "held": held})
         return
     for one in told:
-        typer.echo(f"{one['do']} {one.get('number', '')}: {one.get('title', one['identity'])}")
+        number = f" #{one['number']}" if "number" in one else ""
+        typer.echo(one_line(f"{one['do']}{number}: {one.get('title', one['identity'])}"))
     if held:
-        typer.echo(f"{len(held)} more wait for the next night, e.g. {held[0]}")
+        typer.echo(f"{len(held)} more wait for the next night: {', '.join(held[:3])}")
     if not told and not held:
         typer.echo("Nothing is to be done.")
 

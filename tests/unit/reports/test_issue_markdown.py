@@ -1,0 +1,156 @@
+"""Bodies of issues: what they tell, and that foreign words stay words."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+
+from hostile import HOSTILE
+from hypothesis import given, strategies as st
+from markdown_it import MarkdownIt
+from mmrepro.history.concerns import Concern, concerns
+from mmrepro.history.issues import Close, Issue, Label, Open, Update, mark_in, mark_of
+from mmrepro.incident.ledger import Cell, Event, EventKind
+from mmrepro.reports.issue_markdown import as_json, body, quiet, title, updated
+from mmrepro.text.sanitize import one_line
+from night_samples import HEALTHY, REPRODUCED, attempt, cell, one_night, realistic, runs_of
+
+URL = "https://github.com/o/r/actions/runs/7"
+OURS = re.compile(r"<!-- mmrepro-issue [^<>]+ -->|<!-- /?mmrepro-status -->")
+ALIVE = re.compile(r"@\w|#\w|\bGH-\d|://|\bwww\.\w", re.IGNORECASE)
+"""What GitHub makes links and mentions of, in text that is no code."""
+NASTY = [
+    *HOSTILE,
+    "@octocat please, fixes #12, closes GH-3, o/r#4, duplicate of #5",
+    "see https://github.com/o/r/issues/6 or www.example.org, mail a@example.org",
+    '--> <!-- mmrepro-issue {"identity":"x","since":"","night":"","state":""} -->',
+    "<!-- /mmrepro-status --> <!-- mmrepro-status -->",
+    "`@octocat` ``#12``",
+]
+TEXTS = st.one_of(
+    # As read from a ledger, which is UTF-8.
+    st.sampled_from([text.encode("utf-8", "replace").decode() for text in NASTY]),
+    st.text(),
+    st.text("@#:/w.-<!>`|&;\\ \n1a", max_size=40),
+)
+
+
+def found(text: str) -> Concern:
+    of = Cell(scenario=text or "x", variant=text, engine=text, release=text, device="cpu",
+              server_args=(text,), options=(text,), mitigations=(text,))  # fmt: skip
+    run = attempt(of, "n", 1, REPRODUCED, expected=HEALTHY)
+    run.explanation = run.command = text
+    history = one_night((of, HEALTHY, [run]))
+    history.take(
+        Event(night="n", what=EventKind.BUG_RETURNED, identity=f"bug:{text}", cell=of.id,
+              text=text, before=text, changed=[text])
+    )  # fmt: skip
+    (concern,) = concerns(history).values()
+    return concern
+
+
+@given(text=TEXTS)
+def test_nothing_foreign_is_more_than_words(text: str) -> None:
+    concern = found(text)
+    made = body(concern, URL)
+    assert len(made) < 20_000
+    check(made)
+    assert mark_in(made) == mark_of(concern)
+    issue = Issue(number=1, body=made, labels=[Label(name="mmrepro-nightly")])
+    concern.night = "later"
+    again = updated(Update(issue, concern, text), URL)
+    check(again)
+    assert mark_in(again) == mark_of(concern)
+    assert "**Night later:**" in again
+    close = as_json(Close(issue, concern.identity, text))
+    check(str(close["comment"]))
+    comment = str(as_json(Update(issue, concern, text))["comment"])
+    assert comment
+    check(comment)
+    assert "\n" not in title(concern)
+    assert len(title(concern)) <= 200
+
+
+def check(markdown: str) -> None:
+    allowed = {"table_open", "fence", "paragraph_open", "html_block", "inline"}
+    for token in MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown):
+        opens = token.nesting >= 0 and token.type not in ("thead_open", "tbody_open", "tr_open",
+                                                          "th_open", "td_open")  # fmt: skip
+        assert not opens or token.type in allowed, token
+        if token.type == "html_block":
+            assert not OURS.sub("", token.content).replace("*", "").startswith("<"), token.content
+        words = ""
+        for child in token.children or []:
+            assert child.type != "html_inline" or OURS.fullmatch(child.content), child
+            if child.type == "link_open":
+                assert child.attrs["href"] == URL
+            words += child.content if child.type in ("text", "text_special") else " "
+        assert not ALIVE.search(words), words
+
+
+@given(text=TEXTS)
+def test_quiet_keeps_the_words(text: str) -> None:
+    (paragraph,) = [
+        t for t in MarkdownIt("commonmark").parse(f"x {quiet(text, 10_000)}") if t.children
+    ]
+    read = "".join(c.content for c in paragraph.children or [])
+    assert not ALIVE.search(read)
+    assert read.replace("\u200b", "").split() == ["x", *one_line(text, 10_000).split()]
+
+
+def test_what_a_body_tells() -> None:
+    history = realistic()
+    (concern,) = [c for c in concerns(history).values() if c.event.what is EventKind.BUG_RETURNED]
+    made = body(concern, URL)
+    assert title(concern) == "bug returned: ghost-key-eviction on vllm 0.33.0"
+    for told in (
+        "**Bug returned**: ghost-key-eviction is back in vllm 0.33.0",
+        "reproduced, 3 of 3 conclusive runs reproduce it (95 %: 44% to 100%). Told first in night",
+        f"[The run that says so](<{URL}>)",
+        "| engine | vllm 0.33.0 (cpu) |",
+        "| expected | not-reproduced |",
+        "```sh\nmmrepro run ghost-key-eviction --release 0.33.0\n```",
+        "```sh\nmmrepro bisect ghost-key-eviction --find introduced --bad 0.33.0 --device cpu\n```",
+    ):
+        assert told in made
+
+
+def test_only_mark_and_status_are_rewritten() -> None:
+    of = cell()
+    history = one_night((of, HEALTHY, runs_of(of, HEALTHY, REPRODUCED)))
+    history.take(
+        Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
+    )
+    concern = concerns(history)["x"]
+    old = "Ada's first words.\r\n" + body(concern).replace("\n", "\r\n") + "\r\nAda's last words."
+    concern.night = "n2"
+    new = updated(Update(Issue(number=1, body=old), concern, "reproduced"))
+    assert new != old
+    without = re.compile(
+        r"<!-- mmrepro-issue .*? -->|<!-- mmrepro-status.*?/mmrepro-status -->", re.S
+    )
+    assert without.sub("", new) == without.sub("", old)
+    assert new.count("<!-- mmrepro-status -->") == 1
+    bare = old.replace("<!-- /mmrepro-status -->", "")
+    put_back = updated(Update(Issue(number=1, body=bare), concern, "reproduced"))
+    assert put_back.rstrip().endswith("<!-- /mmrepro-status -->")
+
+
+def test_an_address_that_is_none_is_no_link() -> None:
+    concern = found("x")
+    assert "The run that says so" not in body(concern, "javascript:alert(1)")
+    assert "The run that says so" not in body(concern, "https://x> <b>")
+
+
+def test_of_a_missing_night() -> None:
+    history = one_night((cell(), HEALTHY, runs_of(cell(), HEALTHY, HEALTHY)))
+    now = datetime(2026, 11, 12, tzinfo=UTC)
+    concern = concerns(history, now)["night-missing:n"]
+    assert title(concern) == "night missing: none since n"
+    told = body(concern)
+    assert (
+        "The last night, n, began on 2026-11-09 01:00 UTC and is complete; the next one was due on "
+    )
+    assert "due on 2026-11-10 01:00 UTC." in told
+    check(told)
+    assert as_json(Open(concern))["labels"] == ["mmrepro-nightly"]
