@@ -11,9 +11,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import mmrepro
 import pytest
 from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import NightState
@@ -71,21 +73,24 @@ class Repository:
         git("commit", "--quiet", "-m", "all of it", at=source)
         git("clone", "--quiet", "--bare", str(source), str(self.origin), at=folder)
         (folder / "bin").mkdir()
-        (folder / "bin" / "gh").symlink_to(ROOT / "tests/engine/fake_gh.py")
+        shutil.copy(ROOT / "tests/unit/nightly/fake_gh.py", folder / "bin" / "gh")
+        (folder / "bin" / "gh").chmod(0o755)
         self.runs = 0
 
     def run(
         self,
         workflow: str,
-        machines: int = 2,
         broken: Mapping[str, Mapping[str, str]] | None = None,
+        installed: Path | None = Path(sys.executable).parent,
         **more: Any,
     ) -> dict[str, list[JobResult]]:
-        """``broken``: variables of some machines, by their job."""
+        """``broken``: variables of some machines, by their job. ``installed``: where mmrepro is;
+        None: the workflow installs it, with all that this machine needs to reach its index."""
         self.runs += 1
-        tools = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = [self.folder / "bin", installed, os.environ["PATH"]]
         image = {
-            "PATH": tools,
+            **(os.environ if installed is None else {}),
+            "PATH": ":".join(str(one) for one in path if one is not None),
             "FAKE_GH": str(self.issues_file),
             "MMREPRO_CACHE_DIR": str(cache_root()),
         }
@@ -101,14 +106,14 @@ class Repository:
                 "run_attempt": "1",
                 "server_url": "https://github.com",
             },
-            inputs={"machines": str(machines), "max-time": "10m"},
+            inputs={"machines": "2", "max-time": "10m"},
             variables={
                 "MMREPRO_IMAGE": IMAGE,
                 "MMREPRO_NIGHT": "night.toml",
                 "MMREPRO_NEED": "cpu",
             },
             machine=lambda job: {**image, **(broken or {}).get(job, {})},
-            without=frozenset({"Install mmrepro"}),
+            without=frozenset({"Install mmrepro"} if installed is not None else ()),
             **more,
         )
         return night.run()
@@ -117,6 +122,10 @@ class Repository:
     def issues(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = json.loads(self.issues_file.read_text())["issues"]
         return found
+
+    def missing(self) -> list[str]:
+        """The state of the newest issue about a night."""
+        return [i["state"] for i in self.issues if "night missing" in i["title"]][-1:]
 
     def history(self) -> Path:
         """A checkout of the history's branch, that can be changed and pushed."""
@@ -208,18 +217,42 @@ def test_three_nights(repository: Repository) -> None:
     assert issue["state"] == "CLOSED"
     assert len(read(repository.history()).nights) == 3
 
+    # Two days in which there is none.
+    jobs = repository.run("nightly-overdue.yml")
+    assert results(jobs) == {"overdue": "success"}, told(jobs)
+
+    def earlier(record: dict[str, Any]) -> None:
+        for moment in filter(None, (record.get("created"), record.get("finished"))):
+            began = datetime.fromisoformat(moment["wall"]) - timedelta(days=2)
+            moment["wall"] = began.isoformat()
+
+    repository.edit(earlier)
+    jobs = repository.run("nightly-overdue.yml")
+    assert results(jobs) == {"overdue": "failure"}, told(jobs)
+    assert repository.missing() == ["OPEN"]
+
+
+def test_no_night_was_ever_begun(tmp_path: Path) -> None:
+    """Here mmrepro is installed as the workflow does it."""
+    new = Repository(tmp_path)
+    jobs = new.run("nightly-overdue.yml", installed=None)
+    (overdue,) = jobs["overdue"]
+    assert [(s.name, s.code) for s in overdue.steps if s.code] == [("Did a night end in time?", 1)]
+    assert overdue.step("Install mmrepro").output.endswith(f"mmrepro {mmrepro.__version__}\n")
+    assert [i["title"] for i in new.issues] == ["night missing: none since the beginning"]
+
 
 def test_a_machine_that_is_not_fit(repository: Repository) -> None:
-    """The one with the cells: the other's part is soon done."""
+    """The one with the cells: the other one's part is soon done."""
     nowhere = {"MMREPRO_CACHE_DIR": "/proc/nowhere"}
-    jobs = repository.run("nightly-gpu.yml", broken={"gpu (1)": nowhere, "gpu (2)": {}})
+    jobs = repository.run("nightly-gpu.yml", broken={"gpu (2)": nowhere})
     first, second = jobs["gpu"]
-    assert (first.result, first.step(FIT).code) == ("failure", 4), told(jobs)
-    assert any(title == "title=Infrastructure" for _, title, _ in first.annotations)
-    assert second.result == "success", told(jobs)
+    assert first.result == "success", told(jobs)
+    assert (second.result, second.step(FIT).code) == ("failure", 4), told(jobs)
+    assert [title for _, title, _ in second.annotations] == ["title=Infrastructure"]
     (report,) = jobs["report"]
     assert report.result == "failure"
-    assert "Machine 1 of 2 delivered nothing: mmrepro check ended with 4." in report.summary
+    assert "Machine 2 of 2 delivered nothing: mmrepro check ended with 4." in report.summary
     assert [level for level, _, _ in report.step(MERGE).annotations] == ["error"]
 
 
@@ -231,4 +264,4 @@ def test_nothing_is_delivered(repository: Repository) -> None:
     assert "Machine 2 of 2 delivered nothing, not even why." in report.summary
     (alert,) = jobs["alert"]
     assert alert.result == "success", told(jobs)
-    assert [i["state"] for i in repository.issues if "night missing" in i["title"]] == ["OPEN"]
+    assert repository.missing() == ["OPEN"]
