@@ -39,7 +39,7 @@ class Annotation:
         return f"::{self.level} title={title}::{_data(one_line(self.text, MAX_TEXT))}"
 
 
-def annotations(night: NightView, most: int = MOST) -> list[Annotation]:
+def annotations_of(night: NightView, most: int = MOST) -> list[Annotation]:
     """At most ``most``; where there are more, the last one says how many."""
     found = sorted(_all(night), key=lambda a: _LEVELS.index(a.level))
     if len(found) <= most:

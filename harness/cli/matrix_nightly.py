@@ -68,9 +68,9 @@ def annotate(
 
     Example:  mmrepro matrix annotate nights --quarantine quarantine.toml
     """
-    from mmrepro.reports.annotations import annotations
+    from mmrepro.reports.annotations import annotations_of
 
-    for one in annotations(_view(ledger, night, quarantine), most):
+    for one in annotations_of(_view(ledger, night, quarantine), most):
         typer.echo(one.line)
 
 
