@@ -82,10 +82,12 @@ class Repository:
         workflow: str,
         broken: Mapping[str, Mapping[str, str]] | None = None,
         installed: Path | None = Path(sys.executable).parent,
+        by_hand: Mapping[str, str] | None = None,
         **more: Any,
     ) -> dict[str, list[JobResult]]:
         """``broken``: variables of some machines, by their job. ``installed``: where mmrepro is;
-        None: the workflow installs it, with all that this machine needs to reach its index."""
+        None: the workflow installs it, with all that this machine needs to reach its index.
+        ``by_hand``: the form's inputs; None: it is the schedule."""
         self.runs += 1
         path = [self.folder / "bin", installed, os.environ["PATH"]]
         image = {
@@ -104,13 +106,15 @@ class Repository:
                 "run_id": str(1000 + self.runs),
                 "run_number": str(self.runs),
                 "run_attempt": "1",
+                "event_name": "schedule" if by_hand is None else "workflow_dispatch",
                 "server_url": "https://github.com",
             },
-            inputs={"machines": "2", "max-time": "10m"},
+            inputs=by_hand or {},
             variables={
                 "MMREPRO_IMAGE": IMAGE,
                 "MMREPRO_NIGHT": "night.toml",
                 "MMREPRO_NEED": "cpu",
+                "MMREPRO_MACHINES": "2",
             },
             machine=lambda job: {**image, **(broken or {}).get(job, {})},
             without=frozenset({"Install mmrepro"} if installed is not None else ()),
@@ -120,6 +124,8 @@ class Repository:
 
     @property
     def issues(self) -> list[dict[str, Any]]:
+        if not self.issues_file.exists():
+            return []
         found: list[dict[str, Any]] = json.loads(self.issues_file.read_text())["issues"]
         return found
 
@@ -265,3 +271,14 @@ def test_nothing_is_delivered(repository: Repository) -> None:
     (alert,) = jobs["alert"]
     assert alert.result == "success", told(jobs)
     assert repository.missing() == ["OPEN"]
+
+
+def test_a_wrong_input(repository: Repository) -> None:
+    before = repository.issues
+    jobs = repository.run("nightly-gpu.yml", by_hand={"machines": "$(touch here)"})
+    assert results(jobs) == {
+        "plan": "failure", "gpu": "skipped", "report": "failure", "alert": "success",
+    }, told(jobs)  # fmt: skip
+    assert jobs["plan"][0].step("Plan the night").code == 2
+    assert not list(repository.folder.rglob("here"))
+    assert repository.issues == before  # a person has seen it: no issue
