@@ -179,8 +179,7 @@ def _bisect(cell: Cell) -> str:
 
 
 def _fence(command: str) -> str:
-    # Nothing in it may be taken for a mark.
-    return gfm.fence(one_line(command, 2000).replace("<!--", "< !--"), "sh", 1, 2000)
+    return gfm.fence(one_line(command, 2000), "sh", 1, 2000)
 
 
 def _cell(value: str) -> str:

@@ -9,7 +9,7 @@ from made_nights import BEGAN, cell, moment, night
 from mmrepro.history.concerns import Concern, concerns
 from mmrepro.history.events import events
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.incident.ledger import Cell, NightState
+from mmrepro.incident.ledger import Cell, EventKind, NightState
 from mmrepro.signature import Outcome
 
 OLD, MID, NEW, NEWER = cell("0.9.0"), cell("0.23.0"), cell("0.24.0"), cell("0.100.0")
@@ -60,8 +60,15 @@ def _letters(runs: NightRuns, of: Cell) -> str:
 
 
 def test_a_fix_that_comes_in_an_older_release_fixes_nothing() -> None:
-    backport = cell("0.23.1")
-    assert one("bug-returned", NEW, *RETURNED, night(3, {NEW: "r", backport: "n"})).over == ""
+    backport = cell("0.10.0")
+    nights = [
+        night(1, {OLD: "r"}),
+        night(2, {OLD: "r", NEW: "r"}),
+        night(3, {NEW: "r", backport: "n"}),
+    ]
+    known = told(*nights)
+    assert nights[2].events[0].what is EventKind.FIXED_IN
+    assert known[f"new-release-affected:{NEW.line}:0.24.0"].over == ""
 
 
 def test_what_is_known_of_one_that_was_not_run() -> None:
