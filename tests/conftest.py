@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -27,6 +29,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Python first.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Typer's runner makes all commands anew for each call: a tenth of a second, hundreds of times.
+with contextlib.suppress(ModuleNotFoundError, AttributeError):
+    import typer.testing
+
+    typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # How long an example takes says nothing here: engines may be running beside the tests.
 # The same examples each time: a run fails for what it changed. "thorough" draws new ones.

@@ -2,6 +2,7 @@
 """Open, rewrite and close the issues that a ledger asks for: `mmrepro matrix issues`, done by `gh`.
 
 usage: issues.py DIR [--dry-run] [--max-new 10] [--quarantine FILE] [--every 24h] [--run-url URL]
+       [--absent]
 
 Nothing is tried twice. Where `gh` fails, the rest is left undone (exit code 4); what is wanted is
 worked out anew from the ledger and the issues each time, so that the next night goes on with it.
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--max-new", type=int, default=10, help="issues opened at once (10)")
     parser.add_argument("--quarantine", help="TOML: no issue is opened for these cells")
     parser.add_argument("--every", help="when the next night is due, e.g. 24h")
+    parser.add_argument("--absent", action="store_true", help="tonight nobody delivered anything")
     parser.add_argument("--run-url", default="", help="of this run: linked in each body")
     asked = parser.parse_args()
     try:
@@ -85,6 +87,7 @@ def wanted(asked: argparse.Namespace, known: list[dict[str, Any]]) -> dict[str, 
         words += ["--max-new", str(asked.max_new), "--run-url", asked.run_url]
         words += ["--quarantine", asked.quarantine] if asked.quarantine else []
         words += ["--every", asked.every] if asked.every else []
+        words += ["--absent"] if asked.absent else []
         clean = {k: v for k, v in os.environ.items() if k not in ("GH_TOKEN", "GITHUB_TOKEN")}
         done = subprocess.run(words, env=clean, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:

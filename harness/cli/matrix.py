@@ -17,6 +17,7 @@ from mmrepro.cli.matrix_ledger import (
     chosen_night,
     quarantine_of,
 )
+from mmrepro.cli.matrix_simulate import simulate
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.run.options import StartMode
 
@@ -91,6 +92,9 @@ def run(
         str, typer.Option(help="I/N: the Ith of N machines' part; join with matrix merge.")
     ] = "",
     machine: Annotated[str, typer.Option(help="This machine's label in the ledger.")] = "",
+    ray: Annotated[
+        str, typer.Option(help="On the machines of a Ray cluster: auto, or HOST:PORT.")
+    ] = "",
     out: Annotated[
         Path | None, typer.Option(help=f"The ledger's folder.  [default: {DEFAULT_OUT}]")
     ] = None,
@@ -129,6 +133,7 @@ def run(
         every=quantity.seconds(every) if every else None,
         start_mode=start_mode,
         machine=machine or None,
+        ray=ray or None,
         out=str(out) if out is not None else None,
     )
     asked = Asked(
@@ -298,5 +303,5 @@ def merge(
         write_night(known, known.newest, out, excused)
 
 
-for command in matrix_nightly.COMMANDS:
+for command in (simulate, *matrix_nightly.COMMANDS):
     app.command()(command)

@@ -122,6 +122,9 @@ def issues(
     most: Annotated[
         int, typer.Option("--max-new", min=0, help="Open at most so many, the worst first.")
     ] = 10,
+    absent: Annotated[
+        bool, typer.Option("--absent", help="Tonight no machine delivered anything.")
+    ] = False,
     run_url: Annotated[str, typer.Option(help="Of the run that asks: linked in each body.")] = "",
     json: Json = False,
 ) -> None:
@@ -146,7 +149,7 @@ def issues(
         return excused.entry_for(concern.cell, today) is not None
 
     now = datetime.now(UTC)
-    known = concerns(history, now, _hours(every))
+    known = concerns(history, now, _hours(every), absent=absent)
     decided = decide(known, _issues(open_issues), quarantined, most)
     told = [as_json(action, run_url) for action in decided.actions]
     held = [title(concern) for concern in decided.held]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import mmrepro
 import typer
@@ -22,14 +24,15 @@ from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
 from mmrepro.machine.facts import host_facts
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.ending import exit_code
-from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
+from mmrepro.matrix.file import Cluster, MatrixFile, Rows, Settings, load
 from mmrepro.matrix.local import LocalPlaces
 from mmrepro.matrix.nights import begin, unfinished
 from mmrepro.matrix.plan import Estimates, dry_run, plan, sharded
 from mmrepro.matrix.provisions import Provisions
 from mmrepro.matrix.schedule import CONFIRM, REPEAT, left
 from mmrepro.matrix.session import Session, SessionOptions
-from mmrepro.matrix.trial import Trials, night_options
+from mmrepro.matrix.trial import TrialOptions, Trials, night_options
+from mmrepro.matrix.work import Places
 from mmrepro.records import Moment
 from mmrepro.reports.dashboard import HTML_FILE
 from mmrepro.reports.night import night_view, write_night
@@ -70,11 +73,13 @@ def execute(asked: Asked) -> ExitCode:
         )
     if asked.dry_run:
         return _dry_run(asked, given, settings, folder, console)
-    planned, notes = ([], []) if asked.resume else _planned(asked, given)
+    planned, notes = ([], []) if asked.resume else planned_of(asked, given)
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
     night = _night(asked, settings)
-    with Ledger(folder) as ledger:
+    with contextlib.ExitStack() as held:
+        ray = held.enter_context(_connected(asked, settings)) if settings.ray else None
+        ledger = held.enter_context(Ledger(folder))
         if not asked.resume:
             runs = begin(ledger, night, planned)
         elif (found := unfinished(ledger)) is not None:
@@ -83,27 +88,40 @@ def execute(asked: Asked) -> ExitCode:
             return _nothing_unfinished(ledger, asked, settings, folder, console)
         for note in notes:
             console.print(f"Left out: {note}.", highlight=False, soft_wrap=True)
-        return _run(ledger, runs, asked, settings, notes, console)
+        return _run(ledger, runs, asked, given, settings, ray, notes, console)
+
+
+def _connected(asked: Asked, settings: Settings) -> contextlib.AbstractContextManager[Any]:
+    from mmrepro.cluster.machines import connected
+
+    if asked.settings.jobs:
+        raise UsageError(
+            "--jobs is for one machine: those of a cluster work on one environment each.",
+            hint="leave out --jobs, or --ray",
+        )
+    return connected(settings.ray or "")
 
 
 def _run(
     ledger: Ledger,
     runs: NightRuns,
     asked: Asked,
+    given: MatrixFile,
     settings: Settings,
+    ray: Any,
     notes: Sequence[str],
     console: Console,
 ) -> ExitCode:
     again = _resume_command(asked, ledger.folder)
     options = night_options(settings, runs.night.machine)
-    bound = None
-    if settings.disk is not None:
-        bound = Bound(settings.disk, ledger.folder / f".disk-{runs.night.id}.json")
     quarantine = _quarantine(settings, runs, console)
     display = MatrixProgress(console)
-    provisions = Provisions(options, bound, display.say)
-    places = LocalPlaces(Trials(options), provisions, settings.jobs or JOBS, runs.night.machine)
-    how = SessionOptions(max_time_s=settings.max_time)
+    places = (
+        _here(settings, options, ledger, runs, display)
+        if ray is None
+        else _machines(ray, given.cluster, settings, options, display)
+    )
+    how = SessionOptions(max_time_s=settings.max_time, sliced=ray is not None)
     session = Session(ledger, runs, places, how, display)
     display.session = session
     idle = not session.todo and runs.night.state is NightState.COMPLETE
@@ -122,6 +140,30 @@ def _run(
     left = [planned.cell.id for planned in session.todo]
     ended = Ended(ledger.history, runs, ledger.folder, quarantine, left, again, tuple(notes), idle)
     return _tell(ended, asked, console)
+
+
+def _here(
+    settings: Settings,
+    options: TrialOptions,
+    ledger: Ledger,
+    runs: NightRuns,
+    display: MatrixProgress,
+) -> Places:
+    bound = None
+    if settings.disk is not None:
+        bound = Bound(settings.disk, ledger.folder / f".disk-{runs.night.id}.json")
+    provisions = Provisions(options, bound, display.say)
+    return LocalPlaces(Trials(options), provisions, settings.jobs or JOBS, runs.night.machine)
+
+
+def _machines(
+    ray: Any, cluster: Cluster, settings: Settings, options: TrialOptions, display: MatrixProgress
+) -> Places:
+    from mmrepro.cluster.machines import Machines, Needs
+    from mmrepro.cluster.remote import Engines
+
+    needs = Needs(cpus=cluster.cpus, gpus=cluster.gpus, memory=cluster.memory)
+    return Machines(ray, Engines(options, settings.disk), needs, display.say)
 
 
 @dataclass(frozen=True)
@@ -198,7 +240,8 @@ def _nothing_unfinished(
 # ---------------------------------------------------------------- the plan
 
 
-def _planned(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+def planned_of(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+    """The cells that are asked for, and what was left out of them. Raises MmreproError."""
     rows = _rows(asked, given)
     made = plan(_name(asked), rows, asked.settings, given.matrix)
     cells = sharded(made.cells, asked.shard)
@@ -244,7 +287,7 @@ def _night(asked: Asked, settings: Settings) -> Night:
         return Night(
             id=_name(asked),
             created=Moment.now(),
-            command=shlex.join(["mmrepro", *sys.argv[1:]]),
+            command=shlex.join(["mmrepro", *_without_address(sys.argv[1:])]),
             mmrepro_version=mmrepro.__version__,
             machine=settings.machine or "",
             host=host_facts(gpu_models()),
@@ -259,6 +302,16 @@ def _night(asked: Asked, settings: Settings) -> Night:
         ) from error
 
 
+def _without_address(arguments: Iterable[str]) -> list[str]:
+    """As the ledger has them, which others read: the cluster's address is left out."""
+    told: list[str] = []
+    for word in arguments:
+        if told and told[-1] == "--ray":
+            word = "auto"
+        told.append("--ray=auto" if word.startswith("--ray=") else word)
+    return told
+
+
 def _resume_command(asked: Asked, folder: Path) -> str:
     words = ["mmrepro", "matrix", "run", *([str(asked.file)] if asked.file else [])]
     words += ["--resume", "--out", str(folder)]
@@ -270,6 +323,7 @@ def _resume_command(asked: Asked, folder: Path) -> str:
         ("--disk", str(own.disk) if own.disk else None),
         ("--quarantine", own.quarantine),
         ("--start-mode", own.start_mode),
+        ("--ray", own.ray),
     ):
         if value is not None:
             words += [option, str(value)]
@@ -291,7 +345,7 @@ def _dry_run(
         night = waiting[-1].night
         cells = list(waiting[-1].planned.values())
     else:
-        cells, notes = _planned(asked, given)
+        cells, notes = planned_of(asked, given)
         night = _night(asked, settings)
     runs = history.find(night.id)
 

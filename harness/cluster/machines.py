@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ LABEL: Final = "mmrepro.machine"
 """Ray's label of a node that is the machine's label in the ledger."""
 NO_UV: Final = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 LOOK_S = 1.0
+REACHED_S = 10.0
 STOP_S = GRACE_S + 30.0
 """For the runs in progress on all machines, before their workers are killed."""
 Say = Callable[[str], None]
@@ -46,19 +48,18 @@ class Needs:
 
 
 class Machines:
-    """Those of a cluster that have the resource ``engine_host``; a context manager.
+    """Those of a cluster that have the resource ``engine_host``.
 
     A machine is asked for its version and its code before it is given anything. One that died is
     not asked again, whatever Ray says of it meanwhile; if it comes back, Ray gives it another id.
     """
 
     def __init__(
-        self, address: str, outfit: Outfit, needs: Needs | None = None, say: Say | None = None
+        self, ray: Any, outfit: Outfit, needs: Needs | None = None, say: Say | None = None
     ) -> None:
-        """``address``: ``auto`` or HOST:PORT."""
-        self._address, self._outfit, self._needs = address, outfit, needs or Needs()
+        """``ray``: :func:`connected`."""
+        self._ray, self._outfit, self._needs = ray, outfit, needs or Needs()
         self._say = say or (lambda text: None)
-        self._ray: Any = None
         self._lock = threading.Lock()
         self._scenarios: list[str] = []
         self._gpus = 0.0
@@ -68,13 +69,6 @@ class Machines:
         self._streams: set[Any] = set()
         self._stopped = False
         self._looked = float("-inf")
-
-    def __enter__(self) -> Machines:
-        self._ray = connect(self._address)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ray.shutdown()
 
     # ------------------------------------------------------------------ places
 
@@ -326,8 +320,9 @@ _WORDS: Final = {
 # ---------------------------------------------------------------- the cluster
 
 
-def connect(address: str) -> Any:
-    """Ray, connected to the cluster at ``address``.
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Ray, connected to the cluster at ``address``: ``auto`` or HOST:PORT.
 
     Raises:
         UsageError: Ray is not installed, or that is no address.
@@ -339,24 +334,36 @@ def connect(address: str) -> Any:
     os.environ[NO_UV] = "0"
     try:
         import ray
-        from ray._private import worker
+        from ray._private import services, worker
     except ModuleNotFoundError as error:
         raise UsageError(
             "--ray needs Ray, which is not installed here.", hint="pip install 'mmrepro[cluster]'"
         ) from error
     with _own_signals():
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+            where = services.canonicalize_bootstrap_address_or_die(address)
+            _reached(where)
+            ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InfrastructureError(
-                f"No Ray cluster answers at {address!r}, or it has another version of Ray or "
-                "Python.",
+                f"No Ray cluster answers at {address!r}, or this machine is not in it, or it has "
+                "another version of Ray or Python.",
                 hint="ray status",
                 detail=str(error).splitlines()[:3],
             ) from error
     # Its notices about machines name addresses, and break into what is shown.
     worker._worker_logs_enabled = False
-    return ray
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _reached(where: str) -> None:
+    """Ray itself would try for a quarter of an hour. Raises OSError."""
+    host, _, port = where.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_S):
+        pass
 
 
 @contextlib.contextmanager

@@ -62,19 +62,28 @@ class Concern:
 
 
 def concerns(
-    history: History, now: datetime | None = None, every_h: float | None = None
+    history: History,
+    now: datetime | None = None,
+    every_h: float | None = None,
+    *,
+    absent: bool = False,
 ) -> dict[str, Concern]:
     """All that the ledger ever told, by identity, those that are over too.
 
     Args:
         now: also whether a night is overdue.
         every_h: for that, instead of what the last night says.
+        absent: for that, a night was begun and nobody delivered anything.
     """
     walk = _Walk()
     for runs in history.nights:
         walk.take(history, runs)
     found = walk.concerns
-    return found if now is None else found | _nights(history, now, every_h)
+    return (
+        found
+        if now is None
+        else found | _nights(history, watch(history, now, every_h, absent=absent))
+    )
 
 
 class _Walk:
@@ -192,9 +201,8 @@ def _later_release(fixed: Cell, concerned: Cell | None) -> bool:
         return False
 
 
-def _nights(history: History, now: datetime, every_h: float | None) -> dict[str, Concern]:
+def _nights(history: History, seen: Watch) -> dict[str, Concern]:
     """Whether the next night is overdue; of each other night, that the next one is not."""
-    seen = watch(history, now, every_h)
     found = {}
     for name, over in _begun(history.nights):
         identity = f"{EventKind.NIGHT_MISSING}:{name}"

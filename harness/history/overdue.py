@@ -43,13 +43,16 @@ class Watch:
         return self.last.night.created.wall + timedelta(hours=times * self.every_h)
 
 
-def watch(history: History, now: datetime, every_h: float | None = None) -> Watch:
+def watch(
+    history: History, now: datetime, every_h: float | None = None, *, absent: bool = False
+) -> Watch:
     """Overdue is a ledger in which no night ever ran anything; whose last night began too long
     ago, or did not end until the next one was due, or begins in the future: a wrong clock would
     hide all that is missing.
 
     Args:
         every_h: instead of what the last night says.
+        absent: a night was begun, and no machine delivered anything: it is missing at any hour.
     """
     alive = [n for n in history.nights if n.attempts]
     if not alive:
@@ -68,6 +71,8 @@ def watch(history: History, now: datetime, every_h: float | None = None) -> Watc
         hours = (now - began) / timedelta(hours=1)
         text = f"{name} began {hours:.0f} h ago and has not ended; one is due every {every:g} h."
         event = _missing(name, text)
+    if event is None and absent:
+        event = _missing(name, f"A night was to follow {name}, and no machine delivered anything.")
     return Watch(last, every, event)
 
 

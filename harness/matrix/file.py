@@ -85,6 +85,7 @@ class Settings(_Table):
     disk: Bytes | None = None
     start_mode: StartMode | None = None
     machine: str | None = None
+    ray: str | None = None
     quarantine: str | None = None
     out: str | None = None
 
@@ -94,8 +95,17 @@ class Settings(_Table):
         return Settings.model_validate(other.model_dump() | own)
 
 
+class Cluster(_Table):
+    """``[cluster]``: what Ray is asked for, for the cells that a machine works on."""
+
+    cpus: Annotated[float, Field(ge=0)] = 1.0
+    gpus: Annotated[float, Field(gt=0)] = 1.0
+    memory: Bytes = 0
+
+
 class MatrixFile(_Table):
     matrix: Settings = Settings()
+    cluster: Cluster = Cluster()
     cell: list[Rows] = []
 
 

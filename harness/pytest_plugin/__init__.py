@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mmrepro.pytest_plugin.marked import MmreproRun
 
 SUFFIX = ".mmrepro.toml"
+INCONCLUSIVE = ("error", "skip")
 MARKER = "mmrepro"
 FIXTURE = "mmrepro_run"
 PROPERTY = "mmrepro."
@@ -42,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--mmrepro-inconclusive",
-        choices=("error", "skip"),
+        choices=INCONCLUSIVE,
         help="what a run is that could not tell.  [default: mmrepro_inconclusive of the ini "
         "file, else error]",
     )
@@ -53,6 +54,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (said := config.getini("mmrepro_inconclusive")) not in INCONCLUSIVE:
+        raise pytest.UsageError(f"mmrepro_inconclusive is {said!r}; it is error or skip.")
     config.addinivalue_line(
         "markers",
         f"{MARKER}(scenario, release='', variant='', device='auto', mitigations=(), options=(), "

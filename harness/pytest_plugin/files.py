@@ -20,7 +20,7 @@ from mmrepro.matrix.trial import night_options
 from mmrepro.pytest_plugin import SUFFIX, MmreproWarning
 from mmrepro.pytest_plugin.options import began, out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Runs
-from mmrepro.pytest_plugin.telling import Ran, sentence
+from mmrepro.pytest_plugin.telling import Ran, failure, sentence
 from mmrepro.text.sanitize import one_line
 
 
@@ -85,7 +85,10 @@ class MatrixToml(pytest.File):
 
 
 class EnvironmentCells(pytest.Collector):
-    """The cells of one environment; while they are run its engine stays imported."""
+    """The cells of one environment; while they are run its engine stays imported.
+
+    A scope of its own, so that ``--dist loadscope`` of pytest-xdist gives them to one worker.
+    """
 
     def __init__(self, *, group: Group, **rest: Any) -> None:
         super().__init__(**rest)
@@ -119,8 +122,6 @@ class CellItem(pytest.Item):
         entry = self.toml.quarantine.entry_for(planned.cell, datetime.now(UTC))
         if entry is not None:
             self.add_marker(pytest.mark.xfail(reason=entry.says, strict=False))
-        if self.config.pluginmanager.hasplugin("xdist"):
-            self.add_marker(pytest.mark.xdist_group(self.environment.name))
 
     @property
     def environment(self) -> EnvironmentCells:
@@ -140,7 +141,7 @@ class CellItem(pytest.Item):
             )
         except (MmreproError, OSError) as error:
             said = sentence(error) if isinstance(error, MmreproError) else str(error)
-            pytest.fail(said, pytrace=False)
+            raise failure(said) from None
         self.ran = Ran(
             what=f"{self.name} on {environment.name}",
             planned=self.planned,

@@ -24,7 +24,7 @@ from mmrepro.matrix.work import INCIDENTS
 from mmrepro.pytest_plugin import FIXTURE, MARKER, PROPERTY
 from mmrepro.pytest_plugin.options import out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Runs
-from mmrepro.pytest_plugin.telling import Ran, sentence
+from mmrepro.pytest_plugin.telling import Ran, failure, sentence
 from mmrepro.reports.writing import MARKDOWN_FILE
 from mmrepro.run.launch import target
 from mmrepro.run.options import RunOptions
@@ -84,9 +84,9 @@ def prepare(item: pytest.Item) -> None:
     try:
         ran = _run(item, marker.args, marker.kwargs)
     except UsageError as error:
-        pytest.fail(f"@pytest.mark.{MARKER}: {sentence(error)}", pytrace=False)
+        raise failure(f"@pytest.mark.{MARKER}: {sentence(error)}") from None
     except MmreproError as error:
-        pytest.fail(sentence(error), pytrace=False)
+        raise failure(sentence(error)) from None
     item.stash[_RAN] = ran
     item.user_properties += ran.properties
     ran.check_learnt(item.config)
@@ -123,7 +123,7 @@ class FinishedRun:
     @property
     def expected(self) -> Outcome | None:
         """By the scenario, of that release with these mitigations."""
-        return self._ran.planned.expected
+        return self._ran.expected
 
     @property
     def as_expected(self) -> bool:
@@ -195,11 +195,17 @@ class MmreproRun(FinishedRun):
             pytest.fail.Exception: infrastructure failed, twice.
         """
         __tracebackhide__ = True
-        ran = _run(self._item, arguments, named)
+        try:
+            ran = _run(self._item, arguments, named)
+        except UsageError as error:  # shown where it was called
+            raise type(error)(error.message, hint=error.hint) from None
         if ran.folder is not None:
             self._item.user_properties += [p for p in ran.properties if p[0] == _INCIDENT]
-        if ran.settled.state is not State.INCONCLUSIVE:
-            ran.check_learnt(self._item.config)
+        try:
+            if ran.settled.state is not State.INCONCLUSIVE:
+                ran.check_learnt(self._item.config)
+        except pytest.fail.Exception as error:
+            raise pytest.fail.Exception(error.msg) from None
         return FinishedRun(ran)
 
 

@@ -81,13 +81,14 @@ class Runs:
             self._trials = Trials(self.how.options)
             # A daemon: who presses Ctrl-C twice does not wait for it; its run is killed with it.
             thread = threading.Thread(target=do, name="mmrepro", daemon=True)
-            thread.start()
             try:
+                thread.start()
                 while thread.is_alive():
                     thread.join(POLL_S)
             except BaseException:
                 self._stop()
-                thread.join()
+                with contextlib.suppress(RuntimeError):  # it had not begun, and will do nothing
+                    thread.join()
                 self.leave()
                 raise
         if failed:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from mmrepro.errors import MmreproError
@@ -14,6 +15,7 @@ from mmrepro.incident.ledger import Attempt, Planned
 from mmrepro.pytest_plugin import PROPERTY
 from mmrepro.pytest_plugin.options import skips_inconclusive
 from mmrepro.reports.writing import MARKDOWN_FILE
+from mmrepro.signature import Outcome
 from mmrepro.text.sanitize import clip, one_line, plain
 
 DETAIL_LINES = 6
@@ -40,6 +42,11 @@ class Ran:
     @cached_property
     def settled(self) -> Settled:
         return settle(self.attempts)
+
+    @property
+    def expected(self) -> Outcome | None:
+        """As the runs say, and those without an outcome cannot."""
+        return self.planned.expected if self.settled.expected is None else self.settled.expected
 
     @cached_property
     def shown(self) -> Attempt | None:
@@ -70,7 +77,7 @@ class Ran:
             "release": cell.release,
             "device": cell.device,
             "outcome": str(self.settled.state),
-            "expected": self.planned.expected or "",
+            "expected": self.expected or "",
             "runs": self.settled.why,
             "key": shown.key if shown else "",
             "fidelity": (shown and shown.fidelity) or "",
@@ -100,8 +107,7 @@ class Ran:
 
     def check_expected(self) -> None:
         """Raises what makes a failure of it: its verdict was not expected, or not one."""
-        settled = self.settled
-        wanted = self.planned.expected
+        settled, wanted = self.settled, self.expected
         if settled.state is State.FLAKY:
             told = f"flaky: {settled.reproduced} of {settled.conclusive} runs reproduced it"
             self._fail(f"{told}; {wanted} was expected" if wanted else told, settled.why)
@@ -110,8 +116,8 @@ class Ran:
             several = settled.why if len(self.attempts) > 1 else ""
             self._fail(f"{settled.state}; {wanted} was expected", self.shown.explanation, several)
 
-    def _fail(self, first: str, *more: str) -> None:
-        pytest.fail("\n".join(self._lines(first, more)), pytrace=False)
+    def _fail(self, first: str, *more: str) -> NoReturn:
+        raise failure("\n".join(self._lines(first, more)))
 
     def _lines(self, first: str, more: Sequence[str]) -> Iterator[str]:
         yield f"{self.what}: {first}" if self.named else first
@@ -127,6 +133,11 @@ class Ran:
         return str(path.relative_to(self.here) if path.is_relative_to(self.here) else path)
 
 
+def failure(text: str) -> pytest.fail.Exception:
+    """To be raised: pytest shows ``text`` alone. In a test's set-up it is an error."""
+    return pytest.fail.Exception(text, pytrace=False)
+
+
 def sentence(error: MmreproError) -> str:
     """A usage error, as one."""
     return f"{error.message} ({error.hint})" if error.hint else error.message
@@ -137,14 +148,14 @@ def tell_reports(
 ) -> None:
     """Where the incidents of what failed are."""
     name = f"{PROPERTY}incident"
-    folders = {
-        report.nodeid: str(value)
+    folders = [
+        (report.nodeid, str(value))
         for kind, report in ran
         if kind in ("failed", "error")
         for key, value in report.user_properties
         if key == name
-    }
+    ]
     if folders:
         terminal.section("mmrepro: reports of what failed")
-        for nodeid, folder in folders.items():
+        for nodeid, folder in folders:
             terminal.write_line(f"{nodeid}: {Path(folder) / MARKDOWN_FILE}")

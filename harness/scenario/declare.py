@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
 from typing import Any, Final, Literal, TypeVar, overload
 
 from mmrepro.engines.changes import Mitigation, Patch
@@ -281,6 +282,7 @@ class Tagged:
     claims: dict[str, Claim] = field(default_factory=dict)
 
 
+@cache
 def tagged(cls: type) -> Tagged:
     """Of ``cls`` and its bases, the bases' first. A method that overrides one keeps its tag."""
     found = Tagged()

@@ -7,6 +7,7 @@ import importlib.util
 import shlex
 import sys
 import traceback
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
@@ -20,7 +21,7 @@ GROUP = "mmrepro.scenarios"
 
 
 def scenario_names() -> list[str]:
-    return sorted({entry.name for entry in entry_points(group=GROUP)})
+    return sorted(_entries(tuple(sys.path)))
 
 
 def load_scenario(name: str) -> Scenario:
@@ -32,7 +33,7 @@ def load_scenario(name: str) -> Scenario:
     """
     if name.endswith(".py"):
         return _from_file(Path(name))
-    entries: dict[str, EntryPoint] = {e.name: e for e in entry_points(group=GROUP)}
+    entries = _entries(tuple(sys.path))
     if name not in entries:
         close = difflib.get_close_matches(name, entries, 1)
         guess = f" Did you mean {close[0]}?" if close else ""
@@ -45,6 +46,12 @@ def load_scenario(name: str) -> Scenario:
         raise BrokenScenario(
             f"Scenario {name} cannot be loaded: {type(error).__name__}: {error}."
         ) from error
+
+
+@lru_cache(maxsize=1)
+def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """By name, of all distributions on ``path``, which is sys.path: each has a file to be read."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
 
 
 def _from_file(path: Path) -> Scenario:

@@ -61,3 +61,12 @@ def test_how_often_may_be_said_from_outside() -> None:
     assert watch(silent, later, 24).event is not None
     weekly = History([night(1, ONE, hours=0)])
     assert watch(weekly, BEGAN + timedelta(hours=40), 168).event is None
+
+
+def test_a_night_that_nobody_delivered_is_missing_at_once() -> None:
+    history = History([night(1, ONE, hours=0)])
+    soon = BEGAN + timedelta(hours=25)
+    assert watch(history, soon).event is None
+    missing = watch(history, soon, absent=True).event
+    assert missing is not None
+    assert missing.identity == "night-missing:n1"  # as the switch has it, once it is late

@@ -1,0 +1,262 @@
+"""A night on machines that there are not: the same dispatcher, against a clock that is only a sum.
+
+Each order takes what its environment, its set-up and its runs are expected to take. Nothing fails,
+nothing surprises, and no run slows another one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from mmrepro.incident.ledger import Planned
+from mmrepro.matrix.dispatch import SETUP_S, Costs, Dispatcher, Slice
+from mmrepro.matrix.plan import Group
+from mmrepro.records import Record
+from pydantic import Field
+
+
+@dataclass(frozen=True)
+class Times:
+    """What things take.
+
+    Attributes:
+        run: seconds of one run, by the cell's id.
+        build: seconds that a group's environment takes.
+        packages: unpacked bytes of what is in it, by name; a machine has each once.
+        room: bytes that --disk asks for before it is built.
+        repeat: runs of each cell.
+        setup: seconds of each order with more than one run.
+    """
+
+    run: Mapping[str, float]
+    build: Callable[[Group], float]
+    packages: Callable[[Group], Mapping[str, int]] = lambda group: {}
+    room: Callable[[Group], int] = lambda group: 0
+    repeat: int = 1
+    setup: float = SETUP_S
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The machines, all alike.
+
+    Attributes:
+        jobs: orders at a time on each.
+        fetched: all environments are there from the start.
+        disk: bytes that a night may add on each.
+        max_time_s: no run is started that does not end within it.
+    """
+
+    machines: int
+    jobs: int = 1
+    fetched: bool = False
+    disk: int | None = None
+    max_time_s: float | None = None
+
+
+class Played(Record):
+    """A night as it would go."""
+
+    machines: int
+    jobs: Annotated[int, Field(description="orders at a time on each machine")]
+    makespan_s: Annotated[float, Field(description="from the start to the end of the last run")]
+    efficiency: Annotated[float, Field(description="of one machine's time, by machine")] = 1.0
+    runs: int
+    orders: int
+    longest_s: Annotated[float, Field(description="of the orders, its environment included")]
+    idle_s: Annotated[float, Field(description="of all machines together")]
+    builds: Annotated[int, Field(description="environments that were fetched and built")]
+    fetched_bytes: Annotated[int, Field(description="unpacked")]
+    disk_bytes: Annotated[int, Field(description="added on the fullest machine")]
+    dropped: Annotated[int, Field(description="environments, for --disk")]
+    again: Annotated[int, Field(description="builds of what had been dropped")]
+    left: Annotated[int, Field(description="cells without time, or without room on the disk")]
+
+
+def simulate(groups: Sequence[Group], times: Times, fleets: Sequence[Fleet]) -> list[Played]:
+    """Each of the fleets; the efficiency is that against one such machine."""
+    played: dict[Fleet, Played] = {}
+    for fleet in (one for wanted in fleets for one in (wanted, replace(wanted, machines=1))):
+        if fleet not in played:
+            played[fleet] = _Night(groups, times, fleet).play()
+    told = []
+    for fleet in fleets:
+        alone, these = played[replace(fleet, machines=1)].makespan_s, played[fleet]
+        efficiency = alone / (fleet.machines * these.makespan_s) if these.makespan_s else 1.0
+        told.append(these.model_copy(update={"efficiency": round(efficiency, 3)}))
+    return told
+
+
+class _Machine:
+    """One of the fleet: its environments, its disk, and who builds."""
+
+    def __init__(self, name: str, times: Times, fleet: Fleet) -> None:
+        self.name = name
+        self._times, self._fleet = times, fleet
+        self._ready: dict[str, float] = {}
+        self._packages: dict[str, Mapping[str, int]] = {}
+        """Of each environment that was built, the oldest first."""
+        self._have: Counter[str] = Counter()
+        self.busy: Counter[str] = Counter()
+        """Orders, by environment: none of those is dropped."""
+        self._dropped: set[str] = set()
+        self._builds_until = 0.0
+        self._bytes = 0
+        self.builds = self.again = self.drops = self.fetched_bytes = self.peak_bytes = 0
+
+    def has(self, group: Group) -> bool:
+        return self._fleet.fetched or group.name in self._ready
+
+    def ahead(self, group: Group, now: float) -> None:
+        """Fetch it beside the runs, one at a time."""
+        if self._builds_until <= now:
+            self.build(group, now)
+
+    def build(self, group: Group, now: float) -> float | None:
+        """When the environment is there; None: it has no room."""
+        name = group.name
+        if self._fleet.fetched:
+            return now
+        if name not in self._ready:
+            if not self._make_room(self._times.room(group)):
+                return None
+            self._builds_until = max(now, self._builds_until) + self._times.build(group)
+            self._ready[name] = self._builds_until
+            self._add(name, self._times.packages(group))
+        return max(now, self._ready[name])
+
+    def _add(self, name: str, packages: Mapping[str, int]) -> None:
+        new = sum(size for package, size in packages.items() if not self._have[package])
+        self._have.update(packages.keys())
+        self._packages[name] = packages
+        self._bytes += new
+        self.fetched_bytes += new
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        self.builds += 1
+        self.again += name in self._dropped
+
+    def _make_room(self, needed: int) -> bool:
+        limit = self._fleet.disk
+        if limit is None:
+            return True
+        for name in list(self._packages):
+            if self._bytes + needed <= limit:
+                break
+            if not self.busy[name]:
+                self._drop(name)
+        return self._bytes + needed <= limit
+
+    def _drop(self, name: str) -> None:
+        packages = self._packages.pop(name)
+        self._have.subtract(packages.keys())
+        self._bytes -= sum(size for package, size in packages.items() if not self._have[package])
+        del self._ready[name]
+        self._dropped.add(name)
+        self.drops += 1
+
+
+class _Night:
+    def __init__(self, groups: Sequence[Group], times: Times, fleet: Fleet) -> None:
+        self._times, self._fleet = times, fleet
+        self._all = {
+            p.cell.id: times.run[p.cell.id] * times.repeat for g in groups for p in g.cells
+        }
+        costs = Costs(self._all, times.build, times.setup)
+        self._dispatcher = Dispatcher(groups, costs, sliced=fleet.machines > 1)
+        labels = [f"machine-{number}" for number in range(1, fleet.machines + 1)]
+        self._machines = {label: _Machine(label, times, fleet) for label in labels}
+        self._busy_s = self._longest_s = 0.0
+        self._runs = self._orders = self._left = 0
+
+    def play(self) -> Played:
+        now = 0.0
+        idle = [(job, m) for m in range(self._fleet.machines) for job in range(self._fleet.jobs)]
+        ends: list[tuple[float, int, tuple[int, int], Slice]] = []
+        machines = list(self._machines.values())
+        while True:
+            waiting = []
+            for place in sorted(idle):
+                machine = machines[place[1]]
+                slice = self._dispatcher.next(machine.name, machine.has, self._machines)
+                if slice is None:
+                    waiting.append(place)
+                    continue
+                machine.busy[slice.group.name] += 1
+                end = self._work(machine, slice, now)
+                self._orders += 1
+                heapq.heappush(ends, (end, self._orders, place, slice))
+            if not ends:
+                break
+            now, _, place, slice = heapq.heappop(ends)
+            machines[place[1]].busy[slice.group.name] -= 1
+            self._dispatcher.ended(slice)
+            idle = [*waiting, place]
+        return self._told(now)
+
+    def _work(self, machine: _Machine, slice: Slice, began: float) -> float:
+        """When the order ends."""
+        group, limit = slice.group, self._fleet.max_time_s or float("inf")
+        shortest = min(self._times.run[planned.cell.id] for planned in group.cells)
+        build = 0.0 if machine.has(group) else self._times.build(group)
+        now = machine.build(group, began) if began + build + shortest <= limit else None
+        if now is None:
+            self._left += len(group.cells)
+            return began
+        if slice.ahead is not None:
+            machine.ahead(slice.ahead, now)
+        if len(group.cells) * self._times.repeat > 1:
+            now += self._times.setup
+        for planned in group.cells:
+            seconds = self._times.run[planned.cell.id]
+            for _ in range(self._times.repeat):
+                if now + seconds > limit:
+                    self._left += 1
+                    break
+                now += seconds
+                self._runs += 1
+        self._busy_s += now - began
+        self._longest_s = max(self._longest_s, now - began)
+        return now
+
+    def _told(self, makespan_s: float) -> Played:
+        fleet, machines = self._fleet, self._machines.values()
+        return Played(
+            machines=fleet.machines,
+            jobs=fleet.jobs,
+            makespan_s=makespan_s,
+            runs=self._runs,
+            orders=self._orders,
+            longest_s=self._longest_s,
+            idle_s=fleet.machines * fleet.jobs * makespan_s - self._busy_s,
+            builds=sum(machine.builds for machine in machines),
+            fetched_bytes=sum(machine.fetched_bytes for machine in machines),
+            disk_bytes=max(machine.peak_bytes for machine in machines),
+            dropped=sum(machine.drops for machine in machines),
+            again=sum(machine.again for machine in machines),
+            left=self._left,
+        )
+
+
+# ---------------------------------------------------------------- more cells than there are
+
+
+def copies(cells: Sequence[Planned], number: int) -> list[tuple[Planned, str]]:
+    """So many cells, and of each the id of the one that it is or is a copy of.
+
+    A copy is in the same environment; it differs by an option that no scenario knows.
+    """
+    told = []
+    for position in range(number):
+        original = cells[position % len(cells)]
+        again = position // len(cells)
+        if not again:
+            told.append((original, original.cell.id))
+            continue
+        options = (*original.cell.options, f"copy={again}")
+        cell = original.cell.model_copy(update={"options": options})
+        told.append((original.model_copy(update={"cell": cell}), original.cell.id))
+    return told
