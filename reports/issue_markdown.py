@@ -96,8 +96,6 @@ def quiet(text: str, limit: int = 600) -> str:
 
 
 def _lead(concern: Concern) -> str:
-    if concern.cell is None:
-        return "The next night should have begun, or this one have ended."
     return f"**{EVENT_WORDS[concern.event.what].capitalize()}**: {quiet(concern.event.text, 1200)}"
 
 

@@ -166,14 +166,26 @@ def test_nights_that_are_missing() -> None:
         return {i: c.over for i, c in found.items() if i.startswith("night-missing")}
 
     first, second = night(1, {MID: "r"}, hours=0), night(2, {MID: "r"}, hours=50)
-    assert at(36, first)["night-missing:n1"] != ""
+    assert at(36, first) == {
+        "night-missing:": "Night n1 began on 2026-11-01 03:00 UTC and is complete."
+    }
     assert at(37, first)["night-missing:n1"] == ""
-    assert at(51, first, second)["night-missing:n1"] == (
-        "Night n2 began on 2026-11-03 05:00 UTC and is complete."
-    )
+    over = "Night n2 began on 2026-11-03 05:00 UTC and is complete."
+    assert at(51, first, second)["night-missing:n1"] == over
     assert at(99, first, second)["night-missing:n2"] == ""
     assert at(99) == {"night-missing:": ""}
-    assert at(1, first)["night-missing:"] == "Night n1 began."
+    empty = night(2, {MID: ""}, hours=35)
+    assert "night-missing:n1" not in at(36, first, empty), "which shows no life, and ends nothing"
+    third = night(3, {MID: "r"}, hours=50)
+    assert at(51, first, empty, third)["night-missing:n1"].startswith("Night n3 began")
+
+
+def test_a_night_that_ends_late_does_not_end_the_waiting() -> None:
+    """Only the next one does."""
+    running = night(1, {MID: "r"}, hours=0, state=NightState.RUNNING)
+    now = BEGAN + timedelta(hours=25)
+    assert concerns(History([running]), now)["night-missing:n1"].over == ""
+    assert "night-missing:n1" not in concerns(History([night(1, {MID: "r"}, hours=0)]), now)
 
 
 def test_the_time_of_a_night_is_not_its_name() -> None:
