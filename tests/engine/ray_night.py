@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,19 +36,21 @@ class Sleeping:
 
     marks: str
     seconds: float
+    eaten: int
 
     def trials(self, machine: str) -> Sleepers:
-        return Sleepers(Path(self.marks), self.seconds, machine)
+        return Sleepers(Path(self.marks), self.seconds, self.eaten, machine)
 
     def provisions(self, night: str) -> Nothing:
         return Nothing()
 
 
 class Sleepers:
-    """A run sleeps, and ends with 3, which is written down as its key."""
+    """A run sleeps, and ends with 3, which is written down as its key. The first one of a cell has
+    ``eaten`` bytes of memory meanwhile."""
 
-    def __init__(self, marks: Path, seconds: float, machine: str) -> None:
-        self.marks, self.seconds, self.machine = marks, seconds, machine
+    def __init__(self, marks: Path, seconds: float, eaten: int, machine: str) -> None:
+        self.marks, self.seconds, self.eaten, self.machine = marks, seconds, eaten, machine
         self.children: set[subprocess.Popen[bytes]] = set()
 
     def run(
@@ -55,14 +58,16 @@ class Sleepers:
     ) -> Attempt:
         folder.mkdir(parents=True)
         created, began = Moment.now(), time.monotonic()
-        child = spawn_program(["bash", "-c", f"sleep {self.seconds}; exit 3"], dict(os.environ))
+        size, seconds = (self.eaten, 60.0) if self.eaten and index == 1 else (0, self.seconds)
+        code = f"import sys, time; held = b'x' * {size}; time.sleep({seconds}); sys.exit(3)"
+        child = spawn_program([sys.executable, "-c", code], dict(os.environ))
         self.children.add(child)
         mark = {"cell": cell.id, "index": index, "machine": self.machine}
         mark |= {"worker": os.getpid(), "child": child.pid, "variables": sorted(os.environ)}
         name = f"{night}.{cell.id}.{index}.{os.urandom(4).hex()}"
         (self.marks / f".{name}").write_text(json.dumps(mark))
         (self.marks / f".{name}").rename(self.marks / name)
-        code = child.wait()
+        ended = child.wait()
         (folder / "incident.json").write_text(json.dumps(mark))
         return Attempt(
             night=night,
@@ -73,7 +78,7 @@ class Sleepers:
             seconds=time.monotonic() - began,
             outcome=Outcome.REPRODUCED,
             expected=Outcome.REPRODUCED,
-            key=f"exit code {code}",
+            key=f"exit code {ended}",
             machine=self.machine,
             incident=str(folder.relative_to(root)),
         )
@@ -116,6 +121,7 @@ def main() -> None:
     parser.add_argument("--machines", type=int)
     parser.add_argument("--cells", type=int)
     parser.add_argument("--seconds", type=float)
+    parser.add_argument("--eaten", type=int, default=0)
     asked = parser.parse_args()
     plan = [
         Planned(
@@ -133,7 +139,7 @@ def main() -> None:
     ]
     with connected(asked.address) as cluster, Ledger(asked.out) as ledger:
         told: dict[str, object] = {"untouched": ray.get(untouched.remote())}
-        machines = Machines(cluster, Sleeping(asked.marks, asked.seconds), say=print)
+        machines = Machines(cluster, Sleeping(asked.marks, asked.seconds, asked.eaten), say=print)
         night = Night(
             id=asked.night,
             created=Moment.now(),

@@ -25,11 +25,11 @@ ENDED_S = 30
 
 
 class ACluster:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
         self.mark = f"{ROOT_VARIABLE}={folder / 'warm'}".encode()
         name, _, value = self.mark.decode().partition("=")
         self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "ray_cluster.py")],
+            [sys.executable, str(HERE / "ray_cluster.py"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(folder / "cluster.log").open("w"),
@@ -88,7 +88,14 @@ class Sleeping:
     """A night of them, as it is under way."""
 
     def __init__(
-        self, cluster: ACluster, folder: Path, night: str, machines: int, cells: int, seconds: float
+        self,
+        cluster: ACluster,
+        folder: Path,
+        night: str,
+        machines: int,
+        cells: int,
+        seconds: float,
+        eaten: int = 0,
     ) -> None:
         self.folder, self._night = folder, night
         self.marked = folder / "marks"
@@ -97,7 +104,7 @@ class Sleeping:
         arguments += ["--machines", str(machines), "--cells", str(cells)]
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "ray_night.py"), cluster.address, night, *arguments,
-             "--seconds", str(seconds)],
+             "--seconds", str(seconds), "--eaten", str(eaten)],
             stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
 
@@ -139,7 +146,7 @@ class Sleeping:
 
 
 def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path) -> None:
-    cells, seconds = 14, 1.0
+    cells, seconds = 12, 1.0
     one = Sleeping(cluster, tmp_path, "one", 1, cells, seconds)
     alone = one.end()
     cluster("add", "beta")
@@ -192,6 +199,23 @@ def test_a_worker_that_is_killed(cluster: ACluster, tmp_path: Path) -> None:
     workers = {mark["worker"] for mark in night.marks("beta")}
     assert len(workers) == 2, "the machine was used again"
     cluster.nothing_is_left()
+
+
+def test_a_machine_that_runs_out_of_memory(tmp_path: Path) -> None:
+    memory = psutil.virtual_memory()
+    limit, eaten = 0.12 + memory.percent / 100, int(0.25 * memory.total)
+    assert limit < 0.9, "too little memory is free to see Ray's limit before the kernel's"
+    cluster = ACluster(tmp_path, f"{limit:.3f}")
+    try:
+        cluster("add", "alpha")
+        night = Sleeping(cluster, tmp_path, "n", 1, 1, 0.1, eaten)
+        night.end()
+        lost = night.nothing_was_lost_or_run_twice(1)
+        assert lost == ["The machine alpha ran out of memory, and Ray killed the worker there."]
+        assert [a.role for a in night.runs.attempts] == ["planned", "retry"]
+        cluster.nothing_is_left()
+    finally:
+        cluster.close()
 
 
 def alive(pid: object) -> bool:
