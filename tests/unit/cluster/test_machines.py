@@ -18,7 +18,7 @@ from mmrepro.cluster import machines as module, remote
 from mmrepro.cluster.machines import Machines, Needs, connected, label, lost_because
 from mmrepro.cluster.remote import Engines, Greeting, Parcel, Sent
 from mmrepro.cluster.transport import packed
-from mmrepro.errors import InfrastructureError, PlaceLost, UsageError
+from mmrepro.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
 from mmrepro.incident.ledger import Attempt
 from mmrepro.matrix.plan import groups_of
 from mmrepro.matrix.schedule import Next
@@ -29,6 +29,7 @@ from mmrepro.signature import Outcome
 ADDRESS = "192.0.2.7"
 CELLS = [planned("borrowed-faults", "0.1")]
 GROUP = groups_of(CELLS)[0]
+REACHED = module._reached
 FAILED = ray.exceptions.RayTaskError("f", "tb", ValueError(f"of {ADDRESS}"))
 ORDER = Order("n1", GROUP, {}, {}, {}, repeat=1, confirm=1)
 
@@ -68,6 +69,10 @@ class FakeRay:
     on_cancel: Callable[[bool], None] = lambda force: None
     late: bool = False
     exceptions = ray.exceptions
+    gcs_address = "192.0.2.7:6379"
+
+    def get_runtime_context(self) -> FakeRay:
+        return self
 
     def nodes(self) -> list[dict[str, Any]]:
         return self.at
@@ -105,6 +110,7 @@ class FakeRay:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "_reached", lambda where, seconds: None)
 
 
 def cluster(fake: FakeRay, needs: Needs | None = None) -> tuple[Machines, list[str]]:
@@ -173,6 +179,27 @@ def test_one_that_is_not_the_same_is_left_out_and_said_once(
     assert len(told) == 1
     assert told[0].startswith(f"ray-00000001 is not used: {why}")
     assert ADDRESS not in told[0]
+
+
+def test_a_head_that_is_silent_is_waited_for_and_then_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = FakeRay([node(1)])
+    there, _ = cluster(fake)
+    assert len(there.there()) == 1
+    asked: list[str] = []
+
+    def refused(where: str, seconds: float) -> None:
+        asked.append(where)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(module, "_reached", refused)
+    monkeypatch.setattr(fake, "nodes", None, raising=False)
+    assert len(there.there()) == 1, "those that there were; Ray itself is not asked, it would hang"
+    monkeypatch.setattr(module, "HEAD_S", 0.0)
+    with pytest.raises(NoPlaceLeft, match="head of the Ray cluster"):
+        there.there()
+    assert asked == [fake.gcs_address] * 2
 
 
 def test_one_with_too_little_is_left_out() -> None:
@@ -366,7 +393,10 @@ def test_what_is_no_address_is_said_so(address: str) -> None:
         pass
 
 
-def test_nobody_who_answers_is_said_at_once(unused_tcp_port: int) -> None:
+def test_nobody_who_answers_is_said_at_once(
+    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_reached", REACHED)
     handler = signal.getsignal(signal.SIGTERM)
     with pytest.raises(InfrastructureError) as caught, connected(f"127.0.0.1:{unused_tcp_port}"):
         pass
