@@ -307,7 +307,7 @@ def differs(told: Greeting, own: Greeting) -> str:
     if told.version != own.version:
         return f"it has mmrepro {told.version}, and here is {own.version}"
     for name, digest in own.code.items():
-        if told.code.get(name) != digest or not digest:
+        if told.code.get(name) != digest:
             return f"its code of {name} is not the same as here"
     return ""
 
