@@ -1,8 +1,8 @@
 """The nightly on GitLab and Buildkite: the examples' own commands, one job after another.
 
-One of two machines never answers, and the other one's part is empty: so all commands are run, and no
-engine. Artifacts are emulated by copying, what installs mmrepro is left out, and `buildkite-agent` is
-a fake that only remembers its calls.
+One of two machines never answers, and the other one's part is empty: so all commands are run, and
+no engine. Artifacts are emulated by copying, what installs mmrepro is left out, and a fake is
+`buildkite-agent`, which only remembers its calls.
 """
 
 from __future__ import annotations
