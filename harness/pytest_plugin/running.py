@@ -20,6 +20,8 @@ from mmrepro.matrix.work import Order, work
 from mmrepro.text.redact import Redactor
 
 POLL_S = 0.2
+STOP_S = 10.0
+"""For a run to end that was stopped: its process has ended by then."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,15 @@ class Runs:
         """
         made: list[Attempt] = []
         failed: list[BaseException] = []
+        ended = threading.Event()
 
         def do() -> None:
             try:
                 made.extend(self._work(group, planned, ahead))
             except BaseException as error:
                 failed.append(error)
+            finally:
+                ended.set()
 
         with turn(self.how.root, self.how.turns):
             self._trials = Trials(self.how.options)
@@ -83,12 +88,12 @@ class Runs:
             thread = threading.Thread(target=do, name="mmrepro", daemon=True)
             try:
                 thread.start()
-                while thread.is_alive():
-                    thread.join(POLL_S)
+                # Not join: a thread that was joined when a signal came is taken for ended.
+                while not ended.wait(POLL_S):
+                    pass
             except BaseException:
                 self._stop()
-                with contextlib.suppress(RuntimeError):  # it had not begun, and will do nothing
-                    thread.join()
+                ended.wait(STOP_S)  # it may not even have begun, and then does nothing
                 self.leave()
                 raise
         if failed:

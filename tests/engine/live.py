@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmrepro.run.starter import ROOT_VARIABLE
+
 COMMAND = [sys.executable, "-m", "mmrepro"]
 SHM = Path("/dev/shm")
 
@@ -97,6 +99,20 @@ def processes_in(folder: Path) -> list[int]:
         try:
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             if state not in "ZX" and (entry / "cwd").readlink() == folder:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def children(variables: dict[str, str]) -> list[int]:
+    """Living processes that have the warm root of this test among their variables."""
+    mark = f"{ROOT_VARIABLE}={variables[ROOT_VARIABLE]}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            if state not in "ZX" and mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
             continue

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live import COMMAND, wait_for
+from live import COMMAND, children, wait_for
 from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import NightState
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
@@ -22,20 +22,6 @@ FAULTS = ("ghost-key-lru", "kv-budget", "pad-value-key")
 CELLS = [f"--scenario=borrowed-faults:{name}" for name in FAULTS]
 CELLS += ["--releases", "0.1", "--device", "cpu"]
 ENDED_S = 15
-
-
-def children(variables: dict[str, str]) -> list[int]:
-    """Living processes that have the warm root of this test among their variables."""
-    mark = f"{ROOT_VARIABLE}={variables[ROOT_VARIABLE]}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state not in "ZX" and mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_a_night_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
