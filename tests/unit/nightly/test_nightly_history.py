@@ -131,6 +131,10 @@ def test_dry_run(places: Path) -> None:
     assert "would commit to history of origin: Night n1" in said
     assert "?? ledger.jsonl" in said
     assert git(places / "origin.git", "branch", "--list", "history") == ""
+    assert "another branch" not in said
+    (a / "hist" / "ledger.jsonl").write_bytes(b"\n" * (51 << 20))
+    said = script(a, "--dry-run", "push", "history", "hist", "Night n1")
+    assert "ledger.jsonl has 51 MiB; GitHub takes 100: soon another branch is to be begun" in said
     assert git(a / "hist", "log", "--format=%s").split("\n")[0].startswith("Begin")
 
 
