@@ -72,16 +72,26 @@ def test_what_is_known_of_one_that_was_not_run() -> None:
     assert concern.tonight.state == "lost"
 
 
+def test_of_one_that_is_planned_no_more_nothing_new_is_said() -> None:
+    concern = one("bug-returned", NEW, *RETURNED, night(3, {NEW: "l"}), night(4, {MID: "n"}))
+    assert (concern.over, concern.night, concern.seen) == ("", "n3", "n2")
+
+
 def test_a_new_release_affected_is_told_where_nobody_expected_it() -> None:
     def kinds(expected: Outcome | None) -> list[str]:
         first = night(1, {MID: "r"}, expected=R)
-        return [
-            i.partition(":")[0]
-            for i in concerns(told(first, night(2, {NEW: "r"}, expected=expected)))
-        ]
+        second = night(2, {MID: "r", NEW: "r"}, expected=expected)
+        return [i.partition(":")[0] for i in concerns(told(first, second))]
 
-    assert kinds(N) == kinds(None) == ["new-release-affected", "coverage-lost"]
-    assert kinds(R) == ["coverage-lost"]
+    assert kinds(N) == kinds(None) == ["new-release-affected"]
+    assert kinds(R) == []
+
+
+def test_a_cell_that_is_planned_no_more_is_no_concern() -> None:
+    """With the selector ``newest`` each new release takes the place of one."""
+    nights = told(night(1, {MID: "r"}), night(2, {NEW: "r"}))
+    assert EventKind.COVERAGE_LOST in {e.what for e in nights.nights[1].events}
+    assert not [i for i in concerns(nights) if i.startswith("coverage-lost")]
 
 
 def test_what_is_fixed_in_the_same_night_is_over() -> None:
