@@ -200,6 +200,14 @@ def test_a_file_is_beside_the_test(faked: Faked) -> None:
     assert plugin_fakes.TRIALS[0].cells[0].scenario == "below/mine.py"
 
 
+def test_the_example_of_the_docs(faked: Faked) -> None:
+    page = (Path(__file__).parents[3] / "docs/pytest.md").read_text()
+    source = page.partition("```python\n")[2].partition("```")[0]
+    world = {"disable-mm-cache": [GOOD], "0.23.0": [BAD], "0.24.0": [GOOD]}
+    run(faked(world), source).assert_outcomes(passed=3)
+    assert sum(len(t.cells) for t in plugin_fakes.TRIALS) == 4
+
+
 # ---------------------------------------------------------------- called
 
 
