@@ -35,8 +35,12 @@ class Annotation:
     @property
     def line(self) -> str:
         """As the runner reads it."""
-        title = _property(one_line(self.title, MAX_TITLE))
-        return f"::{self.level} title={title}::{_data(one_line(self.text, MAX_TEXT))}"
+        # In a line that is not of the new form the old one counts anywhere: in another log, say.
+        title, text = (
+            one_line(words, limit).replace("##[", "## [")
+            for words, limit in ((self.title, MAX_TITLE), (self.text, MAX_TEXT))
+        )
+        return f"::{self.level} title={escaped(title, ':,')}::{escaped(text)}"
 
 
 def annotations_of(night: NightView, most: int = MOST) -> list[Annotation]:
@@ -87,11 +91,8 @@ def _again(square: Square | None) -> str:
     return f" Repeat it: {run.command}" if run is not None and run.command else ""
 
 
-def _data(text: str) -> str:
-    # The runner looks for the old prefix anywhere in a line that is not of the new form.
-    text = text.replace("##[", "## [")
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
+def escaped(text: str, more: str = "") -> str:
+    """``text`` as the runner unescapes it; ``more``: further signs that end a property."""
+    for sign in f"%\r\n{more}":
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text

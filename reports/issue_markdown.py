@@ -96,8 +96,6 @@ def quiet(text: str, limit: int = 600) -> str:
 
 
 def _lead(concern: Concern) -> str:
-    if concern.cell is None:
-        return "The next night should have begun, or this one have ended."
     return f"**{EVENT_WORDS[concern.event.what].capitalize()}**: {quiet(concern.event.text, 1200)}"
 
 
@@ -179,8 +177,7 @@ def _bisect(cell: Cell) -> str:
 
 
 def _fence(command: str) -> str:
-    # Nothing in it may be taken for a mark.
-    return gfm.fence(one_line(command, 2000).replace("<!--", "< !--"), "sh", 1, 2000)
+    return gfm.fence(one_line(command, 2000), "sh", 1, 2000)
 
 
 def _cell(value: str) -> str:

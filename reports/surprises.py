@@ -15,7 +15,7 @@ from mmrepro.reports import gfm, reading
 from mmrepro.reports.bundle import DEFAULT_MAX_BYTES, write_bundle
 from mmrepro.reports.night_square import Square, outcome_words
 from mmrepro.reports.night_view import NightView
-from mmrepro.reports.night_words import Standing
+from mmrepro.reports.night_words import Standing, plural
 from mmrepro.reports.writing import replace_file
 
 INDEX_FILE: Final = "index.md"
@@ -135,6 +135,6 @@ def _index(night: NightView, done: Surprises) -> str:
     count = len(done.packed)
     return (
         f"# {gfm.text(night.title, 200)}: what was not as expected\n\n"
-        f"{count} bundles, {len(done.left_out)} left out. One is read with "
+        f"{count} {plural(count, 'bundle')}, {len(done.left_out)} left out. One is read with "
         f"`mmrepro report FILE.zip`.\n\n{table}\n"
     )

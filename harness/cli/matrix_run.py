@@ -22,10 +22,12 @@ from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.gpu import free_devices, read_gpus
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import Cluster, MatrixFile, Rows, Settings, load
 from mmrepro.matrix.local import LocalPlaces
+from mmrepro.matrix.measured import Measured
 from mmrepro.matrix.nights import begin, unfinished
 from mmrepro.matrix.plan import Estimates, dry_run, plan, sharded
 from mmrepro.matrix.provisions import Provisions
@@ -121,7 +123,7 @@ def _run(
         if ray is None
         else _machines(ray, given.cluster, settings, options, display)
     )
-    how = SessionOptions(max_time_s=settings.max_time, sliced=ray is not None)
+    how = SessionOptions(settings.max_time, sliced=ray is not None, build_s=Measured().build_s)
     session = Session(ledger, runs, places, how, display)
     display.session = session
     idle = not session.todo and runs.night.state is NightState.COMPLETE
@@ -153,7 +155,20 @@ def _here(
     if settings.disk is not None:
         bound = Bound(settings.disk, ledger.folder / f".disk-{runs.night.id}.json")
     provisions = Provisions(options, bound, display.say)
-    return LocalPlaces(Trials(options), provisions, settings.jobs or JOBS, runs.night.machine)
+    jobs = _jobs(settings.jobs or JOBS, runs, display.console)
+    return LocalPlaces(Trials(options), provisions, jobs, runs.night.machine)
+
+
+def _jobs(wanted: int, runs: NightRuns, console: Console) -> int:
+    """No more than there are free GPUs, if cells want one: each run takes one for itself."""
+    if wanted == 1 or all(planned.cell.device == "cpu" for planned in runs.planned.values()):
+        return wanted
+    free = free_devices(read_gpus())
+    if free is None or free >= wanted:
+        return wanted
+    jobs = max(1, free)
+    console.print(f"--jobs {jobs}, not {wanted}: {free} GPUs are free, and each run takes one.")
+    return jobs
 
 
 def _machines(

@@ -188,7 +188,7 @@ def _environments(
 def _print(told: Simulation, bounded: bool, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     heads = ["machines", "takes", "efficiency", "orders", "longest", "idle", "fetched", "unpacked"]
-    heads += ["fullest disk", *(["dropped", "again"] if bounded else []), "cells left"]
+    heads += ["fullest disk", *(["dropped", "fetched again"] if bounded else []), "cells left"]
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     for one in told.nights:
@@ -200,9 +200,9 @@ def _print(told: Simulation, bounded: bool, console: Console) -> None:
             duration(one.longest_s),
             f"{one.idle_s / (one.machines * one.jobs * one.makespan_s or 1):.0%}",
             str(one.builds),
-            f"{one.fetched_bytes / 2**30:.1f} GiB",
-            f"{one.disk_bytes / 2**30:.1f} GiB",
-            *([str(one.dropped), str(one.again)] if bounded else []),
+            _gib(one.fetched_bytes),
+            _gib(one.disk_bytes),
+            *([str(one.dropped), _gib(one.again_bytes)] if bounded else []),
             str(one.left),
         )
     sums = ((told.cells, "cell"), (told.environments, "environment"))
@@ -213,3 +213,7 @@ def _print(told: Simulation, bounded: bool, console: Console) -> None:
     for kind, these in (("Measured", told.measured), ("Assumed", told.assumed)):
         for line in these:
             console.print(f"{kind}: {line}.", highlight=False, soft_wrap=True)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB"

@@ -202,7 +202,7 @@ def _later_release(fixed: Cell, concerned: Cell | None) -> bool:
 
 
 def _nights(history: History, seen: Watch) -> dict[str, Concern]:
-    """Whether the next night is overdue; of each other night, that the next one is not."""
+    """Whether a night is overdue; of each one that was waited for, that it came."""
     found = {}
     for name, over in _begun(history.nights):
         identity = f"{EventKind.NIGHT_MISSING}:{name}"
@@ -217,10 +217,13 @@ def _nights(history: History, seen: Watch) -> dict[str, Concern]:
 
 
 def _begun(nights: Sequence[NightRuns]) -> Iterator[tuple[str, str]]:
-    """Each night that may have been waited after, and why nobody waits any more."""
-    if nights:
-        yield "", f"Night {nights[0].night.id} began."
-    for number, runs in enumerate(nights):
-        night = nights[min(number + 1, len(nights) - 1)].night
-        told = f"Night {night.id} began on {night.created.wall:%Y-%m-%d %H:%M} UTC"
-        yield runs.night.id, f"{told} and is {night.state}."
+    """Each night after which one was waited for, or none at all, and which came then.
+
+    The last one is not among them: that nobody waits after it yet does not end what was told.
+    """
+    before = ""
+    for runs in nights:
+        if runs.attempts:
+            began = f"{runs.night.created.wall:%Y-%m-%d %H:%M} UTC"
+            yield before, f"Night {runs.night.id} began on {began} and is {runs.night.state}."
+            before = runs.night.id

@@ -56,9 +56,7 @@ def watch(
     """
     alive = [n for n in history.nights if n.attempts]
     if not alive:
-        newest = history.newest
-        name = newest.night.id if newest is not None else ""
-        return Watch(None, every_h, _missing(name, "No night of this ledger ran anything."))
+        return Watch(None, every_h, _missing("", "No night of this ledger ran anything."))
     last = alive[-1]
     every = every_h or last.night.every_h
     name, began = last.night.id, last.night.created.wall

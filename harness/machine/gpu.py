@@ -303,6 +303,17 @@ def choose(
     )
 
 
+def free_devices(reading: GpuReading, variables: Mapping[str, str] | None = None) -> int | None:
+    """How many runs can have a device of their own; None: unknown, or MMREPRO_GPU decides.
+
+    ``variables``: as in :func:`choose`.
+    """
+    variables = os.environ if variables is None else variables
+    if reading.blind or variables.get(WANTED, "").strip():
+        return None
+    return sum(not device.users for device in visible(reading, variables.get(VISIBLE)))
+
+
 _CPU: Final = "--device cpu runs without one"
 
 

@@ -162,7 +162,7 @@ class Dispatcher:
         self, one: _Open, machine: str, has: Callable[[Group], bool], several: bool
     ) -> tuple[int, float] | None:
         """The smallest comes first; None: it is left to others."""
-        taken = one.out > 0 or one.promised not in (None, machine)
+        taken = self._taken(one, machine)
         if not self._sliced:
             return None if taken else (0, 0.0)
         if self._current.get(machine) == one.number or one.promised == machine:
@@ -175,6 +175,10 @@ class Dispatcher:
             return (5, -one.left) if one.left > HELPS * self._costs.build(one.group) else None
         return (2 if has(one.group) else 3, -one.left)
 
+    def _taken(self, one: _Open, machine: str) -> bool:
+        """Whether somebody else works with it, or is about to."""
+        return one.out > 0 or one.promised not in (None, machine)
+
     def _take(
         self, one: _Open, machine: str, has: Callable[[Group], bool], machines: Collection[str]
     ) -> tuple[Planned, ...]:
@@ -182,8 +186,10 @@ class Dispatcher:
         if self._sliced:
             total = sum(other.left for other in self._open if other.waiting)
             wanted = max(total / (SHARE * len(machines)), PAYS * self._costs.setup)
-            if one.promised != machine and not has(one.group):
-                wanted = max(wanted, HELPS * self._costs.build(one.group))
+            if self._taken(one, machine) and self._current.get(machine) != one.number:
+                # Both are to be done with the rest at the same time.
+                build = 0.0 if has(one.group) else self._costs.build(one.group)
+                wanted = min(wanted, (one.left - build - self._costs.setup) / 2)
         for position in one.waiting:
             if count and one.seconds[position] > wanted:
                 break

@@ -23,6 +23,7 @@ class Measured:
     def __init__(self, stored: Sequence[Stored] | None = None) -> None:
         self._given = stored
         self._sizes: dict[Path, dict[str, int]] = {}
+        self._builds: dict[str, float] = {}
 
     @cached_property
     def _stored(self) -> Sequence[Stored]:
@@ -30,10 +31,11 @@ class Measured:
 
     def build_s(self, group: Group) -> float:
         """Seconds that its build takes, about."""
-        if (own := self._own(group)) is not None:
-            return own.manifest.build_seconds
-        like = [one.manifest.build_seconds for one in self._alike(group)]
-        return statistics.median(like) if like else ASSUMED_BUILD_S
+        if group.name not in self._builds:
+            own, alike = self._own(group), self._alike(group)
+            like = [one.manifest.build_seconds for one in ([own] if own else alike)]
+            self._builds[group.name] = statistics.median(like) if like else ASSUMED_BUILD_S
+        return self._builds[group.name]
 
     def packages(self, group: Group) -> Mapping[str, int]:
         """Unpacked bytes of what is in it, by name and version."""

@@ -73,7 +73,7 @@ class Played(Record):
     fetched_bytes: Annotated[int, Field(description="unpacked")]
     disk_bytes: Annotated[int, Field(description="added on the fullest machine")]
     dropped: Annotated[int, Field(description="environments, for --disk")]
-    again: Annotated[int, Field(description="builds of what had been dropped")]
+    again_bytes: Annotated[int, Field(description="of what had been dropped there before")]
     left: Annotated[int, Field(description="cells without time, or without room on the disk")]
 
 
@@ -103,10 +103,11 @@ class _Machine:
         self._have: Counter[str] = Counter()
         self.busy: Counter[str] = Counter()
         """Orders, by environment: none of those is dropped."""
-        self._dropped: set[str] = set()
+        self._had: set[str] = set()
+        """Packages, also of what was dropped."""
         self._builds_until = 0.0
         self._bytes = 0
-        self.builds = self.again = self.drops = self.fetched_bytes = self.peak_bytes = 0
+        self.builds = self.drops = self.fetched_bytes = self.again_bytes = self.peak_bytes = 0
 
     def has(self, group: Group) -> bool:
         return self._fleet.fetched or group.name in self._ready
@@ -130,14 +131,16 @@ class _Machine:
         return max(now, self._ready[name])
 
     def _add(self, name: str, packages: Mapping[str, int]) -> None:
-        new = sum(size for package, size in packages.items() if not self._have[package])
+        missing = {package: size for package, size in packages.items() if not self._have[package]}
+        new = sum(missing.values())
+        self.again_bytes += sum(size for package, size in missing.items() if package in self._had)
         self._have.update(packages.keys())
+        self._had.update(packages)
         self._packages[name] = packages
         self._bytes += new
         self.fetched_bytes += new
         self.peak_bytes = max(self.peak_bytes, self._bytes)
         self.builds += 1
-        self.again += name in self._dropped
 
     def _make_room(self, needed: int) -> bool:
         limit = self._fleet.disk
@@ -155,7 +158,6 @@ class _Machine:
         self._have.subtract(packages.keys())
         self._bytes -= sum(size for package, size in packages.items() if not self._have[package])
         del self._ready[name]
-        self._dropped.add(name)
         self.drops += 1
 
 
@@ -236,7 +238,7 @@ class _Night:
             fetched_bytes=sum(machine.fetched_bytes for machine in machines),
             disk_bytes=max(machine.peak_bytes for machine in machines),
             dropped=sum(machine.drops for machine in machines),
-            again=sum(machine.again for machine in machines),
+            again_bytes=sum(machine.again_bytes for machine in machines),
             left=self._left,
         )
 

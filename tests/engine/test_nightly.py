@@ -11,13 +11,17 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import mmrepro
 import pytest
-from mmrepro.history.ledger import read
+from made_nights import cell, night
+from mmrepro.history.ledger import Ledger, read
 from mmrepro.incident.ledger import NightState
 from mmrepro.machine.cache import cache_root
+from mmrepro.records import Moment
 from nightly_steps import JobResult, Night
 
 pytestmark = pytest.mark.engine
@@ -71,21 +75,26 @@ class Repository:
         git("commit", "--quiet", "-m", "all of it", at=source)
         git("clone", "--quiet", "--bare", str(source), str(self.origin), at=folder)
         (folder / "bin").mkdir()
-        (folder / "bin" / "gh").symlink_to(ROOT / "tests/engine/fake_gh.py")
+        shutil.copy(ROOT / "tests/unit/nightly/fake_gh.py", folder / "bin" / "gh")
+        (folder / "bin" / "gh").chmod(0o755)
         self.runs = 0
 
     def run(
         self,
         workflow: str,
-        machines: int = 2,
         broken: Mapping[str, Mapping[str, str]] | None = None,
+        installed: Path | None = Path(sys.executable).parent,
+        by_hand: Mapping[str, str] | None = None,
         **more: Any,
     ) -> dict[str, list[JobResult]]:
-        """``broken``: variables of some machines, by their job."""
+        """``broken``: variables of some machines, by their job. ``installed``: where mmrepro is;
+        None: the workflow installs it, with all that this machine needs to reach its index.
+        ``by_hand``: the form's inputs; None: it is the schedule."""
         self.runs += 1
-        tools = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        path = [self.folder / "bin", installed, os.environ["PATH"]]
         image = {
-            "PATH": tools,
+            **(os.environ if installed is None else {}),
+            "PATH": ":".join(str(one) for one in path if one is not None),
             "FAKE_GH": str(self.issues_file),
             "MMREPRO_CACHE_DIR": str(cache_root()),
         }
@@ -99,24 +108,32 @@ class Repository:
                 "run_id": str(1000 + self.runs),
                 "run_number": str(self.runs),
                 "run_attempt": "1",
+                "event_name": "schedule" if by_hand is None else "workflow_dispatch",
                 "server_url": "https://github.com",
             },
-            inputs={"machines": str(machines), "max-time": "10m"},
+            inputs=by_hand or {},
             variables={
                 "MMREPRO_IMAGE": IMAGE,
                 "MMREPRO_NIGHT": "night.toml",
                 "MMREPRO_NEED": "cpu",
+                "MMREPRO_MACHINES": "2",
             },
             machine=lambda job: {**image, **(broken or {}).get(job, {})},
-            without=frozenset({"Install mmrepro"}),
+            without=frozenset({"Install mmrepro"} if installed is not None else ()),
             **more,
         )
         return night.run()
 
     @property
     def issues(self) -> list[dict[str, Any]]:
+        if not self.issues_file.exists():
+            return []
         found: list[dict[str, Any]] = json.loads(self.issues_file.read_text())["issues"]
         return found
+
+    def missing(self) -> list[str]:
+        """The state of the newest issue about a night."""
+        return [i["state"] for i in self.issues if "night missing" in i["title"]][-1:]
 
     def history(self) -> Path:
         """A checkout of the history's branch, that can be changed and pushed."""
@@ -140,6 +157,24 @@ class Repository:
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     return Repository(tmp_path_factory.mktemp("nightly"))
+
+
+@pytest.fixture
+def lately(tmp_path: Path) -> Repository:
+    """One with a night of an hour ago, made up: nothing is late."""
+    new = Repository(tmp_path)
+    made = night(1, {cell(): "r"})
+    folder = tmp_path / "made"
+    git("init", "--quiet", f"--initial-branch={BRANCH}", str(folder), at=tmp_path)
+    with Ledger(folder) as ledger:
+        wall = datetime.now(UTC) - timedelta(hours=1)
+        ledger.append(made.night.model_copy(update={"created": Moment(wall=wall, mono=0.0)}))
+        for record in (*made.planned.values(), *made.attempts):
+            ledger.append(record)
+    git("add", "ledger.jsonl", at=folder)
+    git("commit", "--quiet", "-m", "a night", at=folder)
+    git("push", "--quiet", str(new.origin), BRANCH, at=folder)
+    return new
 
 
 def told(jobs: Mapping[str, list[JobResult]]) -> str:
@@ -208,27 +243,61 @@ def test_three_nights(repository: Repository) -> None:
     assert issue["state"] == "CLOSED"
     assert len(read(repository.history()).nights) == 3
 
+    # Two days in which there is none.
+    jobs = repository.run("nightly-overdue.yml")
+    assert results(jobs) == {"overdue": "success"}, told(jobs)
+
+    def earlier(record: dict[str, Any]) -> None:
+        for moment in filter(None, (record.get("created"), record.get("finished"))):
+            began = datetime.fromisoformat(moment["wall"]) - timedelta(days=2)
+            moment["wall"] = began.isoformat()
+
+    repository.edit(earlier)
+    jobs = repository.run("nightly-overdue.yml")
+    assert results(jobs) == {"overdue": "failure"}, told(jobs)
+    assert repository.missing() == ["OPEN"]
+
+
+def test_no_night_was_ever_begun(tmp_path: Path) -> None:
+    """Here mmrepro is installed as the workflow does it."""
+    new = Repository(tmp_path)
+    jobs = new.run("nightly-overdue.yml", installed=None)
+    (overdue,) = jobs["overdue"]
+    assert [(s.name, s.code) for s in overdue.steps if s.code] == [("Did a night end in time?", 1)]
+    assert overdue.step("Install mmrepro").output.endswith(f"mmrepro {mmrepro.__version__}\n")
+    assert [i["title"] for i in new.issues] == ["night missing: none since the beginning"]
+
 
 def test_a_machine_that_is_not_fit(repository: Repository) -> None:
-    """The one with the cells: the other's part is soon done."""
+    """The one with the cells: the other one's part is soon done."""
     nowhere = {"MMREPRO_CACHE_DIR": "/proc/nowhere"}
-    jobs = repository.run("nightly-gpu.yml", broken={"gpu (1)": nowhere, "gpu (2)": {}})
+    jobs = repository.run("nightly-gpu.yml", broken={"gpu (2)": nowhere})
     first, second = jobs["gpu"]
-    assert (first.result, first.step(FIT).code) == ("failure", 4), told(jobs)
-    assert any(title == "title=Infrastructure" for _, title, _ in first.annotations)
-    assert second.result == "success", told(jobs)
+    assert first.result == "success", told(jobs)
+    assert (second.result, second.step(FIT).code) == ("failure", 4), told(jobs)
+    assert [title for _, title, _ in second.annotations] == ["title=Infrastructure"]
     (report,) = jobs["report"]
     assert report.result == "failure"
-    assert "Machine 1 of 2 delivered nothing: mmrepro check ended with 4." in report.summary
+    assert "Machine 2 of 2 delivered nothing: mmrepro check ended with 4." in report.summary
     assert [level for level, _, _ in report.step(MERGE).annotations] == ["error"]
 
 
-def test_nothing_is_delivered(repository: Repository) -> None:
-    jobs = repository.run("nightly-gpu.yml", gone=frozenset({"gpu (1)", "gpu (2)"}))
+def test_nothing_is_delivered(lately: Repository) -> None:
+    jobs = lately.run("nightly-gpu.yml", gone=frozenset({"gpu (1)", "gpu (2)"}))
     (report,) = jobs["report"]
     assert report.step(MERGE).code == 4, told(jobs)
     assert report.outputs == {"delivered": "0"}
     assert "Machine 2 of 2 delivered nothing, not even why." in report.summary
     (alert,) = jobs["alert"]
     assert alert.result == "success", told(jobs)
-    assert [i["state"] for i in repository.issues if "night missing" in i["title"]] == ["OPEN"]
+    assert lately.missing() == ["OPEN"]
+
+
+def test_a_wrong_input(lately: Repository) -> None:
+    jobs = lately.run("nightly-gpu.yml", by_hand={"machines": "$(touch here)"})
+    assert results(jobs) == {
+        "plan": "failure", "gpu": "skipped", "report": "failure", "alert": "success",
+    }, told(jobs)  # fmt: skip
+    assert jobs["plan"][0].step("Plan the night").code == 2
+    assert not list(lately.folder.rglob("here"))
+    assert lately.issues == []  # a person has seen it

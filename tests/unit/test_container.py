@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path, PurePosixPath
 
 import pytest
+from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -87,6 +88,16 @@ def test_all_that_lasts_is_in_the_one_volume() -> None:
     variables = dict(word.split("=", 1) for rest in of("ENV") for word in rest.split())
     for name in ("HOME", "MMREPRO_CACHE_DIR", "UV_CACHE_DIR", "UV_PYTHON_INSTALL_DIR"):
         assert variables[name].startswith("/cache/")
+
+
+def test_the_nightly_takes_it_as_it_is_made() -> None:
+    workflow = YAML(typ="safe").load(ROOT / ".github/workflows/nightly-gpu.yml")
+    machine = workflow["jobs"]["gpu"]
+    assert f"--user {of('USER')[0]}" in machine["container"]["options"]
+    assert [mounted.partition(":")[2] for mounted in machine["container"]["volumes"]] == of(
+        "VOLUME"
+    )
+    assert f"HOME={machine['env']['HOME']}" in of("ENV")[0].split()
 
 
 def test_the_base_is_pinned_and_named_once() -> None:

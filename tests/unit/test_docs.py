@@ -116,7 +116,7 @@ def test_the_commands_it_names_exist(page: Path) -> None:
                 unknown.append(" ".join(words))
                 break
             command = below[word]
-        known = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+        known = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
         options = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
         if command is not root and not getattr(command, "commands", None):
             unknown += [f"{command.name} {name}" for name in sorted(options - known)]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mmrepro.errors import ExitCode, GpuUnavailable
 from mmrepro.machine import gpu as module
-from mmrepro.machine.gpu import Choice, GpuReading, choose, hidden, read_gpus, visible
+from mmrepro.machine.gpu import Choice, GpuReading, choose, free_devices, hidden, read_gpus, visible
 from nvml_replayed import Replayed, gpu, machine, mig, process
 
 A = "GPU-aaaa1111-0000-0000-0000-000000000000"
@@ -93,6 +93,19 @@ def test_what_hides_every_gpu_on_purpose() -> None:
 
 def indices(choice: Choice) -> list[int]:
     return [device.gpu.index for device in choice.devices]
+
+
+@pytest.mark.parametrize(
+    ("variables", "free"),
+    [({}, 2), ({"CUDA_VISIBLE_DEVICES": "1,2"}, 1), ({"CUDA_VISIBLE_DEVICES": ""}, 0)],
+)
+def test_how_many_are_free(variables: dict[str, str], free: int) -> None:
+    assert free_devices(three(**BUSY), variables) == free
+
+
+def test_how_many_are_free_is_not_known() -> None:
+    assert free_devices(three(), {"MMREPRO_GPU": "any"}) is None
+    assert free_devices(GpuReading(blind=True), {}) is None
 
 
 def test_the_only_gpu_free_is_taken_and_nothing_set() -> None:

@@ -9,7 +9,7 @@ from made_nights import BEGAN, cell, moment, night
 from mmrepro.history.concerns import Concern, concerns
 from mmrepro.history.events import events
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.incident.ledger import Cell, NightState
+from mmrepro.incident.ledger import Cell, EventKind, NightState
 from mmrepro.signature import Outcome
 
 OLD, MID, NEW, NEWER = cell("0.9.0"), cell("0.23.0"), cell("0.24.0"), cell("0.100.0")
@@ -60,8 +60,15 @@ def _letters(runs: NightRuns, of: Cell) -> str:
 
 
 def test_a_fix_that_comes_in_an_older_release_fixes_nothing() -> None:
-    backport = cell("0.23.1")
-    assert one("bug-returned", NEW, *RETURNED, night(3, {NEW: "r", backport: "n"})).over == ""
+    backport = cell("0.10.0")
+    nights = [
+        night(1, {OLD: "r"}),
+        night(2, {OLD: "r", NEW: "r"}),
+        night(3, {NEW: "r", backport: "n"}),
+    ]
+    known = told(*nights)
+    assert nights[2].events[0].what is EventKind.FIXED_IN
+    assert known[f"new-release-affected:{NEW.line}:0.24.0"].over == ""
 
 
 def test_what_is_known_of_one_that_was_not_run() -> None:
@@ -159,14 +166,26 @@ def test_nights_that_are_missing() -> None:
         return {i: c.over for i, c in found.items() if i.startswith("night-missing")}
 
     first, second = night(1, {MID: "r"}, hours=0), night(2, {MID: "r"}, hours=50)
-    assert at(36, first)["night-missing:n1"] != ""
+    assert at(36, first) == {
+        "night-missing:": "Night n1 began on 2026-11-01 03:00 UTC and is complete."
+    }
     assert at(37, first)["night-missing:n1"] == ""
-    assert at(51, first, second)["night-missing:n1"] == (
-        "Night n2 began on 2026-11-03 05:00 UTC and is complete."
-    )
+    over = "Night n2 began on 2026-11-03 05:00 UTC and is complete."
+    assert at(51, first, second)["night-missing:n1"] == over
     assert at(99, first, second)["night-missing:n2"] == ""
     assert at(99) == {"night-missing:": ""}
-    assert at(1, first)["night-missing:"] == "Night n1 began."
+    empty = night(2, {MID: ""}, hours=35)
+    assert "night-missing:n1" not in at(36, first, empty), "which shows no life, and ends nothing"
+    third = night(3, {MID: "r"}, hours=50)
+    assert at(51, first, empty, third)["night-missing:n1"].startswith("Night n3 began")
+
+
+def test_a_night_that_ends_late_does_not_end_the_waiting() -> None:
+    """Only the next one does."""
+    running = night(1, {MID: "r"}, hours=0, state=NightState.RUNNING)
+    now = BEGAN + timedelta(hours=25)
+    assert concerns(History([running]), now)["night-missing:n1"].over == ""
+    assert "night-missing:n1" not in concerns(History([night(1, {MID: "r"}, hours=0)]), now)
 
 
 def test_the_time_of_a_night_is_not_its_name() -> None:

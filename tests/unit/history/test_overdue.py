@@ -44,7 +44,7 @@ def test_a_night_without_a_run_is_no_sign_of_life() -> None:
     assert seen.event.night == "n1"
     only = watch(History([empty]), BEGAN + timedelta(hours=31))
     assert only.event is not None
-    assert only.event.identity == "night-missing:n2"
+    assert only.event.identity == "night-missing:"
 
 
 def test_an_empty_ledger_is_overdue() -> None:

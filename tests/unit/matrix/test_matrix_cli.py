@@ -14,6 +14,7 @@ from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import Cell, Lost, NightState
+from mmrepro.matrix.local import LocalPlaces
 from mmrepro.matrix.trial import TrialOptions
 from mmrepro.run.options import StartMode
 from mmrepro.signature import Outcome
@@ -211,3 +212,24 @@ def test_shards_are_merged_to_one_night(matrix: Matrix, tmp_path: Path) -> None:
     assert "has all of that already" in matrix(always(BAD), "merge", "S1", "--out", "ALL")[1]
     assert matrix(always(BAD), "report", "ALL", "--format", "md")[0] == 0
     assert matrix(always(BAD), "history", "ALL", "--json")[0] == 0
+
+
+@pytest.mark.parametrize(("free", "jobs"), [(None, 4), (8, 4), (2, 2), (0, 1)])
+def test_no_more_jobs_than_free_gpus(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch, free: int | None, jobs: int
+) -> None:
+    asked: list[int] = []
+
+    def places(trials: FakeTrials, provisions: FakeProvisions, jobs: int, name: str) -> LocalPlaces:
+        asked.append(jobs)
+        return LocalPlaces(trials, provisions, jobs, name)
+
+    monkeypatch.setattr(matrix_run, "LocalPlaces", places)
+    monkeypatch.setattr(matrix_run, "free_devices", lambda reading: free)
+    on_gpu = [word if word != "cpu" else "cuda" for word in RUN]
+    _, out, _ = matrix(always(BAD), *on_gpu, "--jobs", "4")
+    _, cpu, _ = matrix(always(BAD), *RUN, "--jobs", "4", "--night", "cpu")
+    assert asked == [jobs, 4]
+    told = f"--jobs {jobs}, not 4: {free} GPUs are free, and each run takes one."
+    assert (told in out) is (jobs < 4)
+    assert "GPUs are free" not in cpu

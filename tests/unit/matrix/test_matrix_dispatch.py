@@ -108,8 +108,20 @@ def test_an_order_is_worth_its_set_up() -> None:
     plan = groups(40)
     small = Dispatcher(plan, costs(plan)).next("a", nothing, set("abcdefgh"))
     large = Dispatcher(plan, costs(plan, setup=20)).next("a", nothing, set("abcdefgh"))
-    built = Dispatcher(plan, costs(plan, build=60)).next("a", nothing, set("abcdefgh"))
-    assert [given_to(one)[1] for one in (small, large, built)] == [2, 10, 12]
+    assert [given_to(one)[1] for one in (small, large)] == [2, 10]
+
+
+@pytest.mark.parametrize(
+    ("build", "has", "cells"), [(0.0, False, 10), (120.0, True, 10), (120.0, False, 8)]
+)
+def test_who_helps_is_done_when_the_other_is(build: float, has: bool, cells: int) -> None:
+    plan = groups(40)
+    dispatcher = Dispatcher(plan, costs(plan, build=build, setup=20))
+    both = {"a", "b"}
+    dispatcher.next("a", lambda group: True, both)  # 10 cells, for 5 set-ups; 300 s are left
+    helping = dispatcher.next("b", lambda group: has, both)
+    assert given_to(helping)[1] == cells
+    # Without: 300 s from now. With: 20 + 120 + 8 * 10 = 220, and 300 - 80 = 220.
 
 
 def test_what_one_machine_fetches_ahead_is_not_begun_by_another() -> None:

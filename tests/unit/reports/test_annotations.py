@@ -9,7 +9,7 @@ import pytest
 from hostile import HOSTILE
 from hypothesis import given, strategies as st
 from mmrepro.incident.ledger import Event, EventKind, NightState, Planned
-from mmrepro.reports.annotations import Annotation, annotations_of
+from mmrepro.reports.annotations import Annotation, annotations_of, escaped
 from mmrepro.text.sanitize import one_line
 from night_samples import (
     HEALTHY,
@@ -76,6 +76,12 @@ TEXTS = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("text", NASTY)
+def test_each_of_these_is_words(text: str) -> None:
+    test_the_runner_reads_what_was_meant.hypothesis.inner_test(text, text, "error")
+    test_nothing_in_a_ledger_becomes_a_command.hypothesis.inner_test(text)
+
+
 @given(title=TEXTS, text=TEXTS, level=st.sampled_from(["error", "warning", "notice"]))
 def test_the_runner_reads_what_was_meant(title: str, text: str, level: str) -> None:
     line = Annotation(level, title, text).line  # type: ignore[arg-type]
@@ -87,6 +93,13 @@ def test_the_runner_reads_what_was_meant(title: str, text: str, level: str) -> N
     assert read.properties["title"] == one_line(title, 120).replace("##[", "## [")
     assert read.data == one_line(text, 1000).replace("##[", "## [")
     assert as_the_runner_reads_it(f"2026-11-22T03:00:00Z {line}") is None, "shown in another log"
+
+
+@given(text=TEXTS)
+def test_what_is_escaped_is_read_back(text: str) -> None:
+    for more in ("", ":,"):
+        assert unescaped(escaped(text, more), more) == text
+        assert not set(escaped(text, more)) & set(f"\r\n{more}")
 
 
 @given(text=TEXTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+import pytest
 from hostile import HOSTILE
 from hypothesis import given, strategies as st
 from markdown_it import MarkdownIt
@@ -27,9 +28,10 @@ NASTY = [
     "<!-- /mmrepro-status --> <!-- mmrepro-status -->",
     "`@octocat` ``#12``",
 ]
+# As read from a ledger, which is UTF-8.
+READ = [text.encode("utf-8", "replace").decode() for text in NASTY]
 TEXTS = st.one_of(
-    # As read from a ledger, which is UTF-8.
-    st.sampled_from([text.encode("utf-8", "replace").decode() for text in NASTY]),
+    st.sampled_from(READ),
     st.text(),
     st.text("@#:/w.-<!>`|&;\\ \n1a", max_size=40),
 )
@@ -47,6 +49,12 @@ def found(text: str) -> Concern:
     )  # fmt: skip
     (concern,) = concerns(history).values()
     return concern
+
+
+@pytest.mark.parametrize("text", READ)
+def test_each_of_these_is_words(text: str) -> None:
+    test_nothing_foreign_is_more_than_words.hypothesis.inner_test(text)
+    test_quiet_keeps_the_words.hypothesis.inner_test(text)
 
 
 @given(text=TEXTS)

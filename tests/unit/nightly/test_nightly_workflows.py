@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NIGHTLY = ".github/workflows/nightly-gpu.yml"
 OVERDUE = ".github/workflows/nightly-overdue.yml"
 GITLAB, BUILDKITE = "docs/ci/gitlab-ci.yml", "docs/ci/buildkite.yml"

@@ -101,7 +101,7 @@ class Night:
         results = {job.result for job in self.jobs[name]}
         return next(r for r in ("failure", "skipped", "success") if r in results)
 
-    def _contexts(self, job: Mapping[str, Any], status: str) -> dict[str, Any]:
+    def _contexts(self, job: Mapping[str, Any]) -> dict[str, Any]:
         needs = {
             name: {
                 "result": self.result(name),
@@ -118,8 +118,6 @@ class Night:
             "matrix": {},
             "functions": {
                 "always": lambda: True,
-                "success": lambda: status == "success",
-                "failure": lambda: status == "failure",
                 "fromJSON": json.loads,
             },
         }
@@ -127,13 +125,12 @@ class Night:
     def _job(self, name: str, job: Mapping[str, Any]) -> list[JobResult]:
         _only(job, "name", "needs", "if", "runs-on", "timeout-minutes", "permissions", "outputs",
               "steps", "strategy", "container", "env")  # fmt: skip
-        results = [self.result(one) for one in _needs(job)]
-        status = "success" if all(r == "success" for r in results) else "failure"
-        contexts = self._contexts(job, status)
-        if not _condition(job.get("if"), contexts, status == "success"):
+        contexts = self._contexts(job)
+        whole = all(self.result(one) == "success" for one in _needs(job))
+        if not _condition(job.get("if"), contexts, whole):
             return [JobResult(name, "skipped")]
         return [
-            self._machine(name, job, {**contexts, "matrix": values})
+            self._machine(name, job, {**contexts, "steps": {}, "matrix": values})
             for values in _matrix(job.get("strategy", {}), contexts)
         ]
 
@@ -165,7 +162,7 @@ class Machine:
         self.temporary = self.folder / "temp"
         for one in (self.workspace, self.temporary, self.folder / "home"):
             one.mkdir(parents=True)
-        self.seconds = 60.0 * int(interpolated(job["timeout-minutes"], contexts))
+        self.seconds = 60 * float(interpolated(job["timeout-minutes"], contexts))
         self.volumes = [v.split(":")[1] for v in job.get("container", {}).get("volumes", [])]
         github = {f"GITHUB_{k.upper()}": v for k, v in night.github.items() if k != "token"}
         self.variables: dict[str, str] = {
@@ -196,21 +193,14 @@ class Machine:
 
     def step(self, number: int, step: Mapping[str, Any], result: JobResult) -> None:
         _only(step, "name", "id", "if", "env", "run", "uses", "with", "continue-on-error")
-        status = result.result
-        functions = {
-            **self.contexts["functions"],
-            "success": lambda: status == "success",
-            "failure": lambda: status == "failure",
-        }
-        contexts = {**self.contexts, "functions": functions}
         name = step.get("name", step.get("uses", "").partition("@")[0])
         if name in self.night.without:
             return
-        if not _condition(step.get("if"), contexts, status == "success"):
+        if not _condition(step.get("if"), self.contexts, result.result == "success"):
             return
         began = time.monotonic()
         if "uses" in step:
-            given = {k: interpolated(v, contexts) for k, v in step.get("with", {}).items()}
+            given = {k: interpolated(v, self.contexts) for k, v in step.get("with", {}).items()}
             code, output = self._uses(name, step["uses"], given)
         else:
             code, output = self._run(number, step, result)
@@ -327,10 +317,8 @@ def _needs(job: Mapping[str, Any]) -> list[str]:
 def _condition(condition: Any, contexts: Mapping[str, Any], otherwise: bool) -> bool:
     if condition is None:
         return otherwise
-    words = str(condition).strip().removeprefix("${{").removesuffix("}}")
-    value = bool(evaluate(words, contexts))
-    asked = re.search(r"\b(always|success|failure|cancelled)\(", words)
-    return value if asked else value and otherwise
+    value = bool(evaluate(condition, contexts))
+    return value if "always()" in condition else value and otherwise
 
 
 def _matrix(strategy: Mapping[str, Any], contexts: Mapping[str, Any]) -> list[dict[str, Any]]:
