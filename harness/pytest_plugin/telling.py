@@ -133,7 +133,7 @@ class Ran:
         return str(path.relative_to(self.here) if path.is_relative_to(self.here) else path)
 
 
-def failure(text: str) -> pytest.fail.Exception:
+def failure(text: str) -> BaseException:
     """To be raised: pytest shows ``text`` alone. In a test's set-up it is an error."""
     return pytest.fail.Exception(text, pytrace=False)
 

@@ -176,6 +176,12 @@ def test_only_what_is_selected_is_run(faked: Faked) -> None:
     assert "prefetch 0.22.0" not in provisions.told
 
 
+def test_what_is_deselected_is_not_counted_on(faked: Faked) -> None:
+    night(faked({"else": [BAD]}), "-k", "0.23.0 and not disable", text=MANY)
+    (provisions,) = plugin_fakes.PROVISIONS
+    assert "warm 2" not in provisions.told, "one run has no use for a warm parent"
+
+
 def test_one_environment_is_warm_at_a_time_and_the_next_one_fetched(faked: Faked) -> None:
     night(faked({"else": [BAD]}), text=MANY)
     (provisions,) = plugin_fakes.PROVISIONS
