@@ -89,9 +89,12 @@ def test_three_nights(repository: Repository) -> None:
     assert shard.result == "success"  # the machine did its work
     (report,) = jobs["report"]
     assert [step.code for step in report.steps if step.code] == [1]  # the verdict
-    ((level, _, text),) = report.step(TELL).annotations
-    assert level == "error"
-    assert "ghost-key-lru" in text
+    (drift,) = report.step(TELL).annotations
+    assert (drift.name, drift.properties) == ("error", {"title": "drift"})
+    assert "ghost-key-lru" in drift.data
+    assert [(a.name, a.properties) for a in shard.annotations] == [
+        ("warning", {"title": "Surprise"})
+    ]
     artifact = repository.folder / f"run-{repository.runs}" / "artifacts"
     (bundle,) = artifact.glob("shard-*/shard-*/surprises/*.zip")
     assert "ghost-key-lru" in bundle.name
@@ -139,11 +142,11 @@ def test_a_machine_that_is_not_fit(repository: Repository) -> None:
     first, second = jobs["gpu"]
     assert first.result == "success", told(jobs)
     assert (second.result, second.step(FIT).code) == ("failure", 4), told(jobs)
-    assert [title for _, title, _ in second.annotations] == ["title=Infrastructure"]
+    assert [a.properties for a in second.annotations] == [{"title": "Infrastructure"}]
     (report,) = jobs["report"]
     assert report.result == "failure"
     assert "Machine 2 of 2 delivered nothing: mmrepro check ended with 4." in report.summary
-    assert [level for level, _, _ in report.step(MERGE).annotations] == ["error"]
+    assert [a.name for a in report.step(MERGE).annotations] == ["error"]
 
 
 def test_nothing_is_delivered(lately: Repository) -> None:
