@@ -312,6 +312,7 @@ def test_no_run_is_started_that_would_not_end_in_time(faked: Faked) -> None:
     result.assert_outcomes(errors=2)
     assert "not run: no run would have ended within max-time" in said(result)
     assert not [cell for t in plugin_fakes.TRIALS for cell in t.cells]
+    assert plugin_fakes.PROVISIONS[0].told == ["stop"], "nothing was fetched either"
     skipping = night(inner, "--mmrepro-inconclusive=skip", text=toml("0.22.0", 'max-time = "30s"'))
     skipping.assert_outcomes(skipped=1)
 
