@@ -19,7 +19,13 @@ from mmrepro.cluster import inherited, remote
 from mmrepro.cluster.remote import Greeting, Outfit, Parcel
 from mmrepro.cluster.transport import unpacked
 from mmrepro.environments import folder_of
-from mmrepro.errors import InfrastructureError, MmreproError, PlaceLost, UsageError
+from mmrepro.errors import (
+    InfrastructureError,
+    MmreproError,
+    NoPlaceLeft,
+    PlaceLost,
+    UsageError,
+)
 from mmrepro.incident.ledger import Attempt
 from mmrepro.matrix.plan import Group
 from mmrepro.matrix.trial import GRACE_S
@@ -32,6 +38,8 @@ LABEL: Final = "mmrepro.machine"
 """Ray's label of a node that is the machine's label in the ledger."""
 NO_UV: Final = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 LOOK_S = 1.0
+HEAD_S = 15.0
+"""For which the cluster's head may be silent. After a minute Ray would end this process itself."""
 REACHED_S = 10.0
 STOP_S = GRACE_S + 30.0
 """For the runs in progress on all machines, before their workers are killed."""
@@ -68,7 +76,8 @@ class Machines:
         self._unusable: set[str] = set()
         self._streams: set[Any] = set()
         self._stopped = False
-        self._looked = float("-inf")
+        self._head = ray.get_runtime_context().gcs_address
+        self._looked, self._answered = float("-inf"), time.monotonic()
 
     # ------------------------------------------------------------------ places
 
@@ -79,10 +88,15 @@ class Machines:
             self._gpus = self._needs.gpus
 
     def there(self) -> Sequence[Machine]:
-        """The machines that were asked and have the same code; at most a second old."""
+        """The machines that were asked and have the same code; at most a second old.
+
+        Raises:
+            NoPlaceLeft: the cluster's head is gone.
+        """
         with self._lock:
             if time.monotonic() - self._looked >= LOOK_S and not self._stopped:
-                self._look()
+                if self._head_answers():
+                    self._look()
                 self._looked = time.monotonic()
             return list(self._machines.values())
 
@@ -109,6 +123,18 @@ class Machines:
             self._ray.cancel(stream, force=force, recursive=False)
 
     # ------------------------------------------------------------------ which there are
+
+    def _head_answers(self) -> bool:
+        try:
+            _reached(self._head, LOOK_S)
+        except OSError:
+            if time.monotonic() - self._answered > HEAD_S:
+                raise NoPlaceLeft(
+                    "The head of the Ray cluster does not answer any more.", hint="ray status"
+                ) from None
+            return False
+        self._answered = time.monotonic()
+        return True
 
     def _look(self) -> None:
         nodes = {n["NodeID"]: n for n in self._ray.nodes() if n["Alive"]}
@@ -342,7 +368,7 @@ def connected(address: str) -> Iterator[Any]:
     with _own_signals():
         try:
             where = services.canonicalize_bootstrap_address_or_die(address)
-            _reached(where)
+            _reached(where, REACHED_S)
             ray.init(address=where, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise InfrastructureError(
@@ -359,10 +385,10 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _reached(where: str) -> None:
-    """Ray itself would try for a quarter of an hour. Raises OSError."""
+def _reached(where: str, seconds: float) -> None:
+    """Whether anybody listens: Ray itself would try for a quarter of an hour. Raises OSError."""
     host, _, port = where.rpartition(":")
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_S):
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
         pass
 
 

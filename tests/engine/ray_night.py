@@ -1,0 +1,160 @@
+"""A night of cells that sleep, on a Ray cluster: fakes of what runs them, and nothing else.
+
+Their runs are child processes, as real ones are, started by the same function. Each leaves a mark
+in a folder as it begins. Run as a program, so that Ray sends these classes to the workers by value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+from mmrepro.cluster.machines import Machines, connected
+from mmrepro.history.ledger import Ledger
+from mmrepro.incident.ledger import Attempt, Cell, Night, Planned, Role
+from mmrepro.machine.facts import host_facts
+from mmrepro.matrix.child import end, spawn_program
+from mmrepro.matrix.nights import begin
+from mmrepro.matrix.plan import Group
+from mmrepro.matrix.session import Session, SessionOptions
+from mmrepro.records import Moment
+from mmrepro.signature import Outcome
+
+
+@dataclass(frozen=True)
+class Sleeping:
+    """The outfit."""
+
+    marks: str
+    seconds: float
+    eaten: int
+
+    def trials(self, machine: str) -> Sleepers:
+        return Sleepers(Path(self.marks), self.seconds, self.eaten, machine)
+
+    def provisions(self, night: str) -> Nothing:
+        return Nothing()
+
+
+class Sleepers:
+    """A run sleeps, and ends with 3, which is written down as its key. The first one of a cell has
+    ``eaten`` bytes of memory meanwhile."""
+
+    def __init__(self, marks: Path, seconds: float, eaten: int, machine: str) -> None:
+        self.marks, self.seconds, self.eaten, self.machine = marks, seconds, eaten, machine
+        self.children: set[subprocess.Popen[bytes]] = set()
+
+    def run(
+        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+    ) -> Attempt:
+        folder.mkdir(parents=True)
+        created, began = Moment.now(), time.monotonic()
+        size, seconds = (self.eaten, 60.0) if self.eaten and index == 1 else (0, self.seconds)
+        code = f"import sys, time; held = b'x' * {size}; time.sleep({seconds}); sys.exit(3)"
+        child = spawn_program([sys.executable, "-c", code], dict(os.environ))
+        self.children.add(child)
+        mark = {"cell": cell.id, "index": index, "machine": self.machine}
+        mark |= {"worker": os.getpid(), "child": child.pid, "variables": sorted(os.environ)}
+        name = f"{night}.{cell.id}.{index}.{os.urandom(4).hex()}"
+        (self.marks / f".{name}").write_text(json.dumps(mark))
+        (self.marks / f".{name}").rename(self.marks / name)
+        ended = child.wait()
+        (folder / "incident.json").write_text(json.dumps(mark))
+        return Attempt(
+            night=night,
+            cell=cell.id,
+            index=index,
+            role=role,
+            created=created,
+            seconds=time.monotonic() - began,
+            outcome=Outcome.REPRODUCED,
+            expected=Outcome.REPRODUCED,
+            key=f"exit code {ended}",
+            machine=self.machine,
+            incident=str(folder.relative_to(root)),
+        )
+
+    def stop(self) -> None:
+        end(self.children, 5)
+
+
+class Nothing:
+    """Provisions of runs that need none."""
+
+    def expect(self, groups: Sequence[Group]) -> None: ...
+    def prepare(self, group: Group) -> str:
+        return ""
+
+    def prefetch(self, group: Group) -> None: ...
+    def warm(self, runs: Sequence[tuple[Cell, int]]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def seconds(self, group: Group) -> float:
+        return 0.0
+
+    def done(self, group: Group) -> None: ...
+    def stop(self) -> None: ...
+    def join(self) -> None: ...
+
+
+@ray.remote(num_cpus=0)
+def untouched() -> int:
+    """How a child that ends with 3 seems to end where nothing is put right."""
+    return subprocess.run(["bash", "-c", "exit 3"]).returncode
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address")
+    parser.add_argument("night")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--marks")
+    parser.add_argument("--machines", type=int)
+    parser.add_argument("--cells", type=int)
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--eaten", type=int, default=0)
+    asked = parser.parse_args()
+    plan = [
+        Planned(
+            night=asked.night,
+            cell=Cell(
+                scenario="borrowed-faults",
+                variant=f"cell-{number}",
+                engine="minivllm",
+                release="0.1",
+                device="cpu",
+            ),
+            expected=Outcome.REPRODUCED,
+        )
+        for number in range(asked.cells)
+    ]
+    with connected(asked.address) as cluster, Ledger(asked.out) as ledger:
+        told: dict[str, object] = {"untouched": ray.get(untouched.remote())}
+        machines = Machines(cluster, Sleeping(asked.marks, asked.seconds, asked.eaten), say=print)
+        night = Night(
+            id=asked.night,
+            created=Moment.now(),
+            command="mmrepro matrix run",
+            mmrepro_version="0",
+            host=host_facts(),
+        )
+        runs = begin(ledger, night, plan)
+        while len(machines.there()) < asked.machines:
+            time.sleep(0.05)
+        began = time.monotonic()
+        Session(ledger, runs, machines, SessionOptions(sliced=True, setup_s=0.1)).execute()
+        told["seconds"] = time.monotonic() - began
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""Nights on a real Ray cluster, its nodes on this machine: what is lost, killed, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from live import COMMAND, wait_for
+from mmrepro.history.ledger import NightRuns, read
+from mmrepro.incident.ledger import Lost, NightState
+from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
+
+pytestmark = pytest.mark.engine
+
+HERE = Path(__file__).parent
+ENDED_S = 30
+
+
+class ACluster:
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.mark = f"{ROOT_VARIABLE}={folder / 'warm'}".encode()
+        name, _, value = self.mark.decode().partition("=")
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "ray_cluster.py"), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=(folder / "cluster.log").open("w"),
+            text=True,
+            env={**os.environ, name: value, IDLE_VARIABLE: "0", "RAY_MARK": "of a cluster"},
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, (folder / "cluster.log").read_text()
+
+    def __call__(self, what: str, label: str) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{what} {label}\n")
+        self._process.stdin.flush()
+        while (line := self._process.stdout.readline().strip()) != "done":
+            assert line or self._process.poll() is None
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def run_processes(self) -> list[psutil.Process]:
+        """What runs started on its nodes: Ray's own processes have variables of Ray's."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                variables = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                    continue
+            except (OSError, psutil.Error):
+                continue
+            if self.mark in variables and not any(v.startswith(b"RAY_") for v in variables):
+                found.append(process)
+        return found
+
+    def nothing_is_left(self) -> None:
+        wait_for(lambda: not self.run_processes(), ENDED_S, "the end of all that runs started")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ACluster]:
+    one = ACluster(tmp_path_factory.mktemp("cluster"))
+    try:
+        one("add", "alpha")
+        yield one
+    finally:
+        one.close()
+
+
+# ---------------------------------------------------------------- cells that sleep
+
+
+class Sleeping:
+    """A night of them, as it is under way."""
+
+    def __init__(
+        self,
+        cluster: ACluster,
+        folder: Path,
+        night: str,
+        machines: int,
+        cells: int,
+        seconds: float,
+        eaten: int = 0,
+    ) -> None:
+        self.folder, self._night = folder, night
+        self.marked = folder / "marks"
+        self.marked.mkdir(parents=True, exist_ok=True)
+        arguments = ["--out", str(folder / "nights"), "--marks", str(self.marked)]
+        arguments += ["--machines", str(machines), "--cells", str(cells)]
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "ray_night.py"), cluster.address, night, *arguments,
+             "--seconds", str(seconds), "--eaten", str(eaten)],
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def marks(self, machine: str = "") -> list[dict[str, object]]:
+        names = [p for p in sorted(self.marked.iterdir()) if p.name.startswith(f"{self._night}.")]
+        told = [json.loads(path.read_bytes()) for path in names]
+        return [mark for mark in told if machine in ("", mark["machine"])]
+
+    def end(self) -> dict[str, float]:
+        out, _ = self._process.communicate(timeout=120)
+        assert self._process.returncode == 0, out
+        return dict(json.loads(out.splitlines()[-1]))
+
+    @property
+    def runs(self) -> NightRuns:
+        return read(self.folder / "nights").night(self._night)
+
+    def nothing_was_lost_or_run_twice(self, cells: int) -> list[str]:
+        """What the runs lost, by the ledger; all cells are whole, by the ledger and by marks."""
+        runs = self.runs
+        assert runs.night.state is NightState.COMPLETE
+        assert len(runs.planned) == cells
+        conclusive = Counter(a.cell for a in runs.attempts if a.outcome is not None)
+        assert conclusive == dict.fromkeys(runs.planned, 1)
+        indexes = Counter((a.cell, a.index) for a in runs.attempts)
+        assert set(indexes.values()) == {1}
+        started = Counter((mark["cell"], mark["index"]) for mark in self.marks())
+        assert set(started.values()) == {1}, "by what the runs themselves left"
+        assert set(started) <= set(indexes)
+        for attempt in runs.attempts:
+            if attempt.outcome is not None:
+                told = json.loads(
+                    (self.folder / "nights" / attempt.incident / "incident.json").read_bytes()
+                )
+                assert (told["cell"], told["index"]) == (attempt.cell, attempt.index)
+                assert attempt.key == "exit code 3"
+        assert {a.lost for a in runs.attempts} <= {None, Lost.INFRASTRUCTURE}
+        return [a.error for a in runs.attempts if a.lost]
+
+
+def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path) -> None:
+    cells, seconds = 12, 1.0
+    one = Sleeping(cluster, tmp_path, "one", 1, cells, seconds)
+    alone = one.end()
+    cluster("add", "beta")
+    two = Sleeping(cluster, tmp_path, "two", 2, cells, seconds)
+    both = two.end()
+    assert one.nothing_was_lost_or_run_twice(cells) == []
+    assert two.nothing_was_lost_or_run_twice(cells) == []
+    assert {a.machine for a in two.runs.attempts} == {"alpha", "beta"}
+    efficiency = alone["seconds"] / (2 * both["seconds"])
+    print(f"one {alone['seconds']:.2f} s, two {both['seconds']:.2f} s, {efficiency:.3f}")
+    assert efficiency >= 0.9
+    assert alone["seconds"] >= cells * seconds, "or nothing has slept"
+
+
+def test_an_exit_code_is_read_as_it_is(cluster: ACluster, tmp_path: Path) -> None:
+    """The cluster has Ray's subreaper on: without our help every child seems to end with 0."""
+    night = Sleeping(cluster, tmp_path, "n", 1, 1, 0.1)
+    assert night.end()["untouched"] == 0, "there is nothing to be put right"
+    assert {a.key for a in night.runs.attempts} == {"exit code 3"}
+    (mark,) = night.marks()
+    variables = mark["variables"]
+    assert isinstance(variables, list)
+    assert not [v for v in variables if v.startswith("RAY_") or v == "OMP_NUM_THREADS"]
+
+
+def test_a_node_that_dies(cluster: ACluster, tmp_path: Path) -> None:
+    cluster("add", "gamma")
+    night = Sleeping(cluster, tmp_path, "n", 3, 12, 1.0)
+    wait_for(lambda: len(night.marks("gamma")) >= 2, 60, "a second run there")
+    children = [mark["child"] for mark in night.marks("gamma")]
+    cluster("remove", "gamma")
+    night.end()
+    lost = night.nothing_was_lost_or_run_twice(12)
+    assert lost == ["The machine gamma died, or left the cluster."]
+    assert {a.machine for a in night.runs.attempts} == {"alpha", "beta", "gamma"}
+    wait_for(lambda: not any(map(alive, children)), ENDED_S, "the end of its runs")
+    cluster.nothing_is_left()
+
+
+def test_a_worker_that_is_killed(cluster: ACluster, tmp_path: Path) -> None:
+    night = Sleeping(cluster, tmp_path, "n", 2, 10, 1.0)
+    wait_for(lambda: len(night.marks("beta")) >= 2, 60, "a second run there")
+    killed = night.marks("beta")[-1]
+    worker = killed["worker"]
+    assert isinstance(worker, int)
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: not alive(killed["child"]), ENDED_S, "the end of its run")
+    night.end()
+    assert night.nothing_was_lost_or_run_twice(10) == ["The worker on beta was killed or died."]
+    workers = {mark["worker"] for mark in night.marks("beta")}
+    assert len(workers) == 2, "the machine was used again"
+    cluster.nothing_is_left()
+
+
+def test_a_machine_that_runs_out_of_memory(tmp_path: Path) -> None:
+    memory = psutil.virtual_memory()
+    limit, eaten = 0.08 + memory.percent / 100, int(0.16 * memory.total)
+    assert limit < 0.9, "too little memory is free to see Ray's limit before the kernel's"
+    cluster = ACluster(tmp_path, f"{limit:.3f}")
+    try:
+        cluster("add", "alpha")
+        night = Sleeping(cluster, tmp_path, "n", 1, 1, 0.1, eaten)
+        night.end()
+        lost = night.nothing_was_lost_or_run_twice(1)
+        assert lost == ["The machine alpha ran out of memory, and Ray killed the worker there."]
+        assert [a.role for a in night.runs.attempts] == ["planned", "retry"]
+        cluster.nothing_is_left()
+    finally:
+        cluster.close()
+
+
+def alive(pid: object) -> bool:
+    assert isinstance(pid, int)
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+# ---------------------------------------------------------------- real cells
+
+CELL = ["--scenario=borrowed-faults:kv-budget", "--releases=0.1", "--device=cpu"]
+
+
+class Real:
+    """`mmrepro matrix run --ray`, as it is under way."""
+
+    def __init__(self, cluster: ACluster, folder: Path, *arguments: str) -> None:
+        self.folder, self._cluster = folder, cluster
+        self.process = subprocess.Popen(
+            [*COMMAND, "matrix", "run", *arguments, "--ray", cluster.address, "--out", str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def engine_runs(self, number: int) -> psutil.Process:
+        """Wait until run ``number`` of its cell has an engine; the run's own process."""
+
+        def there() -> bool:
+            assert self.process.poll() is None, self.process.communicate()
+            return self._run(number) is not None and bool(self._engines())
+
+        wait_for(there, 120, "an engine")
+        found = self._run(number)
+        assert found is not None
+        return found
+
+    def _run(self, number: int) -> psutil.Process | None:
+        for process in self._cluster.run_processes():
+            words = _words(process)
+            if "mmrepro" in words and "run" in words and any(f"run-{number}" in w for w in words):
+                return process
+        return None
+
+    def _engines(self) -> list[psutil.Process]:
+        return [p for p in self._cluster.run_processes() if "--port" in _words(p)]
+
+    def end(self) -> tuple[int, str]:
+        out, _ = self.process.communicate(timeout=200)
+        return self.process.returncode, out
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def judged(folder: Path) -> int:
+    return subprocess.run([*COMMAND, "judge", str(folder)], capture_output=True).returncode
+
+
+def test_a_real_run_whose_worker_is_killed(cluster: ACluster, tmp_path: Path) -> None:
+    folder = tmp_path / "nights"
+    real = Real(cluster, folder, *CELL)
+    worker = real.engine_runs(1).parent()
+    assert worker is not None
+    before = {p.pid for p in cluster.run_processes()}
+    worker.kill()
+    wait_for(
+        lambda: not before & {p.pid for p in cluster.run_processes()}, ENDED_S, "the end of its run"
+    )
+    code, out = real.end()
+    assert code == 0, out
+    runs = read(folder).newest
+    assert runs is not None
+    first, second = runs.attempts
+    assert (first.lost, first.index, first.role) == (Lost.INFRASTRUCTURE, 1, "planned")
+    assert (second.outcome, second.index, second.role) == ("reproduced", 2, "retry")
+    assert second.machine in ("alpha", "beta")
+    assert (folder / second.incident / "evidence").is_dir()
+    assert judged(folder / second.incident) == 0
+    cluster.nothing_is_left()
+    host = cluster.address.rpartition(":")[0]
+    assert host not in (folder / "ledger.jsonl").read_text()
+
+
+def test_ctrl_c_ends_the_runs_and_resume_goes_on(cluster: ACluster, tmp_path: Path) -> None:
+    folder = tmp_path / "nights"
+    real = Real(cluster, folder, *CELL)
+    real.engine_runs(1)
+    real.process.terminate()
+    code, out = real.end()
+    assert code == 130, out
+    assert "to resume, run: mmrepro matrix run --resume" in out
+    cluster.nothing_is_left()
+    runs = read(folder).newest
+    assert runs is not None
+    assert (runs.attempts, runs.night.state) == ([], NightState.INTERRUPTED)
+    code, out = Real(cluster, folder, "--resume").end()
+    assert code == 0, out
+    runs = read(folder).newest
+    assert runs is not None
+    assert [(a.index, a.outcome) for a in runs.attempts] == [(1, "reproduced")]
+    cluster.nothing_is_left()
+
+
+def test_no_engine_is_left_when_the_command_is_killed(cluster: ACluster, tmp_path: Path) -> None:
+    real = Real(cluster, tmp_path / "nights", *CELL)
+    real.engine_runs(1)
+    real.process.kill()
+    cluster.nothing_is_left()
+    assert read(tmp_path / "nights").newest is not None
+    real.end()

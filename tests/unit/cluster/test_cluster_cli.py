@@ -1,0 +1,49 @@
+"""``matrix run --ray``, up to the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mmrepro.cli.matrix_run import _without_address
+from mmrepro.errors import UsageError
+from mmrepro.matrix.file import load
+from typer.testing import CliRunner
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["matrix", "run", "--ray", "192.0.2.7:6379", "--out", "n"], "--ray auto --out n"),
+        (["matrix", "run", "--ray=192.0.2.7:6379", "--out", "n"], "--ray=auto --out n"),
+        (["matrix", "run", "--out", "192.0.2.7:6379"], "--out 192.0.2.7:6379"),
+    ],
+)
+def test_the_ledger_does_not_hold_the_clusters_address(words: list[str], told: str) -> None:
+    assert " ".join(_without_address(words)) == f"matrix run {told}"
+
+
+def test_a_file_says_where_and_what_a_machine_gives(tmp_path: Path) -> None:
+    file = tmp_path / "nightly.toml"
+    file.write_text(
+        '[matrix]\nray = "auto"\n[cluster]\ncpus = 8\ngpus = 0.5\nmemory = "16G"\n'
+        '[[cell]]\nscenario = "borrowed-faults"\n'
+    )
+    given = load(file)
+    assert given.matrix.ray == "auto"
+    assert (given.cluster.cpus, given.cluster.gpus) == (8, 0.5)
+    assert given.cluster.memory == 16 * 2**30
+    file.write_text("[cluster]\ncores = 8\n")
+    with pytest.raises(UsageError, match=r"\[cluster\], key 'cores': there is no such key"):
+        load(file)
+
+
+def test_jobs_are_for_one_machine(tmp_path: Path) -> None:
+    from mmrepro.cli.app import app
+
+    arguments = ["matrix", "run", "--ray", "auto", "--jobs", "2", "--releases", "0.1"]
+    arguments += ["--scenario", "borrowed-faults", "--out", str(tmp_path / "n")]
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, UsageError)
+    assert "--jobs is for one machine" in str(done.exception)
+    assert not (tmp_path / "n").exists()

@@ -1,0 +1,182 @@
+"""What a worker does with an order, without Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from matrix_nights import FakeProvisions, FakeTrials, planned
+from mmrepro.cluster import remote
+from mmrepro.cluster.remote import Engines, Greeting, Parcel, carry_out, greet, with_incident
+from mmrepro.cluster.transport import unpacked
+from mmrepro.incident.ledger import Attempt, Cell, Lost
+from mmrepro.machine.cache import CACHE_VARIABLE
+from mmrepro.matrix.plan import groups_of
+from mmrepro.matrix.trial import TrialOptions
+from mmrepro.matrix.work import Began, Order
+from mmrepro.signature import Outcome
+
+CELLS = [planned(name, "0.1") for name in ("a", "b")]
+ORDER = Order("n1", groups_of(CELLS)[0], {}, {}, {}, repeat=1, confirm=1)
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder below the cache; signals are as before afterwards."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    # What the worker was started with is this test's own.
+    monkeypatch.setattr(remote.inherited, "started_with", lambda: dict(os.environ))
+    before = signal.getsignal(signal.SIGCHLD)
+    yield tmp_path / "cache" / remote.FOLDER
+    signal.signal(signal.SIGCHLD, before)
+
+
+@dataclass
+class FakeOutfit:
+    made: FakeTrials
+    provided: FakeProvisions
+    machines: list[str]
+
+    def trials(self, machine: str) -> FakeTrials:
+        self.machines.append(machine)
+        return self.made
+
+    def provisions(self, night: str) -> FakeProvisions:
+        return self.provided
+
+
+def outfit(**more: object) -> FakeOutfit:
+    return FakeOutfit(
+        FakeTrials(lambda cell, index: Outcome.REPRODUCED, **more),  # type: ignore[arg-type]
+        FakeProvisions(),
+        [],
+    )
+
+
+def test_each_run_is_told_and_its_incident_comes_before_its_attempt(
+    as_in_a_worker: Path, tmp_path: Path
+) -> None:
+    one = outfit()
+    sent = list(carry_out(ORDER, one, "alpha"))
+    assert [type(item) for item in sent] == [Began, Parcel, Attempt] * 2
+    assert one.machines == ["alpha"]
+    assert one.provided.told[0] == "expect 1"
+    parcel = sent[1]
+    assert isinstance(parcel, Parcel)
+    unpacked(parcel.data, tmp_path / "here")
+    assert [p.name for p in (tmp_path / "here").iterdir()] == ["whole"]
+    assert [p for p in as_in_a_worker.iterdir() if p.is_dir()] == []
+
+
+def test_a_run_finds_none_of_rays_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_JOB_ID", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    seen: list[dict[str, str]] = []
+    one = outfit(during=lambda cell, index: seen.append(dict(os.environ)))
+    list(carry_out(ORDER, one, "alpha"))
+    assert len(seen) == 2
+    assert not [name for name in seen[0] if name.startswith("RAY_")]
+    assert seen[0].get("CUDA_VISIBLE_DEVICES", "") == ""
+    assert os.environ["RAY_JOB_ID"] == "1", "Ray's own again"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+@pytest.mark.parametrize("how", ["closed", "interrupted"])
+def test_what_is_in_progress_is_ended_when_ray_cancels(as_in_a_worker: Path, how: str) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def during(cell: Cell, index: int) -> None:
+        begun.set()
+        assert ended.wait(20)
+
+    class Ending(FakeTrials):
+        def stop(self) -> None:
+            super().stop()
+            ended.set()
+
+    one = FakeOutfit(Ending(lambda cell, index: Outcome.REPRODUCED, during), FakeProvisions(), [])
+    working = carry_out(ORDER, one, "alpha")
+    assert isinstance(next(working), Began)
+    assert begun.wait(20)
+    if how == "closed":
+        working.close()
+    else:
+        # As Ray does it: raised between two instructions of the main thread, which waits here.
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            next(working)
+    assert one.made.stopped
+    assert "stop" in one.provided.told
+    assert one.made.made == [], "the run did not end by itself"
+    assert [p for p in as_in_a_worker.iterdir() if p.is_dir()] == []
+    assert not [t for t in threading.enumerate() if t.name == "mmrepro-order"]
+
+
+def test_what_fails_there_is_raised_here() -> None:
+    def during(cell: Cell, index: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    working = carry_out(ORDER, outfit(during=during), "alpha")
+    assert isinstance(next(working), Began)
+    with pytest.raises(OSError, match="No space"):
+        next(working)
+
+
+def test_what_killed_workers_left_goes_and_what_others_use_stays(as_in_a_worker: Path) -> None:
+    dead, used = as_in_a_worker / "dead", as_in_a_worker / "used"
+    for folder in (dead, used):
+        (folder / "incidents").mkdir(parents=True)
+    with FileLock(used / remote.LOCK):
+        list(carry_out(ORDER, outfit(), "alpha"))
+        assert used.exists()
+    assert not dead.exists()
+
+
+def test_an_incident_that_cannot_be_sent_makes_a_lost_run(tmp_path: Path) -> None:
+    trials = FakeTrials(lambda cell, index: Outcome.REPRODUCED)
+    run = {"night": "n1", "index": 1, "role": "planned"}
+    done = trials.run(CELLS[0].cell, tmp_path / "i" / "run-1", tmp_path, **run)  # type: ignore[arg-type]
+    (tmp_path / done.incident / "large").write_bytes(b"")
+    os.truncate(tmp_path / done.incident / "large", 2**30)  # takes no room on the disk
+    (told,) = with_incident(done, tmp_path)
+    assert isinstance(told, Attempt)
+    assert (told.lost, told.outcome, told.incident) == (Lost.INFRASTRUCTURE, None, "")
+    assert "1024 MiB" in told.error
+    assert (told.cell, told.index, told.created) == (done.cell, 1, done.created)
+    assert not (tmp_path / done.incident).exists()
+
+
+def test_a_greeting_tells_code_apart(tmp_path: Path) -> None:
+    own = tmp_path / "mine.py"
+    source = Path(next(iter(__import__("mmrepro.scenarios").scenarios.__path__)))
+    own.write_text((source / "mm_prefill_contract.py").read_text())
+    first = Greeting.model_validate_json(greet(["borrowed-faults", str(own), "no-such"]))
+    assert first.code["mmrepro"]
+    assert first.code["borrowed-faults"]
+    assert first.code[str(own)]
+    assert first.code["no-such"] == ""
+    own.write_text(own.read_text() + "\n")
+    child = subprocess.run(
+        [sys.executable, "-c", "import sys; from mmrepro.cluster.remote import greet; "
+         "print(greet(sys.argv[1:]))", "borrowed-faults", str(own)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    second = Greeting.model_validate_json(child.stdout)
+    assert second.code[str(own)] != first.code[str(own)]
+    assert second.code["borrowed-faults"] == first.code["borrowed-faults"]
+
+
+def test_each_machine_keeps_its_own_bound_of_the_disk(as_in_a_worker: Path) -> None:
+    as_in_a_worker.mkdir(parents=True)
+    engines = Engines(TrialOptions(), disk=10**9)
+    engines.provisions("n1")
+    assert (as_in_a_worker / "disk-n1.json").is_file()
+    assert engines.trials("alpha").options.machine == "alpha"
