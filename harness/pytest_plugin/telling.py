@@ -138,9 +138,10 @@ def failure(text: str) -> BaseException:
     return pytest.fail.Exception(text, pytrace=False)
 
 
-def sentence(error: MmreproError) -> str:
-    """A usage error, as one."""
-    return f"{error.message} ({error.hint})" if error.hint else error.message
+def sentence(error: Exception) -> str:
+    """What went wrong, and what to do about it."""
+    hint = error.hint if isinstance(error, MmreproError) else ""
+    return f"{error} ({hint})" if hint else str(error)
 
 
 def tell_reports(

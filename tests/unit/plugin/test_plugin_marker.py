@@ -190,6 +190,20 @@ def test_a_wrong_marker_is_one_sentence(faked: Faked, arguments: str, words: str
     assert result.outlines[at + 2].startswith("====="), "one line"
 
 
+@pytest.mark.parametrize("name", ["test_it.py", "nightly.mmrepro.toml"])
+def test_a_folder_that_cannot_be_written_is_told(faked: Faked, name: str) -> None:
+    inner = faked({"else": [BAD]})
+    Path("taken").write_text("a file")
+    Path("test_it.py").write_text("import pytest\n" + PLAIN)
+    cell = '[[cell]]\nscenario = "ghost-key-eviction"\nreleases = "own"\ndevice = "cpu"\n'
+    Path("nightly.mmrepro.toml").write_text(cell)
+    result = inner.runpytest_inprocess(name, "--mmrepro-out", "taken")
+    result.assert_outcomes(errors=1)
+    at = next(i for i, line in enumerate(result.outlines) if "ERROR at setup" in line)
+    assert "taken" in result.outlines[at + 1]
+    assert result.outlines[at + 2].startswith("====="), "one line"
+
+
 def test_a_file_is_beside_the_test(faked: Faked) -> None:
     inner = faked({"else": [BAD]})
     below = inner.mkdir("below")
