@@ -82,10 +82,14 @@ commit() {
 }
 
 push() {
-    local branch=$1 dir=$2 message=$3 try
+    local branch=$1 dir=$2 message=$3 try size
     [[ -f $dir/ledger.jsonl ]] || fail "$dir has no ledger.jsonl" 2
     [[ $(git -C "$dir" rev-parse --show-toplevel 2>/dev/null) == $(cd "$dir" && pwd -P) ]] ||
         fail "$dir was not made by: history.sh fetch $branch $dir" 2
+    size=$(($(wc -c <"$dir/ledger.jsonl") >> 20))
+    if ((size >= 50)); then
+        echo "ledger.jsonl has $size MiB; GitHub takes 100: soon another branch is to be begun" >&2
+    fi
     if [[ -n $dry_run ]]; then
         echo "would commit to $branch of $REMOTE: $message"
         git -C "$dir" status --short -- "${FILES[@]}"

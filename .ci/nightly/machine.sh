@@ -27,7 +27,7 @@ case $step in
     mapfile -t arguments < plan/arguments
     if [ -f plan/ledger.jsonl ]; then cp plan/ledger.jsonl nights/; fi
     code=0
-    mmrepro matrix run "${arguments[@]}" --night "$night" --shard "$shard/$machines" \
+    .ci/nightly/mute.sh mmrepro matrix run "${arguments[@]}" --night "$night" --shard "$shard/$machines" \
       --machine "ci-$shard" --out nights || code=$?
     echo "$code" > "$out/exit"
     case $code in

@@ -52,14 +52,14 @@ class Asked:
 
     file: Path | None
     scenarios: tuple[str, ...]
-    server_args: tuple[str, ...]
-    options: tuple[str, ...]
     settings: Settings
-    shard: str
-    night: str
-    resume: bool
-    dry_run: bool
-    json: bool
+    server_args: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    shard: str = ""
+    night: str = ""
+    resume: bool = False
+    dry_run: bool = False
+    json: bool = False
 
 
 def execute(asked: Asked) -> ExitCode:

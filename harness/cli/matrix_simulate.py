@@ -62,16 +62,5 @@ def simulate(
         max_time=quantity.seconds(max_time) if max_time else None,
         disk=quantity.size(disk) if disk else None,
     )
-    asked = Asked(
-        file=file,
-        scenarios=tuple(scenario or ()),
-        server_args=(),
-        options=(),
-        settings=settings,
-        shard="",
-        night="",
-        resume=False,
-        dry_run=True,
-        json=json,
-    )
+    asked = Asked(file, tuple(scenario or ()), settings, json=json)
     execute(asked, Question(machines, jobs, ledger, cells, fetched))

@@ -75,8 +75,8 @@ def execute(asked: Asked, question: Question) -> None:
         for number in _numbers(question.machines)
     ]
     basis.assumed.append(
-        f"{SETUP_S:.0f} s of set-up for each order of several runs; nothing fails or surprises; "
-        "machines are alike, and runs do not slow one another"
+        f"{SETUP_S:.0f} s of set-up for each order, where an environment has several runs; nothing "
+        "fails or surprises; machines are alike, and runs do not slow one another"
     )
     told = Simulation(
         cells=len(cells),

@@ -16,7 +16,7 @@ from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.overdue import Watch, watch
 from mmrepro.history.states import Settled, State, settle
 from mmrepro.history.track import Track
-from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState
+from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState, Planned
 from mmrepro.signature import Outcome
 from packaging.version import InvalidVersion, Version
 
@@ -39,7 +39,7 @@ class Concern:
         seen: the night of that verdict; empty: none since.
         settled: what the runs of that night came to.
         runs: those of the cell in ``seen``, or the newest there are.
-        night: the newest night; ``tonight``: what it shows of the cell.
+        night: the newest that planned the cell; ``tonight``: what it shows of it.
         over: why it is over, one sentence; empty: it is not.
     """
 
@@ -113,14 +113,8 @@ class _Walk:
                 self._fix(event, runs)
 
     def _begin(self, event: Event, runs: NightRuns) -> None:
-        planned = runs.planned.get(event.cell)
-        expected = planned.expected if planned is not None else None
-        affected = event.what is EventKind.NEW_RELEASE_AFFECTED
-        unexpected = affected and expected is not Outcome.REPRODUCED
-        if event.what not in {*ALARMS, EventKind.COVERAGE_LOST} and not unexpected:
-            return
         track = self._tracks.get(event.cell)
-        if track is None:
+        if track is None or not _is_one(event, runs.planned.get(event.cell)):
             return
         known = self.concerns.get(event.identity)
         if known is not None and not known.over:
@@ -132,6 +126,8 @@ class _Walk:
 
     def _follow(self, concern: Concern, runs: NightRuns, settled: dict[str, Settled]) -> None:
         name, night = concern.event.cell, runs.night.id
+        if name not in runs.planned:  # there is no more to be said of it
+            return
         tonight, track = settled.get(name, Settled(State.MISSING, why="no run")), self._tracks[name]
         concern.night, concern.tonight = night, tonight
         attempts = runs.attempts_of(name)
@@ -152,6 +148,15 @@ class _Walk:
             if _later_release(fixed.cell, concern.cell):
                 name = fixed.cell.commit[:12] or fixed.cell.release
                 concern.over = f"It is fixed in {fixed.cell.engine} {name}, in night {fix.night}."
+
+
+def _is_one(event: Event, planned: Planned | None) -> bool:
+    """A cell that is planned no more is none: with ``newest`` that is so with each new release."""
+    if event.what in ALARMS:
+        return True
+    if event.what is EventKind.NEW_RELEASE_AFFECTED:
+        return planned is not None and planned.expected is not Outcome.REPRODUCED
+    return event.what is EventKind.COVERAGE_LOST and planned is not None
 
 
 def _over(concern: Concern, runs: NightRuns, now: Settled, *, shaky: bool) -> str:

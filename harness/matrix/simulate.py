@@ -29,7 +29,8 @@ class Times:
         packages: unpacked bytes of what is in it, by name; a machine has each once.
         room: bytes that --disk asks for before it is built.
         repeat: runs of each cell.
-        setup: seconds of each order with more than one run.
+        setup: seconds of each order of an environment that has several runs in the plan: their
+            engine is imported before them. (One that has a single run imports it by itself.)
     """
 
     run: Mapping[str, float]
@@ -164,10 +165,10 @@ class _Machine:
 class _Night:
     def __init__(self, groups: Sequence[Group], times: Times, fleet: Fleet) -> None:
         self._times, self._fleet = times, fleet
-        self._all = {
-            p.cell.id: times.run[p.cell.id] * times.repeat for g in groups for p in g.cells
-        }
-        costs = Costs(self._all, times.build, times.setup)
+        names = [planned.cell.id for group in groups for planned in group.cells]
+        seconds = {name: times.run[name] * times.repeat for name in names}
+        costs = Costs(seconds, times.build, times.setup)
+        self._several = [len(group.cells) * times.repeat > 1 for group in groups]
         self._dispatcher = Dispatcher(groups, costs, sliced=fleet.machines > 1)
         labels = [f"machine-{number}" for number in range(1, fleet.machines + 1)]
         self._machines = {label: _Machine(label, times, fleet) for label in labels}
@@ -210,7 +211,7 @@ class _Night:
             return began
         if slice.ahead is not None:
             machine.ahead(slice.ahead, now)
-        if len(group.cells) * self._times.repeat > 1:
+        if self._several[slice.number]:
             now += self._times.setup
         for planned in group.cells:
             seconds = self._times.run[planned.cell.id]

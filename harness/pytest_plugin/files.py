@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cached_property
@@ -18,7 +19,7 @@ from mmrepro.matrix.plan import Group, groups_of, plan
 from mmrepro.matrix.schedule import CONFIRM, REPEAT
 from mmrepro.matrix.trial import night_options
 from mmrepro.pytest_plugin import SUFFIX, MmreproWarning
-from mmrepro.pytest_plugin.options import began, out_folder, session_name
+from mmrepro.pytest_plugin.options import out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Runs
 from mmrepro.pytest_plugin.telling import Ran, failure, sentence
 from mmrepro.text.sanitize import one_line
@@ -46,7 +47,8 @@ class MatrixToml(pytest.File):
 
     @cached_property
     def runs(self) -> Runs:
-        settings, began_at = self.given.matrix, began(self.config)
+        """Made for the first cell: ``max-time`` is counted from there on."""
+        settings = self.given.matrix
         return Runs(
             How(
                 root=out_folder(self.config),
@@ -54,7 +56,7 @@ class MatrixToml(pytest.File):
                 options=night_options(settings, settings.machine or ""),
                 repeat=settings.repeat or REPEAT,
                 confirm=CONFIRM if settings.confirm is None else settings.confirm,
-                until=began_at + settings.max_time if settings.max_time else None,
+                until=time.time() + settings.max_time if settings.max_time else None,
                 disk=settings.disk,
                 turns=settings.jobs or 1,
             )
@@ -140,8 +142,7 @@ class CellItem(pytest.Item):
                 toml.selected[environment], self.planned, toml.after(environment)
             )
         except (MmreproError, OSError) as error:
-            said = sentence(error) if isinstance(error, MmreproError) else str(error)
-            raise failure(said) from None
+            raise failure(sentence(error)) from None
         self.ran = Ran(
             what=f"{self.name} on {environment.name}",
             planned=self.planned,

@@ -85,7 +85,7 @@ def prepare(item: pytest.Item) -> None:
         ran = _run(item, marker.args, marker.kwargs)
     except UsageError as error:
         raise failure(f"@pytest.mark.{MARKER}: {sentence(error)}") from None
-    except MmreproError as error:
+    except (MmreproError, OSError) as error:
         raise failure(sentence(error)) from None
     item.stash[_RAN] = ran
     item.user_properties += ran.properties

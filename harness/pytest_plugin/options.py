@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 DEFAULT_OUT = "mmrepro-runs"
 SESSION = "mmrepro_session"
 _NAME = pytest.StashKey[str]()
-_BEGAN = pytest.StashKey[float]()
 
 
 def session_name(config: pytest.Config) -> str:
@@ -21,11 +19,6 @@ def session_name(config: pytest.Config) -> str:
     if given is None:
         given = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
     return config.stash.setdefault(_NAME, given)
-
-
-def began(config: pytest.Config) -> float:
-    """Unix time of the first question for it: the collection of the first file."""
-    return config.stash.setdefault(_BEGAN, time.time())
 
 
 def out_folder(config: pytest.Config) -> Path:

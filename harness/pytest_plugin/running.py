@@ -124,14 +124,19 @@ class Runs:
     def _work(self, group: Group, planned: Planned, ahead: Group | None) -> Iterator[Attempt]:
         how, trials = self.how, self._trials
         assert trials is not None
-        provisions = self._enter(group)
+        provisions = self._provisions or self._provide()
+        seconds = self._estimates.of(planned.cell)[0]
+        ready = time.time() + provisions.seconds(group)
+        if how.until is not None and ready + seconds > how.until:
+            return  # and nothing is fetched for it
+        self._enter(group, provisions)
         one = replace(group, cells=(planned,))
         order = Order(
             night=how.night,
             group=one,
             attempts={},
             before={},
-            seconds={planned.cell.id: self._estimates.of(planned.cell)[0]},
+            seconds={planned.cell.id: seconds},
             repeat=how.repeat,
             confirm=how.confirm,
             until=how.until,
@@ -145,11 +150,10 @@ class Runs:
                 print(_told(step), flush=True)  # pytest shows it with what fails, or with -s
                 yield step
 
-    def _enter(self, group: Group) -> Provisions:
+    def _enter(self, group: Group, provisions: Provisions) -> None:
         """Have the environment, and its engine imported, until :meth:`leave`."""
-        provisions = self._provisions or self._provide()
         if self._group is group:
-            return provisions
+            return
         self.leave()
         self._group = group
         provisions.expect([group])
@@ -157,7 +161,6 @@ class Runs:
         if not provisions.prepare(group):  # else each run is told why
             runs = [(planned.cell, self.how.repeat) for planned in group.cells]
             self._inside.enter_context(provisions.warm(runs))
-        return provisions
 
     def _provide(self) -> Provisions:
         how = self.how

@@ -133,14 +133,15 @@ class Ran:
         return str(path.relative_to(self.here) if path.is_relative_to(self.here) else path)
 
 
-def failure(text: str) -> pytest.fail.Exception:
+def failure(text: str) -> BaseException:
     """To be raised: pytest shows ``text`` alone. In a test's set-up it is an error."""
     return pytest.fail.Exception(text, pytrace=False)
 
 
-def sentence(error: MmreproError) -> str:
-    """A usage error, as one."""
-    return f"{error.message} ({error.hint})" if error.hint else error.message
+def sentence(error: Exception) -> str:
+    """What went wrong, and what to do about it."""
+    hint = error.hint if isinstance(error, MmreproError) else ""
+    return f"{error} ({hint})" if hint else str(error)
 
 
 def tell_reports(

@@ -45,6 +45,7 @@ APART = (
     "cluster",
     "history",
     "matrix",
+    "pytest_plugin",
     "reports",
     "environments",
     "engines",

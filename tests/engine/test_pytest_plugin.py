@@ -148,7 +148,8 @@ def test_a_night_as_pytest_has_it(fresh: Path) -> None:
     assert done.stdout.count(str(report)) == 2
 
 
-def test_ctrl_c_leaves_nothing(fresh: Path, project: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_what_ends_it_leaves_nothing(fresh: Path, project: Path, how: signal.Signals) -> None:
     variables = {**os.environ, ROOT_VARIABLE: str(project / "warm"), IDLE_VARIABLE: "0"}
     process = subprocess.Popen(
         [fresh, "nightly.mmrepro.toml"],
@@ -160,11 +161,12 @@ def test_ctrl_c_leaves_nothing(fresh: Path, project: Path) -> None:
         wait_for(seen, 120, "the first engine")
         assert process.poll() is None, "it was to be interrupted in its middle"
         assert len(children(variables)) > 2, "pytest, the run, its engine, and a warm parent"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
-    assert process.returncode == pytest.ExitCode.INTERRUPTED, said
-    assert "KeyboardInterrupt" in said
+    if how is signal.SIGINT:
+        assert process.returncode == pytest.ExitCode.INTERRUPTED, said
+        assert "KeyboardInterrupt" in said
     wait_for(lambda: not children(variables), ENDED_S, "the end of all that it started")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
-from mmrepro.history.ledger import History, NightRuns
+from mmrepro.history.events import events
+from mmrepro.history.ledger import History, Ledger, NightRuns
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, NightState, Planned
 from mmrepro.records import HostFacts, Moment
 from mmrepro.run.key import run_key
@@ -99,3 +101,28 @@ def night(
 
 def history(nights: Sequence[NightRuns]) -> History:
     return History(nights)
+
+
+def told(*nights: NightRuns) -> History:
+    """The nights, each with its events, as its end writes them; one that was killed has none."""
+    known = History(nights)
+    for runs in known.nights:
+        running = runs.night.state is NightState.RUNNING
+        runs.events = [] if running else events(known, runs)
+    return known
+
+
+def written(folder: Path, *nights: NightRuns, ago: float | None = None) -> Path:
+    """A folder with the ledger of these nights; ``ago``: hours since the newest one began."""
+    shift = timedelta()
+    if ago is not None and nights:
+        shift = datetime.now(UTC) - timedelta(hours=ago) - nights[-1].night.created.wall
+    with Ledger(folder) as ledger:
+        for runs in nights:
+            began = Moment(wall=runs.night.created.wall + shift, mono=0.0)
+            ledger.append(runs.night.model_copy(update={"created": began}))
+            for record in [*runs.planned.values(), *runs.attempts]:
+                ledger.append(record)
+            for event in events(ledger.history, ledger.history.night(runs.night.id)):
+                ledger.append(event)
+    return folder

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from made_nights import BEGAN, cell, moment, night
+from made_nights import BEGAN, cell, moment, night, told
 from mmrepro.history.concerns import Concern, concerns
-from mmrepro.history.events import events
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.incident.ledger import Cell, EventKind, NightState
 from mmrepro.signature import Outcome
@@ -17,16 +16,8 @@ E1, E2, E3 = {"environment": "e1"}, {"environment": "e2"}, {"environment": "e3"}
 R, N = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
 
 
-def told(*nights: NightRuns) -> dict[str, Concern]:
-    """Each night with its events, as its end writes them."""
-    known = History(nights)
-    for one in known.nights:
-        one.events = [] if one.night.state is NightState.RUNNING else events(known, one)
-    return concerns(known)
-
-
 def one(what: str, of: Cell, *nights: NightRuns) -> Concern:
-    return told(*nights)[f"{what}:{of.line}:{of.release}"]
+    return concerns(told(*nights))[f"{what}:{of.line}:{of.release}"]
 
 
 RETURNED = night(1, {OLD: "r", MID: "n"}), night(2, {OLD: "r", MID: "n", NEW: "r"})
@@ -66,7 +57,7 @@ def test_a_fix_that_comes_in_an_older_release_fixes_nothing() -> None:
         night(2, {OLD: "r", NEW: "r"}),
         night(3, {NEW: "r", backport: "n"}),
     ]
-    known = told(*nights)
+    known = concerns(told(*nights))
     assert nights[2].events[0].what is EventKind.FIXED_IN
     assert known[f"new-release-affected:{NEW.line}:0.24.0"].over == ""
 
@@ -81,13 +72,26 @@ def test_what_is_known_of_one_that_was_not_run() -> None:
     assert concern.tonight.state == "lost"
 
 
+def test_of_one_that_is_planned_no_more_nothing_new_is_said() -> None:
+    concern = one("bug-returned", NEW, *RETURNED, night(3, {NEW: "l"}), night(4, {MID: "n"}))
+    assert (concern.over, concern.night, concern.seen) == ("", "n3", "n2")
+
+
 def test_a_new_release_affected_is_told_where_nobody_expected_it() -> None:
     def kinds(expected: Outcome | None) -> list[str]:
         first = night(1, {MID: "r"}, expected=R)
-        return [i.partition(":")[0] for i in told(first, night(2, {NEW: "r"}, expected=expected))]
+        second = night(2, {MID: "r", NEW: "r"}, expected=expected)
+        return [i.partition(":")[0] for i in concerns(told(first, second))]
 
-    assert kinds(N) == kinds(None) == ["new-release-affected", "coverage-lost"]
-    assert kinds(R) == ["coverage-lost"]
+    assert kinds(N) == kinds(None) == ["new-release-affected"]
+    assert kinds(R) == []
+
+
+def test_a_cell_that_is_planned_no_more_is_no_concern() -> None:
+    """With the selector ``newest`` each new release takes the place of one."""
+    nights = told(night(1, {MID: "r"}), night(2, {NEW: "r"}))
+    assert EventKind.COVERAGE_LOST in {e.what for e in nights.nights[1].events}
+    assert not [i for i in concerns(nights) if i.startswith("coverage-lost")]
 
 
 def test_what_is_fixed_in_the_same_night_is_over() -> None:

@@ -8,9 +8,8 @@ from datetime import timedelta
 
 import pytest
 from hypothesis import given, strategies as st
-from made_nights import BEGAN, cell, night
+from made_nights import BEGAN, cell, night, told
 from mmrepro.history.concerns import Concern, concerns
-from mmrepro.history.events import events
 from mmrepro.history.issues import (
     LABEL,
     MAX_BODY,
@@ -26,7 +25,7 @@ from mmrepro.history.issues import (
     mark_of,
     marked,
 )
-from mmrepro.history.ledger import History, NightRuns
+from mmrepro.history.ledger import NightRuns
 from mmrepro.incident.ledger import Cell, NightState
 from mmrepro.signature import Outcome
 
@@ -36,11 +35,8 @@ LOST = [night(1, {MID: "r"}), night(2, {MID: "l"})]
 
 
 def known(*nights: NightRuns, hours: float | None = None) -> dict[str, Concern]:
-    history = History(nights)
-    for one in history.nights:
-        one.events = [] if one.night.state is NightState.RUNNING else events(history, one)
     now = None if hours is None else BEGAN + timedelta(hours=hours)
-    return concerns(history, now)
+    return concerns(told(*nights), now)
 
 
 @dataclass

@@ -111,8 +111,10 @@ class FakeProvisions:
     @contextlib.contextmanager
     def warm(self, runs: Sequence[tuple[Cell, int]]) -> Iterator[None]:
         self.told.append(f"warm {sum(number for _, number in runs)}")
-        yield
-        self.told.append("cold")
+        try:
+            yield
+        finally:
+            self.told.append("cold")
 
     def seconds(self, group: Group) -> float:
         return 0.0

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
-from matrix_nights import Came, FakeProvisions, FakeTrials, World
+from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
 from mmrepro.cli import matrix_run
 from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import Cell, Lost, NightState
 from mmrepro.matrix.local import LocalPlaces
+from mmrepro.matrix.session import SessionOptions
 from mmrepro.matrix.trial import TrialOptions
 from mmrepro.run.options import StartMode
 from mmrepro.signature import Outcome
@@ -233,3 +235,17 @@ def test_no_more_jobs_than_free_gpus(
     told = f"--jobs {jobs}, not 4: {free} GPUs are free, and each run takes one."
     assert (told in out) is (jobs < 4)
     assert "GPUs are free" not in cpu
+
+
+def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
+    matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(matrix_run, "LocalPlaces", lambda *rest: FakePlaces([]))
+    monkeypatch.setattr(matrix_run, "SessionOptions", partial(SessionOptions, wait_s=0.05))
+    code, _, told = matrix(always(BAD), *RUN, "--night", "x")
+    assert (code, told) == (4, "No machine is left for night x: 1 of 1 cells have runs left.")
+    assert read(tmp_path / "M").night("x").night.state is NightState.INTERRUPTED
+    assert (tmp_path / "M/dashboard.html").is_file()
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert matrix(always(BAD), "run", "--resume", "--out", "M")[0] == 0

@@ -157,6 +157,17 @@ def test_what_a_lost_machine_was_to_do_is_for_the_others_and_comes_first() -> No
     assert given_to(dispatcher.next("b", nothing, {"b"})) == ("1.0", 3), "there is no other"
 
 
+def test_what_a_machine_that_went_was_to_fetch_is_for_others() -> None:
+    plan = groups(9, 8)
+    dispatcher = Dispatcher(plan, costs(plan, build=1000, setup=100))
+    slice = dispatcher.next("a", nothing, {"a", "b"})
+    assert slice is not None
+    assert slice.ahead is not None
+    dispatcher.ended(slice)
+    assert dispatcher.next("b", nothing, {"a", "b"}) is None, "a is about to begin it"
+    assert given_to(dispatcher.next("b", nothing, {"b"})) == ("2.0", 8)
+
+
 # ---------------------------------------------------------------- whatever happens
 
 
@@ -199,6 +210,9 @@ def test_every_cell_is_handed_out_once_unless_it_is_given_back(
                 del machines[name]
         else:
             dispatcher.ended(slice)
+            if losses and chance.random() < 0.1:  # it goes as if it had never been
+                losses -= 1
+                del machines[name]
         if not machines or chance.random() < 0.1:
             machines[f"later-{len(handed)}-{losses}"] = set()
     assert dispatcher.waiting == 0, "nobody works, and something waits"

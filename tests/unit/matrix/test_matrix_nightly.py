@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from made_nights import cell, night
+from made_nights import cell, night, written
 from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
-from mmrepro.history.events import events
-from mmrepro.history.ledger import Ledger, NightRuns
-from mmrepro.records import Moment
+from mmrepro.history.ledger import NightRuns
 from mmrepro.signature import Outcome
 from typer.testing import CliRunner
 
@@ -29,18 +26,7 @@ def command(*words: str) -> tuple[int, str]:
 
 def ledger(folder: Path, *nights: NightRuns, ago: float = 1) -> str:
     """The newest night began so many hours ago."""
-    with Ledger(folder) as written:
-        if nights:
-            newest = datetime.now(UTC) - timedelta(hours=ago)
-            shift = newest - nights[-1].night.created.wall
-        for one in nights:
-            created = Moment(wall=one.night.created.wall + shift, mono=0.0)
-            written.append(one.night.model_copy(update={"created": created}))
-            for record in [*one.planned.values(), *one.attempts]:
-                written.append(record)
-            for event in events(written.history, written.history.night(one.night.id)):
-                written.append(event)
-    return str(folder)
+    return str(written(folder, *nights, ago=ago))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -223,12 +224,19 @@ def test_cells_that_lose_every_machine_are_lost(tmp_path: Path) -> None:
 
 def test_ctrl_c_stops_all_machines(tmp_path: Path) -> None:
     def press(cell: Cell, index: int) -> Outcome:
-        if cell.scenario == "s1":
-            raise KeyboardInterrupt
+        assert working.wait(20)
+        raise KeyboardInterrupt
+
+    def busy(cell: Cell, index: int) -> Outcome:
+        working.set()
+        while not places.stopped:
+            time.sleep(0.01)
+        time.sleep(0.2)  # an engine takes a while to end
         return BAD
 
+    working = threading.Event()
     cells = cells_of(3, 3)
-    places = FakePlaces([FakePlace("a", press), FakePlace("b", press)])
+    places = FakePlaces([FakePlace("a", press), FakePlace("b", busy)])
     with Ledger(tmp_path) as ledger:
         runs = begin(ledger, night(), cells)
         with pytest.raises(KeyboardInterrupt):

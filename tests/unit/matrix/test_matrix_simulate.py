@@ -106,6 +106,8 @@ def test_repeats_jobs_and_a_time_limit() -> None:
     groups = plan(4, 4)
     assert played(groups, times(groups, repeat=3), Fleet(1)).makespan_s == 240
     assert played(groups, times(groups), Fleet(1, jobs=2)).makespan_s == 40
+    built = played(groups, times(groups, build=30), Fleet(1, jobs=2))
+    assert built.makespan_s == 30 + 30 + 40, "a machine builds one environment at a time"
     late = played(groups, times(groups, build=20), Fleet(1, max_time_s=45))
     assert (late.runs, late.left, late.makespan_s, late.builds) == (2, 6, 40, 2)
     early = played(groups, times(groups, build=20), Fleet(1, max_time_s=25))

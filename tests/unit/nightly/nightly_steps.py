@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from github_expressions import Unknown, evaluate, interpolated, text
+from github_runner import Command, commands_in
 from ruamel.yaml import YAML
 
 SHELLS = {"bash": ("bash", "--noprofile", "--norc", "-e", "-o", "pipefail")}
 """As in actions/runner, ScriptHandlerHelpers.cs."""
-_COMMAND = re.compile(r"^::(error|warning|notice)(?: (.*?))?::(.*)$", re.MULTILINE)
 
 
 @dataclass
@@ -37,9 +37,9 @@ class StepResult:
     seconds: float
 
     @property
-    def annotations(self) -> list[tuple[str, str, str]]:
-        """(level, properties, text)"""
-        return [(m[1], m[2] or "", m[3]) for m in _COMMAND.finditer(self.output)]
+    def annotations(self) -> list[Command]:
+        """All that GitHub's runner takes for commands: nothing else is written on purpose."""
+        return commands_in(self.output.splitlines())
 
 
 @dataclass
@@ -54,7 +54,7 @@ class JobResult:
         return next(step for step in self.steps if step.name == name)
 
     @property
-    def annotations(self) -> list[tuple[str, str, str]]:
+    def annotations(self) -> list[Command]:
         return [one for step in self.steps for one in step.annotations]
 
 

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from made_nights import cell, night
-from mmrepro.history.ledger import Ledger, NightRuns, read
+from made_nights import cell, night, written
+from mmrepro.history.ledger import read
 
 SCRIPT = Path(__file__).parents[3] / ".ci" / "nightly" / "history.sh"
 ONE, TWO, THREE = (night(n, {cell(): "r"}) for n in (1, 2, 3))
@@ -43,13 +43,6 @@ def script(folder: Path, *words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-def add(folder: Path, *nights: NightRuns) -> None:
-    with Ledger(folder) as written:
-        for one in nights:
-            for record in [one.night, *one.planned.values(), *one.attempts]:
-                written.append(record)
-
-
 def kept(places: Path) -> list[str]:
     """The nights on the branch."""
     text = git(places / "origin.git", "show", "history:ledger.jsonl")
@@ -60,7 +53,7 @@ def kept(places: Path) -> list[str]:
 def test_the_first_night_and_the_second(places: Path) -> None:
     a = places / "a"
     assert "has no branch history yet" in script(a, "fetch", "history", "hist")
-    add(a / "hist", ONE)
+    written(a / "hist", ONE)
     (a / "hist" / "night.md").write_text("# n1\n")
     (a / "hist" / "incidents").mkdir()
     (a / "hist" / "incidents" / "secret").write_text("")
@@ -74,7 +67,7 @@ def test_the_first_night_and_the_second(places: Path) -> None:
 
     b = places / "b"
     assert script(b, "fetch", "history", "hist") == ""
-    add(b / "hist", TWO)
+    written(b / "hist", TWO)
     script(b, "push", "history", "hist", "Night n2")
     assert kept(places) == ["n1", "n2"]
     assert git(b, "status", "--short", "--untracked-files=no") == "", "the checkout is untouched"
@@ -86,12 +79,12 @@ def test_somebody_else_pushed_meanwhile(places: Path, first: bool) -> None:
     a, b = places / "a", places / "b"
     if not first:
         script(a, "fetch", "history", "begun")
-        add(a / "begun", ONE)
+        written(a / "begun", ONE)
         script(a, "push", "history", "begun", "Night n1")
     for clone in (a, b):
         script(clone, "fetch", "history", "hist")
-    add(a / "hist", TWO)
-    add(b / "hist", THREE)
+    written(a / "hist", TWO)
+    written(b / "hist", THREE)
     script(a, "push", "history", "hist", "Night n2")
     before = git(places / "origin.git", "rev-parse", "history").strip()
     said = script(b, "push", "history", "hist", "Night n3")
@@ -104,7 +97,7 @@ def test_somebody_else_pushed_meanwhile(places: Path, first: bool) -> None:
 def test_it_gives_up_and_keeps_what_is_here(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     a = places / "a"
     script(a, "fetch", "history", "hist")
-    add(a / "hist", ONE)
+    written(a / "hist", ONE)
     hook = places / "origin.git" / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\necho no >&2\nexit 1\n")
@@ -122,7 +115,7 @@ def test_a_ledger_that_contradicts_is_not_pushed(places: Path) -> None:
     a, b = places / "a", places / "b"
     for clone, letter in ((a, "r"), (b, "n")):
         script(clone, "fetch", "history", "hist")
-        add(clone / "hist", night(1, {cell(): letter}))
+        written(clone / "hist", night(1, {cell(): letter}))
     script(a, "push", "history", "hist", "Night n1")
     said = script(b, "push", "history", "hist", "Night n1", code=2)
     assert "say different things of attempt 1" in said
@@ -133,18 +126,22 @@ def test_a_ledger_that_contradicts_is_not_pushed(places: Path) -> None:
 def test_dry_run(places: Path) -> None:
     a = places / "a"
     script(a, "--dry-run", "fetch", "history", "hist")
-    add(a / "hist", ONE)
+    written(a / "hist", ONE)
     said = script(a, "--dry-run", "push", "history", "hist", "Night n1")
     assert "would commit to history of origin: Night n1" in said
     assert "?? ledger.jsonl" in said
     assert git(places / "origin.git", "branch", "--list", "history") == ""
+    assert "another branch" not in said
+    (a / "hist" / "ledger.jsonl").write_bytes(b"\n" * (51 << 20))
+    said = script(a, "--dry-run", "push", "history", "hist", "Night n1")
+    assert "ledger.jsonl has 51 MiB; GitHub takes 100: soon another branch is to be begun" in said
     assert git(a / "hist", "log", "--format=%s").split("\n")[0].startswith("Begin")
 
 
 def test_a_second_push_of_the_same_does_nothing(places: Path) -> None:
     a = places / "a"
     script(a, "fetch", "history", "hist")
-    add(a / "hist", ONE)
+    written(a / "hist", ONE)
     script(a, "push", "history", "hist", "Night n1")
     before = git(places / "origin.git", "rev-parse", "history")
     script(a, "push", "history", "hist", "Night n1 again")
@@ -168,7 +165,7 @@ def test_what_is_refused(places: Path, words: tuple[str, ...], code: int, says: 
 
 
 def test_a_folder_within_the_code_is_not_pushed(places: Path) -> None:
-    add(places / "a" / "nights", ONE)
+    written(places / "a" / "nights", ONE)
     said = script(places / "a", "push", "history", "nights", "words", code=2)
     assert "was not made by: history.sh fetch history nights" in said
 

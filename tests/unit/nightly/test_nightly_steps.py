@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from github_expressions import Unknown, evaluate, interpolated
+from github_runner import Command
 from nightly_steps import Night
 from ruamel.yaml import YAML
 
@@ -110,7 +111,7 @@ def test_files_outputs_and_the_matrix(tmp_path: Path) -> None:
     assert a.steps[-1].output == f"b [1,2] {tmp_path}/run/a/workspace/x\n"
     assert a.summary == "sum\n"
     assert [(j.name, j.annotations) for j in night.jobs["b"]] == [
-        (f"b ({n})", [("error", "title=t", str(n))]) for n in (1, 2)
+        (f"b ({n})", [Command("error", {"title": "t"}, str(n))]) for n in (1, 2)
     ]
 
 

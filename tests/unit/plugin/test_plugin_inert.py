@@ -95,7 +95,7 @@ WORLD = {
 }
 
 
-@pytest.mark.parametrize(("dist", "jobs"), [("loadscope", 1), ("load", 1), ("loadscope", 2)])
+@pytest.mark.parametrize(("dist", "jobs"), [("load", 1), ("loadscope", 2)])
 def test_xdist(faked: Faked, dist: str, jobs: int) -> None:
     inner = faked(WORLD)
     Path("nightly.mmrepro.toml").write_text(TOML.format(jobs=jobs))

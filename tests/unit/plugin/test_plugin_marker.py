@@ -190,6 +190,20 @@ def test_a_wrong_marker_is_one_sentence(faked: Faked, arguments: str, words: str
     assert result.outlines[at + 2].startswith("====="), "one line"
 
 
+@pytest.mark.parametrize("name", ["test_it.py", "nightly.mmrepro.toml"])
+def test_a_folder_that_cannot_be_written_is_told(faked: Faked, name: str) -> None:
+    inner = faked({"else": [BAD]})
+    Path("taken").write_text("a file")
+    Path("test_it.py").write_text("import pytest\n" + PLAIN)
+    cell = '[[cell]]\nscenario = "ghost-key-eviction"\nreleases = "own"\ndevice = "cpu"\n'
+    Path("nightly.mmrepro.toml").write_text(cell)
+    result = inner.runpytest_inprocess(name, "--mmrepro-out", "taken")
+    result.assert_outcomes(errors=1)
+    at = next(i for i, line in enumerate(result.outlines) if "ERROR at setup" in line)
+    assert "taken" in result.outlines[at + 1]
+    assert result.outlines[at + 2].startswith("====="), "one line"
+
+
 def test_a_file_is_beside_the_test(faked: Faked) -> None:
     inner = faked({"else": [BAD]})
     below = inner.mkdir("below")
@@ -198,6 +212,14 @@ def test_a_file_is_beside_the_test(faked: Faked) -> None:
     (below / "test_below.py").write_text(source)
     inner.runpytest_inprocess().assert_outcomes(passed=1)
     assert plugin_fakes.TRIALS[0].cells[0].scenario == "below/mine.py"
+
+
+def test_the_example_of_the_docs(faked: Faked) -> None:
+    page = (Path(__file__).parents[3] / "docs/pytest.md").read_text()
+    source = page.partition("```python\n")[2].partition("```")[0]
+    world = {"disable-mm-cache": [GOOD], "0.23.0": [BAD], "0.24.0": [GOOD]}
+    run(faked(world), source).assert_outcomes(passed=3)
+    assert sum(len(t.cells) for t in plugin_fakes.TRIALS) == 4
 
 
 # ---------------------------------------------------------------- called
@@ -209,7 +231,9 @@ def test_the_fixture_runs_more(faked: Faked) -> None:
     def test_it(mmrepro_run):
         fixed = mmrepro_run("ghost-key-eviction", release="0.24.0", device="cpu")
         assert (mmrepro_run.outcome, fixed.outcome) == ("reproduced", "not-reproduced")
-        assert fixed.as_expected and fixed.folder != mmrepro_run.folder
+        assert fixed.as_expected
+        again = mmrepro_run("ghost-key-eviction", release="0.23.0", device="cpu")
+        assert again.folder != mmrepro_run.folder
         unsure = mmrepro_run("ghost-key-eviction", release="0.22.0", device="cpu")
         assert (unsure.outcome, unsure.conclusive) == ("inconclusive", False)
         assert not unsure.as_expected
@@ -219,7 +243,7 @@ def test_the_fixture_runs_more(faked: Faked) -> None:
     result = run(faked(world), source)
     result.assert_outcomes(failed=1)
     assert "to be told where the reports are" in said(result)
-    assert said(result).count("report.md") == 3
+    assert said(result).count("report.md") == 4
 
 
 def test_without_a_marker(faked: Faked) -> None:

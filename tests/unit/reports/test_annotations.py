@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
+from github_runner import as_the_runner_reads_it, unescaped
 from hostile import HOSTILE
 from hypothesis import given, strategies as st
 from mmrepro.incident.ledger import Event, EventKind, NightState, Planned
@@ -24,39 +24,6 @@ from night_samples import (
     runs_of,
     shown,
 )
-
-COMMANDS = {"error", "warning", "notice", "debug", "add-mask", "set-output", "set-env", "add-path",
-            "stop-commands", "group", "endgroup", "echo", "add-matcher", "save-state"}  # fmt: skip
-
-
-@dataclass
-class Command:
-    name: str
-    properties: dict[str, str]
-    data: str
-
-
-def as_the_runner_reads_it(line: str) -> Command | None:
-    """What GitHub's runner makes of a line (ActionCommand.cs): the new form, else the old one."""
-    stripped = line.lstrip()
-    if stripped.startswith("::"):
-        info, separator, data = stripped[2:].partition("::")
-        name, _, rest = info.partition(" ")
-        if separator and name in COMMANDS:
-            pairs = [p.partition("=") for p in rest.strip().split(",") if p]
-            return Command(name, {k: unescaped(v, ":,") for k, _, v in pairs}, unescaped(data))
-    _, prefix, rest = line.partition("##[")
-    info, bracket, data = rest.partition("]")
-    if prefix and bracket and info.partition(" ")[0] in COMMANDS:
-        return Command(info.partition(" ")[0], {"old": info}, data)
-    return None
-
-
-def unescaped(text: str, more: str = "") -> str:
-    for sign in f"\r\n{more}%":
-        text = text.replace(f"%{ord(sign):02X}", sign)
-    return text
-
 
 NASTY = [
     *HOSTILE,
