@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.cluster import inherited, remote
-from mmrepro.cluster.remote import Greeting, Outfit, Parcel
+from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said
 from mmrepro.cluster.transport import unpacked
 from mmrepro.environments import folder_of
 from mmrepro.errors import (
@@ -228,7 +228,7 @@ class Machines:
             raise PlaceLost(f"An order could not be sent to {machine.name}.") from error
         ended = False
         try:
-            yield from self._received(stream, order, root)
+            yield from self._received(stream, machine, order, root)
             ended = True
         except self._ray.exceptions.RayError as error:
             ended = True
@@ -245,12 +245,15 @@ class Machines:
             with self._lock:
                 self._streams.discard(stream)
 
-    def _received(self, stream: Any, order: Order, root: Path) -> Working:
+    def _received(self, stream: Any, machine: Machine, order: Order, root: Path) -> Working:
         """What a machine sends; incidents are put where they belong. Raises RayError."""
         folder: Path | None = None
         arrived = False
         for reference in stream:
             item = self._ray.get(reference)
+            if isinstance(item, Said):
+                self._say(f"{machine.name}: {item.text}")
+                continue
             if isinstance(item, Parcel) and folder is not None:
                 unpacked(item.data, folder)
                 arrived = True

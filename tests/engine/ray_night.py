@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Sleeping:
     def trials(self, machine: str) -> Sleepers:
         return Sleepers(Path(self.marks), self, machine)
 
-    def provisions(self, night: str) -> Nothing:
+    def provisions(self, night: str, say: Callable[[str], None]) -> Nothing:
         return Nothing()
 
 

@@ -16,7 +16,7 @@ import ray.exceptions
 from matrix_nights import FakeTrials, planned
 from mmrepro.cluster import machines as module, remote
 from mmrepro.cluster.machines import Machines, Needs, connected, label, lost_because
-from mmrepro.cluster.remote import Engines, Greeting, Parcel, Sent
+from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent
 from mmrepro.cluster.transport import packed
 from mmrepro.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
 from mmrepro.incident.ledger import Attempt
@@ -243,9 +243,11 @@ def test_labels_are_the_users_and_never_addresses() -> None:
 
 
 def test_what_they_send_is_put_into_the_ledgers_folder(tmp_path: Path) -> None:
-    fake = FakeRay([node(1)], sends=list(sent(tmp_path)))
-    (machine,) = cluster(fake)[0].there()
+    fake = FakeRay([node(1)], sends=[Said("fetching minivllm"), *sent(tmp_path)])
+    there, says = cluster(fake)
+    (machine,) = there.there()
     told = list(machine.work(ORDER, tmp_path / "here"))
+    assert says == ["ray-00000001: fetching minivllm"]
     assert [type(t) for t in told] == [Began, Attempt]
     assert isinstance(told[1], Attempt)
     assert (tmp_path / "here" / told[1].incident / "whole").is_file()
