@@ -78,6 +78,7 @@ class Machines:
         self._stopped = False
         self._head = ray.get_runtime_context().gcs_address
         self._looked, self._answered = float("-inf"), time.monotonic()
+        self._none_said = False
 
     # ------------------------------------------------------------------ places
 
@@ -138,6 +139,9 @@ class Machines:
 
     def _look(self) -> None:
         nodes = {n["NodeID"]: n for n in self._ray.nodes() if n["Alive"]}
+        if not self._none_said and not any(n["Resources"].get(TOKEN) for n in nodes.values()):
+            self._none_said = True
+            self._say(f"no machine of the cluster has the resource {TOKEN}: see docs/cluster.md")
         for known in [*self._machines, *self._greetings]:
             if known not in nodes:
                 self._forget(known)

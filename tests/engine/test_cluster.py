@@ -165,7 +165,7 @@ class Sleeping:
 
 
 def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path) -> None:
-    cells, seconds = 12, 1.0
+    cells, seconds = 10, 1.0
     cluster.of("alpha")
     one = Sleeping(cluster, tmp_path, "one", 1, cells, seconds)
     alone = one.end()

@@ -144,6 +144,17 @@ def test_machines_with_the_resource_and_the_same_code_are_used() -> None:
     assert len(fake.asked) == 2, "each is asked once"
     assert {a["max_retries"] for a in fake.asked} == {0}
     assert not any(a["scheduling_strategy"].soft for a in fake.asked)
+    fake.at.append(node(5))
+    fake.at[0]["Alive"] = False
+    assert [m.name for m in there.there()] == ["ray-00000004", "ray-00000005"], "they come and go"
+
+
+def test_a_cluster_without_the_resource_says_what_is_missing() -> None:
+    fake = FakeRay([{**node(1), "Resources": {"CPU": 4.0}}])
+    there, told = cluster(fake)
+    assert list(there.there()) == []
+    assert list(there.there()) == []
+    assert told == ["no machine of the cluster has the resource engine_host: see docs/cluster.md"]
 
 
 @pytest.mark.parametrize(
