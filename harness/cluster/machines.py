@@ -43,6 +43,11 @@ HEAD_S = 15.0
 REACHED_S = 10.0
 STOP_S = GRACE_S + 30.0
 """For the runs in progress on all machines, before their workers are killed."""
+ALONE_S = 10.0
+"""Likewise, where the head is gone: Ray may know nothing of any machine any more."""
+WAIT_S = 1.0
+CARRIED_S = 300.0
+"""For an incident on its way."""
 Say = Callable[[str], None]
 
 
@@ -75,7 +80,7 @@ class Machines:
         self._machines: dict[str, Machine] = {}
         self._unusable: set[str] = set()
         self._streams: set[Any] = set()
-        self._stopped = False
+        self._stopped = self._alone = self._given_up = False
         self._head = ray.get_runtime_context().gcs_address
         self._looked, self._answered = float("-inf"), time.monotonic()
         self._none_said = False
@@ -111,10 +116,12 @@ class Machines:
         ends = [stream.completed() for stream in streams]
         if not ends:
             return
-        _, late = self._ray.wait(ends, num_returns=len(ends), timeout=STOP_S, fetch_local=False)
+        seconds = ALONE_S if self._alone else STOP_S
+        _, late = self._ray.wait(ends, num_returns=len(ends), timeout=seconds, fetch_local=False)
         for stream, end in zip(streams, ends, strict=True):
             if end in late:
                 self._cancel(stream, force=True)
+        self._given_up = True
 
     def join(self) -> None:
         """Nothing is done beside the runs: each machine ends an order when all of it is done."""
@@ -130,6 +137,7 @@ class Machines:
             _reached(self._head, LOOK_S)
         except OSError:
             if time.monotonic() - self._answered > HEAD_S:
+                self._alone = True
                 raise NoPlaceLeft(
                     "The head of the Ray cluster does not answer any more.", hint="ray status"
                 ) from None
@@ -253,8 +261,8 @@ class Machines:
         """What a machine sends; incidents are put where they belong. Raises RayError."""
         folder: Path | None = None
         arrived = False
-        for reference in stream:
-            item = self._ray.get(reference)
+        for reference in self._references(stream):
+            item = self._ray.get(reference, timeout=CARRIED_S)
             if isinstance(item, Said):
                 self._say(f"{machine.name}: {item.text}")
                 continue
@@ -267,6 +275,17 @@ class Machines:
             elif item.incident and not arrived:
                 raise PlaceLost("An incident did not arrive.")
             yield item
+
+    def _references(self, stream: Any) -> Iterator[Any]:
+        """As they come. Raises KeyboardInterrupt: nobody waits for them any more."""
+        with contextlib.suppress(StopIteration):
+            while True:
+                ready, _ = self._ray.wait([stream], timeout=WAIT_S, fetch_local=False)
+                # Without the head what was cancelled is ready, and never comes.
+                if self._alone or (self._given_up and not ready):
+                    raise KeyboardInterrupt
+                if ready:
+                    yield next(stream)
 
 
 class Machine:

@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,10 @@ class FakeStream:
     """What a machine sends; an exception in it is raised by ``get``."""
 
     def __init__(self, items: list[Any]) -> None:
-        self.items = items
+        self.items = iter(items)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.items)
+    def __next__(self) -> Any:
+        return next(self.items)
 
     def completed(self) -> FakeStream:
         return self
@@ -93,13 +93,13 @@ class FakeRay:
 
         return Task()
 
-    def get(self, item: Any) -> Any:
+    def get(self, item: Any, timeout: float | None = None) -> Any:
         if isinstance(item, Exception):
             raise item
         return item() if callable(item) else item
 
-    def wait(self, items: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
-        late = self.late and isinstance(items[0], FakeStream)
+    def wait(self, items: list[Any], **more: Any) -> tuple[list[Any], list[Any]]:
+        late = self.late and "num_returns" in more
         return ([], items) if late else (items, [])
 
     def cancel(self, stream: Any, *, force: bool, recursive: bool) -> None:
