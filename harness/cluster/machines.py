@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro.cluster import inherited, remote
-from mmrepro.cluster.remote import Greeting, Outfit, Parcel
+from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said
 from mmrepro.cluster.transport import unpacked
 from mmrepro.environments import folder_of
 from mmrepro.errors import (
@@ -78,6 +78,7 @@ class Machines:
         self._stopped = False
         self._head = ray.get_runtime_context().gcs_address
         self._looked, self._answered = float("-inf"), time.monotonic()
+        self._none_said = False
 
     # ------------------------------------------------------------------ places
 
@@ -138,6 +139,9 @@ class Machines:
 
     def _look(self) -> None:
         nodes = {n["NodeID"]: n for n in self._ray.nodes() if n["Alive"]}
+        if not self._none_said and not any(n["Resources"].get(TOKEN) for n in nodes.values()):
+            self._none_said = True
+            self._say(f"no machine of the cluster has the resource {TOKEN}: see docs/cluster.md")
         for known in [*self._machines, *self._greetings]:
             if known not in nodes:
                 self._forget(known)
@@ -228,7 +232,7 @@ class Machines:
             raise PlaceLost(f"An order could not be sent to {machine.name}.") from error
         ended = False
         try:
-            yield from self._received(stream, order, root)
+            yield from self._received(stream, machine, order, root)
             ended = True
         except self._ray.exceptions.RayError as error:
             ended = True
@@ -245,12 +249,15 @@ class Machines:
             with self._lock:
                 self._streams.discard(stream)
 
-    def _received(self, stream: Any, order: Order, root: Path) -> Working:
+    def _received(self, stream: Any, machine: Machine, order: Order, root: Path) -> Working:
         """What a machine sends; incidents are put where they belong. Raises RayError."""
         folder: Path | None = None
         arrived = False
         for reference in stream:
             item = self._ray.get(reference)
+            if isinstance(item, Said):
+                self._say(f"{machine.name}: {item.text}")
+                continue
             if isinstance(item, Parcel) and folder is not None:
                 unpacked(item.data, folder)
                 arrived = True
@@ -307,7 +314,7 @@ def differs(told: Greeting, own: Greeting) -> str:
     if told.version != own.version:
         return f"it has mmrepro {told.version}, and here is {own.version}"
     for name, digest in own.code.items():
-        if told.code.get(name) != digest or not digest:
+        if told.code.get(name) != digest:
             return f"its code of {name} is not the same as here"
     return ""
 

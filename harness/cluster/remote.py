@@ -11,7 +11,7 @@ import queue
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,14 +47,20 @@ class Parcel(NamedTuple):
     data: bytes
 
 
-Sent = Began | Parcel | Attempt
+class Said(NamedTuple):
+    """What happens there beside the runs, for people."""
+
+    text: str
+
+
+Sent = Began | Parcel | Attempt | Said
 
 
 class Outfit(Protocol):
     """What a machine works with; it is pickled."""
 
     def trials(self, machine: str) -> Runner: ...
-    def provisions(self, night: str) -> Providing: ...
+    def provisions(self, night: str, say: Callable[[str], None]) -> Providing: ...
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,11 @@ class Engines:
     def trials(self, machine: str) -> Trials:
         return Trials(replace(self.options, machine=machine))
 
-    def provisions(self, night: str) -> Provisions:
-        if self.disk is None:
-            return Provisions(self.options)
-        file = cache_root() / FOLDER / f"disk-{night}.json"
-        return Provisions(self.options, Bound(self.disk, file))
+    def provisions(self, night: str, say: Callable[[str], None]) -> Provisions:
+        bound = None
+        if self.disk is not None:
+            bound = Bound(self.disk, cache_root() / FOLDER / f"disk-{night}.json")
+        return Provisions(self.options, bound, say)
 
 
 # ---------------------------------------------------------------- a machine is asked what it has
@@ -152,9 +158,10 @@ class _Working(threading.Thread):
 
     def __init__(self, order: Order, outfit: Outfit, machine: str, root: Path) -> None:
         super().__init__(name="mmrepro-order", daemon=True)
-        self.trials, self.provisions = outfit.trials(machine), outfit.provisions(order.night)
         self._order, self._machine, self._root = order, machine, root
         self._queue: queue.SimpleQueue[Sent | BaseException | None] = queue.SimpleQueue()
+        self.trials = outfit.trials(machine)
+        self.provisions = outfit.provisions(order.night, lambda text: self._queue.put(Said(text)))
         self._stopped = threading.Event()
 
     def run(self) -> None:

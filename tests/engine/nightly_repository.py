@@ -73,7 +73,7 @@ class Repository:
         ``by_hand``: the form's inputs; None: it is the schedule."""
         self.runs += 1
         image = self.machine(installed)
-        night = Night(
+        self.night = Night(
             WORKFLOWS / workflow,
             self.origin,
             self.folder / f"run-{self.runs}",
@@ -97,7 +97,7 @@ class Repository:
             without=frozenset({"Install mmrepro"} if installed is not None else ()),
             **more,
         )
-        return night.run()
+        return self.night.run()
 
     def machine(self, installed: Path | None = Path(sys.executable).parent) -> dict[str, str]:
         """The variables of one."""
@@ -122,7 +122,8 @@ class Repository:
 
     def history(self) -> Path:
         """A checkout of the history's branch, that can be changed and pushed."""
-        folder = self.folder / f"history-{self.runs}"
+        newest = git("rev-parse", BRANCH, at=self.origin).strip()
+        folder = self.folder / f"history-{newest}"
         if not folder.exists():
             git("clone", "--quiet", "--branch", BRANCH, str(self.origin), str(folder),
                 at=self.folder)  # fmt: skip

@@ -1,6 +1,7 @@
 """A Ray cluster on this machine, told on stdin what to do: ``add LABEL``, ``remove LABEL``.
 
-With an argument, that part of the machine's memory in use makes Ray kill a worker.
+With an argument Ray's subreaper is on, and that part of the machine's memory in use makes Ray kill
+a worker.
 
 A node is a raylet with workers of its own; ``remove`` kills it as a power cut would. The end of
 stdin ends the cluster.
@@ -14,14 +15,15 @@ import ray
 from ray.cluster_utils import Cluster
 
 SIZES = {"object_store_memory": 100 * 2**20}
-CONFIG: dict[str, object] = {"kill_child_processes_on_worker_exit_with_raylet_subreaper": True}
+SUBREAPER = {"kill_child_processes_on_worker_exit_with_raylet_subreaper": True}
 
 
 def main() -> None:
+    config: dict[str, object] = {}
     if len(sys.argv) > 1:
-        CONFIG["memory_usage_threshold"] = float(sys.argv[1])
-        CONFIG["memory_monitor_refresh_ms"] = 100
-    head = {"num_cpus": 1, "_system_config": CONFIG, **SIZES}
+        config = {**SUBREAPER, "memory_usage_threshold": float(sys.argv[1])}
+        config["memory_monitor_refresh_ms"] = 100
+    head = {"num_cpus": 1, "_system_config": config, **SIZES}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = {}
     try:

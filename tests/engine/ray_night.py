@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,21 +36,25 @@ class Sleeping:
 
     marks: str
     seconds: float
+    stuck: bool
     eaten: int
 
     def trials(self, machine: str) -> Sleepers:
-        return Sleepers(Path(self.marks), self.seconds, self.eaten, machine)
+        return Sleepers(Path(self.marks), self, machine)
 
-    def provisions(self, night: str) -> Nothing:
+    def provisions(self, night: str, say: Callable[[str], None]) -> Nothing:
         return Nothing()
 
 
 class Sleepers:
-    """A run sleeps, and ends with 3, which is written down as its key. The first one of a cell has
-    ``eaten`` bytes of memory meanwhile."""
+    """A run sleeps, and ends with 3, which is written down as its key.
 
-    def __init__(self, marks: Path, seconds: float, eaten: int, machine: str) -> None:
-        self.marks, self.seconds, self.eaten, self.machine = marks, seconds, eaten, machine
+    If it is to be ``stuck``, the first run of the first cell takes a hundred seconds, and has
+    ``eaten`` bytes of memory meanwhile.
+    """
+
+    def __init__(self, marks: Path, asked: Sleeping, machine: str) -> None:
+        self.marks, self.asked, self.machine = marks, asked, machine
         self.children: set[subprocess.Popen[bytes]] = set()
 
     def run(
@@ -58,7 +62,9 @@ class Sleepers:
     ) -> Attempt:
         folder.mkdir(parents=True)
         created, began = Moment.now(), time.monotonic()
-        size, seconds = (self.eaten, 60.0) if self.eaten and index == 1 else (0, self.seconds)
+        size, seconds = 0, self.asked.seconds
+        if self.asked.stuck and (cell.variant, index) == ("cell-0", 1):
+            size, seconds = self.asked.eaten, 100.0
         code = f"import sys, time; held = b'x' * {size}; time.sleep({seconds}); sys.exit(3)"
         child = spawn_program([sys.executable, "-c", code], dict(os.environ))
         self.children.add(child)
@@ -121,6 +127,7 @@ def main() -> None:
     parser.add_argument("--machines", type=int)
     parser.add_argument("--cells", type=int)
     parser.add_argument("--seconds", type=float)
+    parser.add_argument("--stuck", action="store_true")
     parser.add_argument("--eaten", type=int, default=0)
     asked = parser.parse_args()
     plan = [
@@ -139,7 +146,8 @@ def main() -> None:
     ]
     with connected(asked.address) as cluster, Ledger(asked.out) as ledger:
         told: dict[str, object] = {"untouched": ray.get(untouched.remote())}
-        machines = Machines(cluster, Sleeping(asked.marks, asked.seconds, asked.eaten), say=print)
+        outfit = Sleeping(asked.marks, asked.seconds, asked.stuck, asked.eaten)
+        machines = Machines(cluster, outfit, say=print)
         night = Night(
             id=asked.night,
             created=Moment.now(),

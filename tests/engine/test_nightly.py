@@ -147,6 +147,16 @@ def test_a_machine_that_is_not_fit(repository: Repository) -> None:
     assert report.result == "failure"
     assert "Machine 2 of 2 delivered nothing: mmrepro check ended with 4." in report.summary
     assert [a.name for a in report.step(MERGE).annotations] == ["error"]
+    (half,) = [n for n in read(repository.history()).nights if n.night.shard]
+    assert half.attempts == []
+
+    # "Re-run failed jobs", with the machine mended: its shard completes that night.
+    nowhere.clear()
+    jobs = repository.night.again()
+    assert set(results(jobs).values()) == {"success"}, told(jobs)
+    assert jobs["gpu"][0] is first
+    whole = read(repository.history()).night(half.night.id)
+    assert (whole.night.shard, [a.outcome for a in whole.attempts]) == ("", ["reproduced"])
 
 
 def test_nothing_is_delivered(lately: Repository) -> None:

@@ -16,7 +16,7 @@ import ray.exceptions
 from matrix_nights import FakeTrials, planned
 from mmrepro.cluster import machines as module, remote
 from mmrepro.cluster.machines import Machines, Needs, connected, label, lost_because
-from mmrepro.cluster.remote import Engines, Greeting, Parcel, Sent
+from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent
 from mmrepro.cluster.transport import packed
 from mmrepro.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
 from mmrepro.incident.ledger import Attempt
@@ -144,6 +144,17 @@ def test_machines_with_the_resource_and_the_same_code_are_used() -> None:
     assert len(fake.asked) == 2, "each is asked once"
     assert {a["max_retries"] for a in fake.asked} == {0}
     assert not any(a["scheduling_strategy"].soft for a in fake.asked)
+    fake.at.append(node(5))
+    fake.at[0]["Alive"] = False
+    assert [m.name for m in there.there()] == ["ray-00000004", "ray-00000005"], "they come and go"
+
+
+def test_a_cluster_without_the_resource_says_what_is_missing() -> None:
+    fake = FakeRay([{**node(1), "Resources": {"CPU": 4.0}}])
+    there, told = cluster(fake)
+    assert list(there.there()) == []
+    assert list(there.there()) == []
+    assert told == ["no machine of the cluster has the resource engine_host: see docs/cluster.md"]
 
 
 @pytest.mark.parametrize(
@@ -243,9 +254,11 @@ def test_labels_are_the_users_and_never_addresses() -> None:
 
 
 def test_what_they_send_is_put_into_the_ledgers_folder(tmp_path: Path) -> None:
-    fake = FakeRay([node(1)], sends=list(sent(tmp_path)))
-    (machine,) = cluster(fake)[0].there()
+    fake = FakeRay([node(1)], sends=[Said("fetching minivllm"), *sent(tmp_path)])
+    there, says = cluster(fake)
+    (machine,) = there.there()
     told = list(machine.work(ORDER, tmp_path / "here"))
+    assert says == ["ray-00000001: fetching minivllm"]
     assert [type(t) for t in told] == [Began, Attempt]
     assert isinstance(told[1], Attempt)
     assert (tmp_path / "here" / told[1].incident / "whole").is_file()

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 from matrix_nights import FakeProvisions, FakeTrials, planned
 from mmrepro.cluster import remote
-from mmrepro.cluster.remote import Engines, Greeting, Parcel, carry_out, greet, with_incident
+from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, carry_out, greet, with_incident
 from mmrepro.cluster.transport import unpacked
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.machine.cache import CACHE_VARIABLE
@@ -49,7 +49,8 @@ class FakeOutfit:
         self.machines.append(machine)
         return self.made
 
-    def provisions(self, night: str) -> FakeProvisions:
+    def provisions(self, night: str, say: Callable[[str], None]) -> FakeProvisions:
+        say(f"fetching for {night}")
         return self.provided
 
 
@@ -66,6 +67,7 @@ def test_each_run_is_told_and_its_incident_comes_before_its_attempt(
 ) -> None:
     one = outfit()
     sent = list(carry_out(ORDER, one, "alpha"))
+    assert sent.pop(0) == Said("fetching for n1")
     assert [type(item) for item in sent] == [Began, Parcel, Attempt] * 2
     assert one.machines == ["alpha"]
     assert one.provided.told[0] == "expect 1"
@@ -104,6 +106,7 @@ def test_what_is_in_progress_is_ended_when_ray_cancels(as_in_a_worker: Path, how
 
     one = FakeOutfit(Ending(lambda cell, index: Outcome.REPRODUCED, during), FakeProvisions(), [])
     working = carry_out(ORDER, one, "alpha")
+    assert isinstance(next(working), Said)
     assert isinstance(next(working), Began)
     assert begun.wait(20)
     if how == "closed":
@@ -125,6 +128,7 @@ def test_what_fails_there_is_raised_here() -> None:
         raise OSError(28, "No space left on device")
 
     working = carry_out(ORDER, outfit(during=during), "alpha")
+    assert isinstance(next(working), Said)
     assert isinstance(next(working), Began)
     with pytest.raises(OSError, match="No space"):
         next(working)
@@ -177,6 +181,6 @@ def test_a_greeting_tells_code_apart(tmp_path: Path) -> None:
 def test_each_machine_keeps_its_own_bound_of_the_disk(as_in_a_worker: Path) -> None:
     as_in_a_worker.mkdir(parents=True)
     engines = Engines(TrialOptions(), disk=10**9)
-    engines.provisions("n1")
+    engines.provisions("n1", print)
     assert (as_in_a_worker / "disk-n1.json").is_file()
     assert engines.trials("alpha").options.machine == "alpha"

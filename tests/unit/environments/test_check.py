@@ -11,6 +11,7 @@ from mmrepro import check as checked
 from mmrepro.cli.check import check
 from mmrepro.cli.env import app as env_app, human_bytes
 from mmrepro.environments import loading
+from mmrepro.errors import UsageError
 from mmrepro.machine import nvml as nvml_module
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.gpu import read_gpus
@@ -64,7 +65,7 @@ def test_what_is_missing_says_what_it_costs(cache: Path, monkeypatch: pytest.Mon
     assert result.exit_code == 4
     words = " ".join(result.stdout.split())
     assert "system calls are not counted" in words
-    assert "cannot run here: py-spy, ptrace" in words
+    assert "Missing, and needed: py-spy, ptrace" in words
 
 
 def gpu_part(nvml: Replayed, monkeypatch: pytest.MonkeyPatch) -> checked.Part:
@@ -159,3 +160,19 @@ def test_the_time_of_a_part_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checked.time, "monotonic", lambda: next(clock))
     part = checked._safely(lambda: checked.Part(name="slow", ok=True, found="it"))
     assert (part.found, part.seconds) == ("it", 2.5)
+
+
+def test_a_part_that_is_needed_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = checked.Part(name="gpu", ok=False, found="there is no NVIDIA driver on this machine")
+    monkeypatch.setattr(checked, "gpu", lambda: gone)
+    without, needed = checked.examine(), checked.examine(["gpu", "cpu"])
+    required = lambda report: {part.name for part in report.parts if part.required}  # noqa: E731
+    assert required(needed) == required(without) | {"gpu", "cpu"}
+    assert not needed.ok
+    assert without.ok == all(part.ok for part in without.parts if part.name in required(without))
+
+
+def test_a_part_that_there_is_not() -> None:
+    with pytest.raises(UsageError, match="No part is called 'gpus'") as told:
+        checked.examine(["gpus"])
+    assert "gpu," in str(told.value.hint)

@@ -96,6 +96,23 @@ class Night:
             self.jobs[name] = self._job(name, waiting.pop(name))
         return self.jobs
 
+    def again(self) -> dict[str, list[JobResult]]:
+        """ "Re-run failed jobs": those that did not succeed, and all that need them."""
+        stale: set[str] = set()
+        for name, job in self.definition["jobs"].items():  # each after those that it needs
+            if self.result(name) != "success" or stale & set(_needs(job)):
+                stale.add(name)
+        attempt = str(int(self.github["run_attempt"]) + 1)
+        self.github = {**self.github, "run_attempt": attempt}
+        before = self.jobs
+        self.jobs = {name: jobs for name, jobs in before.items() if name not in stale}
+        for name in (one for one in self.definition["jobs"] if one in stale):
+            job = self.definition["jobs"][name]
+            needed = stale & set(_needs(job))
+            kept = [] if needed else [j for j in before[name] if j.result == "success"]
+            self.jobs[name] = self._job(name, job, {j.name: j for j in kept})
+        return self.jobs
+
     def result(self, name: str) -> str:
         """Of all of a job's machines together."""
         results = {job.result for job in self.jobs[name]}
@@ -122,7 +139,9 @@ class Night:
             },
         }
 
-    def _job(self, name: str, job: Mapping[str, Any]) -> list[JobResult]:
+    def _job(
+        self, name: str, job: Mapping[str, Any], kept: Mapping[str, JobResult] | None = None
+    ) -> list[JobResult]:
         _only(job, "name", "needs", "if", "runs-on", "timeout-minutes", "permissions", "outputs",
               "steps", "strategy", "container", "env")  # fmt: skip
         contexts = self._contexts(job)
@@ -130,12 +149,20 @@ class Night:
         if not _condition(job.get("if"), contexts, whole):
             return [JobResult(name, "skipped")]
         return [
-            self._machine(name, job, {**contexts, "steps": {}, "matrix": values})
+            self._machine(name, job, {**contexts, "steps": {}, "matrix": values}, kept or {})
             for values in _matrix(job.get("strategy", {}), contexts)
         ]
 
-    def _machine(self, name: str, job: Mapping[str, Any], contexts: dict[str, Any]) -> JobResult:
+    def _machine(
+        self,
+        name: str,
+        job: Mapping[str, Any],
+        contexts: dict[str, Any],
+        kept: Mapping[str, JobResult],
+    ) -> JobResult:
         shown = text(interpolated(job.get("name", name), contexts))
+        if shown in kept:
+            return kept[shown]
         result = JobResult(shown)
         if shown in self.gone:
             result.result = "failure"
@@ -157,7 +184,8 @@ class Machine:
         self, night: Night, shown: str, job: Mapping[str, Any], contexts: dict[str, Any]
     ) -> None:
         self.night, self.contexts = night, contexts
-        self.folder = night.folder / re.sub(r"\W+", "-", shown).strip("-")
+        folder = re.sub(r"\W+", "-", shown).strip("-")
+        self.folder = night.folder / f"attempt-{night.github.get('run_attempt', '1')}" / folder
         self.workspace = self.folder / "workspace"
         self.temporary = self.folder / "temp"
         for one in (self.workspace, self.temporary, self.folder / "home"):

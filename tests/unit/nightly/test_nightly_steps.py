@@ -68,7 +68,7 @@ def run(folder: Path, jobs: dict[str, Any], **more: Any) -> Night:
     workflow = folder / "workflow.yml"
     with workflow.open("w") as file:
         YAML().dump({"defaults": {"run": {"shell": "bash"}}, "jobs": jobs}, file)
-    night = Night(workflow, folder / "origin", folder / "run", github={}, **more)
+    night = Night(workflow, folder / "origin", folder / "run", github={"run_attempt": "1"}, **more)
     night.run()
     return night
 
@@ -108,7 +108,7 @@ def test_files_outputs_and_the_matrix(tmp_path: Path) -> None:
     second = job(say, needs="a", name="b (${{ matrix.n }})", strategy=axes)
     night = run(tmp_path, {"a": first, "b": second})
     (a,) = night.jobs["a"]
-    assert a.steps[-1].output == f"b [1,2] {tmp_path}/run/a/workspace/x\n"
+    assert a.steps[-1].output == f"b [1,2] {tmp_path}/run/attempt-1/a/workspace/x\n"
     assert a.summary == "sum\n"
     assert [(j.name, j.annotations) for j in night.jobs["b"]] == [
         (f"b ({n})", [Command("error", {"title": "t"}, str(n))]) for n in (1, 2)
@@ -128,7 +128,7 @@ def test_one_artifact_is_extracted_without_its_name(tmp_path: Path, count: int, 
     jobs = {f"make{n}": one for n, one in enumerate(made)}
     take = job(uses("download-artifact", pattern="made-*", path="into"), needs=list(jobs))
     night = run(tmp_path, {**jobs, "take": take})
-    workspace = tmp_path / "run" / "take" / "workspace"
+    workspace = tmp_path / "run/attempt-1/take/workspace"
     assert night.result("take") == "success"
     assert (workspace / where).exists()
     assert not list(workspace.rglob(".hidden"))
@@ -176,3 +176,23 @@ def test_a_step_that_takes_too_long(tmp_path: Path) -> None:
     slow = {**job({"run": "sleep 60"}), "timeout-minutes": 0.005}
     night = run(tmp_path, {"a": slow})
     assert (night.result("a"), night.jobs["a"][0].steps[0].code) == ("failure", 124)
+
+
+def test_what_failed_is_run_again_with_all_that_needs_it(tmp_path: Path) -> None:
+    fine = tmp_path / "fine"
+    strategy = {"fail-fast": False, "matrix": {"n": ["1", "2"]}}
+    once = 'echo "$GITHUB_RUN_ATTEMPT"; [ "$N" = 1 ] || [ -e "$FINE" ]'
+    env = {"N": "${{ matrix.n }}", "FINE": str(fine)}
+    say = job({"run": 'echo "$GITHUB_RUN_ATTEMPT"'})
+    jobs = {
+        "a": say,
+        "b": job({"run": once}, needs="a", name="b ${{ matrix.n }}", strategy=strategy, env=env),
+        "c": {**say, "needs": "b", "if": "always()"},
+    }
+    night = run(tmp_path, jobs)
+    assert [night.result(name) for name in "abc"] == ["success", "failure", "success"]
+    fine.touch()
+    night.again()
+    told = {j.name: j.steps[0].output for several in night.jobs.values() for j in several}
+    assert told == {"a": "1\n", "b 1": "1\n", "b 2": "2\n", "c": "2\n"}
+    assert night.result("b") == "success"
