@@ -26,15 +26,16 @@ confirm = 0
 quarantine = "quarantine.toml"
 
 [[cell]]
-scenario = ["borrowed-faults:ghost-key-lru", "./wrong.py", "./known.py"]
+scenario = ["borrowed-faults:ghost-key-lru", "./wrong.py"]
 
 [[cell]]
-scenario = "borrowed-faults:kv-budget"
+scenario = ["borrowed-faults:kv-budget", "borrowed-faults:pad-value-key"]
 releases = "99.0"
 """
 QUARANTINE = """
 [[quarantine]]
-scenario = "known.py"
+scenario = "borrowed-faults"
+variant = "pad-value-key"
 reason = "this test says so"
 issue = "#16"
 owner = "nobody"
@@ -94,7 +95,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "nightly.mmrepro.toml": NIGHTLY,
         "quarantine.toml": QUARANTINE,
         "wrong.py": WRONG,
-        "known.py": WRONG,
         "test_marked.py": MARKED,
     }.items():
         (tmp_path / name).write_text(text)
@@ -132,13 +132,13 @@ def test_a_night_as_pytest_has_it(fresh: Path) -> None:
     assert tag == "error"
     assert "nothing was learnt, usage" in message
     assert "There is no release '99.0' of minivllm" in message
-    ((tag, message),) = wrong["known.py (ghost-key-lru)"]
+    ((tag, message),) = wrong["borrowed-faults (pad-value-key)"]
     assert (tag, message) == (
         "skipped",
         "quarantined until 2999-12-31: this test says so (#16, nobody)",
     )
 
-    for name in (passing, failing, "known.py (ghost-key-lru)", "test_marked"):
+    for name in (passing, failing, "test_marked"):
         assert told[name]["mmrepro.outcome"] == "reproduced"
         assert told[name]["mmrepro.release"] == "0.1"
         assert told[name]["mmrepro.key"]

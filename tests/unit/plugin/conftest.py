@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,9 @@ sys.path.append(str(Path(__file__).parents[1] / "matrix"))  # matrix_nights
 import plugin_fakes
 from mmrepro.pytest_plugin import running
 
-Faked = Callable[[plugin_fakes.World], pytest.Pytester]
-
 
 @pytest.fixture
-def faked(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Faked:
+def faked(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> plugin_fakes.Faked:
     """``faked({"0.23.0": ["reproduced"]})``: a folder in which runs come to that."""
     monkeypatch.setattr(running, "Trials", running.Trials)
     monkeypatch.setattr(running, "Provisions", running.Provisions)

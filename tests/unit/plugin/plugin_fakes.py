@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import pytest
 from matrix_nights import FakeProvisions, FakeTrials
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
 from mmrepro.matrix.trial import TrialOptions
@@ -29,6 +30,7 @@ KNOWN = (files, marked, load_scenario("ghost-key-eviction"))
 
 World = Mapping[str, Sequence[str]]
 """What the runs of a cell come to, one after another, by release, or by mitigation."""
+Faked = Callable[[World], pytest.Pytester]
 LOG = "runs.log"
 
 TRIALS: list[RecordingTrials] = []

@@ -11,8 +11,8 @@ from typing import Any
 
 import plugin_fakes
 import pytest
-from conftest import Faked
 from mmrepro.run.options import StartMode
+from plugin_fakes import Faked
 
 BAD, GOOD = "reproduced", "not-reproduced"
 FILE = "nightly.mmrepro.toml"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plugin_fakes
 import pytest
-from conftest import Faked
+from plugin_fakes import Faked
 
 SOURCE = """
 import warnings

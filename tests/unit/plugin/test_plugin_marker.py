@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plugin_fakes
 import pytest
-from conftest import Faked
+from plugin_fakes import Faked
 
 BAD, GOOD = "reproduced", "not-reproduced"
 MARK = '@pytest.mark.mmrepro("ghost-key-eviction", release="0.23.0", device="cpu")'
