@@ -23,6 +23,8 @@ pytestmark = pytest.mark.engine
 
 HERE = Path(__file__).parent
 ENDED_S = 30
+MOST_EATEN = 8 * 2**30
+"""Bytes of memory that a test takes: a large machine is not filled for it."""
 
 
 class ACluster:
@@ -214,14 +216,19 @@ def test_a_worker_that_is_killed(cluster: ACluster, tmp_path: Path) -> None:
 def test_out_of_memory_and_exit_codes_under_the_subreaper(tmp_path: Path) -> None:
     """With Ray's subreaper on every child seems to end with 0, without our help."""
     memory = psutil.virtual_memory()
-    limit, eaten = 0.15 + memory.percent / 100, int(0.22 * memory.total)
-    assert limit < 0.9, "too little memory is free to see Ray's limit before the kernel's"
-    cluster = ACluster(tmp_path, f"{limit:.3f}")
+    # Twice as far as the limit: what ran before may still be giving memory back.
+    limit, eaten = 0.15 + memory.percent / 100, int(0.3 * memory.total)
+    eats = limit < 0.7 and eaten <= MOST_EATEN and not memory_is_bounded()
+    more = ["--stuck", "--eaten", str(eaten)] if eats else []
+    cluster = ACluster(tmp_path, f"{limit:.3f}" if eats else "0.95")
     try:
         cluster.of("alpha")
-        night = Sleeping(cluster, tmp_path, "n", 1, 2, 0.1, "--stuck", "--eaten", str(eaten))
+        night = Sleeping(cluster, tmp_path, "n", 1, 2, 0.1, *more)
         assert night.end()["untouched"] == 0, "there is nothing to be put right"
         lost = night.nothing_was_lost_or_run_twice(2)
+        if not eats:
+            assert not lost
+            pytest.skip("exit codes were seen; Ray's memory limit was not, with this memory")
         assert lost == ["The machine alpha ran out of memory, and Ray killed the worker there."]
         assert [a.role for a in night.runs.attempts] == ["planned", "retry", "planned"]
         variables = night.stuck()["variables"]
@@ -229,6 +236,14 @@ def test_out_of_memory_and_exit_codes_under_the_subreaper(tmp_path: Path) -> Non
         cluster.nothing_is_left()
     finally:
         cluster.close()
+
+
+def memory_is_bounded() -> bool:
+    """This process may not have all of the machine's memory: then the kernel would be first."""
+    try:
+        return Path("/sys/fs/cgroup/memory.max").read_text().strip() != "max"
+    except OSError:
+        return False
 
 
 def alive(pid: int) -> bool:
