@@ -183,7 +183,7 @@ def report(
     from mmrepro.reports.night_terminal import print_night
 
     history = read(ledger)
-    chosen = chosen_night(ledger, night)
+    chosen = chosen_night(ledger, night, history)
     excused = quarantine_of(quarantine)
     if write is not None:
         for path in write_night(history, chosen, write, excused):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from mmrepro.history.ledger import NightRuns
+    from mmrepro.history.ledger import History, NightRuns
     from mmrepro.history.quarantine import Quarantine
 
 DEFAULT_OUT = "nights"
@@ -21,13 +21,17 @@ Excused = Annotated[
 ]
 
 
-def chosen_night(ledger: Path, name: str) -> NightRuns:
-    """``NIGHT``, or ``DIR:NIGHT`` of another ledger; "": the newest."""
+def chosen_night(ledger: Path, name: str, read_before: History | None = None) -> NightRuns:
+    """``NIGHT``, or ``DIR:NIGHT`` of another ledger; "": the newest.
+
+    Args:
+        read_before: what ``ledger`` holds, where that is known already.
+    """
     from mmrepro.errors import UsageError
     from mmrepro.history.ledger import read
 
     folder, colon, other = name.rpartition(":")
-    known = read(Path(folder) if colon else ledger)
+    known = read(Path(folder)) if colon else read_before or read(ledger)
     if other:
         return known.night(other)
     if known.newest is None:

@@ -172,7 +172,8 @@ def _view(ledger: Path, night: str, quarantine: Path | None) -> NightView:
     from mmrepro.history.ledger import read
     from mmrepro.reports.night_view import night_view
 
-    return night_view(read(ledger), chosen_night(ledger, night), quarantine_of(quarantine))
+    history = read(ledger)
+    return night_view(history, chosen_night(ledger, night, history), quarantine_of(quarantine))
 
 
 def _hours(every: str) -> float | None:
