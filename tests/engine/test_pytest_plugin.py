@@ -145,7 +145,8 @@ def test_a_night_as_pytest_has_it(fresh: Path) -> None:
         assert (Path(told[name]["mmrepro.incident"]) / "report.md").is_file()
     assert told["borrowed-faults (kv-budget)"]["mmrepro.outcome"] == "lost"
     report = Path(told[failing]["mmrepro.incident"]) / "report.md"
-    assert done.stdout.count(str(report)) == 2
+    shown, _, _ = done.stdout.partition("short test summary info")
+    assert shown.count(str(report)) == 2, "with the reason, and at the end"
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

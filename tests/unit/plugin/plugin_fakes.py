@@ -87,3 +87,10 @@ def install(world: World) -> None:
 def _log(line: str) -> None:
     with Path(LOG).open("a") as file:
         file.write(f"{line}\n")
+
+
+def before_the_summary(text: str) -> str:
+    """What pytest printed before its short summary, whose lines are whole on CI alone."""
+    shown, header, _ = text.partition("short test summary info")
+    assert header
+    return shown

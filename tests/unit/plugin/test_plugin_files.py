@@ -12,7 +12,7 @@ from typing import Any
 import plugin_fakes
 import pytest
 from mmrepro.run.options import StartMode
-from plugin_fakes import Faked
+from plugin_fakes import Faked, before_the_summary
 
 BAD, GOOD = "reproduced", "not-reproduced"
 FILE = "nightly.mmrepro.toml"
@@ -78,10 +78,25 @@ def test_outcomes(faked: Faked, came: list[str], outcome: str, runs: int, words:
     if words:
         incident = Path(properties(case)["mmrepro.incident"])
         assert (incident / "whole").is_file()
-        assert said(result).count(f"{incident}/report.md") == 2, "with the reason, and at the end"
+        report = f"{incident}/report.md"
+        assert before_the_summary(said(result)).count(report) == 2, (
+            "with the reason, and at the end"
+        )
         assert "to repeat it: mmrepro run" in said(result)
     else:
         assert "reports of what failed" not in said(result)
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_a_ci_machine_reads_the_reason_in_the_summary_too(
+    faked: Faked, monkeypatch: pytest.MonkeyPatch, ci: str
+) -> None:
+    """pytest leaves lines of its summary whole where CI or BUILD_NUMBER is set."""
+    monkeypatch.delenv("BUILD_NUMBER", raising=False)
+    monkeypatch.setenv("CI", ci)
+    text = said(night(faked({"0.23.0": [GOOD]})))
+    assert before_the_summary(text).count("/run-4/report.md") == 2
+    assert text.count("/run-4/report.md") == (3 if ci else 2)
 
 
 def test_inconclusive_can_be_a_skip(faked: Faked) -> None:
