@@ -20,6 +20,10 @@ if [ -n "${IMAGE+set}" ] && ! [[ $IMAGE =~ @sha256:[0-9a-f]{64}$ ]]; then
   echo "The variable MMREPRO_IMAGE is '$IMAGE'; it has to end with @sha256: and a digest." >&2
   exit 2
 fi
+if ! python3 -c 'import mmrepro' 2> /dev/null; then
+  echo "python3 has no mmrepro here: . .venv/bin/activate, or .ci/nightly/install.sh FOLDER." >&2
+  exit 2
+fi
 night=$(date -u +%F)${run:+-$run}
 if [ "$attempt" -gt 1 ]; then night+=.$attempt; fi
 # A machine that stops in time still has its environment to build, and its reports to write.
