@@ -26,10 +26,6 @@ if ! python3 -c 'import mmrepro' 2> /dev/null; then
 fi
 night=$(date -u +%F)${run:+-$run}
 if [ "$attempt" -gt 1 ]; then night+=.$attempt; fi
-# A machine that stops in time still has its environment to build, and its reports to write.
-minutes=$(python3 -c 'import math, sys; from mmrepro.matrix.quantity import seconds
-print(math.ceil(seconds(sys.argv[1]) / 60) + 60)' "$max_time")
-
 arguments=("${NIGHT_FILE:-docs/nightly/gpu.toml}" --max-time "$max_time")
 read -r -a scenarios <<< "${SCENARIO:-}"
 for scenario in "${scenarios[@]}"; do arguments+=(--scenario "$scenario"); done
@@ -39,6 +35,10 @@ if [ -n "${QUARANTINE:-}" ]; then arguments+=(--quarantine "$QUARANTINE"); fi
 mkdir -p plan nights
 COLUMNS=140 mmrepro matrix run "${arguments[@]}" --night "$night" --out nights --dry-run \
   | tee plan/dry-run.txt
+# Once that has taken it. A machine that stops in time still has its environment to build, and its
+# reports to write.
+minutes=$(python3 -c 'import math, sys; from mmrepro.matrix.quantity import seconds
+print(math.ceil(seconds(sys.argv[1]) / 60) + 60)' "$max_time")
 printf '%s\n' "${arguments[@]}" > plan/arguments
 echo "$night" > plan/night
 echo "$machines" > plan/machines

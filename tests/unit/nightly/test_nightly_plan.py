@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,17 @@ def test_one_sentence(tmp_path: Path, variables: dict[str, str], says: str) -> N
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "plan").exists()
+
+
+def test_a_length_of_time_that_is_none(tmp_path: Path) -> None:
+    """Of a person who starts a night by hand: refused by the night's own command."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    night = SCRIPT.parents[2] / "docs/nightly/subset.toml"
+    done = subprocess.run(
+        [SCRIPT], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PATH": path, "MAX_TIME": "soon", "NIGHT_FILE": str(night)},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "'soon' is no length of time." in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "plan/night").exists()
