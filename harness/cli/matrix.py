@@ -114,21 +114,20 @@ def run(
 
     Example:  mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
     """
-    from mmrepro.cli.matrix_run import Asked, execute
-    from mmrepro.matrix import quantity, selectors
-    from mmrepro.matrix.file import Settings
+    from mmrepro.cli.matrix_run import Asked, execute, settings_of
+    from mmrepro.matrix import quantity
 
-    settings = Settings(
-        engine=engine or None,
-        releases=list(selectors.parse(releases)) if releases else None,
-        mitigation=mitigation or None,
-        device=device.value if device is not None else None,
+    settings = settings_of(
+        engine=engine,
+        releases=releases,
+        mitigation=mitigation,
+        device=device,
         repeat=repeat,
+        max_time=max_time,
+        disk=disk,
         confirm=confirm,
         jobs=jobs,
-        max_time=quantity.seconds(max_time) if max_time else None,
         timeout=timeout,
-        disk=quantity.size(disk) if disk else None,
         quarantine=str(quarantine) if quarantine is not None else None,
         every=quantity.seconds(every) if every else None,
         start_mode=start_mode,

@@ -17,12 +17,14 @@ import typer
 from mmrepro.cli.console import table_console
 from mmrepro.cli.matrix_ledger import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
+from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode, NoPlaceLeft, UsageError
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.gpu import free_devices, read_gpus
+from mmrepro.matrix import quantity, selectors
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import Cluster, MatrixFile, Rows, Settings, load
@@ -60,6 +62,30 @@ class Asked:
     resume: bool = False
     dry_run: bool = False
     json: bool = False
+
+
+def settings_of(
+    *,
+    engine: str,
+    releases: str,
+    mitigation: list[str] | None,
+    device: DeviceChoice | None,
+    repeat: int | None,
+    max_time: str,
+    disk: str,
+    **others: Any,
+) -> Settings:
+    """What the options say, "" or None: nothing. Raises UsageError: one is none of its kind."""
+    return Settings(
+        engine=engine or None,
+        releases=list(selectors.parse(releases)) if releases else None,
+        mitigation=mitigation or None,
+        device=device.value if device is not None else None,
+        repeat=repeat,
+        max_time=quantity.seconds(max_time) if max_time else None,
+        disk=quantity.size(disk) if disk else None,
+        **others,
+    )
 
 
 def execute(asked: Asked) -> ExitCode:

@@ -48,19 +48,17 @@ def simulate(
 
     Example:  mmrepro matrix simulate nightly.toml --machines 1,2,4 --ledger nights
     """
-    from mmrepro.cli.matrix_run import Asked
+    from mmrepro.cli.matrix_run import Asked, settings_of
     from mmrepro.cli.matrix_simulated import Question, execute
-    from mmrepro.matrix import quantity, selectors
-    from mmrepro.matrix.file import Settings
 
-    settings = Settings(
-        engine=engine or None,
-        releases=list(selectors.parse(releases)) if releases else None,
-        mitigation=mitigation or None,
-        device=device.value if device is not None else None,
+    settings = settings_of(
+        engine=engine,
+        releases=releases,
+        mitigation=mitigation,
+        device=device,
         repeat=repeat,
-        max_time=quantity.seconds(max_time) if max_time else None,
-        disk=quantity.size(disk) if disk else None,
+        max_time=max_time,
+        disk=disk,
     )
     asked = Asked(file, tuple(scenario or ()), settings, json=json)
     execute(asked, Question(machines, jobs, ledger, cells, fetched))
