@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import signal
 import socket
@@ -36,7 +35,6 @@ TOKEN: Final = "engine_host"  # noqa: S105
 """Ray's resource that says: engines are run on this machine. One, so that one order is there."""
 LABEL: Final = "mmrepro.machine"
 """Ray's label of a node that is the machine's label in the ledger."""
-NO_UV: Final = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
 LOOK_S = 1.0
 HEAD_S = 15.0
 """For which the cluster's head may be silent. After a minute Ray would end this process itself."""
@@ -382,15 +380,16 @@ def connected(address: str) -> Iterator[Any]:
     """
     if address != "auto" and not re.fullmatch(r"[^\s:/]+:\d{1,5}", address):
         raise UsageError(f"{address!r} is no address of a Ray cluster.", hint="auto, or HOST:PORT")
-    # Ray would pack up the project that `uv run` is in, and send it to all machines.
-    os.environ[NO_UV] = "0"
     try:
         import ray
-        from ray._private import services, worker
+        from ray._private import ray_constants, services, worker
     except ModuleNotFoundError as error:
         raise UsageError(
             "--ray needs Ray, which is not installed here.", hint="pip install 'mmrepro[cluster]'"
         ) from error
+    # Under `uv run` Ray would send the project to all machines, and have its workers build an
+    # environment there, several at once. Its variable counts only before the first import of Ray.
+    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False
     with _own_signals():
         try:
             where = services.canonicalize_bootstrap_address_or_die(address)

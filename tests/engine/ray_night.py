@@ -113,9 +113,9 @@ class Nothing:
 
 
 @ray.remote(num_cpus=0)
-def untouched() -> int:
-    """How a child that ends with 3 seems to end where nothing is put right."""
-    return subprocess.run(["bash", "-c", "exit 3"]).returncode
+def untouched() -> tuple[int, str]:
+    """How a child that ends with 3 seems to end where nothing is put right; a worker's Python."""
+    return subprocess.run(["bash", "-c", "exit 3"]).returncode, sys.executable
 
 
 def main() -> None:
@@ -145,7 +145,8 @@ def main() -> None:
         for number in range(asked.cells)
     ]
     with connected(asked.address) as cluster, Ledger(asked.out) as ledger:
-        told: dict[str, object] = {"untouched": ray.get(untouched.remote())}
+        exit_code, python = ray.get(untouched.remote())
+        told: dict[str, object] = {"untouched": exit_code, "own_python": python == sys.executable}
         outfit = Sleeping(asked.marks, asked.seconds, asked.stuck, asked.eaten)
         machines = Machines(cluster, outfit, say=print)
         night = Night(
