@@ -1,0 +1,180 @@
+"""A replay as it is written to ``replay.json``. Reports need it and the cases beside it only."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final, Literal
+
+from mmrepro.case.model import Origin, ServerWanted
+from mmrepro.incident import Fidelity, HostFacts, StandIn
+from mmrepro.records import Moment, Record
+from pydantic import Field
+
+REPLAY_FILE = "replay.json"
+REPLAY_VERSION: Final = 1
+VERDICTS_FILE = "verdicts.jsonl"
+"""Beside it: one line for each play that began and each that ended; ``--resume`` reads it."""
+
+
+class FindingClass(StrEnum):
+    """What is wrong; the worst first. Oracles are named after them in docs/replay.md."""
+
+    START_FAILURE = "start-failure"
+    DEATH = "death"
+    HANG = "hang"
+    SERVER_ERROR = "server-error"
+    """An answer of 500 or above, or a broken connection of a server that lives on."""
+    CROSS_TALK = "cross-talk"
+    """An answer depends on the content of other requests."""
+    CACHE_BOUND = "cache-bound"
+    """More cached tokens than any earlier prompt shares with this one."""
+    WRONG_ANSWER = "wrong-answer"
+    """Not what the same server answers with its caches and batching off."""
+    CANARY = "canary"
+    """The canary's answer after the traffic is not the one before it."""
+    PROTOCOL = "protocol"
+    METRICS = "metrics"
+    """The server's counters contradict what the client saw."""
+    RESIDUE = "residue"
+    """The idle server did not return to where it was: running, KV use, threads, files, memory."""
+
+
+class Sighting(Record):
+    """What one oracle holds against one play."""
+
+    finding_class: FindingClass
+    bucket: Annotated[
+        str,
+        Field(
+            description="what makes two failures the same one: class, and exception and top engine "
+            "frames where there are some"
+        ),
+    ]
+    operations: Annotated[list[str], Field(description="whose answers show it")] = []
+    said: Annotated[str, Field(description="one sentence: what was observed")]
+    expected: Annotated[str, Field(description="one sentence: what a sound engine does")] = ""
+
+
+class Rate(Record):
+    """How often it shows, with an exact (Clopper-Pearson) interval."""
+
+    failed: int
+    plays: int
+    low: float
+    high: float
+    confidence: float = 0.95
+
+
+class Step(Record):
+    """One step of the shrinking: what was left out, and what the plays said."""
+
+    what: str
+    kept: Annotated[bool, Field(description="the smaller case fails likewise, and is kept")]
+    requests: Annotated[int, Field(description="in the case that was played")]
+    failed: int
+    plays: int
+    why: str = ""
+
+
+class Needed(Record):
+    """Why something is in the shrunk case."""
+
+    what: Annotated[str, Field(description="an operation's id, a server option, a parameter")]
+    why: Annotated[str, Field(description="what the plays without it showed")]
+    by: Annotated[
+        str, Field(description='operation that it was argued by, being alike; "": played itself')
+    ] = ""
+
+
+class Finding(Record):
+    """One failure, told apart by its bucket."""
+
+    id: Annotated[str, Field(description="f1, f2 …; its folder's name as well")]
+    finding_class: FindingClass
+    bucket: str
+    said: str
+    expected: str = ""
+    known: Annotated[str | None, Field(description="a scenario's name")] = None
+    known_variant: str = ""
+    known_why: str = ""
+    confirmed: Annotated[
+        bool, Field(description="seen again on fresh servers, as often as was asked for")
+    ] = False
+    rate: Rate
+    requests: Annotated[int, Field(description="in the case that is left")]
+    requests_before: int
+    shrunk: Annotated[bool, Field(description="nothing more can be left out, as was tried")] = False
+    steps: list[Step] = []
+    needed: list[Needed] = []
+    starts: Annotated[int, Field(description="of servers, for this finding")] = 0
+    seconds: float = 0.0
+    folder: Annotated[str, Field(description="below the replay's")] = ""
+    case_file: Annotated[str, Field(description="the case that is left, below the folder")] = ""
+    server: ServerWanted
+    observed: Annotated[
+        dict[str, str], Field(description="operation: what came of it, in the last play")
+    ] = {}
+    stack: Annotated[list[str], Field(description="where it stands, innermost first")] = []
+    log_lines: list[str] = []
+    diagnosis: Annotated[
+        str, Field(description="folder of the incident that a look at the server gave, below")
+    ] = ""
+    limits: list[str] = []
+
+
+class PlayFacts(Record):
+    """One play, as it is counted."""
+
+    number: int
+    what: Annotated[str, Field(description="what it was for")]
+    requests: int
+    state: str
+    buckets: list[str] = []
+    start_s: float = 0.0
+    seconds: float = 0.0
+    early: bool = False
+    error: Annotated[str, Field(description="infrastructure: why it counts for nothing")] = ""
+
+
+class Replay(Record):
+    """One replay: traffic in, findings out."""
+
+    schema_version: Literal[1] = REPLAY_VERSION
+    mmrepro_version: str
+    id: str
+    created: Moment
+    finished: Moment | None = None
+    state: Literal["complete", "interrupted", "failed"]
+    failure: Annotated[str, Field(description="why it is partial")] = ""
+    command: Annotated[str, Field(description="that repeats it")]
+    resume: Annotated[str, Field(description="that goes on with it")] = ""
+    origin: Origin
+    server: ServerWanted
+    requests: Annotated[int, Field(description="of the case, before anything was left out")]
+    images: int = 0
+    time: Literal["real", "fast", "order"] = "fast"
+    seed: int = 0
+    host: HostFacts
+    fidelity: Fidelity
+    stand_ins: list[StandIn] = []
+    start_mode: str = ""
+    deadline_s: float | None = None
+    plays: list[PlayFacts] = []
+    budget: Annotated[int, Field(description="most starts of servers")]
+    findings: list[Finding] = []
+    unconfirmed: Annotated[
+        list[Sighting], Field(description="seen once, and not again: told, not counted")
+    ] = []
+    counted: Annotated[
+        dict[str, int], Field(description="seen and no finding: near-ties, batch numerics …")
+    ] = {}
+    unseen: Annotated[list[str], Field(description="what could not be judged, and why")] = []
+    limits: list[str] = []
+
+    @property
+    def exit_code(self) -> int:
+        """1: unknown and confirmed; 3: unproven only; 0: neither."""
+        if any(f.confirmed and f.known is None for f in self.findings):
+            return 1
+        unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
+        return 3 if unproven else 0

@@ -1,0 +1,1 @@
+"""What is wrong with a play, although nobody knows the failure yet."""

@@ -1,0 +1,1 @@
+"""From recorded traffic to findings: play, notice, confirm, shrink, name."""
