@@ -2,6 +2,7 @@
 
 from mmrepro.evidence.model import (
     Event as Event,
+    ChoiceSeen as ChoiceSeen,
     Evidence as Evidence,
     ImageSent as ImageSent,
     Missing as Missing,
