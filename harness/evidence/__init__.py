@@ -1,8 +1,8 @@
 """What was seen: the model of evidence, the recorder that collects it, the running sampler."""
 
 from mmrepro.evidence.model import (
-    Event as Event,
     ChoiceSeen as ChoiceSeen,
+    Event as Event,
     Evidence as Evidence,
     ImageSent as ImageSent,
     Missing as Missing,
