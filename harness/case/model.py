@@ -159,7 +159,23 @@ class Part(Record):
     def _one(self) -> Self:
         if sum(value is not None for value in (self.text, self.image, self.raw)) != 1:
             raise ValueError("a part has exactly one of text, image and raw")
+        if self.raw is not None and (address := _address(self.raw)):
+            raise ValueError(f"a part holds the address {address[:80]!r}, which a server may fetch")
         return self
+
+
+def _address(value: object, named: bool = False) -> str:
+    """The first address in a part that is no ``data:``; "": there is none.
+
+    ``named``: the field is called so; a text that merely is one fetches nothing.
+    """
+    if isinstance(value, dict):
+        found = (_address(v, "url" in k.lower()) for k, v in value.items())
+        return next(filter(None, found), "")
+    if isinstance(value, list):
+        return next(filter(None, (_address(one, named) for one in value)), "")
+    fetched = named and isinstance(value, str) and not value.startswith("data:")
+    return str(value) if fetched else ""
 
 
 class Message(Record):
@@ -211,8 +227,11 @@ class Operation(Record):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         for text in self.after:
-            if Barrier.parse(text).op == self.id:
+            barrier = Barrier.parse(text)
+            if barrier.op == self.id:
                 raise ValueError(f"{self.id} waits for itself: {text}")
+            if not barrier.op and not barrier.event.startswith("running"):
+                raise ValueError(f"{self.id} waits for {text}, which names no operation")
         if self.leave:
             own = Barrier.parse(self.leave)
             if own.op or own.event in ("end", "running>=", "running<="):
