@@ -145,6 +145,8 @@ class Barrier(Record):
 
 # ---------------------------------------------------------------------- operations
 
+_FETCHED = re.compile(r"\s*(?!data:)[A-Za-z][A-Za-z0-9+.-]*:(?:/|\\)")
+
 
 class Part(Record):
     """A part of a message: exactly one of the three."""
@@ -159,7 +161,18 @@ class Part(Record):
     def _one(self) -> Self:
         if sum(value is not None for value in (self.text, self.image, self.raw)) != 1:
             raise ValueError("a part has exactly one of text, image and raw")
+        if self.raw is not None and (address := _address(self.raw)):
+            raise ValueError(f"a part holds the address {address[:80]!r}, which a server may fetch")
         return self
+
+
+def _address(value: object) -> str:
+    """The first address in a part that is no ``data:``; "": there is none."""
+    if isinstance(value, dict):
+        return next((a for v in value.values() if (a := _address(v))), "")
+    if isinstance(value, list):
+        return next((a for v in value if (a := _address(v))), "")
+    return value if isinstance(value, str) and _FETCHED.match(value) else ""
 
 
 class Message(Record):
@@ -310,13 +323,12 @@ class Case(Record):
         Who waited for one that is gone waits for what that one waited for, and images that nobody
         needs are gone as well.
         """
-        kept = [op for op in self.operations if op.id in ids]
         inherited: dict[str, list[str]] = {}
         operations = []
         for op in self.operations:
             after = list(dict.fromkeys(self._inherited(op.after, ids, inherited)))
             inherited[op.id] = after
-            if op in kept:
+            if op.id in ids:
                 operations.append(op.model_copy(update={"after": after}))
         return self.model_copy(
             update={"operations": operations, "images": self._needed(operations)}
