@@ -310,13 +310,12 @@ class Case(Record):
         Who waited for one that is gone waits for what that one waited for, and images that nobody
         needs are gone as well.
         """
-        kept = [op for op in self.operations if op.id in ids]
         inherited: dict[str, list[str]] = {}
         operations = []
         for op in self.operations:
             after = list(dict.fromkeys(self._inherited(op.after, ids, inherited)))
             inherited[op.id] = after
-            if op in kept:
+            if op.id in ids:
                 operations.append(op.model_copy(update={"after": after}))
         return self.model_copy(
             update={"operations": operations, "images": self._needed(operations)}

@@ -1,6 +1,7 @@
 """What was seen: the model of evidence, the recorder that collects it, the running sampler."""
 
 from mmrepro.evidence.model import (
+    ChoiceSeen as ChoiceSeen,
     Event as Event,
     Evidence as Evidence,
     ImageSent as ImageSent,

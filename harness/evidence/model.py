@@ -58,8 +58,24 @@ class ImageSent(Record):
     name: Annotated[str, Field(description="the scenario's name for it, e.g. X or fill-7")] = ""
 
 
+class ChoiceSeen(Record):
+    """One of the answers to a request, as far as it came."""
+
+    index: int
+    text: Annotated[str, Field(description="cut at 4000")] = ""
+    finish_reason: str | None = None
+    pieces: Annotated[int, Field(description="of a stream that carried content")] = 0
+    finishes: Annotated[int, Field(description="pieces of a stream with a finish reason")] = 0
+    tokens: Annotated[list[str], Field(description="if logprobs were asked for")] = []
+    logprobs: list[float] = []
+    token_ids: Annotated[list[int], Field(description="if the server tells them")] = []
+
+
 class RequestRecord(Record):
-    """One request as the client saw it."""
+    """One request as the client saw it.
+
+    From ``choices`` on: of a played case's requests only.
+    """
 
     id: int
     phase: Phase
@@ -89,17 +105,28 @@ class RequestRecord(Record):
     ] = []
     logprobs: Annotated[list[float], Field(description="of those tokens, natural logarithm")] = []
     error: Annotated[str, Field(description="error body or transport error, cut at 2000")] = ""
+    choices: Annotated[list[ChoiceSeen], Field(description="by index")] = []
+    pieces: Annotated[int, Field(description="of a stream, with content; all choices")] = 0
+    done: Annotated[bool | None, Field(description="a stream said [DONE]; None: no stream")] = None
+    after_done: Annotated[int, Field(description="lines of data that came after [DONE]")] = 0
+    usages: Annotated[int, Field(description="times that the usage was told")] = 0
+    total_tokens: int | None = None
+    left: Annotated[
+        bool, Field(description="the client went away on purpose, before the answer's end")
+    ] = False
 
     @property
     def answered(self) -> bool:
         """A well-formed completion came back in time."""
-        return self.status == 200 and not self.timed_out and not self.error
+        return self.status == 200 and not self.timed_out and not self.error and not self.left
 
     @property
     def reply(self) -> str:
         """For people: the status, and the message of an error."""
         if self.timed_out:
             return f"no answer in {self.latency_s:.1f} s"
+        if self.left:
+            return f"the client went away after {self.latency_s:.2f} s"
         named = _MESSAGE.search(self.error)
         message = named[1] if named else self.error
         return f"{self.status or 'no answer'} {message[:160]}".strip()

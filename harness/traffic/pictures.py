@@ -7,23 +7,28 @@ import hashlib
 import io
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmrepro.errors import UsageError
 from mmrepro.evidence import ImageSent
 
+if TYPE_CHECKING:
+    from PIL.Image import Image as Pixels
+
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG and what to call it."""
+    """A PNG, or with another ``media_type`` whatever it says, and what to call it."""
 
     name: str
     png: bytes
     width: int
     height: int
+    media_type: str = "image/png"
 
     @property
     def data_url(self) -> str:
-        return "data:image/png;base64," + base64.b64encode(self.png).decode()
+        return f"data:{self.media_type};base64," + base64.b64encode(self.png).decode()
 
     def sent(self) -> ImageSent:
         return ImageSent(
@@ -48,9 +53,7 @@ def noise(name: str, seed: int, size: tuple[int, int]) -> Picture:
         0, 256, (-(-height // 14), -(-width // 14), 3), dtype=np.uint8
     )
     pixels = cells.repeat(14, axis=0).repeat(14, axis=1)[:height, :width]
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
-    return Picture(name, buffer.getvalue(), width, height)
+    return encoded(name, Image.fromarray(pixels), compress_level=1)
 
 
 def tiles(name: str, rows: int, columns: int, seed: int, side: int = 28) -> Picture:
@@ -67,10 +70,15 @@ def tiles(name: str, rows: int, columns: int, seed: int, side: int = 28) -> Pict
     cells = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     made = cells.repeat(side // 2, axis=1).repeat(side // 2, axis=2)
     grid = made.reshape(rows, columns, side, side, 3).transpose(0, 2, 1, 3, 4)
-    width, height = columns * side, rows * side
+    pixels = np.ascontiguousarray(grid.reshape(rows * side, columns * side, 3))
+    return encoded(name, Image.fromarray(pixels))
+
+
+def encoded(name: str, pixels: Pixels, **options: int) -> Picture:
+    """As a PNG; ``options`` are its encoder's."""
     buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(grid.reshape(height, width, 3))).save(buffer, "PNG")
-    return Picture(name, buffer.getvalue(), width, height)
+    pixels.save(buffer, "PNG", **options)
+    return Picture(name, buffer.getvalue(), pixels.width, pixels.height)
 
 
 def read_picture(path: Path, hint: str = "") -> Picture:
