@@ -73,6 +73,10 @@ class ChoiceSeen(Record):
     finishes: Annotated[int, Field(description="pieces of a stream with a finish reason")] = 0
     tokens: Annotated[list[str], Field(description="if logprobs were asked for")] = []
     logprobs: list[float] = []
+    top: Annotated[
+        list[list[tuple[str, float]]],
+        Field(description="the likeliest tokens in each one's place, if they were asked for"),
+    ] = []
     token_ids: Annotated[list[int], Field(description="if the server tells them")] = []
 
 
