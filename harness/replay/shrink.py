@@ -66,6 +66,7 @@ class Shrinking:
         case: the smallest one that fails; ``seen``: a failing play of it.
         failing: operations whose answers show the failure, from a play.
         grew: told of each step.
+        simpler: requests may be changed, and not only left out.
         not_tried: what the budget did not allow.
         minimal: each operation was left out by itself, or one that is alike.
     """
@@ -75,6 +76,7 @@ class Shrinking:
     test: Test
     failing: Callable[[Seen], list[str]]
     grew: Callable[[], None] = lambda: None
+    simpler: bool = True
     steps: list[Step] = field(default_factory=list)
     needed: dict[str, Needed] = field(default_factory=dict)
     needed_options: dict[str, Needed] = field(default_factory=dict)
@@ -273,7 +275,7 @@ class Shrinking:
 
     def simplify(self) -> None:
         """The requests that are left, made simpler; as far as each of them can still be tried."""
-        if self._affords(1) and (change := all_at_once(self.case, self.seen)):
+        if self.simpler and self._affords(1) and (change := all_at_once(self.case, self.seen)):
             if self._change(change):
                 return
             for single in changes(self.case, self.seen):
