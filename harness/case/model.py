@@ -145,6 +145,8 @@ class Barrier(Record):
 
 # ---------------------------------------------------------------------- operations
 
+_FETCHED = re.compile(r"\s*(?!data:)[A-Za-z][A-Za-z0-9+.-]*:(?:/|\\)")
+
 
 class Part(Record):
     """A part of a message: exactly one of the three."""
@@ -159,7 +161,18 @@ class Part(Record):
     def _one(self) -> Self:
         if sum(value is not None for value in (self.text, self.image, self.raw)) != 1:
             raise ValueError("a part has exactly one of text, image and raw")
+        if self.raw is not None and (address := _address(self.raw)):
+            raise ValueError(f"a part holds the address {address[:80]!r}, which a server may fetch")
         return self
+
+
+def _address(value: object) -> str:
+    """The first address in a part that is no ``data:``; "": there is none."""
+    if isinstance(value, dict):
+        return next((a for v in value.values() if (a := _address(v))), "")
+    if isinstance(value, list):
+        return next((a for v in value if (a := _address(v))), "")
+    return value if isinstance(value, str) and _FETCHED.match(value) else ""
 
 
 class Message(Record):

@@ -61,6 +61,8 @@ def describe(record: RequestRecord) -> str:
     """One line: ``image X, too long: 400 in 0.05 s (…)``."""
     if record.timed_out:
         return f"{record.label}: no answer in {record.latency_s:.1f} s"
+    if record.left:
+        return f"{record.label}: the client went away after {record.latency_s:.2f} s"
     status = "no HTTP answer" if record.status is None else str(record.status)
     tail = f" ({record.error[:160]})" if record.error else ""
     if record.cached_tokens is not None:
@@ -69,6 +71,8 @@ def describe(record: RequestRecord) -> str:
 
 
 def _level(record: RequestRecord) -> Level:
+    if record.left:
+        return "info"
     if record.timed_out or record.status is None or record.status >= 500:
         return "error"
     return "info" if record.status < 400 else "warning"

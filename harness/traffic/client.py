@@ -7,28 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx2
-from mmrepro.evidence import RequestRecord
+from mmrepro.evidence import ImageSent, RequestRecord
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.records import Moment
 from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.reading import (
+    CHAT,
+    COMPLETIONS,
+    ERROR_LIMIT,
+    MALFORMED,
+    TEXT_LIMIT,
+    Left,
+    Watch,
+    count,
+    end_of_stream,
+    read_chunk,
+    read_completion,
+)
 
-CHAT = "/v1/chat/completions"
 MAX_BODY_BYTES = 8 << 20
-TEXT_LIMIT = 4000
-ERROR_LIMIT = 2000
 MAX_HOLD_S = 300.0
-MAX_LOGPROBS = 256
-"""Tokens of an answer of which text and logprob are kept."""
-
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading JSON of an unexpected shape raises; hostile nesting ends in RecursionError."""
+AFTER_DONE_S = 1.0
+"""A stream that is watched is read on for so long after [DONE]; a sound one ends at once."""
 
 
 class Traffic:
@@ -114,12 +120,31 @@ class Traffic:
         record.method = method
         return await self._send(record, body)
 
+    async def send(
+        self,
+        label: str,
+        body: bytes,
+        watch: Watch,
+        *,
+        path: str = CHAT,
+        stream: bool = False,
+        images: Sequence[ImageSent] = (),
+        text: str = "",
+        max_tokens: int | None = None,
+        deadline_s: float,
+    ) -> RequestRecord:
+        """A request whose ``body`` was made elsewhere, watched; the rest is for its record."""
+        record = self._new_record(label, path, deadline_s)
+        record.stream, record.images, record.max_tokens = stream, list(images), max_tokens
+        record.prompt_chars, record.prompt_head = len(text), text[:200]
+        return await self._send(record, body, watch=watch)
+
     async def count_tokens(self, text: str, *, deadline_s: float = 10.0) -> int | None:
         """Tokens of a plain text by the server's own ``/tokenize``; None if it does not tell."""
         request = {"model": self.model, "prompt": text}
         answer = await self._ask("POST", "/tokenize", deadline_s, request)
         try:
-            return _count(json.loads(answer)["count"])
+            return count(json.loads(answer)["count"])
         except MALFORMED:
             return None
 
@@ -134,11 +159,12 @@ class Traffic:
         if limit is not None and not limit.expired():
             limit.reschedule(asyncio.get_running_loop().time() + MAX_HOLD_S)
 
-    def release(self, request: asyncio.Task[RequestRecord]) -> None:
-        """Give a held ``request`` up at its deadline after all, at once if that has passed."""
+    def release(self, request: asyncio.Task[RequestRecord], *, now: bool = False) -> None:
+        """Give a held ``request`` up at its deadline after all, at once if that has passed, or if
+        it is to be ``now``."""
         limit, deadline = self._limits.get(request, (None, 0.0))
         if limit is not None and not limit.expired():
-            limit.reschedule(deadline)
+            limit.reschedule(0.0 if now else deadline)
 
     # ------------------------------------------------------------------ inner workings
 
@@ -176,8 +202,18 @@ class Traffic:
         )
 
     async def _send(
-        self, record: RequestRecord, body: bytes, started: asyncio.Event | None = None
+        self,
+        record: RequestRecord,
+        body: bytes,
+        started: asyncio.Event | None = None,
+        watch: Watch | None = None,
     ) -> RequestRecord:
+        async def traced(step: str, _: object) -> None:
+            if watch is not None and step == "http11.send_request_body.complete":
+                watch.sent()
+                if watch.leave_at == 0:
+                    raise Left
+
         record.sent = Moment.now()
         try:
             async with (
@@ -187,13 +223,16 @@ class Traffic:
                     record.path,
                     content=body,
                     headers={"Content-Type": "application/json"},
+                    extensions={} if watch is None else {"trace": traced},
                 ) as answer,
             ):
                 record.status = answer.status_code
                 if record.stream and answer.status_code == 200:
-                    await _read_stream(answer, record, started)
+                    await _read_stream(answer, record, started, watch)
                 else:
-                    await _read_whole(answer, record)
+                    await _read_whole(answer, record, watch)
+        except Left:
+            record.left = True
         except TimeoutError:
             record.timed_out = True
             waited = time.monotonic() - record.sent.mono
@@ -241,7 +280,9 @@ async def _read_bounded(answer: httpx2.Response) -> bytes | None:
         return None
 
 
-async def _read_whole(answer: httpx2.Response, record: RequestRecord) -> None:
+async def _read_whole(
+    answer: httpx2.Response, record: RequestRecord, watch: Watch | None = None
+) -> None:
     body = await _read_bounded(answer)
     if body is None:
         record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
@@ -249,91 +290,55 @@ async def _read_whole(answer: httpx2.Response, record: RequestRecord) -> None:
     text = body.decode("utf-8", "replace")
     if record.status is None or record.status >= 400:
         record.error = text[:ERROR_LIMIT] or f"HTTP {record.status} with an empty body"
-    elif record.path == CHAT:
+    elif record.path == CHAT or (watch is not None and record.path == COMPLETIONS):
         try:
-            read_completion(json.loads(text), record)
+            read_completion(json.loads(text), record, watched=watch is not None)
         except MALFORMED as error:
             record.error = f"not a chat completion ({type(error).__name__}): {text[:200]}"
     else:
         record.text = text[:TEXT_LIMIT]
 
 
-def read_completion(body: Any, record: RequestRecord) -> None:
-    """Copy text, finish reason, usage and logprobs of a chat completion into ``record``."""
-    choice = body["choices"][0]
-    record.text = _text(choice["message"]["content"])[:TEXT_LIMIT]
-    record.finish_reason = _text(choice.get("finish_reason")) or None
-    usage = body.get("usage") or {}
-    record.prompt_tokens = _count(usage.get("prompt_tokens"))
-    record.completion_tokens = _count(usage.get("completion_tokens"))
-    record.cached_tokens = _count((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
-    seen = (choice.get("logprobs") or {}).get("content") or []
-    record.logprobs = [_finite(one["logprob"]) for one in seen[:MAX_LOGPROBS]]
-    record.tokens = [_text(one["token"]) for one in seen[:MAX_LOGPROBS]]
-
-
 async def _read_stream(
-    answer: httpx2.Response, record: RequestRecord, started: asyncio.Event | None
+    answer: httpx2.Response,
+    record: RequestRecord,
+    started: asyncio.Event | None,
+    watch: Watch | None = None,
 ) -> None:
     """Server-sent events: text pieces, then usage, then ``[DONE]``."""
     text: list[str] = []
     done = False
     try:
-        async for line in _lines(answer):
-            if not line.startswith("data:"):
-                continue
-            data = line.removeprefix("data:").strip()
-            if data == "[DONE]":
-                done = True
-                break
-            try:
-                text.append(_read_chunk(json.loads(data), record))
-            except MALFORMED as error:
-                record.error = f"a broken stream ({type(error).__name__}): {data[:200]}"
-            if started is not None and record.ttft_s is not None:
-                started.set()
-            if record.error:
-                break
+        async with asyncio.timeout(None) as rest:
+            async for line in _lines(answer):
+                if not line.startswith("data:"):
+                    continue
+                data = line.removeprefix("data:").strip()
+                if done:
+                    record.after_done += 1
+                    continue
+                if data == "[DONE]":
+                    done = True
+                    if watch is None:
+                        break
+                    rest.reschedule(asyncio.get_running_loop().time() + AFTER_DONE_S)
+                    continue
+                try:
+                    text.append(read_chunk(json.loads(data), record, watch))
+                except MALFORMED as error:
+                    record.error = f"a broken stream ({type(error).__name__}): {data[:200]}"
+                if started is not None and record.ttft_s is not None:
+                    started.set()
+                if record.error:
+                    break
+    except TimeoutError:
+        if not rest.expired():
+            raise
     except _TooLong:
         record.error = f"the answer is longer than {MAX_BODY_BYTES} bytes"
     finally:  # what came before a closed connection or the deadline is evidence as well
         record.text = "".join(text)[:TEXT_LIMIT]
+        if watch is not None:
+            end_of_stream(record, done=done)
     if not done and not record.error:
         record.error = "the stream ended without [DONE]"
-
-
-def _read_chunk(chunk: Any, record: RequestRecord) -> str:
-    """The text of one chunk; its time, finish reason and usage go into ``record``."""
-    if chunk.get("error") is not None:
-        record.error = _text(chunk["error"])[:ERROR_LIMIT] or "an error without a text"
-        return ""
-    pieces = []
-    for choice in chunk.get("choices", []):
-        piece = choice["delta"].get("content")
-        if piece is not None and record.ttft_s is None and "role" not in choice["delta"]:
-            record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
-        pieces.append(_text(piece))
-        record.finish_reason = _text(choice.get("finish_reason")) or None
-    usage = chunk.get("usage") or {}
-    record.prompt_tokens = _count(usage.get("prompt_tokens", record.prompt_tokens))
-    record.completion_tokens = _count(usage.get("completion_tokens", record.completion_tokens))
-    return "".join(pieces)
-
-
-def _text(value: object) -> str:
-    """Text as it can be written to a file again: JSON may carry lone surrogates."""
-    return "" if value is None else str(value).encode("utf-8", "replace").decode()
-
-
-def _finite(value: object) -> float:
-    """A number that JSON can hold. Raises ValueError or TypeError: it is none."""
-    number = float(value)  # type: ignore[arg-type]
-    if not math.isfinite(number):
-        raise ValueError(f"{number} is no logprob")
-    return number
-
-
-def _count(value: object) -> int | None:
-    """A number of tokens; anything else that a server sends in its place is none."""
-    plausible = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-    return value if plausible else None  # type: ignore[return-value]

@@ -1,0 +1,165 @@
+"""Answers in the forms of the OpenAI API, read into a request's record."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mmrepro.evidence import ChoiceSeen, RequestRecord
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+TEXT_LIMIT = 4000
+ERROR_LIMIT = 2000
+MAX_LOGPROBS = 256
+"""Tokens of an answer of which text and logprob are kept."""
+MAX_CHOICES = 256
+
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading JSON of an unexpected shape raises; hostile nesting ends in RecursionError."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who looks on while a request goes on: of such a one all is kept that came of it.
+
+    Attributes:
+        sent: called once the request is written.
+        piece: called with the number of pieces of a stream so far, at each.
+        leave_at: the client goes away at so many pieces; 0: as soon as the request is written.
+    """
+
+    sent: Callable[[], None]
+    piece: Callable[[int], None]
+    leave_at: int | None = None
+
+
+class Left(Exception):
+    """The client goes away, as it was meant to."""
+
+
+def read_completion(body: Any, record: RequestRecord, *, watched: bool = False) -> None:
+    """Copy text, finish reason, usage and logprobs of a completion into ``record``; if it is
+    ``watched``, of all choices."""
+    choice = body["choices"][0]
+    record.text = _text(_message(choice, record, "message")["content"])[:TEXT_LIMIT]
+    record.finish_reason = _text(choice.get("finish_reason")) or None
+    _read_usage(body.get("usage") or {}, record, cached=True, watched=watched)
+    record.tokens, record.logprobs = _tokens(choice)
+    if watched:
+        for one in body["choices"]:
+            _note(one, _text(_message(one, record, "message")["content"]), record)
+
+
+def _message(choice: Any, record: RequestRecord, name: str) -> Any:
+    """What holds the content of a choice; a plain completion has its text in the choice."""
+    return {"content": choice["text"]} if record.path == COMPLETIONS else choice[name]
+
+
+def _tokens(choice: Any) -> tuple[list[str], list[float]]:
+    """Text and logprob of each token, as far as they are told."""
+    told = choice.get("logprobs") or {}
+    pairs = [(one["token"], one["logprob"]) for one in (told.get("content") or [])[:MAX_LOGPROBS]]
+    if plain := (told.get("tokens") or [])[:MAX_LOGPROBS]:  # the form of plain completions
+        values = zip(plain, told.get("token_logprobs") or [], strict=False)
+        pairs = [(token, value) for token, value in values if value is not None]
+    return [_text(token) for token, _ in pairs], [_finite(value) for _, value in pairs]
+
+
+def _note(choice: Any, text: str, record: RequestRecord) -> ChoiceSeen:
+    """Add what came of a choice, all of it or a piece, to what the record has of it."""
+    index = count(choice.get("index")) or 0
+    kept = next((one for one in record.choices if one.index == index), None)
+    if kept is None:
+        kept = ChoiceSeen(index=index)
+        if len(record.choices) < MAX_CHOICES:
+            record.choices.append(kept)
+            record.choices.sort(key=lambda one: one.index)
+    kept.text = (kept.text + text)[:TEXT_LIMIT]
+    if reason := _text(choice.get("finish_reason")):
+        kept.finish_reason, kept.finishes = reason, kept.finishes + 1
+    if len(kept.tokens) < MAX_LOGPROBS:
+        tokens, logprobs = _tokens(choice)
+        kept.tokens += tokens
+        kept.logprobs += logprobs
+    room = MAX_LOGPROBS - len(kept.token_ids)
+    kept.token_ids += [int(one) for one in (choice.get("token_ids") or [])[:room]]
+    return kept
+
+
+def _read_usage(usage: Any, record: RequestRecord, *, cached: bool, watched: bool) -> None:
+    record.prompt_tokens = count(usage.get("prompt_tokens", record.prompt_tokens))
+    record.completion_tokens = count(usage.get("completion_tokens", record.completion_tokens))
+    if cached and usage:
+        details = usage.get("prompt_tokens_details") or {}
+        record.cached_tokens = count(details.get("cached_tokens"))
+    if watched and usage:
+        record.total_tokens = count(usage.get("total_tokens"))
+        record.usages += 1
+
+
+def read_chunk(chunk: Any, record: RequestRecord, watch: Watch | None = None) -> str:
+    """The text of one chunk; its time, finish reason and usage go into ``record``.
+
+    Raises Left: that was the piece at which the client goes away.
+    """
+    if chunk.get("error") is not None:
+        record.error = _text(chunk["error"])[:ERROR_LIMIT] or "an error without a text"
+        return ""
+    pieces, before = [], record.pieces
+    for choice in chunk.get("choices", []):
+        delta = _message(choice, record, "delta")
+        piece, counts = delta.get("content"), _is_piece(delta, choice, watched=watch is not None)
+        if counts and record.ttft_s is None:
+            record.ttft_s = round(time.monotonic() - record.sent.mono, 4)
+        pieces.append(_text(piece))
+        record.finish_reason = _text(choice.get("finish_reason")) or None
+        if watch is not None:
+            kept = _note(choice, pieces[-1], record)
+            kept.pieces += counts
+            record.pieces += counts
+    watched = watch is not None
+    _read_usage(chunk.get("usage") or {}, record, cached=watched, watched=watched)
+    if watch is not None and record.pieces > before:
+        watch.piece(record.pieces)
+        if watch.leave_at and record.pieces >= watch.leave_at:
+            raise Left
+    return "".join(pieces)
+
+
+def _is_piece(delta: Any, choice: Any, *, watched: bool) -> bool:
+    """Whether it stands for a token: text may be empty, as for half a character."""
+    content = delta.get("content")
+    if content is None or not watched:
+        return content is not None and "role" not in delta
+    return bool(content) or not (delta.get("role") or choice.get("finish_reason"))
+
+
+def end_of_stream(record: RequestRecord, *, done: bool) -> None:
+    """What the record of a watched stream says of its answer is what its first choice says."""
+    record.done = done
+    first = next((one for one in record.choices if one.index == 0), ChoiceSeen(index=0))
+    record.text, record.finish_reason = first.text, first.finish_reason
+    record.tokens, record.logprobs = list(first.tokens), list(first.logprobs)
+
+
+def _text(value: object) -> str:
+    """Text as it can be written to a file again: JSON may carry lone surrogates."""
+    return "" if value is None else str(value).encode("utf-8", "replace").decode()
+
+
+def _finite(value: object) -> float:
+    """A number that JSON can hold. Raises ValueError or TypeError: it is none."""
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is no logprob")
+    return number
+
+
+def count(value: object) -> int | None:
+    """A number of tokens; anything else that a server sends in its place is none."""
+    plausible = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+    return value if plausible else None  # type: ignore[return-value]
