@@ -46,9 +46,7 @@ def start_failure(played: Played, engine: Engine) -> Judged:
         sightings=[
             Sighting(
                 finding_class=kind,
-                bucket=buckets.loud(
-                    engine.name, kind, played.causes, played.frames, played.said
-                ),
+                bucket=buckets.loud(engine.name, kind, played.causes, played.frames, played.said),
                 said=_because("The server did not start", played),
                 expected="It starts, or refuses its options in a sentence.",
             )

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import zip_longest
+from itertools import chain, repeat
 from statistics import quantiles
 
 from mmrepro.evidence import ChoiceSeen, RequestRecord
-from mmrepro.traffic.client import MAX_LOGPROBS, TEXT_LIMIT
+from mmrepro.traffic.reading import MAX_LOGPROBS, TEXT_LIMIT
 
 FLOOR_ROUNDED = 0.25
 """Nats. bfloat16 keeps eight significant bits: between 8 and 16 two neighbouring logits are 1/16
@@ -79,14 +79,10 @@ class Answer:
 
     @classmethod
     def of(cls, choice: ChoiceSeen, *, whole: bool = True) -> Answer:
+        likeliest = chain(choice.top, repeat([]))
         tokens = tuple(
             Token(text, logprob, tuple(top))
-            for text, logprob, top in zip_longest(
-                choice.tokens[: len(choice.logprobs)],
-                choice.logprobs[: len(choice.tokens)],
-                choice.top[: len(choice.tokens)],
-                fillvalue=(),
-            )
+            for text, logprob, top in zip(choice.tokens, choice.logprobs, likeliest, strict=False)
         )
         return cls(choice.text, tokens, whole)
 
@@ -181,10 +177,10 @@ def _same_text(one: Answer, other: Answer) -> bool:
 
 def _judged(one: Answer, other: Answer, place: int, bound: float) -> Compared:
     """Two answers whose tokens part at ``place``."""
-    before = list(zip(one.tokens[:place], other.tokens[:place], strict=True))
-    for hidden, (a, b) in enumerate(before):
-        leads = [lead for lead in (a.lead, b.lead) if lead is not None]
-        if a.text in HIDDEN and (not leads or min(leads) < bound):
+    before = zip(one.tokens[:place], other.tokens[:place], strict=True)
+    for hidden, pair in enumerate(before):
+        leads = [token.lead for token in pair if token.lead is not None]
+        if pair[0].text in HIDDEN and (not leads or min(leads) < bound):
             said = f"token {hidden + 1} is part of a character, and may be another one"
             return Compared(Verdict.NEAR_TIE, hidden, None, said)
     a = one.tokens[place] if place < len(one.tokens) else None
