@@ -47,7 +47,7 @@ class Plain:
     cannot: tuple[str, ...] = ()
     float32: bool = True
     tells_ids: bool = False
-    """Tokens come as their numbers if the request says ``return_tokens_as_token_ids``."""
+    """Tokens' numbers come with an answer if its request says ``return_token_ids``."""
     exact: bool = False
     """A greedy answer of a float32 server does not depend on the batch, and no request can ask for
     logprobs."""
@@ -144,7 +144,7 @@ def _asking(op: Operation, ids: bool) -> dict[str, Any]:
         asked["logprobs"] = max(told if isinstance(told, int) else 0, TOP_LOGPROBS)
     else:
         return asked
-    return asked | ({"return_tokens_as_token_ids": True} if ids else {})
+    return asked | ({"return_token_ids": True} if ids else {})
 
 
 def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:

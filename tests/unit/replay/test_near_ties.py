@@ -56,7 +56,8 @@ def test_other_prompts_have_other_answers() -> None:
 def changed(answer: Answer, place: int, text: str) -> Answer:
     """As a proxy would: the token and the text, and nothing else."""
     tokens = list(answer.tokens)
-    tokens[place] = Token(text, tokens[place].logprob, tokens[place].top)
+    logprob = dict(tokens[place].top)[text]
+    tokens[place] = Token(text, logprob, tokens[place].top)
     return Answer("".join(token.text for token in tokens), tuple(tokens))
 
 
@@ -138,6 +139,18 @@ def test_half_a_character_may_hide_the_near_tie() -> None:
     assert (hidden.verdict, hidden.alike) == (Verdict.NEAR_TIE, 0)
     told = near_ties.compare(spelled(-4.0, "a"), spelled(-4.0, "b"), BOUND)
     assert told.verdict is Verdict.DIFFERS
+
+
+def test_numbers_tell_tokens_apart_that_are_spelled_alike() -> None:
+    def half(id: int, second: float) -> Answer:
+        top = (("\ufffd", -1.0), ("\ufffd", second))
+        return Answer("\ufffd", (Token("\ufffd", -1.0, top, id),))
+
+    assert near_ties.compare(half(200, -1.1), half(201, -1.1), BOUND).verdict is Verdict.NEAR_TIE
+    apart = near_ties.compare(half(200, -3.0), half(201, -3.0), BOUND)
+    assert apart.verdict is Verdict.DIFFERS
+    assert "token number 200 against token number 201" in apart.said
+    assert near_ties.compare(half(200, -1.1), half(200, -1.1), BOUND).verdict is Verdict.SAME
 
 
 def test_the_bound_follows_from_the_noise_that_is_seen() -> None:

@@ -94,7 +94,7 @@ def test_logprobs_are_added_and_nothing_else() -> None:
     assert (more["logprobs"], more["top_logprobs"]) == (True, 9)
     assert other == case.operations[3].parameters
     of_vllm = with_logprobs(case_of(1)).operations[0].parameters
-    assert of_vllm["return_tokens_as_token_ids"] is True
+    assert of_vllm["return_token_ids"] is True
 
 
 # ---------------------------------------------------------------------- the comparison
