@@ -50,6 +50,8 @@ TINY: Final[dict[str, TinyModel]] = {
     "qwen3": TinyQwen3(),
     "text": TinyText(),
 }
+UNWRITTEN: Final = ("text",)
+"""Tiny models that no script has in it: the vocabulary alone is larger than all the rest."""
 MODEL_DIR: Final = "./tiny-model"
 
 
@@ -88,7 +90,7 @@ def script(
     return _template().render(
         title=_comment(f"{view.finding_title(finding)}."),
         said=_wrapped(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}."),
-        commands=_commands(case, settings, written=bool(model)),
+        commands=server_steps(case, settings),
         note=_comment(_note(case)),
         kind=kind,
         untold=UNTOLD,
@@ -175,14 +177,16 @@ def _of_use(setting: Setting) -> bool:
     return not any(word in setting.name for word in _PRIVATE)
 
 
-def _commands(case: Case, settings: list[Setting], *, written: bool) -> list[str]:
+def server_steps(case: Case, settings: list[Setting]) -> list[str]:
+    """What a reader types to have the server: the engine, the model, the server's command."""
     server = case.server
+    written = server.model in TINY and server.model not in UNWRITTEN
     model = MODEL_DIR if written else _public_model(server.model)
     package = {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"}.get(server.engine)
     lines = [f"pip install {package}=={server.release}"] if package else []
     if server.engine == "minivllm":
         lines.append("cd reproducers        # of mmrepro's sources: minivllm is there")
-    if written:
+    if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]
 
@@ -200,7 +204,7 @@ def _note(case: Case) -> str:
 def _model(name: str) -> tuple[str, str] | None:
     """Files and weights of a tiny model, packed; None: it is somebody's own."""
     tiny = TINY.get(name)
-    if tiny is None or name == "text":  # its vocabulary alone is larger than all the rest
+    if tiny is None or name in UNWRITTEN:
         return None
     weights = [[n, list(shape), *tiny.spread(n)] for n, shape in tiny.shapes()]
     with tempfile.TemporaryDirectory() as folder:

@@ -211,5 +211,3 @@ def _same(kept: Head, asked: Head, folder: Path) -> None:
 
 def holds_replay(folder: Path) -> bool:
     return (folder / VERDICTS_FILE).is_file()
-
-
