@@ -22,6 +22,7 @@ from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.loud import INVALID
 from mmrepro.oracle.prompts import NOTHING, Prompt, Rules, prompt_of, prompt_of_record
 from mmrepro.oracle.sent import Sent, sent_of
+from mmrepro.play.served import MODELS
 from mmrepro.signature.answers import grade
 
 BY_PICTURE = ("vllm", "minivllm")
@@ -53,7 +54,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
                 "come again: the cache bound was not judged."
             ]
         )
-    rules = Rules(bytewise="/" not in case.server.model, by_features=engine.name not in BY_PICTURE)
+    rules = Rules(bytewise=case.server.model in MODELS, by_features=engine.name not in BY_PICTURE)
     earlier = _prompts(case, played, rules, salted=engine.name in SALTED)
     sightings, unknown = [], 0
     for one in told:

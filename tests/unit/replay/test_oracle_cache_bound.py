@@ -221,8 +221,8 @@ def test_engines_put_pictures_first(order):
     assert not judged(simulated, [(messages, None, "") for messages in talk]).sightings
     assert simulated.serve(operation("r3", "and a third"), [])[1] > 0
     hoisted = [
-        [Message(role="system", content="a-system" * 4), Message(role="user", content=c)]
-        for c in (parts, other)
+        [Message(role="system", content=system * 9), Message(role="user", content=parts)]
+        for system in ("first", "other")
     ]
     simulated = SimulatedEngine(order=order)
     assert not judged(simulated, [(messages, None, "") for messages in hoisted]).sightings
