@@ -91,7 +91,7 @@ def _plan(name: str, engine: str, release: str) -> Blank:
     adapter = get_engine(engine)
     if release:
         adapter.environment_spec(release, "cpu")
-    last = _last_known(engine)
+    last = last_known(engine)
     model = type(last.model).__name__
     return Blank(name, engine, release or last.release, model, bool(last.model.image_tokens))
 
@@ -120,7 +120,7 @@ def _check_name(name: str) -> None:
         raise UsageError(f"There is a scenario {name} already.", hint=f"mmrepro show {name}")
 
 
-def _last_known(engine: str) -> Scenario:
+def last_known(engine: str) -> Scenario:
     """The known scenario of ``engine`` with the newest release: release and model go together."""
     from mmrepro import models
     from mmrepro.diagnose.match import all_scenarios

@@ -1,9 +1,9 @@
 """Does an answer depend on what its neighbours hold? The same case with other contents beside it.
 
-A batch changes an answer by rounding, whatever is in it. So the control changes nothing but content:
-every neighbour's text and pictures become others of the same length and size, sent at the same
-barriers, and what the target sends, or shares with them, stays. Where the target's answers then
-differ between the two sides, and not within them, content has crossed over.
+A batch changes an answer by rounding, whatever is in it. So the control changes nothing but
+content: every neighbour's text and pictures become others of the same length and size, sent at the
+same barriers, and what the target sends, or shares with them, stays. Where the target's answers
+then differ between the two sides, and not within them, content has crossed over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, count
 from math import comb
 from pathlib import Path
 
@@ -169,21 +169,11 @@ class _Others:
         self.ids = sorted(
             {id for op in case.operations if isinstance(op.prompt, list) for id in op.prompt}
         )
-        kept = {sizes[name].png for name in self.target.images}
-        self.images: dict[str, Image] = {}
-        for name, image in case.images.items():
-            same = sizes[name].png in kept
-            self.images[name] = image if same or self._base(name) else self._noise(name)
-
-    def _base(self, name: str) -> bool:
-        """Whether one of the target's pictures is made of it."""
-        made: list[str] = list(self.target.images)
-        while made:
-            of = getattr(self.source.images[made.pop()], "of", None)
-            if of == name:
-                return True
-            made += [of] if of is not None else []
-        return False
+        own = {sizes[name].png for name in self.target.images}
+        others = [name for name in case.images if sizes[name].png not in own]
+        # Under names of their own: one of the target's pictures may be made of the old one.
+        free = (name for n in count(1) if (name := f"other-{n}") not in case.images)
+        self.names = dict(zip(others, free, strict=False))
 
     def _noise(self, name: str) -> Image:
         """Of the same size; pictures that were the same still are."""
@@ -195,7 +185,9 @@ class _Others:
         operations = [
             op if op.id == self.target.id else self._other(op) for op in self.source.operations
         ]
-        return self.source.model_copy(update={"operations": operations, "images": self.images})
+        images = self.source.images | {new: self._noise(old) for old, new in self.names.items()}
+        made = self.source.model_copy(update={"operations": operations, "images": images})
+        return made.keeping({op.id for op in operations})  # without pictures that nobody needs
 
     def _other(self, op: Operation) -> Operation:
         changed: dict[str, object] = {}
@@ -228,7 +220,8 @@ class _Others:
                     parts.append(Part(text=text))
                 else:
                     before += json.dumps(part.model_dump(mode="json"))
-                    parts.append(part)
+                    image = self.names.get(part.image or "", part.image)
+                    parts.append(part.model_copy(update={"image": image}))
                 shared = shared and here == theirs
             plain = isinstance(message.content, str)
             content = (parts[0].text or "") if plain else parts
@@ -300,4 +293,5 @@ def _range(letter: str) -> tuple[str, int]:
             if 0 <= ord(letter) - ord(first) < count:
                 return first, count
         return letter, 0
-    return RANGES[len(letter.encode("utf-8", "replace")) + 1]
+    size = len(letter.encode("utf-8", "replace"))
+    return RANGES[size + 1] if size > 1 else (letter, 0)

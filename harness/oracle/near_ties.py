@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import zip_longest
 from statistics import quantiles
 
 from mmrepro.evidence import ChoiceSeen, RequestRecord
-from mmrepro.traffic.client import MAX_LOGPROBS, TEXT_LIMIT
+from mmrepro.traffic.reading import MAX_LOGPROBS, TEXT_LIMIT
 
 FLOOR_ROUNDED = 0.25
 """Nats. bfloat16 keeps eight significant bits: between 8 and 16 two neighbouring logits are 1/16
@@ -43,30 +42,48 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Token:
-    """One token of an answer, and the likeliest ones in its place, itself among them or not."""
+    """One token of an answer, and the likeliest ones in its place, itself among them or not.
+
+    ``id``: its number; None: the server does not tell it.
+    """
 
     text: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+    id: int | None = None
 
-    def odds(self, other: str) -> float | None:
-        """How much likelier it is than ``other``, as a logarithm. Of a token that is not among the
+    def like(self, other: Token) -> bool:
+        """The same token, as far as it can be told."""
+        told = self.id is not None and other.id is not None
+        return self.id == other.id if told else self.text == other.text
+
+    @property
+    def others(self) -> list[tuple[str, float]]:
+        """The likeliest ones but itself."""
+        others = list(self.top)
+        own = next((pair for pair in others if pair == (self.text, self.logprob)), None)
+        own = own or next((pair for pair in others if pair[0] == self.text), None)
+        if own is not None:
+            others.remove(own)
+        return others
+
+    def odds(self, other: Token) -> float | None:
+        """How much likelier it is than ``other``, as a logarithm. Of one that is not among the
         likeliest: at least that; None: it cannot be told."""
-        told = [logprob for text, logprob in self.top if text == other]
-        if len(told) == 1:
-            return self.logprob - told[0]
-        if told or not self.top:
+        if not self.others:
             return None
-        return self.logprob - min(logprob for _, logprob in self.top)
+        told = [logprob for text, logprob in self.others if text == other.text]
+        return self.logprob - max(told or [min(logprob for _, logprob in self.others)])
 
     @property
     def lead(self) -> float | None:
         """Over the likeliest other token; None: it cannot be told."""
-        others = list(self.top)
-        own = next((pair for pair in others if pair[0] == self.text), None)
-        if own is not None:
-            others.remove(own)
-        return self.logprob - max(p for _, p in others) if others else None
+        return self.logprob - max(p for _, p in self.others) if self.others else None
+
+    @property
+    def hidden(self) -> bool:
+        """Whether it may be another one that is spelled alike."""
+        return self.id is None and self.text in HIDDEN
 
 
 @dataclass(frozen=True)
@@ -79,15 +96,11 @@ class Answer:
 
     @classmethod
     def of(cls, choice: ChoiceSeen, *, whole: bool = True) -> Answer:
-        tokens = tuple(
-            Token(text, logprob, tuple(top))
-            for text, logprob, top in zip_longest(
-                choice.tokens[: len(choice.logprobs)],
-                choice.logprobs[: len(choice.tokens)],
-                choice.top[: len(choice.tokens)],
-                fillvalue=(),
-            )
-        )
+        count = len(choice.tokens)
+        top = [*choice.top, *([[]] * (count - len(choice.top)))]
+        ids = choice.token_ids if len(choice.token_ids) == count else [None] * count
+        seen = zip(choice.tokens, choice.logprobs, top, ids, strict=False)
+        tokens = tuple(Token(text, logprob, tuple(t), id) for text, logprob, t, id in seen)
         return cls(choice.text, tokens, whole)
 
 
@@ -122,11 +135,11 @@ def answers(record: RequestRecord) -> list[Answer]:
 def drift(one: Answer, other: Answer) -> Iterator[float]:
     """How far the odds of any two tokens moved from ``one`` to ``other``, where they agree."""
     for a, b in zip(one.tokens, other.tokens, strict=False):
-        if a.text != b.text:
+        if not a.like(b):
             return
-        there = _unique(b.top)
-        for text, logprob in _unique(a.top).items():
-            if text != a.text and text in there:
+        there = _unique(b.others)
+        for text, logprob in _unique(a.others).items():
+            if text in there:
                 yield abs((a.logprob - logprob) - (b.logprob - there[text]))
 
 
@@ -164,7 +177,7 @@ def compare(one: Answer, other: Answer, bound: float, *, exact: bool = False) ->
 def _parting(one: Answer, other: Answer) -> int | None:
     """The first place with different tokens; None: there is none in what both tell."""
     for place, (a, b) in enumerate(zip(one.tokens, other.tokens, strict=False)):
-        if a.text != b.text:
+        if not a.like(b):
             return place
     short, long = sorted((one, other), key=lambda answer: len(answer.tokens))
     if short.tokens and short.whole and len(short.tokens) < len(long.tokens):
@@ -181,10 +194,10 @@ def _same_text(one: Answer, other: Answer) -> bool:
 
 def _judged(one: Answer, other: Answer, place: int, bound: float) -> Compared:
     """Two answers whose tokens part at ``place``."""
-    before = list(zip(one.tokens[:place], other.tokens[:place], strict=True))
-    for hidden, (a, b) in enumerate(before):
-        leads = [lead for lead in (a.lead, b.lead) if lead is not None]
-        if a.text in HIDDEN and (not leads or min(leads) < bound):
+    before = zip(one.tokens[:place], other.tokens[:place], strict=True)
+    for hidden, pair in enumerate(before):
+        leads = [token.lead for token in pair if token.lead is not None]
+        if any(token.hidden for token in pair) and (not leads or min(leads) < bound):
             said = f"token {hidden + 1} is part of a character, and may be another one"
             return Compared(Verdict.NEAR_TIE, hidden, None, said)
     a = one.tokens[place] if place < len(one.tokens) else None
@@ -201,7 +214,7 @@ def _judged(one: Answer, other: Answer, place: int, bound: float) -> Compared:
 def _moved(a: Token | None, b: Token | None) -> float | None:
     """How far the odds moved, as far as at least one of the plays tells it."""
     if a is not None and b is not None:
-        told = [a.odds(b.text), b.odds(a.text)]
+        told = [a.odds(b), b.odds(a)]
     else:  # one of them ended there, by a token that need not be shown
         token = a or b
         told = [token.lead if token else None]
@@ -251,7 +264,13 @@ def _unique(top: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 
 def _named(token: Token | None) -> str:
-    return repr(token.text) if token is not None else "the end"
+    if token is None:
+        return "the end"
+    return (
+        f"token number {token.id}"
+        if token.text in HIDDEN and token.id is not None
+        else repr(token.text)
+    )
 
 
 def _cut(text: str, at: int) -> str:

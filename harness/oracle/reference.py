@@ -47,7 +47,7 @@ class Plain:
     cannot: tuple[str, ...] = ()
     float32: bool = True
     tells_ids: bool = False
-    """Tokens come as their numbers if the request says ``return_tokens_as_token_ids``."""
+    """Tokens' numbers come with an answer if its request says ``return_token_ids``."""
     exact: bool = False
     """A greedy answer of a float32 server does not depend on the batch, and no request can ask for
     logprobs."""
@@ -144,7 +144,7 @@ def _asking(op: Operation, ids: bool) -> dict[str, Any]:
         asked["logprobs"] = max(told if isinstance(told, int) else 0, TOP_LOGPROBS)
     else:
         return asked
-    return asked | ({"return_tokens_as_token_ids": True} if ids else {})
+    return asked | ({"return_token_ids": True} if ids else {})
 
 
 def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
@@ -239,8 +239,7 @@ class _Comparison:
         for other in self._beginning(mine):
             if other == op.id or (foreign and self._length(self.reference, other) != told):
                 continue
-            right = self.reference.record(other)
-            like = near_ties.compare(mine, near_ties.answers(right)[0], self.bound)
+            like = near_ties.compare(mine, self._right[other], self.bound)
             far = like.alike >= max(LEAST_ALIKE, compared.alike + 1)
             if far and like.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
                 return other
@@ -251,18 +250,27 @@ class _Comparison:
         return self._by_start.get(_start(mine), [])
 
     @cached_property
+    def _right(self) -> dict[str, Answer]:
+        """The reference's answers that a request may be given by mistake."""
+        records = (
+            (op.id, self.reference.record(op.id)) for op in self.case.operations if greedy(op)
+        )
+        return {
+            id: near_ties.answers(record)[0]
+            for id, record in records
+            if record is not None and record.answered and record.choices
+        }
+
+    @cached_property
     def _by_start(self) -> dict[tuple[str, ...], list[str]]:
         starts: dict[tuple[str, ...], list[str]] = {}
-        for op in self.case.operations:
-            right = self.reference.record(op.id)
-            if right is not None and right.answered and greedy(op):
-                for answer in near_ties.answers(right)[:1]:
-                    starts.setdefault(_start(answer), []).append(op.id)
+        for id, answer in self._right.items():
+            starts.setdefault(_start(answer), []).append(id)
         return starts
 
     def _length(self, play: Played, id: str) -> int | None:
         record = play.record(id)
-        return record.prompt_tokens if record is not None else None
+        return record.prompt_tokens if record is not None and record.answered else None
 
     def _usage(self, known: set[str]) -> Iterator[tuple[str, str]]:
         """Sentences on prompts that are not as long as the reference counts them."""
