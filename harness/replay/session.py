@@ -29,9 +29,9 @@ from mmrepro.oracle.judged import Judged
 from mmrepro.play.player import Player
 from mmrepro.records import Moment
 from mmrepro.replay.confirm import decided, tally
-from mmrepro.replay.known import mitigation
+from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
-from mmrepro.replay.plays import PlayerLike, Plays, Told, Wanted
+from mmrepro.replay.plays import Looker, PlayerLike, Plays, Told, Wanted
 from mmrepro.replay.pursue import LOUD, Pursuit, Start
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Named, Seen
@@ -58,6 +58,7 @@ class SessionPlayer(PlayerLike, Protocol):
 
 
 MakePlayer = Callable[..., AbstractContextManager[SessionPlayer]]
+Judge = Callable[..., Judged]
 
 
 class Replaying:
@@ -70,11 +71,14 @@ class Replaying:
         *,
         write: Callable[[Replay, Path], object],
         make_player: MakePlayer = Player,
+        judge: Judge = judge,
+        look: Callable[[str, float], Looker] = Naming,
     ) -> None:
         """``write`` writes the replay's documents below its folder, each time that it has grown;
         the findings' folders with their ``case.json`` are there by then."""
         self.options, self.watcher = options, watcher
         self._write_documents, self._make_player = write, make_player
+        self._judge, self._look = judge, look
         self.dir: Path
         self.replay: Replay
 
@@ -122,7 +126,8 @@ class Replaying:
         self._player = player
 
         def judged(case: Case, played: Played) -> Judged:
-            return Judged.of([judge(case, played, engine=engine), self._silent.judge(case, played)])
+            alone = self._judge(case, played, engine=engine)
+            return Judged.of([alone, self._silent.judge(case, played)])
 
         self._plays = Plays(
             player,
@@ -142,6 +147,7 @@ class Replaying:
             self.options.jobs or jobs_here(),
             self.options.shrink,
             self._grew,
+            self._look,
         )
         deadlines = self._plays.calibrate(case)
         self.replay.deadline_s = deadlines.answer_s
@@ -164,7 +170,8 @@ class Replaying:
             first = self._plays.play(Wanted(case, "whole", 1, what))
             seens.append(first)
             self._note(first)
-            while self._open(seens):
+            # What comes and goes may not have come.
+            while self._open(seens) or len(seens) <= self._quiet(seens):
                 again = Wanted(case, "confirm", len(seens), f"{what}, again")
                 seens.append(self._plays.play(again))
         except Spent:
@@ -263,6 +270,11 @@ class Replaying:
         counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
         repeat = self.options.repeat
         return any(not decided(failed, plays, repeat) for failed, plays in counts.values())
+
+    def _quiet(self, seens: list[Seen]) -> int:
+        """Further plays of a case that showed nothing; none at the recording's own times."""
+        nothing = not any(seen.sightings for seen in seens)
+        return self.options.repeat if nothing and self.options.time != "real" else 0
 
     def _handled(self, bucket: str) -> bool:
         told: list[Finding | Sighting] = [*self.replay.findings, *self.replay.unconfirmed]
