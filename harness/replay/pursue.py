@@ -9,7 +9,7 @@ from pathlib import Path
 from mmrepro.case.files import read_contents, write_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Sighting
-from mmrepro.replay.confirm import Candidates, confirmed, decided
+from mmrepro.replay.confirm import MOST, Candidates, confirmed, decided
 from mmrepro.replay.known import Naming
 from mmrepro.replay.plays import Looker, Plays, Wanted
 from mmrepro.replay.rate import luck, rate_of, repeats
@@ -188,8 +188,9 @@ class Pursuit:
         something else because it shows a few times in a row."""
         if once:
             return not plays
-        least = self.repeat if share(before) >= 1 else max(self.repeat, OF_RATE)
-        return not decided(sum(p.has(bucket) for p in plays), len(plays), least)
+        failed = sum(p.has(bucket) for p in plays)
+        least = max(self.repeat, OF_RATE if failed else MOST) if share(before) < 1 else self.repeat
+        return not decided(failed, len(plays), least)
 
     def _note_rate(self, finding: Finding) -> None:
         rate = share(finding.rate)

@@ -28,7 +28,7 @@ from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.player import Player
 from mmrepro.records import Moment
-from mmrepro.replay.confirm import decided, tally
+from mmrepro.replay.confirm import GIVE_UP, decided, tally
 from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.plays import Looker, PlayerLike, Plays, Told, Wanted
@@ -43,6 +43,8 @@ from mmrepro.text.redact import Redactor
 
 DEFAULT_ROOT = "replays"
 NOT_ENDED = "the replay has not ended"
+QUIET_S = 120.0
+"""For playing traffic again that showed nothing."""
 OF_ANOTHER = 3
 """Starts that a further finding takes besides its confirmation, about."""
 JOB_BYTES = 3 << 30
@@ -170,8 +172,7 @@ class Replaying:
             first = self._plays.play(Wanted(case, "whole", 1, what))
             seens.append(first)
             self._note(first)
-            # What comes and goes may not have come.
-            while self._open(seens) or len(seens) <= self._quiet(seens):
+            while self._open(seens) or self._quiet(seens):
                 again = Wanted(case, "confirm", len(seens), f"{what}, again")
                 seens.append(self._plays.play(again))
         except Spent:
@@ -271,10 +272,12 @@ class Replaying:
         repeat = self.options.repeat
         return any(not decided(failed, plays, repeat) for failed, plays in counts.values())
 
-    def _quiet(self, seens: list[Seen]) -> int:
-        """Further plays of a case that showed nothing; none at the recording's own times."""
+    def _quiet(self, seens: list[Seen]) -> bool:
+        """Whether a case that showed nothing is worth one more play: what comes and goes may not
+        have come. Not of traffic that takes minutes."""
         nothing = not any(seen.sightings for seen in seens)
-        return self.options.repeat if nothing and self.options.time != "real" else 0
+        took = sum(seen.play.seconds for seen in seens)
+        return nothing and len(seens) < GIVE_UP and took < QUIET_S
 
     def _handled(self, bucket: str) -> bool:
         told: list[Finding | Sighting] = [*self.replay.findings, *self.replay.unconfirmed]
