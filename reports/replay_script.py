@@ -62,8 +62,11 @@ def script(
     *,
     settings: list[Setting],
     deadline_s: float | None,
+    project: str = "",
 ) -> str:
     """The text of ``reproduce.py`` for ``case``, whose pictures lie below ``folder``.
+
+    ``project``: the engine's name on the package index, if it is not its own.
 
     Raises:
         UsageError: a picture's file is missing.
@@ -90,7 +93,7 @@ def script(
     return _template().render(
         title=_comment(f"{view.finding_title(finding)}."),
         said=_wrapped(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}."),
-        commands=server_steps(case, settings),
+        commands=server_steps(case, settings, project),
         note=_comment(_note(case)),
         kind=kind,
         untold=UNTOLD,
@@ -177,15 +180,15 @@ def _of_use(setting: Setting) -> bool:
     return not any(word in setting.name for word in _PRIVATE)
 
 
-def server_steps(case: Case, settings: list[Setting]) -> list[str]:
+def server_steps(case: Case, settings: list[Setting], project: str = "") -> list[str]:
     """What a reader types to have the server: the engine, the model, the server's command."""
     server = case.server
     written = server.model in TINY and server.model not in UNWRITTEN
     model = MODEL_DIR if written else _public_model(server.model)
-    package = {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"}.get(server.engine)
-    lines = [f"pip install {package}=={server.release}"] if package else []
+    lines = [f"pip install {project or server.engine}=={server.release}"]
     if server.engine == "minivllm":
-        lines.append("cd reproducers        # of mmrepro's sources: minivllm is there")
+        lines.clear()
+        lines.append("cd reproducers   # of the sources of mmrepro: minivllm is there")
     if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]

@@ -45,10 +45,9 @@ def report_command(
     from mmrepro import reports
     from mmrepro.incident.ablation import ABLATION_FILE
     from mmrepro.incident.bisection import BISECTION_FILE
-    from mmrepro.incident.replay import REPLAY_FILE
-    from mmrepro.reports.replay import is_finding
+    from mmrepro.reports.replay import is_finding, is_replay
 
-    if incident.name == REPLAY_FILE or (incident / REPLAY_FILE).is_file() or is_finding(incident):
+    if is_replay(incident) or is_finding(incident):
         typer.echo(_of_replay(incident, format).rstrip("\n"))
         return
     if incident.name == ABLATION_FILE or (incident / ABLATION_FILE).is_file():
