@@ -18,7 +18,8 @@ from mmrepro.reports.bundle import redact_log
 from mmrepro.reports.replay import Told
 from mmrepro.reports.replay_public import public
 from mmrepro.reports.replay_script import SCRIPT_FILE
-from mmrepro.reports.words import size
+from mmrepro.reports.replay_sequence import drawing
+from mmrepro.reports.words import FIDELITY_WORDS, size
 from mmrepro.text.redact import Redactor
 from mmrepro.text.sanitize import one_line
 
@@ -152,7 +153,7 @@ def public_issue(told: Told) -> str:
                 replay.wheel,
                 replay.packages,
                 replay.settings,
-                [f"- {replay_view.FIDELITY_WORDS[replay.fidelity]}"],
+                [f"- {FIDELITY_WORDS[replay.fidelity]}"],
             ),
             traceback=_trace(finding.stack, finding.log_lines),
             script=script,
@@ -250,7 +251,7 @@ def _described(told: Told) -> str:
         f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}",
     ]
     if told.sequence is not None:
-        parts.append(gfm.fence(replays.drawn.drawing(told.sequence), "text", 64, 220))
+        parts.append(gfm.fence(drawing(told.sequence), "text", 64, 220))
     if finding.known:
         name = gfm.code(replay_view.known_name(finding))
         parts.append(f"It fits the known failure {name}: {gfm.text(finding.known_why)}")

@@ -90,7 +90,7 @@ def script(
     model = _model(case.server.model)
     told = {e.operation: _facts(e.model_dump(exclude={"operation"})) for e in finding.expectations}
     kind = finding.finding_class.value
-    return _template().render(
+    text: str = _template().render(
         title=_comment(f"{view.finding_title(finding)}."),
         said=_wrapped(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}."),
         commands=server_steps(case, settings, project),
@@ -116,6 +116,7 @@ def script(
         model=model[0] if model else "",
         weights=model[1] if model else "",
     )
+    return text
 
 
 _KINDS: Final = {
@@ -279,7 +280,7 @@ def _short(value: Any, urls: Mapping[str, str]) -> Any:
     if value.keys() == {"type", "text"} and value["type"] == "text" and urls:
         return {"text": value["text"]}
     if value.keys() == {"type", "image_url"} and isinstance(value["image_url"], dict):
-        url = value["image_url"].get("url")
+        url = str(value["image_url"].get("url"))
         if value["image_url"].keys() == {"url"} and url in urls:
             return {"image": urls[url]}
     return {key: _short(item, urls) for key, item in value.items()}

@@ -142,6 +142,7 @@ class Document(StrEnum):
     ABLATION = "ablation"
     BISECTION = "bisection"
     REPLAY = "replay"
+    REPLAY_JSON = "replay-json"
     CASE = "case"
 
 
@@ -159,12 +160,14 @@ def schema(
     from mmrepro.incident.ablation import Ablation
     from mmrepro.incident.bisection import Bisection
     from mmrepro.incident.replay import Replay
+    from mmrepro.reports.replay_json import ToldReplay
 
     models: dict[Document, type[Record]] = {
         Document.INCIDENT: Incident,
         Document.ABLATION: Ablation,
         Document.BISECTION: Bisection,
         Document.REPLAY: Replay,
+        Document.REPLAY_JSON: ToldReplay,
         Document.CASE: Case,
     }
     document = models[of].model_json_schema()

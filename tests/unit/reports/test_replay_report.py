@@ -6,28 +6,23 @@ import io
 import json
 import re
 import sys
-import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from hostile import HOSTILE
-from mmrepro.case.files import read_case, write_case
-from mmrepro.case.model import Case, Recorded
-from mmrepro.cli.app import app
+from mmrepro.case.files import write_case
+from mmrepro.case.model import Case
 from mmrepro.errors import BadIncident
 from mmrepro.incident.replay import REPLAY_FILE, Finding, FindingClass, Rate, Replay
-from mmrepro.reports import load, replay as reports, replay_view as view
-from mmrepro.reports.issue_form import MAX_CHARS, finding_issue, incident_issue
-from mmrepro.reports.replay_bundle import write_replay_bundle
+from mmrepro.reports import replay as reports, replay_view as view
 from mmrepro.reports.replay_json import ToldReplay, replay_json, told
 from mmrepro.reports.replay_sequence import drawing, kind_of, picture, sequence
 from rich.console import Console
-from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "replay"))
-from made_up_replay import SECRET, finding, ghost_case, operation, replay, unconfirmed
+from made_up_replay import finding, ghost_case, operation, replay, unconfirmed
 
 RECORDED = Path(__file__).parents[2] / "evidence"
 
