@@ -1,10 +1,10 @@
 """No prompt takes more from the prefix cache than an earlier prompt shares with it.
 
 A server that tells how many tokens of a prompt came from its cache can be held to it without a
-second server: the most that a sound cache can give is the longest prefix that the prompt shares,
-in text, in its pictures and under its salt, with any one that was sent before it was answered, and
-with that one's answer. Blocks and pages only make it less. See :mod:`mmrepro.oracle.prompts` for how the
-bound is found without knowing the chat template; where it cannot be found, nothing is said.
+second server: the most that a sound cache can give is the longest prefix that the prompt shares, in
+text, in its pictures and under its salt, with any one that was sent before it was answered, and
+with that one's answer. Blocks and pages only make it less. See :mod:`mmrepro.oracle.prompts` for
+how the bound is found without knowing the chat template; where it cannot be found, nothing is said.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.loud import INVALID
 from mmrepro.oracle.prompts import NOTHING, Prompt, Rules, prompt_of, prompt_of_record
 from mmrepro.oracle.sent import Sent, sent_of
+from mmrepro.play.served import MODELS
 from mmrepro.signature.answers import grade
 
 BY_PICTURE = ("vllm", "minivllm")
@@ -53,7 +54,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
                 "come again: the cache bound was not judged."
             ]
         )
-    rules = Rules(bytewise="/" not in case.server.model, by_features=engine.name not in BY_PICTURE)
+    rules = Rules(bytewise=case.server.model in MODELS, by_features=engine.name not in BY_PICTURE)
     earlier = _prompts(case, played, rules, salted=engine.name in SALTED)
     sightings, unknown = [], 0
     for one in told:
@@ -97,17 +98,19 @@ def _preempted(played: Played, engine: Engine) -> bool:
 def _prompts(case: Case, played: Played, rules: Rules, *, salted: bool) -> list[_Earlier]:
     """All that was sent to the server, by the case and by the harness, but for what was refused
     for its length before it ran."""
-    ours = {
-        one.op.id: _Earlier(prompt_of(one, bytewise=rules.bytewise, salted=salted), one.begin)
-        for one in sent_of(case, played)
+    sent = sent_of(case, played)
+    names = {one.op.id for one in sent}
+    ours = [
+        _Earlier(prompt_of(one, bytewise=rules.bytewise, salted=salted), one.begin)
+        for one in sent
         if one.generates and not _refused_for_length(one.record)
-    }
+    ]
     others = [
         _Earlier(prompt_of_record(record, bytewise=rules.bytewise), record.sent.mono)
         for record in played.evidence.requests
-        if record.label not in ours and record.prompt_chars
+        if record.label not in names and record.prompt_chars
     ]
-    return [*ours.values(), *others]
+    return [*ours, *others]
 
 
 def _refused_for_length(record: RequestRecord) -> bool:

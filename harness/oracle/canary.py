@@ -8,15 +8,15 @@ from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle import buckets, near_ties
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer, Verdict
+from mmrepro.play.observing import CANARY_AFTER, CANARY_BEFORE
 
-BEFORE, AFTER = "canary before", "canary after"
 EXACT = ("minivllm",)
 """Engines whose greedy answers are the same for any batch, chunk and cache: float32, and tested."""
 
 
 def canary(played: Played, engine: Engine) -> Judged:
     """Whether the canary is answered as before, word for word, but for near-ties."""
-    before, after = played.record(BEFORE), played.record(AFTER)
+    before, after = played.record(CANARY_BEFORE), played.record(CANARY_AFTER)
     if before is None or after is None:
         return Judged(unseen=["The canary was not asked both before and after the traffic."])
     if not before.answered or not after.answered:

@@ -3,11 +3,11 @@
 Each request adds to each counter something between a least and a most. The growth from the reading
 before the traffic to the one after it must lie between the sums. What an answer tells by its usage
 is exact: least and most are one. What it does not tell (a client that left, a refusal, several
-answers to one request, a failure) leaves room, up to all that was asked for; where no most is known,
-only the least is asked. A counter that an engine does not have is not judged.
+answers to one request, a failure) leaves room, up to all that was asked for; where no most is
+known, only the least is asked. A counter that an engine does not have is not judged.
 
-The last second before the reading after counts as possibly not yet counted: engines count when they
-have sent, not before.
+What ended right before the reading after it is possibly not counted yet: an engine may count when
+it has sent.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.sent import GENERATES, Sent, sent_of
-from mmrepro.probes.data import HttpData, InferenceData
 
-SETTLES_S = 1.0
+SETTLES_S = 0.05
 NAMES = {
     "finished": "requests that ended",
     "prompt_tokens": "prompt tokens",
@@ -97,8 +96,7 @@ class _Entry:
     Attributes:
         n: answers asked for.
         limit: most tokens of each, if told.
-        late: it may not be counted yet.
-        early: it may have been counted before.
+        late: it may not be counted yet, or was before.
     """
 
     record: RequestRecord
@@ -133,18 +131,6 @@ def _entries(case: Case, played: Played, before: Reading, after: Reading) -> Ite
             yield _Entry(record, limit=record.max_tokens, late=late)
         else:
             yield _Entry(record, sent.n, sent.limit, late)
-    for probe in played.evidence.probes:
-        if isinstance(probe.data, InferenceData | HttpData):
-            yield from _probed(probe.data)
-
-
-def _probed(data: InferenceData | HttpData) -> Iterator[_Entry]:
-    """What a probe asked for, whose time is not known to the request: it may count or not."""
-    asked = 1
-    if isinstance(data, HttpData):
-        asked = sum("generate" in answer.path for answer in data.answers)
-    for _ in range(asked):
-        yield _Entry(_UNKNOWN, late=True)
 
 
 def _finished(entry: _Entry, case: Case) -> Span:

@@ -114,6 +114,11 @@ class Rules:
         a, b = bytes.fromhex(one.coarse), bytes.fromhex(other.coarse)
         return all(abs(x - y) < COARSE_STEP for x, y in zip(a, b, strict=True))
 
+    def _pictures_match(self, item: str | ImageSent, other: str | ImageSent) -> bool:
+        if isinstance(item, str) or isinstance(other, str):
+            return False
+        return self.may_be_one(item, other)
+
     def most_shared(self, prompt: Prompt, earlier: Prompt) -> int | None:
         """Most tokens of ``prompt`` that a sound cache takes from ``earlier``; None: unknown."""
         assert prompt.tokens is not None
@@ -167,9 +172,7 @@ class Rules:
                     return [item[same:], *mine[place + 1 :]], True
                 if same < len(item) or same < len(other):
                     return [item[same:], *mine[place + 1 :]], False
-            elif isinstance(item, str) or isinstance(other, str):
-                return mine[place:], False
-            elif not self.may_be_one(item, other):
+            elif not self._pictures_match(item, other):
                 return mine[place:], False
         return [], len(mine) >= len(theirs)
 

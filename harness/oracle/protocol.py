@@ -1,7 +1,8 @@
 """What an answer's form says against itself: ends, counts, choices; and equal requests alike.
 
 Nothing here is a matter of quality: each rule holds for every sound server of the OpenAI API, or
-for those engines that it names. A rule that an engine's release does not promise is not asked of it.
+for those engines that it names. A rule that an engine's release does not promise is not asked of
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.loud import INVALID, NO_SUCH, error_object
 from mmrepro.oracle.sent import Sent, sent_of
-from mmrepro.traffic.client import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
+from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
 
 SEVERAL = ("vllm", "sglang")
 """Engines that give several answers to one request; others take ``n`` for one."""
@@ -64,7 +65,7 @@ EXPECTED = {
     "no-done": "A stream ends with [DONE], once.",
     "after-done": "Nothing comes after [DONE].",
     "finish-reason": "Each answer ends with one finish reason.",
-    "finish-length": "The reason is length where the answer is as long as asked for, and nowhere else.",
+    "finish-length": "The reason is length where the answer is as long as asked for, only there.",
     "usage": "The total is the prompt's tokens and the completion's.",
     "usage-missing": "The usage is told where it was asked for.",
     "completion-tokens": "The completion's tokens are those that were sent.",

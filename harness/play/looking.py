@@ -18,16 +18,15 @@ from mmrepro.run.launch import Server
 from mmrepro.traffic import Traffic
 
 COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
-SAMPLES, INTERVAL_S = 5, 0.08
-STACKS_S = 8.0
+SAMPLES, INTERVAL_S, STACKS_S = 20, 0.02, 3.0
 APART_S = 0.5
 SCRAPE_S = 1.0
 ASLEEP_PCT = 10.0
 """Of one core, all processes together: below it nobody is at work on the request."""
 TURNING = 4
 """Innermost frames that may change in a loop that is never left."""
-SHARE = 0.75
-"""Of the samples that must agree on a frame: one may be torn."""
+SHARE = 0.95
+"""Of the samples that must agree on a frame: one of 20 may be torn."""
 
 
 @dataclass(frozen=True)
