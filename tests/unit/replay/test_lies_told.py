@@ -21,7 +21,7 @@ from mmrepro.oracle.reference import compare_with_reference, with_logprobs
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.reading import Watch
 
-REQUESTS, TOKENS = 300, 8
+REQUESTS, TOKENS = 160, 8
 
 
 def case_of() -> Case:
@@ -124,8 +124,8 @@ def test_an_honest_proxy_is_not_noticed(tmp_path: Path) -> None:
 def test_swapped_answers_are_flagged_and_no_others(tmp_path: Path) -> None:
     """Enough of them to say 95 %."""
     swaps = found = 0
-    for seed in range(2):
-        proxy = LyingProxy(lie="swap", p=0.15, seed=seed)
+    for seed in range(3):
+        proxy = LyingProxy(lie="swap", p=0.25, seed=seed)
         _, judged = judged_through(proxy, tmp_path)
         lies = touched(proxy)
         flagged = {id for sighting in judged.sightings for id in sighting.operations}
@@ -151,7 +151,7 @@ def test_flipped_near_ties_are_counted_and_not_flagged(tmp_path: Path) -> None:
 
 
 def test_flips_of_what_led_clearly_are_flagged(tmp_path: Path) -> None:
-    proxy = LyingProxy(lie="flip-near-tie", p=0.05, bound=9.0)
+    proxy = LyingProxy(lie="flip-near-tie", p=0.1, bound=9.0)
     _, judged = judged_through(proxy, tmp_path)
     flagged = {id for sighting in judged.sightings for id in sighting.operations}
     assert len(flagged) > 0.5 * len(proxy.told) > 5
@@ -161,7 +161,7 @@ def test_flips_of_what_led_clearly_are_flagged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lie", ["duplicate-token", "truncate"])
 def test_answers_that_were_retold_are_flagged(lie: Lie, tmp_path: Path) -> None:
     """The tokens that come with them are the right ones: their text is not."""
-    proxy = LyingProxy(lie=lie, p=0.05, seed=5)
+    proxy = LyingProxy(lie=lie, p=0.1, seed=5)
     _, judged = judged_through(proxy, tmp_path)
     lies = set().union(*touched(proxy))
     flagged = {id for sighting in judged.sightings for id in sighting.operations}
