@@ -170,7 +170,7 @@ def test_answers_that_were_retold_are_flagged(lie: Lie, tmp_path: Path) -> None:
 
 
 def test_a_falsified_prompt_length_is_flagged(tmp_path: Path) -> None:
-    proxy = LyingProxy(lie="falsify-usage", p=0.1, seed=5)
+    proxy = LyingProxy(lie="falsify-usage", p=0.2, seed=5)
     played, judged = judged_through(proxy, tmp_path)
     right = {op.id: len(prompt_of(op)) for op in CASE.operations}
     wrong = {r.label for r in played.evidence.requests if r.prompt_tokens != right[r.label]}
