@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,18 @@ class Contents(Mapping[str, bytes]):
             (self.folder / digest).write_bytes(data)
             self._sizes[digest] = len(data)
         return digest
+
+    def has(self, digests: Iterable[str]) -> None:
+        """These lie in the folder already."""
+        for digest in digests:
+            with contextlib.suppress(OSError):
+                self._sizes[digest] = (self.folder / digest).stat().st_size
+
+    def keep(self, digests: Collection[str]) -> None:
+        """Remove all others."""
+        for digest in self._sizes.keys() - set(digests):
+            (self.folder / digest).unlink(missing_ok=True)
+            del self._sizes[digest]
 
     def __getitem__(self, sha256: str) -> bytes:
         if sha256 not in self._sizes:

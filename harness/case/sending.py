@@ -60,10 +60,12 @@ class Sending:
         self.stopped.set()
         self._changed.set()
 
-    async def ask(self, label: str, data: bytes, path: str) -> RequestRecord | None:
-        """A request beside the operations; None: it has no answer, and waits."""
+    async def ask(self, label: str, data: bytes, path: str, text: str) -> RequestRecord | None:
+        """A request of that ``text`` beside the operations; None: it has no answer, and waits."""
         watch = Watch(sent=self._moved, piece=lambda _: self._moved())
-        sending = self.traffic.send(label, data, watch, path=path, deadline_s=self.deadline_s)
+        sending = self.traffic.send(
+            label, data, watch, path=path, text=text, deadline_s=self.deadline_s
+        )
         task = self._begun(label, sending)
         stopped = asyncio.ensure_future(self.stopped.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
