@@ -22,7 +22,8 @@ Answers = Callable[[Case], dict[str, str]]
 def fake_case(ops: Sequence[Operation], sizes: dict[str, int] | None = None) -> Case:
     """``sizes``: of its images, a side in pixels."""
     images = {
-        name: Noise(seed=n, size=(side, side)) for n, (name, side) in enumerate((sizes or {}).items())
+        name: Noise(seed=n, size=(side, side))
+        for n, (name, side) in enumerate((sizes or {}).items())
     }
     return Case(server=SERVER, images=images, operations=list(ops))
 
@@ -60,9 +61,7 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Seen:
     buckets = [s.bucket for s in sightings]
     ops = {op.id: op for op in case.operations}
     return Seen(
-        play=PlayFacts(
-            number=number, what="fake", requests=len(ops), state=state, buckets=buckets
-        ),
+        play=PlayFacts(number=number, what="fake", requests=len(ops), state=state, buckets=buckets),
         sightings=sightings,
         sent=[op for op in answers if answers[op] != UNSENT],
         answers=answers,

@@ -7,18 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from mmrepro.case.model import Case
 from mmrepro.replay.shrink import Shrinking
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fake_plays import (
-    BUCKET,
     FakeGhostKey,
     FakeTest,
-    answered_until,
     fake_case,
     fake_op,
     fake_seen,
