@@ -51,7 +51,7 @@ class LyingProxy:
         answers: of a completion with HTTP 200.
     """
 
-    upstream: str
+    upstream: str = ""
     lie: Lie | None = None
     p: float = 0.01
     seed: int = 0
@@ -61,8 +61,6 @@ class LyingProxy:
     url: str = ""
 
     def __post_init__(self) -> None:
-        address = urlsplit(self.upstream)
-        self._address = address.hostname, address.port
         self._random = random.Random(self.seed)
         self._waiting: list[tuple[_Answer, asyncio.Future[_Answer]]] = []
 
@@ -72,7 +70,8 @@ class LyingProxy:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             body = await reader.readexactly(_length(head))
-            behind, there = await asyncio.open_connection(*self._address)
+            address = urlsplit(self.upstream)
+            behind, there = await asyncio.open_connection(address.hostname, address.port)
             try:
                 there.write(_closing(head) + body)
                 await there.drain()

@@ -21,7 +21,7 @@ from mmrepro.oracle.reference import compare_with_reference, with_logprobs
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.reading import Watch
 
-REQUESTS, TOKENS = 300, 8
+REQUESTS, TOKENS = 160, 8
 
 
 def case_of() -> Case:
@@ -84,7 +84,6 @@ async def played_through(proxy: LyingProxy, tmp_path: Path) -> Played:
     """All of the case, eight at a time."""
     async with serving(fake_engine) as server:
         proxy.upstream = server.url
-        proxy.__post_init__()
         with lying(proxy):
             recorder = Recorder(tmp_path)
             traffic = Traffic(proxy.url, "tiny", recorder)
@@ -114,7 +113,7 @@ def touched(proxy: LyingProxy) -> list[set[str]]:
 
 def test_an_honest_proxy_is_not_noticed(tmp_path: Path) -> None:
     for lie in (None, "swap"):
-        proxy = LyingProxy("http://127.0.0.1:1", lie, p=0.0)
+        proxy = LyingProxy(lie=lie, p=0.0)
         played, judged = judged_through(proxy, tmp_path)
         assert all(record.answered for record in played.evidence.requests)
         assert judged.sightings == []
@@ -125,8 +124,8 @@ def test_an_honest_proxy_is_not_noticed(tmp_path: Path) -> None:
 def test_swapped_answers_are_flagged_and_no_others(tmp_path: Path) -> None:
     """Enough of them to say 95 %."""
     swaps = found = 0
-    for seed in range(2):
-        proxy = LyingProxy("http://127.0.0.1:1", "swap", p=0.15, seed=seed)
+    for seed in range(3):
+        proxy = LyingProxy(lie="swap", p=0.25, seed=seed)
         _, judged = judged_through(proxy, tmp_path)
         lies = touched(proxy)
         flagged = {id for sighting in judged.sightings for id in sighting.operations}
@@ -142,8 +141,8 @@ def test_swapped_answers_are_flagged_and_no_others(tmp_path: Path) -> None:
 
 
 def test_flipped_near_ties_are_counted_and_not_flagged(tmp_path: Path) -> None:
-    honest = judged_through(LyingProxy("http://127.0.0.1:1"), tmp_path)[1]
-    proxy = LyingProxy("http://127.0.0.1:1", "flip-near-tie", p=1.0, bound=0.15)
+    honest = judged_through(LyingProxy(), tmp_path)[1]
+    proxy = LyingProxy(lie="flip-near-tie", p=1.0, bound=0.15)
     _, judged = judged_through(proxy, tmp_path)
     assert len(proxy.told) > 50
     assert judged.sightings == []
@@ -152,7 +151,7 @@ def test_flipped_near_ties_are_counted_and_not_flagged(tmp_path: Path) -> None:
 
 
 def test_flips_of_what_led_clearly_are_flagged(tmp_path: Path) -> None:
-    proxy = LyingProxy("http://127.0.0.1:1", "flip-near-tie", p=0.05, bound=9.0)
+    proxy = LyingProxy(lie="flip-near-tie", p=0.1, bound=9.0)
     _, judged = judged_through(proxy, tmp_path)
     flagged = {id for sighting in judged.sightings for id in sighting.operations}
     assert len(flagged) > 0.5 * len(proxy.told) > 5
@@ -162,7 +161,7 @@ def test_flips_of_what_led_clearly_are_flagged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lie", ["duplicate-token", "truncate"])
 def test_answers_that_were_retold_are_flagged(lie: Lie, tmp_path: Path) -> None:
     """The tokens that come with them are the right ones: their text is not."""
-    proxy = LyingProxy("http://127.0.0.1:1", lie, p=0.05, seed=5)
+    proxy = LyingProxy(lie=lie, p=0.1, seed=5)
     _, judged = judged_through(proxy, tmp_path)
     lies = set().union(*touched(proxy))
     flagged = {id for sighting in judged.sightings for id in sighting.operations}
@@ -171,7 +170,7 @@ def test_answers_that_were_retold_are_flagged(lie: Lie, tmp_path: Path) -> None:
 
 
 def test_a_falsified_prompt_length_is_flagged(tmp_path: Path) -> None:
-    proxy = LyingProxy("http://127.0.0.1:1", "falsify-usage", p=0.1, seed=5)
+    proxy = LyingProxy(lie="falsify-usage", p=0.2, seed=5)
     played, judged = judged_through(proxy, tmp_path)
     right = {op.id: len(prompt_of(op)) for op in CASE.operations}
     wrong = {r.label for r in played.evidence.requests if r.prompt_tokens != right[r.label]}
@@ -182,7 +181,7 @@ def test_a_falsified_prompt_length_is_flagged(tmp_path: Path) -> None:
 
 
 def test_a_stream_without_its_end_is_no_answer(tmp_path: Path) -> None:
-    proxy = LyingProxy("http://127.0.0.1:1", "drop-done", p=0.2)
+    proxy = LyingProxy(lie="drop-done", p=0.2)
     played, judged = judged_through(proxy, tmp_path)
     lies = set().union(*touched(proxy))
     assert lies
