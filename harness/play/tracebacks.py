@@ -42,7 +42,8 @@ class Traceback:
 
     def named_in(self, answers: Sequence[str]) -> bool:
         """Whether one of them carries what it says."""
-        return bool(self.message) and any(self.message in answer for answer in answers)
+        plain = (answer.replace('\\"', '"') for answer in answers)  # it is inside JSON
+        return bool(self.message) and any(self.message in answer for answer in plain)
 
     @property
     def of_leaving(self) -> bool:
