@@ -1,1 +1,8 @@
-"""From what was recorded elsewhere (HAR, batch files, engines' request logs) to a case."""
+"""Recorded traffic made into a case: read, anonymised, scaled."""
+
+from mmrepro.capture.anonymise import anonymise
+from mmrepro.capture.captured import Captured, Contents
+from mmrepro.capture.read import read
+from mmrepro.capture.scale import scale
+
+__all__ = ["Captured", "Contents", "anonymise", "read", "scale"]

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
 import re
 import threading
 from collections.abc import Iterable
@@ -14,8 +11,8 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TypeAlias
 
-from filelock import FileLock, Timeout
-from mmrepro.errors import BadLedger, LedgerBusy, NoSpace, UnwritableOutput
+from mmrepro.errors import BadLedger, LedgerBusy
+from mmrepro.history.lines import LineFile
 from mmrepro.incident.ledger import (
     LEDGER_FILE,
     LEDGER_VERSION,
@@ -162,24 +159,19 @@ class Ledger:
         self.folder = folder
         self.path = folder / LEDGER_FILE
         self._mutex = threading.Lock()
-        self._file = -1
-        self._held = FileLock(folder / LOCK_FILE, thread_local=False)
+        busy = LedgerBusy(
+            f"Another mmrepro writes the ledger in {folder}.",
+            hint="wait until it has ended, or look at what there is: "
+            f"mmrepro matrix report {folder}",
+        )
+        self.lines = LineFile(self.path, LOCK_FILE, "ledger", busy)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._held.acquire(timeout=0)
-        except Timeout:
-            raise LedgerBusy(
-                f"Another mmrepro writes the ledger in {folder}.",
-                hint=f"wait until it has ended, or look at what there is: "
-                f"mmrepro matrix report {folder}",
-            ) from None
-        except OSError as error:
-            raise self._unwritable(error) from error
-        try:
-            self._open()
+            self.history = _parsed(self.lines.content, self.path)
         except BaseException:
             self.close()
             raise
+        self._redactor = Redactor()
+        self._redactor.reserve(self.lines.content.decode())
 
     def append(self, record: AnyRecord) -> None:
         """Write one line, redacted, and wait until the disk has it.
@@ -191,14 +183,14 @@ class Ledger:
         """
         with self._mutex:
             line, kept = self._line(record)
-            self._write(line)
+            try:
+                self.lines.append(line)
+            except ValueError:
+                raise BadLedger(f"The ledger in {self.folder} is closed.") from None
             self.history.take(kept)
 
     def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        self._held.release()
+        self.lines.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -210,21 +202,6 @@ class Ledger:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _open(self) -> None:
-        try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            content = self.path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            self.history = _parsed(content[:whole], self.path)
-            if whole < len(content):
-                os.ftruncate(self._file, whole)
-            os.lseek(self._file, whole, os.SEEK_SET)
-            self._sync_folder()
-        except OSError as error:
-            raise self._unwritable(error) from error
-        self._redactor = Redactor()
-        self._redactor.reserve(content[:whole].decode())
 
     def _line(self, record: AnyRecord) -> tuple[bytes, AnyRecord]:
         public = self._redactor.redact_model(record)
@@ -241,39 +218,6 @@ class Ledger:
         if why:
             raise BadLedger(f"The ledger in {self.folder} does not take {why}.")
         return line + b"\n", kept
-
-    def _write(self, line: bytes) -> None:
-        if self._file < 0:
-            raise BadLedger(f"The ledger in {self.folder} is closed.")
-        end = os.lseek(self._file, 0, os.SEEK_CUR)
-        try:
-            left = memoryview(line)
-            while left:
-                left = left[os.write(self._file, left) :]
-            os.fsync(self._file)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._file, end)
-            os.lseek(self._file, end, os.SEEK_SET)
-            raise self._unwritable(error) from error
-
-    def _sync_folder(self) -> None:
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-    def _unwritable(self, error: OSError) -> NoSpace | UnwritableOutput:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return NoSpace(
-                f"The disk that holds {self.path} is full.",
-                hint="mmrepro env prune, then the same command again",
-            )
-        return UnwritableOutput(
-            f"The ledger {self.path} cannot be written: {error.strerror or error}.",
-            hint="choose another --out, with a DIR that you may write",
-        )
 
 
 def read(folder: Path) -> History:

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 
 from mmrepro.case.model import Origin, ServerWanted
 from mmrepro.incident import Fidelity, HostFacts, StandIn
-from mmrepro.records import Moment, Record
+from mmrepro.records import Moment, Record, Setting, WheelFacts
 from pydantic import Field
 
 REPLAY_FILE = "replay.json"
@@ -39,6 +39,14 @@ class FindingClass(StrEnum):
     """The idle server did not return to where it was: running, KV use, threads, files, memory."""
 
 
+class Expectation(Record):
+    """What a script can hold against one answer: the cached tokens, or the text."""
+
+    operation: str
+    cached_at_most: Annotated[int | None, Field(description="prompt tokens from the cache")] = None
+    text: Annotated[str | None, Field(description="of the answer, whole")] = None
+
+
 class Sighting(Record):
     """What one oracle holds against one play."""
 
@@ -53,6 +61,9 @@ class Sighting(Record):
     operations: Annotated[list[str], Field(description="whose answers show it")] = []
     said: Annotated[str, Field(description="one sentence: what was observed")]
     expected: Annotated[str, Field(description="one sentence: what a sound engine does")] = ""
+    expectations: Annotated[
+        list[Expectation], Field(description="the same for reproduce.py, where it has numbers")
+    ] = []
 
 
 class Rate(Record):
@@ -94,6 +105,10 @@ class Finding(Record):
     bucket: str
     said: str
     expected: str = ""
+    expectations: list[Expectation] = []
+    operations: Annotated[
+        list[str], Field(description="of the case that is left: whose answers show it")
+    ] = []
     known: Annotated[str | None, Field(description="a scenario's name")] = None
     known_variant: str = ""
     known_why: str = ""
@@ -112,7 +127,11 @@ class Finding(Record):
     case_file: Annotated[str, Field(description="the case that is left, below the folder")] = ""
     server: ServerWanted
     observed: Annotated[
-        dict[str, str], Field(description="operation: what came of it, in the last play")
+        dict[str, str],
+        Field(
+            description="operation: what came of it in the last play: '200 …', '400 …', "
+            "'no answer in 6.0 s', 'left after …', 'not sent'"
+        ),
     ] = {}
     stack: Annotated[list[str], Field(description="where it stands, innermost first")] = []
     log_lines: list[str] = []
@@ -157,6 +176,11 @@ class Replay(Record):
     host: HostFacts
     fidelity: Fidelity
     stand_ins: list[StandIn] = []
+    settings: Annotated[
+        list[Setting], Field(description="of the server, what differs from the engine's defaults")
+    ] = []
+    wheel: WheelFacts | None = None
+    packages: Annotated[list[str], Field(description="name==version, of its environment")] = []
     start_mode: str = ""
     deadline_s: float | None = None
     plays: list[PlayFacts] = []

@@ -51,7 +51,7 @@ class TinyModel(ABC):
         """Write the model below ``cache`` unless it is there; returns its folder."""
         return written_whole(cache / self.key, self._write_into)
 
-    def _spread(self, name: str) -> tuple[float, float]:
+    def spread(self, name: str) -> tuple[float, float]:
         """Mean and deviation of a weight's random values; a norm starts as the identity."""
         if "norm" in name or ".ln_q." in name:
             return (0.0 if name.endswith("bias") else 1.0), 0.0

@@ -133,7 +133,7 @@ class TinyDotsOCR(QwenModel):
                 "pad_token_id": DOTS_OCR.id_of(DOTS_OCR.pad),
             },
         )
-        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self._spread)
+        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self.spread)
 
     def _config(self) -> dict[str, object]:
         heads = self.hidden // 64

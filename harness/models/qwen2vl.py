@@ -49,7 +49,7 @@ class TinyQwen2VL(QwenModel):
             folder / "generation_config.json",
             {"eos_token_id": [ids["<|im_end|>"]], "pad_token_id": ids["<|endoftext|>"]},
         )
-        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self._spread)
+        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self.spread)
 
     def _config(self, ids: dict[str, int]) -> dict[str, object]:
         heads = self.hidden // 64

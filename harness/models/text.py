@@ -86,9 +86,9 @@ class TinyText(TinyModel):
             folder / "generation_config.json",
             {"eos_token_id": ids["<|im_end|>"], "pad_token_id": ids["<|endoftext|>"]},
         )
-        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self._spread)
+        write_weights(folder / "model.safetensors", self.shapes(), self.seed, self.spread)
 
-    def _spread(self, name: str) -> tuple[float, float]:
+    def spread(self, name: str) -> tuple[float, float]:
         """Mean and deviation of a weight's random values. A norm starts as the identity, which
         is 0 for Gemma: it multiplies by 1 + weight."""
         if "norm" in name:

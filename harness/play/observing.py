@@ -11,12 +11,12 @@ from pathlib import Path
 
 from mmrepro.case.model import CHAT, Case, Operation
 from mmrepro.case.played import Played, PlayState, Reading
+from mmrepro.case.sending import Sending
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.play import looking
 from mmrepro.play.options import Look, PlayOptions
 from mmrepro.play.readings import reading
-from mmrepro.play.sending import Sending
 from mmrepro.play.tracebacks import read_tracebacks, telling
 from mmrepro.probes.data import ThreadStack
 from mmrepro.run.deadline import Deadlines
@@ -28,7 +28,7 @@ from mmrepro.traffic import Traffic
 from mmrepro.traffic.pictures import Picture
 
 CANARY_BEFORE, CANARY_AFTER = "canary before", "canary after"
-CANARY_TOKENS = 8
+CANARY_TEXT, CANARY_TOKENS = "hello", 8
 FIRST_ANSWER_S = 60.0
 """For the first answer of a server: it warms up, and a scenario's gate waits as long."""
 MOST_DEADLINES = 10
@@ -115,12 +115,12 @@ class Observing:
     async def _canary(self, label: str) -> None:
         fields = {
             "model": SERVED_MODEL,
-            "messages": [{"role": "user", "content": "hello"}],
+            "messages": [{"role": "user", "content": CANARY_TEXT}],
             "max_tokens": CANARY_TOKENS,
             "temperature": 0,
             "logprobs": True,
         }
-        await self.sending.ask(label, json.dumps(fields).encode(), CHAT)
+        await self.sending.ask(label, json.dumps(fields).encode(), CHAT, CANARY_TEXT)
 
     async def _reading(self) -> Reading:
         return await reading(self.traffic, self.server.spec.engine, self.server.process)
@@ -237,7 +237,7 @@ class Observing:
             return
         found = read_tracebacks(self.server.process.log, self._log_start)
         told = telling(found, self.recorder.evidence.requests)
-        played.frames = told[0].frames if told else []
+        played.frames = told[0].frames_of(self.server.spec.engine) if told else []
         played.causes = list(dict.fromkeys(one.error for one in told))[:MAX_CAUSES]
         if not played.said:
             played.said = "a request failed, and the server lives on"

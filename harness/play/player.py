@@ -233,4 +233,4 @@ def _not_started(played: Played, error: EngineStartError, journal: Journal, engi
     played.state, played.said = PlayState.START_FAILED, error.message
     named = [first.error] if first else []
     played.causes = list(dict.fromkeys([*named, *error.detail]))
-    played.frames = list(first.frames) if first else []
+    played.frames = first.frames_of(engine) if first else []

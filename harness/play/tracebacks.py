@@ -17,6 +17,8 @@ MAX_TRACEBACKS, MAX_FRAMES = 200, 60
 ERROR_CHARS, MESSAGE_CHARS = 300, 60
 OF_LEAVING = ("CancelledError", "ClientDisconnect", "KeyboardInterrupt", "BrokenPipeError")
 """What a server logs of a client that went away: no failure."""
+OF_DEATH = ("EngineDeadError",)
+"""What the rest of an engine says when its core has died: an echo, whatever the cause was."""
 
 _BEGIN = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ *File "([^"]{1,500})", line \d+, in (\S{1,200})')
@@ -45,9 +47,23 @@ class Traceback:
         plain = (answer.replace('\\"', '"') for answer in answers)  # it is inside JSON
         return bool(self.message) and any(self.message in answer for answer in plain)
 
+    def frames_of(self, engine: Engine) -> list[str]:
+        """Its functions in the engine's own code, innermost first; of others, if it has none."""
+        both = zip(self.frames, self.files, strict=True)
+        own = [name for name, file in both if f"/{engine.name}/" in file]
+        return own or self.frames
+
+    @property
+    def _type(self) -> str:
+        return self.error.partition(":")[0].rpartition(".")[2]
+
     @property
     def of_leaving(self) -> bool:
-        return self.error.partition(":")[0].rpartition(".")[2] in OF_LEAVING
+        return self._type in OF_LEAVING
+
+    @property
+    def of_death(self) -> bool:
+        return self._type in OF_DEATH
 
 
 def read_tracebacks(log: Path, start: int = 0) -> list[Traceback]:
@@ -88,11 +104,11 @@ def tracebacks(lines: Iterable[str]) -> list[Traceback]:
 
 def telling(found: Sequence[Traceback], requests: Sequence[RequestRecord]) -> list[Traceback]:
     """Those that are more than a refused request or a client that went away; first those whose
-    message an answer of 500 or above carries."""
+    message an answer of 500 or above carries, last the echoes of a death."""
     refused = [r.error for r in requests if r.status is not None and 400 <= r.status < 500]
     failed = [r.error for r in requests if r.status is None or r.status >= 500]
     left = [one for one in found if not one.of_leaving and not one.named_in(refused)]
-    return sorted(left, key=lambda one: not one.named_in(failed))
+    return sorted(left, key=lambda one: (one.of_death, not one.named_in(failed)))
 
 
 def of_engine(found: Sequence[Traceback], engine: Engine) -> Traceback | None:

@@ -339,7 +339,7 @@ class Redactor:
 
     def redact_named(self, value: str, name: str) -> str:
         """``value`` redacted; altogether if ``name`` says that it is a secret."""
-        if name and _SENSITIVE.fullmatch(name):
+        if names_a_secret(name):
             bare = value.strip("\"'")
             if not PLACEHOLDER.fullmatch(bare) and _may_be_secret(name, bare, assigned=True):
                 cleaned = self.redact(value)
@@ -347,6 +347,11 @@ class Redactor:
                     return value.replace(bare, self.placeholder(_kind(name), bare))
                 return cleaned
         return self.redact(value)
+
+
+def names_a_secret(name: str) -> bool:
+    """Whether a field of that name (``api_key``, ``Authorization``) holds a secret."""
+    return bool(_SENSITIVE.fullmatch(name))
 
 
 def _outside(step: Callable[[str], str], text: str) -> str:

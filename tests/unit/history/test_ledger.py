@@ -123,7 +123,7 @@ def test_a_killed_writer_holds_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, os; from pathlib import Path\n"
         "from mmrepro.history.ledger import Ledger\n"
-        'ledger = Ledger(Path(sys.argv[1])); os.write(ledger._file, b\'{"kind": "at\')\n'
+        'ledger = Ledger(Path(sys.argv[1])); os.write(ledger.lines._file, b\'{"kind": "at\')\n'
         "os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)

@@ -8,11 +8,10 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from mmrepro.case.barriers import Barriers, Time
 from mmrepro.case.bodies import body
 from mmrepro.case.model import Barrier, Operation
-from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence import RequestRecord
-from mmrepro.play.barriers import Barriers, Time
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.pictures import Picture
 from mmrepro.traffic.reading import Watch
@@ -61,10 +60,12 @@ class Sending:
         self.stopped.set()
         self._changed.set()
 
-    async def ask(self, label: str, data: bytes, path: str) -> RequestRecord | None:
-        """A request beside the operations; None: it has no answer, and waits."""
+    async def ask(self, label: str, data: bytes, path: str, text: str) -> RequestRecord | None:
+        """A request of that ``text`` beside the operations; None: it has no answer, and waits."""
         watch = Watch(sent=self._moved, piece=lambda _: self._moved())
-        sending = self.traffic.send(label, data, watch, path=path, deadline_s=self.deadline_s)
+        sending = self.traffic.send(
+            label, data, watch, path=path, text=text, deadline_s=self.deadline_s
+        )
         task = self._begun(label, sending)
         stopped = asyncio.ensure_future(self.stopped.wait())
         await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -104,7 +105,7 @@ class Sending:
         limit = op.parameters.get("max_tokens", op.parameters.get("max_completion_tokens"))
         sending = self.traffic.send(
             op.id,
-            body(op, self.pictures, SERVED_MODEL),
+            body(op, self.pictures, self.traffic.model),
             watch,
             path=op.path,
             stream=op.stream,

@@ -1,0 +1,116 @@
+"""A JSON file of any size as it can be parsed within bounded memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import ijson  # type: ignore[import-untyped,unused-ignore]
+
+MAX_TEXT = 32 << 20
+"""Bytes of one string as it stands in the file; of a longer one the beginning is kept."""
+CUT = "\ufdd0mmrepro-cut\ufdd0"
+"""At the end of a string that was cut. U+FDD0 is no character: no text holds one."""
+
+_CHUNK = 1 << 18
+_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_REST_OF_CHARACTER = re.compile(rb"[0-9A-Fa-f]{0,4}[\x80-\xbf]{0,3}")
+"""What may be missing of ``\\u12`` or of a character of several bytes."""
+_BOM = b"\xef\xbb\xbf"
+
+
+MAX_DEPTH = 100
+
+
+class BadJson(Exception):
+    """It cannot be read on; the text says why, in a clause without anything of the file in it."""
+
+
+def events(
+    file: BinaryIO, progress: Callable[[int], None] | None = None
+) -> Iterator[tuple[str, Any, int]]:
+    """What ijson's ``basic_parse`` gives, and how deep it stands. Raises BadJson."""
+    stream = _Shortened(file, progress)
+    depth = 0
+    try:
+        for event, value in ijson.basic_parse(stream, use_float=True):
+            stream.fed = 0
+            depth -= event in ("end_map", "end_array")
+            yield event, value, depth
+            depth += event in ("start_map", "start_array")
+            if depth > MAX_DEPTH:
+                raise BadJson(f"it is nested deeper than {MAX_DEPTH}")
+    except ijson.IncompleteJSONError as error:
+        early = "premature" in str(error)
+        raise BadJson("the file ends in the middle" if early else "it is no JSON there") from error
+    except (ijson.JSONError, ValueError, RecursionError, OverflowError) as error:
+        raise BadJson("it is no JSON there") from error
+
+
+class _Shortened:
+    """Reads as a file does; strings longer than ``MAX_TEXT`` end early, with ``CUT``.
+
+    Whoever parses it sets ``fed`` to 0 at each event: so much without one is a number or a name
+    without end, which the parser would keep in memory. ``read`` raises BadJson then.
+    """
+
+    def __init__(self, file: BinaryIO, progress: Callable[[int], None] | None = None) -> None:
+        self.fed = 0
+        self._file = file
+        self._progress = progress
+        self._position = 0
+        self._inside = False
+        self._length = 0
+        self._rest = b""
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, as many as there are at once; ``b""`` at the end only."""
+        if size == 0:
+            return b""
+        out = b""
+        while not out:
+            chunk = self._file.read(_CHUNK)
+            if self._position == 0:
+                chunk = chunk.removeprefix(_BOM)
+            self._position += len(chunk)
+            if self._progress is not None:
+                self._progress(self._position)
+            if not chunk:
+                rest, self._rest = self._rest, b""
+                return rest
+            out = self._shortened(self._rest + chunk)
+        self.fed += len(out)
+        if self.fed > MAX_TEXT + (MAX_TEXT >> 1):
+            raise BadJson(f"a value of more than {MAX_TEXT >> 20} MiB")
+        return out
+
+    def _shortened(self, data: bytes) -> bytes:
+        out: list[bytes] = []
+        at = 0
+        self._rest = b""
+        while at < len(data):
+            if not self._inside:
+                quote = data.find(b'"', at)
+                end = len(data) if quote < 0 else quote + 1
+                out.append(data[at:end])
+                self._inside, self._length, at = quote >= 0, 0, end
+                continue
+            match = _INSIDE.match(data, at)
+            end = match.end() if match else at
+            self._kept(data[at:end], out)
+            at = end
+            if at < len(data) and data[at : at + 1] == b'"':
+                out.append(b'"')
+                self._inside, at = False, at + 1
+            elif at < len(data):  # a backslash whose other half comes with the next piece
+                self._rest, at = data[at:], len(data)
+        return b"".join(out)
+
+    def _kept(self, piece: bytes, out: list[bytes]) -> None:
+        before, self._length = self._length, self._length + len(piece)
+        if self._length <= MAX_TEXT:
+            out.append(piece)
+        elif before <= MAX_TEXT:
+            rest = _REST_OF_CHARACTER.match(piece)
+            out += [rest[0] if rest else b"", CUT.encode()]

@@ -1,0 +1,300 @@
+"""HTTP Archives (HAR 1.2), as mitmproxy, Chrome and Firefox write them; of any size."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.message import Message as Header
+from typing import Any, BinaryIO, Final
+from urllib.parse import urlsplit
+
+from mmrepro.capture.answers import Answer, Answers
+from mmrepro.capture.batch import no_constant
+from mmrepro.capture.bounded import CUT, MAX_TEXT, BadJson, events
+from mmrepro.capture.heard import Heard, Tally
+from mmrepro.capture.messages import Bodies, Unusable
+from mmrepro.capture.paths import played_path
+from mmrepro.errors import UsageError
+
+FAR_OFF_S = 30 * 86400.0
+"""From the middle of all: such a time is a clock's mistake."""
+PATIENCE_S = 5.0
+"""A client that waited longer than this, and than twice the slowest answer, gave up on a server
+that did not answer: its request stays in the replay, so that the silence shows again."""
+
+_ENTRY = ("log", "entries", "item")
+_WANTED: Final = {
+    *((*_ENTRY, name) for name in ("startedDateTime", "time")),
+    *((*_ENTRY, "request", name) for name in ("method", "url")),
+    *((*_ENTRY, "request", "postData", name) for name in ("mimeType", "text", "encoding")),
+    *((*_ENTRY, "response", name) for name in ("status", "_error")),
+    *((*_ENTRY, "response", "content", name) for name in ("text", "encoding", "mimeType")),
+    *((*_ENTRY, "timings", name) for name in ("connect", "ssl", "receive")),
+}
+DEEPEST = max(map(len, _WANTED))
+_COUNTED: Final = {
+    (*_ENTRY, "request", "headers", "item"): "header",
+    (*_ENTRY, "response", "headers", "item"): "header",
+    (*_ENTRY, "request", "cookies", "item"): "cookie",
+    (*_ENTRY, "response", "cookies", "item"): "cookie",
+    (*_ENTRY, "request", "queryString", "item"): "query",
+    (*_ENTRY, "_webSocketMessages", "item"): "websocket message",
+}
+_BY_CLIENT: Final = re.compile(r"client|abort|cancel|NS_BINDING", re.IGNORECASE)
+
+
+@dataclass
+class Entry:
+    """What is kept of one entry while it is read."""
+
+    number: int
+    values: dict[str, Any] = field(default_factory=dict)
+    is_object: bool = False
+
+    def text(self, name: str) -> str:
+        value = self.values.get(name)
+        return value if isinstance(value, str) else ""
+
+    def seconds(self, name: str) -> float | None:
+        """Of a number of milliseconds; None where it is not told, or is negative."""
+        value = self.values.get(name)
+        try:
+            told = float(value) / 1000  # type: ignore[arg-type]
+        except (TypeError, ValueError, OverflowError):
+            return None
+        return told if 0 <= told < 1e7 else None
+
+
+class Har:
+    """Reads one file: ``requests`` gives what was sent, in the order of the file.
+
+    Args:
+        host: ``HOST[:PORT]`` whose requests are read; "": of the only one.
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        bodies: Bodies,
+        tally: Tally,
+        host: str = "",
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.bodies, self.tally = bodies, tally
+        self._events = events(file, progress)
+        self.hosts: Counter[str] = Counter()
+        self._wanted = _chosen(host) if host else ("", None)
+        self._answers = Answers()
+        self._creator = ""
+
+    def requests(self) -> Iterator[Heard]:
+        """Raises UsageError: the file is none that can be read."""
+        for entry in self._entries():
+            self.tally.read += 1
+            try:
+                if (heard := self._heard(entry)) is not None:
+                    yield heard
+            except Unusable as why:
+                self.tally.left_out[str(why)] += 1
+
+    # ------------------------------------------------------------------ one entry
+
+    def _heard(self, entry: Entry) -> Heard | None:
+        """Raises Unusable."""
+        if not entry.is_object:
+            raise Unusable("an entry that is no object")
+        path, host = self._address(entry)
+        self.hosts[host] += 1
+        if len(self.hosts) > 1 and not self._wanted[0]:
+            return None  # the caller says so when it has seen all of them
+        body = _body(entry)
+        try:
+            parsed = json.loads(body, parse_constant=no_constant)
+        except (ValueError, RecursionError) as error:
+            raise Unusable("a body that is no JSON") from error
+        operation = self.bodies.operation(path, parsed)
+        begin = _moment(entry.text("startedDateTime"))
+        took = self._took(entry)
+        answer = self._answer(entry, took, operation.stream)
+        return Heard(
+            operation=operation,
+            begin=begin,
+            end=None if begin is None or took is None else begin + took,
+            recorded=answer.recorded,
+            pieces=answer.pieces,
+            left=self._left(entry, answer),
+        )
+
+    def _address(self, entry: Entry) -> tuple[str, str]:
+        """Path and host of a request that is played. Raises Unusable."""
+        method = entry.text("request.method").upper()
+        if method != "POST":
+            known = method if method in ("GET", "HEAD", "OPTIONS", "CONNECT", "PUT") else "another"
+            raise Unusable(f"{known} request")
+        url = entry.text("request.url")
+        path = played_path(url)
+        host, port = _host(url)
+        wanted, wanted_port = self._wanted
+        if wanted and (wanted != host or wanted_port not in (None, port)):
+            raise Unusable("another host")
+        return path, f"{host}:{port}" if port else host
+
+    def _took(self, entry: Entry) -> float | None:
+        """Seconds until the answer was complete. mitmproxy adds to them what its own connection to
+        the server took, which lies within the waiting."""
+        took = entry.seconds("time")
+        if took is not None and self._creator == "mitmproxy":
+            own = (entry.seconds(f"timings.{name}") or 0.0 for name in ("connect", "ssl"))
+            took = max(0.0, took - sum(own))
+        return took
+
+    def _answer(self, entry: Entry, took: float | None, stream: bool) -> Answer:
+        status = entry.values.get("response.status")
+        told = int(status) if isinstance(status, int) and 100 <= status <= 599 else None
+        text = entry.text("response.content.text")
+        if entry.text("response.content.encoding").lower() == "base64":
+            text = _decoded(text, entry.text("response.content.mimeType"))
+        return self._answers.read(told, text, took, stream)
+
+    def _left(self, entry: Entry, answer: Answer) -> bool:
+        """Its client went away before the answer was complete."""
+        if answer.recorded.status is None:
+            error = entry.text("response._error")
+            return not error or bool(_BY_CLIENT.search(error))
+        # mitmproxy: a stream that it did not keep, and whose end it never saw
+        endless = self._creator == "mitmproxy" and entry.values.get("timings.receive") == 0
+        return not answer.whole or (endless and not entry.text("response.content.text"))
+
+    # ------------------------------------------------------------------ the file
+
+    def _entries(self) -> Iterator[Entry]:
+        number = 0
+        try:
+            for entry, whole in self._walk():
+                number = entry.number
+                if whole:
+                    yield entry
+        except BadJson as error:
+            raise self._broken(number, str(error)) from error
+
+    def _walk(self) -> Iterator[tuple[Entry, bool]]:
+        """Each entry as it begins, and as it ends. Raises BadJson, UsageError."""
+        path: list[str] = []
+        entry, seen = Entry(0), False
+        for event, value, depth in self._events:
+            if event == "map_key":
+                path[-1] = value
+            elif event in ("end_map", "end_array"):
+                path.pop()
+                if depth == len(_ENTRY) and tuple(path) == _ENTRY:
+                    yield entry, True
+            else:
+                if depth <= DEEPEST:
+                    here = tuple(path)
+                    if here == _ENTRY:
+                        entry = Entry(entry.number + 1, is_object=event == "start_map")
+                        yield entry, not event.startswith("start")
+                    elif here == _ENTRY[:2]:
+                        seen = event == "start_array"
+                    else:
+                        self._value(entry, here, value)
+                if event.startswith("start"):
+                    path.append("item" if event == "start_array" else "")
+        if not seen:
+            raise UsageError(
+                f"{self.tally.file} is JSON, but no HAR: it has no list log.entries.",
+                hint="mitmdump --set hardump=FILE writes one",
+            )
+
+    def _value(self, entry: Entry, here: tuple[str, ...], value: Any) -> None:
+        if here in _COUNTED:
+            self.tally.dropped[_COUNTED[here]] += 1
+        elif here in _WANTED:
+            entry.values[".".join(here[len(_ENTRY) :])] = value
+        elif here == ("log", "creator", "name"):
+            self._creator = str(value)
+
+    def _broken(self, number: int, why: str) -> UsageError:
+        where = f"entry {number}" if number else "its beginning"
+        return UsageError(
+            f"{self.tally.file} cannot be read as a HAR, from {where} on: {why}.",
+            hint="mitmdump writes the file as it ends: end it with Ctrl-C, not with kill -9",
+        )
+
+
+def _host(url: str) -> tuple[str, int | None]:
+    """Host, in small letters, and port. Raises Unusable."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError as error:
+        raise Unusable("an entry without an address") from error
+    return (parts.hostname or "").lower(), port
+
+
+def _chosen(host: str) -> tuple[str, int | None]:
+    """Raises UsageError."""
+    try:
+        found = _host(f"//{host}")
+    except Unusable:
+        found = ("", None)
+    if not found[0]:
+        raise UsageError(f"{host!r} is no HOST[:PORT].")
+    return found
+
+
+def _body(entry: Entry) -> str:
+    """Raises Unusable."""
+    text = entry.text("request.postData.text")
+    if text.endswith(CUT):
+        raise Unusable(f"a body of more than {MAX_TEXT >> 20} MiB")
+    if not text:
+        raise Unusable("no body in the recording")
+    if entry.text("request.postData.encoding").lower() == "base64":
+        return _decoded(text, entry.text("request.postData.mimeType"))
+    return text
+
+
+def _decoded(text: str, mime_type: str) -> str:
+    header = Header()
+    header["content-type"] = re.sub(r"[\r\n]", " ", mime_type)
+    try:
+        data = base64.b64decode(text.removesuffix(CUT))
+        return data.decode(header.get_content_charset("utf-8"), "replace")
+    except (ValueError, LookupError):
+        return ""
+
+
+def _moment(text: str) -> float | None:
+    """Seconds since 1970 of an ISO 8601 text."""
+    try:
+        told = datetime.fromisoformat(text)
+        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def settled(found: Sequence[Heard]) -> list[Heard]:
+    """Without times of a clock that was far off, and with the requests of clients that waited in
+    vain for a server: they did not leave on purpose, and stay."""
+    moments = [h.begin for h in found if h.begin is not None]
+    middle = statistics.median_low(moments) if moments else 0.0
+    answered = [_took(h) for h in found if not h.left]
+    patience = max(PATIENCE_S, 2 * max(answered, default=0.0))
+    settled = []
+    for h in found:
+        if h.begin is not None and abs(h.begin - middle) > FAR_OFF_S:
+            h = replace(h, begin=None, end=None)
+        settled.append(replace(h, left=False) if h.left and _took(h) > patience else h)
+    return settled
+
+
+def _took(heard: Heard) -> float:
+    whole = heard.begin is not None and heard.end is not None
+    return (heard.end or 0.0) - (heard.begin or 0.0) if whole else 0.0

@@ -1,0 +1,183 @@
+"""Requests as a recording tells of them, gathered into a case."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mmrepro.capture.messages import Bodies
+from mmrepro.capture.order import SLACK_S, Span, barriers, in_order, one_by_one, waits
+from mmrepro.case.files import MAX_CASE_BYTES
+from mmrepro.case.model import Case, Operation, Recorded, ServerWanted
+
+MAX_TEXT = MAX_CASE_BYTES // 2
+"""Characters of all requests that are kept, without their pictures: a case must stay readable."""
+
+
+@dataclass
+class Tally:
+    """What came of the entries of a file."""
+
+    file: str
+    format: str
+    read: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One request.
+
+    ``begin`` and ``end`` are on one clock of the recording, of seconds or of lines; ``at_s`` is
+    wall-clock time where the recording tells it. ``running`` is how many others ran when it was
+    sent, where only that is known. ``pieces``: of its stream, before its client ``left``.
+    """
+
+    operation: Operation
+    begin: float | None = None
+    end: float | None = None
+    at_s: float | None = None
+    recorded: Recorded | None = None
+    pieces: int = 0
+    left: bool = False
+    running: int | None = None
+
+    @property
+    def leave(self) -> str:
+        if not self.left:
+            return ""
+        begun = self.recorded is not None and self.recorded.status == 200
+        if not (self.operation.stream and begun):
+            return "sent"
+        return f"tokens>={self.pieces}" if self.pieces else "first-token"
+
+
+class Latest:
+    """The last requests of a recording, as many as a case can hold."""
+
+    def __init__(self, tally: Tally, limit: int) -> None:
+        self.tally = tally
+        self.limit = limit
+        self._kept: dict[int, Heard] = {}
+        self._sizes: dict[int, int] = {}
+        self._number = self._size = 0
+
+    def add(self, heard: Heard) -> int:
+        """Returns its number, for ``change``."""
+        self._number += 1
+        size = len(heard.operation.model_dump_json(exclude_defaults=True))
+        self._kept[self._number] = heard
+        self._sizes[self._number] = size
+        self._size += size
+        while len(self._kept) > self.limit or self._size > MAX_TEXT:
+            first = next(iter(self._kept))
+            del self._kept[first]
+            self._size -= self._sizes.pop(first)
+            self.tally.left_out["before the last ones, which are kept"] += 1
+        return self._number
+
+    def get(self, number: int) -> Heard | None:
+        return self._kept.get(number)
+
+    def change(self, number: int, **changes: Any) -> None:
+        """What a later line tells of it; nothing, if it is no longer kept."""
+        if (heard := self._kept.get(number)) is not None:
+            self._kept[number] = replace(heard, **changes)
+
+    def change_all(self, changed: Callable[[Heard], Heard]) -> None:
+        self._kept = {number: changed(heard) for number, heard in self._kept.items()}
+
+    def __iter__(self) -> Iterator[Heard]:
+        return iter(self._kept.values())
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def case_of(
+    heard: Iterable[Heard],
+    server: ServerWanted,
+    bodies: Bodies,
+    *,
+    concurrency: int | None = None,
+    slack: float = SLACK_S,
+) -> tuple[Case, list[str]]:
+    """The case, and sentences on how its order came about.
+
+    Args:
+        concurrency: so many at once, whatever the recording tells of that; None: as it tells.
+    """
+    found = list(heard)
+    notes: list[str] = []
+    timed = [h for h in found if h.begin is not None]
+    if concurrency is None and timed and any(h.end is not None for h in timed):
+        found, unknown = _in_time(found)
+        spans = [Span(h.begin or 0.0, h.end) for h in found]
+        operations = _named(found)
+        names = [op.id for op in operations]
+        after = [barriers(w, names) for w in waits(spans, slack)]
+        if unknown:
+            notes.append(
+                f"{unknown} requests have no time that can be believed: each is sent behind the "
+                "one before it."
+            )
+    else:
+        operations = _named(found)
+        after = [
+            one
+            if h.running is None or concurrency is not None
+            else _beside(operations, place, h.running)
+            for place, (h, one) in enumerate(
+                zip(found, one_by_one(operations, concurrency), strict=True)
+            )
+        ]
+        if concurrency is not None:
+            notes.append(
+                f"The requests are sent in order, up to {concurrency} at once, as was asked for."
+            )
+        elif any(h.running is not None for h in found):
+            notes.append("The recording tells how many requests ran beside each, not which.")
+        else:
+            notes.append("The recording tells no times: each request waits for the one before it.")
+    operations = [
+        op.model_copy(update={"after": texts}) for op, texts in zip(operations, after, strict=True)
+    ]
+    images = bodies.images
+    case = Case(server=server, images=images, operations=operations)
+    return case.keeping({op.id for op in operations}), notes
+
+
+def _named(found: Sequence[Heard]) -> list[Operation]:
+    moments = [m for h in found if (m := h.begin if h.at_s is None else h.at_s) is not None]
+    first = min(moments, default=0.0)
+    named = []
+    for number, h in enumerate(found, 1):
+        moment = h.begin if h.at_s is None else h.at_s
+        update = {
+            "id": f"r{number}",
+            "leave": h.leave,
+            "recorded": h.recorded,
+            "at_s": None if moment is None else round(moment - first, 4),
+        }
+        named.append(h.operation.model_copy(update=update))
+    return named
+
+
+def _beside(operations: Sequence[Operation], place: int, running: int) -> list[str]:
+    if not place:
+        return []
+    return [f"{operations[place - 1].id}.sent", f"running<={running}"]
+
+
+def _in_time(found: Sequence[Heard]) -> tuple[list[Heard], int]:
+    """In the order of sending, and how many tell no time: those go where they stand."""
+    believed: list[Heard] = []
+    last = min(h.begin for h in found if h.begin is not None)
+    for h in found:
+        last = last if h.begin is None else h.begin
+        believed.append(h if h.begin is not None else replace(h, begin=last, end=None))
+    spans = [Span(h.begin or 0.0, h.end) for h in believed]
+    return [believed[i] for i in in_order(spans)], sum(h.begin is None for h in found)

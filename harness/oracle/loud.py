@@ -1,0 +1,224 @@
+"""Failures that show themselves: no start, death, a hang, errors of the server.
+
+What an engine may do is none of them: it may refuse a request (4xx), say that it is overloaded
+(429, 503), have no such endpoint (404, 405, 501), or lose a client that went away by itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import signal
+from collections.abc import Iterator
+
+from mmrepro.case.model import Case
+from mmrepro.case.played import Played, PlayState
+from mmrepro.engines import Engine
+from mmrepro.evidence import RequestRecord
+from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.oracle import buckets
+from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.sent import Sent, sent_of
+from mmrepro.probes.data import StacksData
+from mmrepro.signature.answers import grade
+
+OVERLOADED = (429, 503)
+NO_SUCH = (404, 405, 501)
+INVALID = (400, 413, 422)
+_PORT = re.compile(r"address already in use", re.IGNORECASE)
+_DEAD = re.compile(
+    r"EngineDead|engine is dead|engine core|connection|peer closed|disconnect|All connection",
+    re.IGNORECASE,
+)
+"""How an answer reads that was on its way when the engine died: the death is told by itself."""
+OWN_WORDS = ("the stream ended without [DONE]", "not a chat completion", "a broken stream")
+"""Errors that our client words: broken forms, which the protocol's oracle judges."""
+
+
+def start_failure(played: Played, engine: Engine) -> Judged:
+    """The server did not become ready."""
+    if played.state is not PlayState.START_FAILED:
+        return Judged()
+    if any(_PORT.search(cause) for cause in played.causes):
+        return Judged(unseen=["The server found its port taken: its start says nothing."])
+    kind = FindingClass.START_FAILURE
+    return Judged(
+        sightings=[
+            Sighting(
+                finding_class=kind,
+                bucket=buckets.loud(engine.name, kind, played.causes, played.frames, played.said),
+                said=_because("The server did not start", played),
+                expected="It starts, or refuses its options in a sentence.",
+            )
+        ]
+    )
+
+
+def death(played: Played, engine: Engine) -> Judged:
+    """The server ended by itself."""
+    if played.state is not PlayState.DIED:
+        return Judged()
+    kind = FindingClass.DEATH
+    ended = _ended(played.exit_code)
+    return Judged(
+        sightings=[
+            Sighting(
+                finding_class=kind,
+                bucket=buckets.loud(engine.name, kind, played.causes, played.frames, ended),
+                operations=played.stuck,
+                said=_because(f"The server ended by itself ({ended})", played),
+                expected="It goes on, whatever is sent.",
+            )
+        ]
+    )
+
+
+def hang(played: Played, engine: Engine) -> Judged:
+    """A request has no answer, and nothing moves."""
+    if played.state is not PlayState.HUNG:
+        return Judged()
+    looks = [
+        sample
+        for _, data in played.evidence.results(StacksData, "check", "trigger")
+        for sample in data.samples
+    ]
+    path = buckets.hang_path(played.stack, looks, engine.name, engine.idle_loops)
+    where = f", inside {path[-1]}" if path else ""
+    waiting = f"{len(played.stuck)} request{'s' if len(played.stuck) != 1 else ''}"
+    deadline = f" after {played.deadline_s:.0f} s" if played.deadline_s else ""
+    sighting = Sighting(
+        finding_class=FindingClass.HANG,
+        bucket=buckets.hang(engine.name, path),
+        operations=played.stuck,
+        said=f"{waiting} had no answer{deadline}, and nothing moved{where}.",
+        expected="Every request gets an answer.",
+    )
+    unseen = [] if path else ["No stack shows where it hangs: hangs are not told apart."]
+    return Judged(sightings=[sighting], unseen=unseen)
+
+
+def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
+    """Answers of 500 and above, and connections that a living server broke."""
+    found: dict[str, list[Sent]] = {}
+    counted: dict[str, int] = {}
+    for one in sent_of(case, played):
+        record = one.record
+        if record.left or record.timed_out:
+            continue
+        if what := _no_failure(record):
+            counted[what] = counted.get(what, 0) + 1
+        elif words := _failure(record):
+            if played.state is PlayState.DIED and _DEAD.search(words):
+                counted["answers lost when the server died"] = (
+                    counted.get("answers lost when the server died", 0) + 1
+                )
+            else:
+                found.setdefault(_bucket(engine, record, words), []).append(one)
+    return Judged(sightings=list(_sightings(found)), counted=counted)
+
+
+def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
+    for bucket, sent in found.items():
+        first = sent[0].record
+        more = f", and {len(sent) - 1} more" if len(sent) > 1 else ""
+        yield Sighting(
+            finding_class=FindingClass.SERVER_ERROR,
+            bucket=bucket,
+            operations=[one.op.id for one in sent],
+            said=f"{sent[0].op.id}{more}: {_told(first)}.",
+            expected="An answer, or a refusal that says what is wrong with the request.",
+        )
+
+
+def _bucket(engine: Engine, record: RequestRecord, words: str) -> str:
+    """Of the answer alone: which exception of the log belongs to it is not known."""
+    status = record.status or "no answer"
+    return "/".join([engine.name, str(FindingClass.SERVER_ERROR), str(status), words])
+
+
+def _told(record: RequestRecord) -> str:
+    if record.status == 200 and not record.error:
+        return f"HTTP 200 with finish reason {record.finish_reason!r}: {record.text[:120]!r}"
+    return f"HTTP {record.reply}" if record.status else record.error[:160]
+
+
+def _no_failure(record: RequestRecord) -> str:
+    """What an answer is that is neither a completion nor a failure; "": it is one of the two."""
+    if record.status in OVERLOADED:
+        return f"answers of {record.status}: overloaded"
+    if record.status in NO_SUCH:
+        return f"answers of {record.status}: no such endpoint"
+    if record.status is not None and 400 <= record.status < 500:
+        return "requests refused"
+    code = error_code(record)
+    if record.error and code is not None and code < 500:
+        return "requests refused"
+    if record.finish_reason in ("error", "abort") and grade(record).explained:
+        return "requests refused"
+    return ""
+
+
+def _failure(record: RequestRecord) -> str:
+    """The normalised words of a server's failure; "": it is none."""
+    if record.error:
+        if record.error.startswith(OWN_WORDS):
+            return ""
+        return buckets.normalised(error_words(record)) or "no words"
+    if record.status is not None and record.status >= 500:
+        return "no words"
+    if record.finish_reason in ("error", "abort"):
+        return f"finish reason {record.finish_reason}"
+    return ""
+
+
+def error_object(record: RequestRecord) -> dict[str, object] | None:
+    """The error that a server words as JSON: ``{"error": {…}}`` or the object by itself."""
+    try:
+        body = json.loads(record.error)
+    except ValueError:
+        try:  # inside a stream our client has it as Python writes it
+            body = ast.literal_eval(record.error)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
+    if not isinstance(body, dict):
+        return None
+    inner = body.get("error")
+    return inner if isinstance(inner, dict) else body
+
+
+def error_code(record: RequestRecord) -> int | None:
+    """The status that an error inside a stream names."""
+    error = error_object(record) or {}
+    code = error.get("code")
+    if isinstance(code, int) and not isinstance(code, bool):
+        return code
+    kind = str(error.get("type", ""))
+    return 400 if re.search(r"BadRequest|invalid_request|NotFound", kind) else None
+
+
+def error_words(record: RequestRecord) -> str:
+    """What it says, without the JSON around it; of a broken connection, how."""
+    error = error_object(record)
+    if error is None:
+        named = re.search(r"""['"]message['"]:\s*(['"])(.+?)\1\s*[,}]""", record.error)
+        return named[2] if named else record.error
+    message = error.get("message") or error.get("detail") or error.get("error") or ""
+    kind = str(error.get("type") or "")
+    return f"{kind}: {message}" if kind else str(message)
+
+
+def _because(what: str, played: Played) -> str:
+    cause = played.causes[0][:200] if played.causes else played.said
+    return f"{what}: {cause}" if cause else f"{what}."
+
+
+def _ended(code: int | None) -> str:
+    if code is None:
+        return "no exit code"
+    if code < 0:
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
+    return f"exit code {code}"

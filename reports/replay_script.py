@@ -1,0 +1,369 @@
+"""``reproduce.py``: a case as a script that needs Python and a server, and nothing of mmrepro.
+
+It starts nothing and talks to 127.0.0.1 only; the reader starts the server, by the command in it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import pprint
+import shlex
+import tempfile
+import textwrap
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from mmrepro import __version__
+from mmrepro.case.bodies import body
+from mmrepro.case.model import IMAGES_DIR, Barrier, Case, Content, Noise
+from mmrepro.case.pictures import pictures
+from mmrepro.incident.replay import Finding
+from mmrepro.models import TinyDotsOCR, TinyModel, TinyQwen2VL, TinyQwen3, TinyText
+from mmrepro.records import Setting
+from mmrepro.reports import replay_view as view
+from mmrepro.text.sanitize import one_line
+from mmrepro.traffic.pictures import Picture
+
+SCRIPT_FILE: Final = "reproduce.py"
+INLINE_BYTES: Final = 512 << 10
+"""Of pictures that are kept by their bytes; more than that lies in files beside the script."""
+LEAST_DEADLINE_S: Final = 10.0
+"""On another machine the server may be slower than where it was measured."""
+CELL: Final = 14
+WIDTH: Final = 98
+UNTOLD: Final = ("metrics", "residue", "cache-bound", "wrong-answer", "cross-talk")
+"""Classes of which a script says nothing where it has no numbers to compare."""
+_ABSENT: Final = {
+    "hang": "every request was answered",
+    "death": "the server lives",
+    "server-error": "no request failed in the server",
+    "protocol": "every answer is whole",
+    "canary": "the small request is answered as before",
+}
+TINY: Final[dict[str, TinyModel]] = {
+    "qwen2-vl": TinyQwen2VL(),
+    "dots-ocr": TinyDotsOCR(),
+    "qwen3": TinyQwen3(),
+    "text": TinyText(),
+}
+UNWRITTEN: Final = ("text",)
+"""Tiny models that no script has in it: the vocabulary alone is larger than all the rest."""
+MODEL_DIR: Final = "./tiny-model"
+
+
+def script(
+    finding: Finding,
+    case: Case,
+    folder: Path | None,
+    *,
+    settings: list[Setting],
+    deadline_s: float | None,
+    project: str = "",
+) -> str:
+    """The text of ``reproduce.py`` for ``case``, whose pictures lie below ``folder``.
+
+    ``project``: the engine's name on the package index, if it is not its own.
+
+    Raises:
+        UsageError: a picture's file is missing.
+    """
+    made = pictures(case, folder)
+    urls = {picture.data_url: name for name, picture in made.items()}
+    concurrent = not in_order(case)
+    requests: list[dict[str, Any]] = []
+    for op in case.operations:
+        sent = json.loads(body(op, made, ""))
+        sent.pop("model")
+        one: dict[str, Any] = {"id": op.id, "path": op.path, "body": _short(sent, urls)}
+        if concurrent and op.after:
+            one["after"] = op.after
+        if op.leave:
+            one["leave"] = op.leave
+        requests.append(one)
+    common = _common([one["body"] for one in requests])
+    images = _images(case, made)
+    kinds = {facts[0] for facts in images.values()}
+    model = _model(case.server.model)
+    told = {e.operation: _facts(e.model_dump(exclude={"operation"})) for e in finding.expectations}
+    kind = finding.finding_class.value
+    text: str = _template().render(
+        title=_comment(f"{view.finding_title(finding)}."),
+        said=_wrapped(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}."),
+        commands=server_steps(case, settings, project),
+        note=_comment(_note(case)),
+        kind=kind,
+        untold=UNTOLD,
+        absent=_ABSENT.get(kind, "every answer is as expected"),
+        elsewhere=f"Whether it shows ({kind}) is judged by: mmrepro replay case.json",
+        deadline=max(LEAST_DEADLINE_S, round(2 * (deadline_s or 0.0), 1)),
+        requests=literal(requests),
+        common=literal(common) if common else "",
+        concurrent=concurrent,
+        streaming=any(op.stream for op in case.operations),
+        leaving=any(op.leave for op in case.operations),
+        images=literal({name: tuple(facts) for name, facts in images.items()}) if images else "",
+        image_kinds="By name: " + "; ".join(_KINDS[kind] for kind in sorted(kinds)) + ".",
+        noise="noise" in kinds,
+        blocks="blocks" in kinds,
+        inline="bytes" in kinds,
+        files="file" in kinds,
+        pixels=bool(kinds & {"noise", "blocks"}),
+        expectations=literal(told) if told else "",
+        model=model[0] if model else "",
+        weights=model[1] if model else "",
+    )
+    return text
+
+
+_KINDS: Final = {
+    "noise": '("noise", seed, width, height)',
+    "blocks": '("blocks", side of a block, width, height, their colours)',
+    "bytes": '("bytes", the file, its type)',
+    "file": '("file", its name, its type)',
+}
+
+
+def in_order(case: Case) -> bool:
+    """Whether each request is sent when the one before has ended, whatever else it waits for."""
+    for before, op in zip(case.operations, case.operations[1:], strict=False):
+        ended = {b.op for b in map(Barrier.parse, op.after) if b.event == "end"}
+        if before.id not in ended and "running<=0" not in op.after:
+            return False
+    return True
+
+
+def server_command(case: Case, settings: list[Setting], model: str, port: int = 8000) -> str:
+    """The engine's own command for the server that the case needs, variables before it."""
+    server = case.server
+    length = str(server.max_model_len)
+    begin = {
+        "vllm": ["vllm", "serve", model, "--max-model-len", length, "--port", str(port)],
+        "sglang": [
+            *("python3", "-m", "sglang.launch_server", "--model-path", model),
+            *("--context-length", length, "--port", str(port)),
+        ],
+        "lmdeploy": [
+            *("lmdeploy", "serve", "api_server", model, "--backend", "pytorch"),
+            *("--session-len", length, "--server-port", str(port)),
+        ],
+        "minivllm": [
+            *("python3", "-m", "minivllm.server", "--model", model),
+            *("--max-model-len", length, "--port", str(port)),
+        ],
+    }.get(server.engine, [server.engine, "--model", model, "--port", str(port)])
+    env = {s.name: s.value for s in settings if _of_use(s)} | server.env
+    begin += server_options(settings, begin)
+    variables = [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+    return " ".join([*variables, shlex.join([*begin, *server.args])])
+
+
+def server_options(settings: list[Setting], given: list[str]) -> list[str]:
+    """What mmrepro itself set on the command line, without paths of its machine."""
+    found: list[str] = []
+    for setting in settings:
+        named = setting.name.startswith("-") and setting.name not in given
+        if named and "/" not in setting.value:
+            found += [setting.name, *([setting.value] if setting.value else [])]
+    return found
+
+
+_PRIVATE: Final = ("NO_USAGE_STATS", "DO_NOT_TRACK", "LOGGING", "OFFLINE", "SAGEMAKER")
+
+
+def _of_use(setting: Setting) -> bool:
+    """A variable that is neither a path of this machine nor something that only mmrepro wants."""
+    if setting.name.startswith("-") or "/" in setting.value:
+        return False
+    return not any(word in setting.name for word in _PRIVATE)
+
+
+def server_steps(case: Case, settings: list[Setting], project: str = "") -> list[str]:
+    """What a reader types to have the server: the engine, the model, the server's command."""
+    server = case.server
+    written = server.model in TINY and server.model not in UNWRITTEN
+    model = MODEL_DIR if written else _public_model(server.model)
+    lines = [f"pip install {project or server.engine}=={server.release}"]
+    if server.engine == "minivllm":
+        lines.clear()
+        lines.append("cd reproducers   # of the sources of mmrepro: minivllm is there")
+    if written and case.operations:
+        lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
+    return [*lines, server_command(case, settings, model)]
+
+
+def _public_model(model: str) -> str:
+    """A folder by its last part: where it lay is of no use to others."""
+    return model if "/" not in model.strip("/") else f"./{Path(model).name}"
+
+
+def _note(case: Case) -> str:
+    done = "; its texts and images are random ones" if case.origin.anonymised else ""
+    return f"Made by mmrepro {__version__}{done}."
+
+
+def _model(name: str) -> tuple[str, str] | None:
+    """Files and weights of a tiny model, packed; None: it is somebody's own."""
+    tiny = TINY.get(name)
+    if tiny is None or name in UNWRITTEN:
+        return None
+    weights = [[n, list(shape), *tiny.spread(n)] for n, shape in tiny.shapes()]
+    with tempfile.TemporaryDirectory() as folder:
+        written = sorted(tiny.write(Path(folder)).iterdir())
+        texts = {f.name: f.read_text() for f in written if f.suffix != ".safetensors"}
+    return _packed(json.dumps(texts).encode()), _packed(json.dumps(weights).encode())
+
+
+def _packed(data: bytes) -> str:
+    text = base64.b85encode(zlib.compress(data, 9)).decode()
+    return _broken(text)
+
+
+def _broken(text: str) -> str:
+    """A long string as Python has it, over several lines."""
+    if len(text) <= WIDTH - 8:
+        return repr(text)
+    pieces = textwrap.wrap(text, WIDTH - 8, break_on_hyphens=False)
+    return "(\n" + "\n".join(f"    {piece!r}" for piece in pieces) + "\n)"
+
+
+# ---------------------------------------------------------------------- images
+
+
+def _images(case: Case, made: Mapping[str, Picture]) -> dict[str, list[Any]]:
+    """How the script gets each picture: by seed, by the colours of its blocks, by its bytes."""
+    found: dict[str, list[Any]] = {}
+    inline = 0
+    for name, picture in made.items():
+        recipe = case.images[name]
+        if isinstance(recipe, Noise) and 0 <= recipe.seed < 2**128:
+            found[name] = ["noise", recipe.seed, *recipe.size]
+        elif (packed := _blocks(picture)) is not None:
+            found[name] = ["blocks", CELL, picture.width, picture.height, packed]
+        elif isinstance(recipe, Content) and inline + len(picture.png) > INLINE_BYTES:
+            found[name] = ["file", f"{IMAGES_DIR}/{recipe.sha256}", picture.media_type]
+        else:
+            inline += len(picture.png)
+            found[name] = ["bytes", base64.b85encode(picture.png).decode(), picture.media_type]
+    return found
+
+
+def _blocks(picture: Picture) -> str | None:
+    """The colours of the picture's blocks of ``CELL`` pixels, packed; None: it has others."""
+    import numpy as np
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(picture.png)) as opened:
+            if opened.format != "PNG" or opened.mode != "RGB" or opened.info:
+                return None
+            pixels = np.array(opened)
+    except (OSError, ValueError, SyntaxError):
+        return None
+    cells = pixels[::CELL, ::CELL]
+    height, width = pixels.shape[:2]
+    again = cells.repeat(CELL, axis=0).repeat(CELL, axis=1)[:height, :width]
+    if not np.array_equal(again, pixels):
+        return None
+    return base64.b85encode(zlib.compress(cells.tobytes(), 9)).decode()
+
+
+def _short(value: Any, urls: Mapping[str, str]) -> Any:
+    """``value`` with parts of messages as people write them; the script makes them whole again."""
+    if isinstance(value, list):
+        return [_short(item, urls) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"type", "text"} and value["type"] == "text" and urls:
+        return {"text": value["text"]}
+    if value.keys() == {"type", "image_url"} and isinstance(value["image_url"], dict):
+        url = str(value["image_url"].get("url"))
+        if value["image_url"].keys() == {"url"} and url in urls:
+            return {"image": urls[url]}
+    return {key: _short(item, urls) for key, item in value.items()}
+
+
+def _common(bodies: list[dict[str, Any]]) -> dict[str, Any]:
+    """The fields that all bodies have alike, taken out of them."""
+    if len(bodies) < 2:
+        return {}
+    first = bodies[0]
+    alike = {
+        key: value
+        for key, value in first.items()
+        if key not in ("messages", "prompt") and all(b.get(key, ...) == value for b in bodies)
+    }
+    for one in bodies:
+        for key in alike:
+            one.pop(key)
+    return alike
+
+
+# ---------------------------------------------------------------------- Python
+
+
+def literal(value: Any) -> str:
+    """``value`` as Python has it, to be read by people: long repetitions are products."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + "".join(f"    {_indented(item)},\n" for item in value) + "]"
+    if isinstance(value, dict):
+        lines = (f"    {key!r}: {_indented(item)},\n" for key, item in value.items())
+        return "{\n" + "".join(lines) + "}"
+    return _indented(value)
+
+
+def _indented(value: Any) -> str:
+    text = pprint.pformat(_shortened(value), width=WIDTH - 6, compact=True, sort_dicts=False)
+    return text.replace("\n", "\n    ")
+
+
+class _Product:
+    """A string that is one unit over and over, e.g. ``'ab' * 1000``."""
+
+    def __init__(self, unit: str, times: int, rest: str) -> None:
+        self.text = f"{unit!r} * {times}" + (f" + {rest!r}" if rest else "")
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _shortened(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _shortened(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shortened(item) for item in value)
+    if isinstance(value, str) and len(value) > 120:
+        for size in range(1, 33):
+            times, rest = divmod(len(value), size)
+            if value == value[:size] * times + value[:rest]:
+                return _Product(value[:size], times, value[:rest])
+    return value
+
+
+def _facts(expected: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in expected.items() if value is not None}
+
+
+def _comment(text: str) -> str:
+    """On one line, in a docstring that it cannot end."""
+    return one_line(text, 600).replace("\\", "/").replace('"""', "'''").rstrip('"')
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(_comment(text), WIDTH)
+
+
+def _template() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(  # noqa: S701 - Python is written, not HTML
+        loader=PackageLoader("mmrepro.reports", "templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template("reproduce.py.j2")

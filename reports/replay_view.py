@@ -1,0 +1,245 @@
+"""What every format says alike of a replay: words, the headline, the table's rows."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mmrepro.case.model import Case, Image, ServerWanted
+from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay
+from mmrepro.reports.words import FIDELITY_WORDS, duration
+
+PAGE: Final = "docs/replay.md"
+CLASS_WORDS: Final[dict[FindingClass, str]] = {
+    FindingClass.START_FAILURE: "the server does not start",
+    FindingClass.DEATH: "the server dies",
+    FindingClass.HANG: "a request is never answered",
+    FindingClass.SERVER_ERROR: "a request fails in the server",
+    FindingClass.CROSS_TALK: "an answer depends on the content of other requests",
+    FindingClass.CACHE_BOUND: "more of a prompt is taken from the cache than was sent before",
+    FindingClass.WRONG_ANSWER: "an answer is not the one of the same server without caches",
+    FindingClass.CANARY: "the canary is answered otherwise after the traffic",
+    FindingClass.PROTOCOL: "an answer breaks the protocol",
+    FindingClass.METRICS: "the server's counters contradict its answers",
+    FindingClass.RESIDUE: "the idle server does not return to where it was",
+}
+EXPECTED: Final[dict[FindingClass, str]] = {
+    FindingClass.START_FAILURE: "the server becomes ready",
+    FindingClass.DEATH: "the server lives on, whatever a client sends",
+    FindingClass.HANG: "every request is answered or refused",
+    FindingClass.SERVER_ERROR: "every request is answered, or refused with a 4xx",
+    FindingClass.CROSS_TALK: "an answer depends on its own request only",
+    FindingClass.CACHE_BOUND: "cached tokens are at most the longest prefix that an earlier "
+    "request shares",
+    FindingClass.WRONG_ANSWER: "caches and batching do not change a greedy answer",
+    FindingClass.CANARY: "the same request has the same answer, before and after",
+    FindingClass.PROTOCOL: "the answer is whole and agrees with itself",
+    FindingClass.METRICS: "the counters agree with what the client sent and received",
+    FindingClass.RESIDUE: "running, waiting, memory, threads and files return to the baseline",
+}
+RATE_NOTE: Final = "the interval is exact (Clopper-Pearson)"
+
+
+@dataclass(frozen=True)
+class Headline:
+    label: str
+    tone: str
+    said: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A finding in the table of a replay."""
+
+    finding: Finding
+    name: str
+    state: str
+    tone: str
+    known: str
+    requests: str
+    rate: str
+
+
+def headline(replay: Replay) -> Headline:
+    if replay.state == "interrupted":
+        return Headline("Interrupted", "unsure", "what was found until then is kept")
+    if replay.state == "failed":
+        return Headline("Failed", "bad", "it says nothing of the engine")
+    unknown = [f for f in replay.findings if f.confirmed and f.known is None]
+    if unknown:
+        what = f"{len(unknown)} unknown " + ("failure" if len(unknown) == 1 else "failures")
+        return Headline("Unknown failure", "bad", f"{what}, confirmed on fresh servers")
+    if replay.exit_code == 3:
+        return Headline("Unproven", "unsure", "seen, and not again as often as was asked for")
+    if replay.findings:
+        names = ", ".join(dict.fromkeys(str(f.known) for f in replay.findings))
+        return Headline("Known", "good", f"nothing but what is known: {names}")
+    return Headline("Nothing found", "good", "no oracle holds anything against this traffic")
+
+
+def title(replay: Replay) -> str:
+    return f"Replay of {source(replay)} on {server_name(replay.server)}"
+
+
+def source(replay: Replay) -> str:
+    kind = {"case": "a case", "har": "a HAR", "batch": "a batch"}
+    where = replay.origin.file or kind.get(replay.origin.format, replay.origin.format)
+    return f"{where} ({count(replay.requests, 'request')})"
+
+
+def server_name(server: ServerWanted) -> str:
+    return f"{server.engine} {server.release}".strip()
+
+
+def finding_title(finding: Finding) -> str:
+    return f"{server_name(finding.server)}: {CLASS_WORDS[finding.finding_class]}"
+
+
+def finding_headline(finding: Finding) -> Headline:
+    return Headline(finding.finding_class.value, _tone(finding), standing(finding))
+
+
+def standing(finding: Finding) -> str:
+    """``unknown, confirmed``."""
+    known = f"known: {finding.known}" if finding.known else "unknown"
+    return f"{known}, {'confirmed' if finding.confirmed else 'not confirmed'}"
+
+
+def _tone(finding: Finding) -> str:
+    if not finding.confirmed:
+        return "unsure"
+    return "soft" if finding.known else "bad"
+
+
+def rows(replay: Replay) -> list[Row]:
+    return [
+        Row(
+            finding=finding,
+            name=CLASS_WORDS[finding.finding_class],
+            state="confirmed" if finding.confirmed else "not confirmed",
+            tone=_tone(finding),
+            known=known_name(finding) or "unknown",
+            requests=requests_words(finding),
+            rate=rate_words(finding.rate),
+        )
+        for finding in replay.findings
+    ]
+
+
+def known_name(finding: Finding) -> str:
+    """The scenario and its variant, as ``mmrepro show`` takes them; empty: unknown."""
+    if not finding.known:
+        return ""
+    return f"{finding.known} ({finding.known_variant})" if finding.known_variant else finding.known
+
+
+def requests_words(finding: Finding) -> str:
+    """``13 of 200``, and whether fewer were tried."""
+    told = f"{finding.requests} of {finding.requests_before}"
+    return told if finding.shrunk else f"{told}, not shrunk to the end"
+
+
+def rate_words(rate: Rate) -> str:
+    """``3 of 3 plays (95 %: 29 % to 100 %)``; a rate is never called certain."""
+    if not rate.plays:
+        return "not measured"
+    return (
+        f"{rate.failed} of {count(rate.plays, 'play')} "
+        f"({rate.confidence:.0%}: {rate.low:.0%} to {rate.high:.0%})"
+    )
+
+
+def count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def expected(finding: Finding) -> str:
+    return finding.expected or EXPECTED[finding.finding_class]
+
+
+def starts(replay: Replay) -> int:
+    """Servers that were started; a play that counts for nothing may have had one as well."""
+    return len(replay.plays)
+
+
+def seconds(replay: Replay) -> float:
+    if replay.finished is None:
+        return sum(play.seconds for play in replay.plays)
+    return max(0.0, (replay.finished.wall - replay.created.wall).total_seconds())
+
+
+def setup(replay: Replay) -> list[tuple[str, str]]:
+    """Label and value of what a second person needs to have the same."""
+    host = replay.host
+    told = [
+        ("engine", server_name(replay.server)),
+        ("wheel", f"{replay.wheel.filename}, {replay.wheel.origin}" if replay.wheel else ""),
+        ("model", replay.server.model),
+        ("longest prompt and answer", f"{replay.server.max_model_len} tokens"),
+        ("options of the server", shlex.join(replay.server.args)),
+        ("variables", ", ".join(f"{k}={v}" for k, v in replay.server.env.items())),
+        ("kept away by", replay.server.mitigation),
+        ("fidelity", f"{replay.fidelity}: {FIDELITY_WORDS[replay.fidelity]}"),
+        ("start mode", replay.start_mode),
+        ("time", TIME_WORDS[replay.time]),
+        ("deadline", _deadline(replay)),
+        ("servers started", f"{starts(replay)} of at most {replay.budget}"),
+        ("took", duration(seconds(replay))),
+        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
+        ("made by", f"mmrepro {replay.mmrepro_version}"),
+    ]
+    return [(label, value) for label, value in told if value]
+
+
+TIME_WORDS: Final = {
+    "fast": "as fast as the barriers allow",
+    "real": "at the recording's own times",
+    "order": "one after another",
+}
+
+
+def _deadline(replay: Replay) -> str:
+    if replay.deadline_s is None:
+        return ""
+    return f"{duration(replay.deadline_s)} without an answer is a hang (from the gate's latencies)"
+
+
+def origin(replay: Replay) -> list[str]:
+    """Sentences on what was read, left out and changed; none ends with a full stop."""
+    found = replay.origin
+    told = [f"{count(found.read, 'entry').replace('entrys', 'entries')} read from {found.format}"]
+    if found.left_out:
+        told.append(f"left out: {counts(found.left_out)}")
+    if found.dropped:
+        told.append(f"never kept: {counts(found.dropped)}")
+    if found.anonymised:
+        told.append("texts and images are random ones of the same lengths and the same sharing")
+    if found.scaled:
+        told.append("lengths are scaled to the model's limits")
+    return told + [note.removesuffix(".") for note in found.notes]
+
+
+def counts(table: dict[str, int]) -> str:
+    return ", ".join(f"{number} × {what}" for what, number in table.items())
+
+
+def image_words(name: str, case: Case) -> str:
+    """What an image is, by its recipe."""
+    image: Image = case.images[name]
+    fields: dict[str, Any] = image.model_dump()
+    size = fields.get("size")
+    pixels = f"{size[0]} × {size[1]}" if size else ""
+    told = {
+        "content": f"picture {str(fields.get('sha256', ''))[:12]}",
+        "noise": f"noise, seed {fields.get('seed')}, {pixels}",
+        "tiles": f"tiles, seed {fields.get('seed')}, {fields.get('rows')} rows × "
+        f"{fields.get('columns')} columns",
+        "solid": f"one colour {fields.get('colour')}, {pixels}",
+        "near": f"{fields.get('of')} with {count(fields.get('pixels') or 1, 'pixel')} changed",
+        "resized": f"{fields.get('of')}, resized to {pixels}",
+        "relayout": f"the tiles of {fields.get('of')} in {fields.get('rows')} rows × "
+        f"{fields.get('columns')} columns",
+        "collision": f"member {fields.get('member')} of the family {fields.get('family')}",
+    }
+    return told[image.kind]
