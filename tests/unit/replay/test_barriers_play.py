@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from fake_server import STREAM_HEAD, completion, delta, http, serving
 from hypothesis import HealthCheck, given, settings, strategies as st
+from mmrepro.case.barriers import Barriers, Time
 from mmrepro.case.model import Barrier, Message, Operation
+from mmrepro.case.sending import Sending, leave_at
 from mmrepro.evidence import RequestRecord
 from mmrepro.evidence.recorder import Recorder
-from mmrepro.play.barriers import Barriers, Time
 from mmrepro.play.observing import blocks
-from mmrepro.play.sending import Sending, leave_at
 from mmrepro.traffic import Traffic
 
 EVENTS = ("sent", "first-token", "tokens>=1", "tokens>=3", "end")
