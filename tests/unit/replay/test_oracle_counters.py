@@ -55,6 +55,8 @@ def test_the_canarys_own_requests_lie_outside_of_the_readings():
     around = [canary("canary before", -1.0), *RECORDS, canary("canary after", 100.0)]
     assert found_by_ledger(OPS, around, SOUND) == []
     assert found_by_ledger(OPS, [*RECORDS, canary("canary between", 8.0)], SOUND) != []
+    more = SOUND | {FINISHED: SOUND[FINISHED] + 1}
+    assert found_by_ledger(OPS, around, more) == ["finished-too-many"]
 
 
 @given(
@@ -161,6 +163,7 @@ class TestGrowth:
             [20, 22, 24, 26, 28],
             [20, 60, 61, 62, 63],
             [20, 30, 25, 35, 45],
+            [20, 25, 45, 50, 70],
             [40, 30, 20, 10, 5],
             [20, 32],
         ],
@@ -189,7 +192,7 @@ class TestGrowth:
         ]
         assert self.grown("rss_bytes", leak, new) == []
         again = [
-            answer(op, 1.0 + i, images=[picture("one", (112, 112))])
+            answer(op, 1.0 + i, images=[picture("one", (224, 224))])
             for i, op in enumerate(self.ops)
         ]
         assert self.grown("rss_bytes", leak, again) == ["memory"]
