@@ -12,7 +12,8 @@ from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Finding, Replay
 from mmrepro.reports import gfm, replay_sequence as drawn, replay_view as view
-from mmrepro.reports.document import document_json, load_document
+from mmrepro.reports.bundle_file import holds, is_bundle, read_listed
+from mmrepro.reports.document import document_json, load_document, read_document
 from mmrepro.reports.html import page
 from mmrepro.reports.replay_script import SCRIPT_FILE, in_order, script, server_steps
 from mmrepro.reports.words import duration
@@ -49,7 +50,7 @@ class Told:
         """What a reader types, one command each."""
         if self.case is None:
             return []
-        steps = server_steps(self.case, self.replay.settings)
+        steps = server_steps(self.case, self.replay.settings, project(self.replay))
         return [*steps, f"python3 {SCRIPT_FILE}"] if self.case.operations else steps
 
     @property
@@ -63,7 +64,11 @@ class Told:
 
 
 def load_replay(directory: Path) -> Replay:
-    """The replay kept in ``directory``. Raises BadIncident and says why."""
+    """The replay kept in ``directory``, or in a bundle. Raises BadIncident and says why."""
+    if is_bundle(directory):
+        return read_document(
+            read_listed(directory, REPLAY_FILE), directory, Replay, "replay", REPLAY_VERSION
+        )
     return load_document(directory, REPLAY_FILE, Replay, "replay", REPLAY_VERSION)
 
 
@@ -81,6 +86,12 @@ def load_finding(folder: Path) -> Told:
         f"{folder} is no finding of a replay: no {REPLAY_FILE} above it names it",
         hint="give the folder of a finding, e.g. replays/…/f1",
     )
+
+
+def is_replay(place: Path) -> bool:
+    """A replay's folder, its ``replay.json``, or a bundle of it."""
+    kept = place.name == REPLAY_FILE or (place / REPLAY_FILE).is_file()
+    return kept or holds(place, REPLAY_FILE)
 
 
 def is_finding(folder: Path) -> bool:
@@ -122,7 +133,13 @@ def script_of(told: Told) -> str:
         told.folder,
         settings=told.replay.settings,
         deadline_s=told.replay.deadline_s,
+        project=project(told.replay),
     )
+
+
+def project(replay: Replay) -> str:
+    """The engine's name on the package index; empty: its own."""
+    return replay.wheel.project if replay.wheel else ""
 
 
 # ---------------------------------------------------------------------- the whole replay

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay, Sighting
 from mmrepro.records import Record
@@ -69,10 +69,6 @@ class ToldReplay(Record):
 def replay_json(replay: Replay, folder: Path) -> str:
     """One document that ends with a newline."""
     return told(replay, folder).model_dump_json(indent=1, by_alias=True) + "\n"
-
-
-def replay_schema() -> dict[str, Any]:
-    return ToldReplay.model_json_schema(by_alias=True)
 
 
 def told(replay: Replay, folder: Path) -> ToldReplay:

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+TINY_MODELS = {
+    "TinyQwen2VL": "qwen2-vl",
+    "TinyDotsOCR": "dots-ocr",
+    "TinyQwen3": "qwen3",
+    "TinyText": "text",
+}
+"""Class of :mod:`mmrepro.models`: what a case calls it."""
+
+
 class TimeChoice(StrEnum):
     REAL = "real"
     FAST = "fast"
@@ -212,16 +221,10 @@ def usual_server(engine: str) -> ServerWanted:
     from mmrepro.cli.new import last_known
 
     known = last_known(engine)
-    names = {
-        "TinyQwen2VL": "qwen2-vl",
-        "TinyDotsOCR": "dots-ocr",
-        "TinyQwen3": "qwen3",
-        "TinyText": "text",
-    }
     return ServerWanted(
         engine=engine,
         release=known.release,
-        model=names[type(known.model).__name__],
+        model=TINY_MODELS[type(known.model).__name__],
         max_model_len=known.max_model_len,
     )
 

@@ -45,10 +45,9 @@ def report_command(
     from mmrepro import reports
     from mmrepro.incident.ablation import ABLATION_FILE
     from mmrepro.incident.bisection import BISECTION_FILE
-    from mmrepro.incident.replay import REPLAY_FILE
-    from mmrepro.reports.replay import is_finding
+    from mmrepro.reports.replay import is_finding, is_replay
 
-    if incident.name == REPLAY_FILE or (incident / REPLAY_FILE).is_file() or is_finding(incident):
+    if is_replay(incident) or is_finding(incident):
         typer.echo(_of_replay(incident, format).rstrip("\n"))
         return
     if incident.name == ABLATION_FILE or (incident / ABLATION_FILE).is_file():
@@ -143,6 +142,7 @@ class Document(StrEnum):
     ABLATION = "ablation"
     BISECTION = "bisection"
     REPLAY = "replay"
+    REPLAY_JSON = "replay-json"
     CASE = "case"
 
 
@@ -160,12 +160,14 @@ def schema(
     from mmrepro.incident.ablation import Ablation
     from mmrepro.incident.bisection import Bisection
     from mmrepro.incident.replay import Replay
+    from mmrepro.reports.replay_json import ToldReplay
 
     models: dict[Document, type[Record]] = {
         Document.INCIDENT: Incident,
         Document.ABLATION: Ablation,
         Document.BISECTION: Bisection,
         Document.REPLAY: Replay,
+        Document.REPLAY_JSON: ToldReplay,
         Document.CASE: Case,
     }
     document = models[of].model_json_schema()

@@ -259,9 +259,7 @@ def two_threads() -> Setting:
     return Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
 
 
-_PREFIX = re.compile(
-    r"^\([^)]{1,60}\) ?|^(?:ERROR|WARNING|INFO|DEBUG) [\d-]+ [\d:]+ \[[^\]]*\]\s?"
-)
+_PREFIX = re.compile(r"^\([^)]{1,60}\) ?|^(?:ERROR|WARNING|INFO|DEBUG) [\d-]+ [\d:]+ \[[^\]]*\]\s?")
 _CAUSE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b")
 _USAGE = re.compile(r"^[\w./-]+: error: ")
 _NATIVE = re.compile(r"Segmentation fault|SIGSEGV|core dumped|cannot open shared object")
@@ -279,9 +277,7 @@ def root_cause_lines(log: Path, *, limit: int = 6, max_bytes: int = 4 << 20) -> 
         return []
     plain = [without_prefix(line) for line in text.splitlines()]
     causes = [
-        p.strip()
-        for p in plain
-        if _CAUSE.match(p.strip()) or _NATIVE.search(p) or _USAGE.match(p)
+        p.strip() for p in plain if _CAUSE.match(p.strip()) or _NATIVE.search(p) or _USAGE.match(p)
     ]
     unique = list(dict.fromkeys(line[:300] for line in causes))
     return unique[:limit] or [line[:300] for line in plain if line.strip()][-limit:]

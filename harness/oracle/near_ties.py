@@ -61,16 +61,14 @@ class Token:
     def others(self) -> list[tuple[str, float]]:
         """The likeliest ones but itself."""
         others = list(self.top)
-        own = next((pair for pair in others if pair == (self.text, self.logprob)), None)
-        own = own or next((pair for pair in others if pair[0] == self.text), None)
-        if own is not None:
-            others.remove(own)
+        if (self.text, self.logprob) in others:
+            others.remove((self.text, self.logprob))
         return others
 
     def odds(self, other: Token) -> float | None:
         """How much likelier it is than ``other``, as a logarithm. Of one that is not among the
         likeliest: at least that; None: it cannot be told."""
-        if not self.others:
+        if not self.others or other.hidden:
             return None
         told = [logprob for text, logprob in self.others if text == other.text]
         return self.logprob - max(told or [min(logprob for _, logprob in self.others)])
@@ -158,17 +156,21 @@ def bound_of(drifts: Iterable[float], *, exact: bool = False) -> float | None:
     return bound if bound < CEILING else None
 
 
-def compare(one: Answer, other: Answer, bound: float, *, exact: bool = False) -> Compared:
+def compare(
+    one: Answer, other: Answer, bound: float, *, exact: bool = False, shaped: bool = False
+) -> Compared:
     """``one`` against ``other``, which is what it should be.
 
     Args:
         bound: nats; see ``bound_of``.
         exact: the engine's answers do not depend on how they were computed, so that a difference
             counts without logprobs too.
+        shaped: penalties, biases or a grammar had their say: the likeliest token need not have been
+            taken.
     """
     place = _parting(one, other)
     if place is not None:
-        return _judged(one, other, place, bound)
+        return _judged(one, other, place, bound, shaped)
     if _same_text(one, other):
         return Compared(Verdict.SAME, len(one.tokens) or len(one.text))
     return _by_text(one, other, bound, exact)
@@ -192,17 +194,15 @@ def _same_text(one: Answer, other: Answer) -> bool:
     return long.text.startswith(short.text)
 
 
-def _judged(one: Answer, other: Answer, place: int, bound: float) -> Compared:
+def _judged(one: Answer, other: Answer, place: int, bound: float, shaped: bool) -> Compared:
     """Two answers whose tokens part at ``place``."""
     before = zip(one.tokens[:place], other.tokens[:place], strict=True)
-    for hidden, pair in enumerate(before):
-        leads = [token.lead for token in pair if token.lead is not None]
-        if any(token.hidden for token in pair) and (not leads or min(leads) < bound):
-            said = f"token {hidden + 1} is part of a character, and may be another one"
-            return Compared(Verdict.NEAR_TIE, hidden, None, said)
+    for earlier, pair in enumerate(before):
+        if why := _parted_unseen(pair, bound, shaped):
+            return Compared(Verdict.NEAR_TIE, earlier, None, f"token {earlier + 1} {why}")
     a = one.tokens[place] if place < len(one.tokens) else None
     b = other.tokens[place] if place < len(other.tokens) else None
-    moved = _moved(a, b)
+    moved = _moved(a, b, shaped)
     said = f"token {place + 1}: {_named(a)} against {_named(b)}"
     if moved is None:
         return Compared(Verdict.NOT_COMPARABLE, place, None, f"{said}, without logprobs")
@@ -211,15 +211,31 @@ def _judged(one: Answer, other: Answer, place: int, bound: float) -> Compared:
     return Compared(verdict, place, moved, said)
 
 
-def _moved(a: Token | None, b: Token | None) -> float | None:
-    """How far the odds moved, as far as at least one of the plays tells it."""
+def _parted_unseen(pair: tuple[Token, Token], bound: float, shaped: bool) -> str:
+    """Why the answers may have parted at two tokens that look alike; "": they have not."""
+    leads = [token.lead for token in pair if token.lead is not None]
+    if any(token.hidden for token in pair) and (not leads or min(leads) < bound):
+        return "is part of a character, and may be another one"
+    if not shaped and leads and -bound < min(leads) < 0 <= max(leads):
+        return "is not the likeliest in one of the plays"  # what follows may be about the other
+    return ""
+
+
+def _moved(a: Token | None, b: Token | None, shaped: bool) -> float | None:
+    """How far the odds moved, as far as at least one of the plays tells it.
+
+    Where a play says that it did not take the likeliest token, what counts is how much likelier the
+    other one was: then it is the choice that is odd, not the odds.
+    """
     if a is not None and b is not None:
         told = [a.odds(b), b.odds(a)]
     else:  # one of them ended there, by a token that need not be shown
         token = a or b
         told = [token.lead if token else None]
-    known = [abs(odds) for odds in told if odds is not None]
-    return sum(known) if known else None
+    known = [odds for odds in told if odds is not None]
+    if not known:
+        return None
+    return abs(sum(known)) if shaped or min(known) >= 0 else max(map(abs, known))
 
 
 def _by_text(one: Answer, other: Answer, bound: float, exact: bool) -> Compared:

@@ -22,6 +22,7 @@ from mmrepro.oracle import near_ties
 from mmrepro.oracle.buckets import silent
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer, Compared, Verdict
+from packaging.version import Version
 
 TOP_LOGPROBS = 5
 NAMED = 3
@@ -45,9 +46,12 @@ class Plain:
     flags: tuple[tuple[str, int], ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     cannot: tuple[str, ...] = ()
-    float32: bool = True
     tells_ids: bool = False
     """Tokens' numbers come with an answer if its request says ``return_token_ids``."""
+    logprobs: tuple[str, ...] = ()
+    """Options without which logprobs are refused."""
+    logprobs_since: str = "0"
+    """Releases before it are not asked for logprobs: what they take was not tried."""
     exact: bool = False
     """A greedy answer of a float32 server does not depend on the batch, and no request can ask for
     logprobs."""
@@ -76,8 +80,12 @@ PLAIN = {
     "lmdeploy": Plain(
         args=("--max-batch-size=1", "--max-prefill-token-num={tokens}"),
         flags=(("--enable-prefix-caching", 0),),
-        float32=False,
-        cannot=("LMDeploy has no float32: its reference rounds as the server that was played.",),
+        logprobs=("--logprobs-mode=raw_logprobs",),
+        logprobs_since="0.18.0",
+        cannot=(
+            "LMDeploy has no float32: its reference rounds as the server that was played; releases "
+            "before 0.18.0 are not asked for logprobs: answers that differ are not judged.",
+        ),
     ),
     "minivllm": Plain(
         args=(
@@ -87,6 +95,16 @@ PLAIN = {
         exact=True,
     ),
 }
+SHAPING = frozenset(
+    (
+        *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+        *("min_tokens", "bad_words", "allowed_token_ids", "structured_outputs", "guided_json"),
+        *("guided_regex", "guided_choice", "guided_grammar", "response_format", "regex", "ebnf"),
+        *("json_schema", "tools", "logits_processors", "custom_logit_processor"),
+    )
+)
+"""Parameters by which another token than the likeliest may be taken; logprobs are told without
+them."""
 LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
 
@@ -98,7 +116,8 @@ def reference_case(case: Case, engine: Engine, release: str = "") -> Case:
     """
     plain = PLAIN[engine.name]
     tokens = max(case.server.max_model_len, LEAST_TOKENS)
-    args = _without(case.server.args, plain.flags)
+    asked = with_logprobs(case)
+    args = _without(asked.server.args, plain.flags)
     args += [arg.format(tokens=tokens) for arg in plain.args]
     server = case.server.model_copy(
         update={
@@ -107,7 +126,6 @@ def reference_case(case: Case, engine: Engine, release: str = "") -> Case:
             "release": release or case.server.release,
         }
     )
-    asked = with_logprobs(case)
     operations: list[Operation] = []
     for op in asked.operations:
         after = [f"{operations[-1].id}.end"] if operations else []
@@ -128,12 +146,17 @@ def with_logprobs(case: Case) -> Case:
     It changes what the sampler computes, so it is for the plays that are compared only: a failure
     is looked for, and shrunk, with the case as it is.
     """
-    ids = case.server.engine in PLAIN and PLAIN[case.server.engine].tells_ids
-    operations = [op.model_copy(update={"parameters": _asking(op, ids)}) for op in case.operations]
-    return case.model_copy(update={"operations": operations})
+    plain = PLAIN.get(case.server.engine, Plain(args=()))
+    if Version(case.server.release) < Version(plain.logprobs_since) or plain.exact:
+        return case
+    operations = [
+        op.model_copy(update={"parameters": _asking(op, plain)}) for op in case.operations
+    ]
+    server = case.server.model_copy(update={"args": [*case.server.args, *plain.logprobs]})
+    return case.model_copy(update={"server": server, "operations": operations})
 
 
-def _asking(op: Operation, ids: bool) -> dict[str, Any]:
+def _asking(op: Operation, plain: Plain) -> dict[str, Any]:
     asked = dict(op.parameters)
     if op.path == CHAT:
         told = asked.get("top_logprobs")
@@ -144,7 +167,7 @@ def _asking(op: Operation, ids: bool) -> dict[str, Any]:
         asked["logprobs"] = max(told if isinstance(told, int) else 0, TOP_LOGPROBS)
     else:
         return asked
-    return asked | ({"return_token_ids": True} if ids else {})
+    return asked | ({"return_token_ids": True} if plain.tells_ids else {})
 
 
 def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
@@ -213,7 +236,9 @@ class _Comparison:
         wrong: dict[str, str] = {}
         swapped: dict[str, str] = {}
         for op, mine, right in self.pairs:
-            compared = near_ties.compare(mine, right, self.bound, exact=untold)
+            compared = near_ties.compare(
+                mine, right, self.bound, exact=untold, shaped=not SHAPING.isdisjoint(op.parameters)
+            )
             if whose := self._whose(op, mine, compared):
                 swapped[op.id] = f"{op.id} got the answer to {whose}"
             elif compared.verdict is Verdict.DIFFERS:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from mmrepro.case.model import CHAT, Case, Operation
 from mmrepro.case.played import Played, PlayState, Reading
+from mmrepro.case.sending import Sending
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.play import looking
 from mmrepro.play.options import Look, PlayOptions
 from mmrepro.play.readings import reading
-from mmrepro.play.sending import Sending
 from mmrepro.play.tracebacks import read_tracebacks, telling
 from mmrepro.probes.data import ThreadStack
 from mmrepro.run.deadline import Deadlines

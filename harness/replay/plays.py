@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
 
     case: Case
     how: How
-    index: int
+    nth: int
     what: str
 
 
@@ -163,7 +163,7 @@ class Plays:
         return facts
 
     def _finish(self, facts: PlayFacts, wanted: Wanted, look: Looker | None) -> Seen:
-        key = Key(case_digest(wanted.case), wanted.how, wanted.index)
+        key = Key(case_digest(wanted.case), wanted.how, wanted.nth)
         kept = self.store.ended.get(key)
         seen = kept.seen if kept else self._new(facts, key, wanted, look)
         for name in ("state", "buckets", "start_s", "seconds", "early"):

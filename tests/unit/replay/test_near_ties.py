@@ -85,6 +85,26 @@ def test_a_flipped_near_tie_is_one() -> None:
     assert (compared.verdict, compared.alike) == (Verdict.NEAR_TIE, place)
 
 
+def test_a_flip_back_to_the_references_token_hides_a_near_tie() -> None:
+    """The play took another token, was given the reference's, and went on from its own."""
+    near = (
+        Token("b", -1.01, (("a", -1.0), ("b", -1.01))),
+        Token("b", -1.0, (("b", -1.0), ("a", -1.01))),
+    )
+    far = Token("x", -0.1, (("x", -0.1), ("y", -4.0))), Token("y", -0.1, (("y", -0.1), ("x", -4.0)))
+    one, other = (Answer(f"b{f.text}", (n, f)) for n, f in zip(near, far, strict=True))
+    compared = near_ties.compare(one, other, BOUND)
+    assert (compared.verdict, compared.alike) == (Verdict.NEAR_TIE, 0)
+
+
+def test_a_penalty_may_take_a_token_that_is_not_the_likeliest() -> None:
+    """Logprobs are told as they were before it; that the odds hardly moved is what counts."""
+    one = Answer("a", (Token("a", -3.0, (("b", -1.0), ("a", -3.0))),))
+    other = Answer("b", (Token("b", -1.05, (("b", -1.05), ("a", -3.0))),))
+    assert near_ties.compare(one, other, BOUND, shaped=True).verdict is Verdict.NEAR_TIE
+    assert near_ties.compare(one, other, BOUND).verdict is Verdict.DIFFERS
+
+
 def test_a_flip_where_one_token_led_is_an_error() -> None:
     answer, place, other = clear_case()
     compared = near_ties.compare(changed(answer, place, other), answer, BOUND)
@@ -97,7 +117,7 @@ def test_text_alone_is_held_against_the_tokens_of_the_other(tie: bool) -> None:
     answer, place, other = near_tie(BOUND / 2) if tie else clear_case()
     alone = Answer(changed(answer, place, other).text)
     if not tie:  # what leads least around there decides: it cannot be told which token it is
-        tokens = tuple(Token(t.text, t.logprob, ((t.text, -0.1), ("?", -4))) for t in answer.tokens)
+        tokens = tuple(Token(t.text, -0.1, ((t.text, -0.1), ("?", -4))) for t in answer.tokens)
         answer = Answer(answer.text, tokens)
     verdict = near_ties.compare(alone, answer, BOUND).verdict
     assert verdict is (Verdict.NEAR_TIE if tie else Verdict.DIFFERS)

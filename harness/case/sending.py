@@ -8,11 +8,10 @@ import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
+from mmrepro.case.barriers import Barriers, Time
 from mmrepro.case.bodies import body
 from mmrepro.case.model import Barrier, Operation
-from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence import RequestRecord
-from mmrepro.play.barriers import Barriers, Time
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.pictures import Picture
 from mmrepro.traffic.reading import Watch
@@ -106,7 +105,7 @@ class Sending:
         limit = op.parameters.get("max_tokens", op.parameters.get("max_completion_tokens"))
         sending = self.traffic.send(
             op.id,
-            body(op, self.pictures, SERVED_MODEL),
+            body(op, self.pictures, self.traffic.model),
             watch,
             path=op.path,
             stream=op.stream,
