@@ -2,9 +2,117 @@
 
 from __future__ import annotations
 
+import base64
+import random
+import re
+import string
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from mmrepro.capture.captured import Captured
+from mmrepro.capture.captured import Captured, Contents
+from mmrepro.capture.looks import Looks
+from mmrepro.capture.made_up import MadeUp
+from mmrepro.capture.messages import canonical
+from mmrepro.capture.texts import rewritten
+from mmrepro.capture.vocabulary import Vocabulary
+from mmrepro.case.model import Operation, Recorded
+
+_WORDS = re.compile(r"[^\W\d_]{4,}")
+_LIMIT = re.compile(r"maximum context length is (\d{1,9})", re.IGNORECASE)
+_BASE64: Final = string.ascii_letters + string.digits + "+/"
+_HEADER: Final = 64
+"""Characters of encoded sound or film that stay: its format."""
+SMALLEST: Final = 8
+"""Bytes of a payload that is replaced as one."""
+
+
+class _Texts:
+    """Gathers what there is to change."""
+
+    def __init__(self) -> None:
+        self.texts: set[str] = set()
+        self.names: set[str] = set()
+        self.prompts: list[list[int]] = []
+
+    def prompt(self, text: str) -> str:
+        return self.text(text)
+
+    def text(self, text: str) -> str:
+        self.texts.add(text)
+        return text
+
+    def name(self, name: str) -> str:
+        self.names.add(name)
+        return name
+
+    def ids(self, ids: list[int]) -> list[int]:
+        self.prompts.append(ids)
+        return ids
+
+    def code(self, text: str) -> str | None:
+        return text
+
+    def data(self, payload: str) -> str:
+        return payload
+
+
+class _Changed:
+    """Puts something else in its place."""
+
+    def __init__(self, gathered: _Texts, made: MadeUp, looks: Looks, seed: int) -> None:
+        self.dropped: Counter[str] = Counter()
+        self._made, self._looks = made, looks
+        self._chance = random.Random(f"names {seed}")  # noqa: S311
+        self._names: dict[str, str] = {}
+        self._payloads: dict[str, str] = {}
+        for name in sorted(gathered.names):
+            self._names[name] = self._new_name(len(name))
+
+    def prompt(self, text: str) -> str:
+        return self._made.text(text)
+
+    def text(self, text: str) -> str:
+        return self._made.text(text)
+
+    def name(self, name: str) -> str:
+        return self._names[name]
+
+    def ids(self, ids: list[int]) -> list[int]:
+        return self._made.ids(ids)
+
+    def code(self, text: str) -> str | None:
+        self.dropped["a pattern, grammar or template"] += 1
+        return None
+
+    def data(self, payload: str) -> str:
+        if payload not in self._payloads:
+            self._payloads[payload] = self._new_data(payload)
+        return self._payloads[payload]
+
+    def _new_name(self, length: int) -> str:
+        """Of the same length, if there is room; letters never stand side by side."""
+        taken = set(self._names.values())
+        while True:
+            for _ in range(20):
+                name = "n" + "".join(self._chance.choices(string.digits, k=max(0, length - 1)))
+                if name not in taken:
+                    return name
+            length += 1
+
+    def _new_data(self, payload: str) -> str:
+        head, comma, body = payload.rpartition(",")
+        data = canonical(body)
+        if data is not None and len(data) >= SMALLEST:
+            made = self._looks.data(data)
+            if made[:SMALLEST] != data[:SMALLEST] or len(made) != len(data):
+                return head + comma + base64.b64encode(made).decode()
+        kept, rest = body[:_HEADER], body[_HEADER:]
+        if data is None or not rest:  # a broken one has no header to keep
+            kept, rest = "", body
+        mixed = "".join(self._chance.choice(_BASE64) if c in _BASE64 else c for c in rest)
+        return head + comma + kept + mixed
 
 
 def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> Captured:
@@ -14,5 +122,57 @@ def anonymise(captured: Captured, seed: int = 0, model: Path | None = None) -> C
     Args:
         model: folder with the ``tokenizer.json`` whose tokens count. None: the tiny models', of
             about one token a byte.
+
+    Raises:
+        UsageError: there is no such tokenizer.
     """
-    return captured
+    case = captured.case
+    gathered = _Texts()
+    for operation in case.operations:
+        rewritten(operation, gathered)
+    everything = gathered.texts | gathered.names
+    avoid = {word.lower() for text in everything for word in _WORDS.findall(text)}
+    vocabulary = Vocabulary(model, case.server.model, avoid)
+    made = MadeUp(gathered.texts, gathered.prompts, vocabulary, seed)
+    kept = Contents()
+    looks = Looks(case, captured.contents, kept, seed)
+    changed = _Changed(gathered, made, looks, seed)
+    operations = [_shown_less(rewritten(op, changed)) for op in case.operations]
+    notes = list(_notes(made, looks, changed))
+    origin = case.origin.model_copy(
+        update={"anonymised": True, "file": "", "notes": [*case.origin.notes, *notes]}
+    )
+    anonymous = case.model_copy(
+        update={"operations": operations, "images": looks.images(), "origin": origin, "title": ""}
+    )
+    return Captured(anonymous, kept)
+
+
+def _shown_less(operation: Operation) -> Operation:
+    """Without the answer's text; what a refusal says of the longest prompt stays."""
+    recorded = operation.recorded
+    if recorded is None or not recorded.text:
+        return operation
+    limit = _LIMIT.search(recorded.text)
+    text = f"maximum context length is {limit[1]} tokens" if limit else ""
+    less: Recorded = recorded.model_copy(update={"text": text})
+    return operation.model_copy(update={"recorded": less})
+
+
+def _notes(made: MadeUp, looks: Looks, changed: _Changed) -> Iterator[str]:
+    yield (
+        "Texts are random, with as many tokens and beginning alike as long as the recorded ones; "
+        "tools have other names."
+    )
+    if looks.replaced:
+        yield (
+            f"{looks.replaced} pictures are noise of the same sizes. Pictures that an engine takes "
+            "for one by a short digest of their pixels (SGLang's pad value) no longer are such a "
+            "pair."
+        )
+    for what, count in changed.dropped.items():
+        yield f"{count} times {what} was left away."
+    if made.uneven:
+        yield f"{made.uneven} texts have another number of tokens than the recorded ones."
+    if made.alike:
+        yield f"{made.alike} texts begin alike longer than the recorded ones did."

@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"\s*[A-Za-z][A-Za-z0-9+.-]{1,20}://\S*\s*")
 _PLACE_NAME = re.compile(r"(?:.*_)?(?:url|uri|host|path|file|filename|address)s?", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _WHO: Final = frozenset(
-    {"user", "safety_identifier", "metadata", "api_key", "prompt_cache_key", "conversation_id"}
+    {"user", "safety_identifier", "metadata", "prompt_cache_key", "conversation_id"}
 )
 _OTHERS: Final = (
     frozenset(  # other servers, which the engine would talk to; a request's own headers

@@ -112,14 +112,17 @@ def standing(samples: Sequence[StackSample]) -> list[ThreadStack]:
 
 def _shared(seen: Sequence[ThreadStack]) -> list[Frame]:
     """The frames, innermost first, that nearly all of the samples have from the outside in."""
-    following = [list(reversed(thread.frames)) for thread in seen]
+    inward = [list(reversed(thread.frames)) for thread in seen if thread.frames]
+    roots = Counter(frames[0].function for frames in inward)
+    following = [f for f in inward if f[0].function == roots.most_common(1)[0][0]]  # else torn
     shared = []
-    for depth in range(max(map(len, following))):
+    whole = len(following)
+    for depth in range(max(map(len, following), default=0)):
         here = Counter((f[depth].function, f[depth].file) for f in following if len(f) > depth)
         if not here:
             break
         best, count = here.most_common(1)[0]
-        if count < SHARE * len(seen):
+        if count < SHARE * whole:
             break
         following = [
             f for f in following if len(f) > depth and (f[depth].function, f[depth].file) == best
