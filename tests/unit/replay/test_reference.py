@@ -202,6 +202,15 @@ def test_what_is_not_greedy_refused_or_lost_is_not_compared() -> None:
     }
 
 
+def test_where_noise_drowns_the_answers_none_is_compared() -> None:
+    case = case_of(100)
+    judged = compare_with_reference(case, play(case, noise=2.0, seed=1), play(case))
+    assert judged.sightings == []
+    assert judged.unseen == [
+        "Answers differ from the reference's by noise alone: none was compared."
+    ]
+
+
 def test_a_reference_that_does_not_start_is_said() -> None:
     case = case_of(3)
     failed = Played(state=PlayState.START_FAILED, said="it needs more memory")
