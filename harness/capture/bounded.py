@@ -55,7 +55,7 @@ class _Shortened:
 
     A long string comes in one piece: the parser looks at one that comes in many from its beginning
     each time. Whoever parses it sets ``fed`` to 0 at each event: so much outside strings without
-    one is a number without end, which the parser would keep in memory. ``read`` raises BadJson then.
+    one is a number without end, which the parser would keep in memory; ``read`` raises BadJson.
     """
 
     def __init__(self, file: BinaryIO, progress: Callable[[int], None] | None = None) -> None:
