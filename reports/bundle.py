@@ -14,7 +14,7 @@ import re
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -53,7 +53,9 @@ _ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
 
 
 @dataclass(frozen=True)
-class _Text:
+class BundledText:
+    """What goes out of a file; ``original_bytes``: before redaction and trimming."""
+
     text: str
     original_bytes: int
     note: str = ""
@@ -78,17 +80,26 @@ def write_bundle(
         UsageError: ``target`` is there already, or the incident alone is larger than the limit.
         UnwritableOutput: it cannot be written.
     """
-    if target.exists() and not force:
-        raise UsageError(f"{target} is there already.", hint="--force, or --out another name")
     redactor = Redactor()
     redactor.reserve(incident_json(incident))
     for secret in secrets:
         redactor.add(secret)
+    return archived(
+        target, lambda archive: _fill(archive, directory, incident, redactor, max_bytes), force
+    )
+
+
+def archived(
+    target: Path, fill: Callable[[zipfile.ZipFile], BundleManifest], force: bool
+) -> BundleManifest:
+    """What ``fill`` puts into the archive ``target``, whole or not at all. Raises as above."""
+    if target.exists() and not force:
+        raise UsageError(f"{target} is there already.", hint="--force, or --out another name")
     temporary = ""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         with os.fdopen(handle, "w+b") as file, zipfile.ZipFile(file, "w") as archive:
-            manifest = _fill(archive, directory, incident, redactor, max_bytes)
+            manifest = fill(archive)
         Path(temporary).chmod(0o644)
         Path(temporary).replace(target)
     except OSError as error:
@@ -123,10 +134,12 @@ def _fill(
     ):
         # Rendering may join what was apart, so that a pattern fits now that did not before.
         text = text if name == INCIDENT_FILE else redactor.redact(text)
-        _add(archive, manifest, name, _Text(text, size if name == INCIDENT_FILE else len(text)))
-    if _written(archive) > max_bytes:
+        add_text(
+            archive, manifest, name, BundledText(text, size if name == INCIDENT_FILE else len(text))
+        )
+    if written(archive) > max_bytes:
         raise UsageError(
-            f"The incident alone takes {_written(archive) >> 10} KiB, over the limit of "
+            f"The incident alone takes {written(archive) >> 10} KiB, over the limit of "
             f"{max_bytes >> 10} KiB.",
             hint="mmrepro bundle … --max-mib 25",
         )
@@ -135,18 +148,20 @@ def _fill(
         content = _public_text(path, redactor)
         if isinstance(content, str):
             manifest.left_out.append(LeftOut(name=name, bytes=_size_of(path), why=content))
-        elif _written(archive) + _packed(content.text) > max_bytes:
+        elif written(archive) + _packed(content.text) > max_bytes:
             why = f"beyond the limit of {max_bytes >> 20} MiB for the bundle"
             manifest.left_out.append(LeftOut(name=name, bytes=content.original_bytes, why=why))
         else:
-            _add(archive, manifest, name, content)
-    archive.writestr(_entry(MANIFEST_FILE), manifest.model_dump_json(indent=1) + "\n")
+            add_text(archive, manifest, name, content)
+    archive.writestr(entry(MANIFEST_FILE), manifest.model_dump_json(indent=1) + "\n")
     return manifest
 
 
-def _add(archive: zipfile.ZipFile, manifest: BundleManifest, name: str, content: _Text) -> None:
+def add_text(
+    archive: zipfile.ZipFile, manifest: BundleManifest, name: str, content: BundledText
+) -> None:
     data = content.text.encode("utf-8", "replace")
-    archive.writestr(_entry(name), data)
+    archive.writestr(entry(name), data)
     manifest.files.append(
         BundledFile(
             name=name,
@@ -159,7 +174,7 @@ def _add(archive: zipfile.ZipFile, manifest: BundleManifest, name: str, content:
     )
 
 
-def _entry(name: str) -> zipfile.ZipInfo:
+def entry(name: str) -> zipfile.ZipInfo:
     """Without a date: the same incident gives the same bytes."""
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_DEFLATED
@@ -167,7 +182,7 @@ def _entry(name: str) -> zipfile.ZipInfo:
     return entry
 
 
-def _written(archive: zipfile.ZipFile) -> int:
+def written(archive: zipfile.ZipFile) -> int:
     return archive.fp.tell() if archive.fp is not None else 0
 
 
@@ -209,7 +224,7 @@ def _evidence(folder: Path) -> Iterator[Path]:
     yield from sorted(paths, key=rank)
 
 
-def _public_text(path: Path, redactor: Redactor) -> _Text | str:
+def _public_text(path: Path, redactor: Redactor) -> BundledText | str:
     """What of the file may go out; a text instead says why nothing does."""
     try:
         mode = path.lstat().st_mode
@@ -238,7 +253,7 @@ def _public_text(path: Path, redactor: Redactor) -> _Text | str:
     elif path.suffix == ".json" and (document := _json(text)) is not None:
         text = json.dumps(redactor.redact_value(document), indent=1, ensure_ascii=False)
     lines = [_cut(line) for line in text.split("\n")]
-    return _Text(redact_log("\n".join(lines), redactor), size, note)
+    return BundledText(redact_log("\n".join(lines), redactor), size, note)
 
 
 def _cut(line: str) -> str:

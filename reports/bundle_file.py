@@ -67,17 +67,30 @@ def read_incident(path: Path) -> bytes:
     Raises:
         BadIncident: no bundle, a broken file, or one that differs from its listed checksum.
     """
+    return read_listed(path, INCIDENT_FILE)
+
+
+def read_listed(path: Path, name: str) -> bytes:
+    """The bundle's file ``name``, its checksum compared. Raises as ``read_incident``."""
     manifest = read_manifest(path)
     listed = {entry.name: entry for entry in manifest.files}
-    if INCIDENT_FILE not in listed:
-        raise BadIncident(f"{path} holds no {INCIDENT_FILE}", hint="mmrepro bundle INCIDENT_DIR")
-    data = _member(path, INCIDENT_FILE, MAX_MEMBER_BYTES)
-    if hashlib.sha256(data).hexdigest() != listed[INCIDENT_FILE].sha256:
+    if name not in listed:
+        raise BadIncident(f"{path} holds no {name}", hint="mmrepro bundle INCIDENT_DIR")
+    data = _member(path, name, MAX_MEMBER_BYTES)
+    if hashlib.sha256(data).hexdigest() != listed[name].sha256:
         raise BadIncident(
-            f"{INCIDENT_FILE} in {path} is not what its manifest lists: the checksums differ",
+            f"{name} in {path} is not what its manifest lists: the checksums differ",
             hint="get the file again from whoever made it",
         )
     return data
+
+
+def holds(path: Path, name: str) -> bool:
+    """Whether ``path`` is a bundle that lists the file ``name``; False for whatever else."""
+    try:
+        return is_bundle(path) and any(e.name == name for e in read_manifest(path).files)
+    except BadIncident:
+        return False
 
 
 def _member(path: Path, name: str, limit: int) -> bytes:

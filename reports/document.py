@@ -27,9 +27,16 @@ def load_document(directory: Path, file: str, kind: type[T], name: str, version:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise BadIncident(f"{path} is too large: {MAX_BYTES >> 20} MiB are read here")
-        return kind.model_validate_json(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise BadIncident(f"{path} cannot be read: {error.strerror or error}") from error
+    return read_document(data, path, kind, name, version)
+
+
+def read_document(data: bytes, path: Path, kind: type[T], name: str, version: int) -> T:
+    """The document that ``data``, from ``path``, is. Raises as ``load_document``."""
+    try:
+        return kind.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])

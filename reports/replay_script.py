@@ -50,6 +50,8 @@ TINY: Final[dict[str, TinyModel]] = {
     "qwen3": TinyQwen3(),
     "text": TinyText(),
 }
+UNWRITTEN: Final = ("text",)
+"""Tiny models that no script has in it: the vocabulary alone is larger than all the rest."""
 MODEL_DIR: Final = "./tiny-model"
 
 
@@ -60,8 +62,11 @@ def script(
     *,
     settings: list[Setting],
     deadline_s: float | None,
+    project: str = "",
 ) -> str:
     """The text of ``reproduce.py`` for ``case``, whose pictures lie below ``folder``.
+
+    ``project``: the engine's name on the package index, if it is not its own.
 
     Raises:
         UsageError: a picture's file is missing.
@@ -85,10 +90,10 @@ def script(
     model = _model(case.server.model)
     told = {e.operation: _facts(e.model_dump(exclude={"operation"})) for e in finding.expectations}
     kind = finding.finding_class.value
-    return _template().render(
+    text: str = _template().render(
         title=_comment(f"{view.finding_title(finding)}."),
         said=_wrapped(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}."),
-        commands=_commands(case, settings, written=bool(model)),
+        commands=server_steps(case, settings, project),
         note=_comment(_note(case)),
         kind=kind,
         untold=UNTOLD,
@@ -111,6 +116,7 @@ def script(
         model=model[0] if model else "",
         weights=model[1] if model else "",
     )
+    return text
 
 
 _KINDS: Final = {
@@ -175,14 +181,16 @@ def _of_use(setting: Setting) -> bool:
     return not any(word in setting.name for word in _PRIVATE)
 
 
-def _commands(case: Case, settings: list[Setting], *, written: bool) -> list[str]:
+def server_steps(case: Case, settings: list[Setting], project: str = "") -> list[str]:
+    """What a reader types to have the server: the engine, the model, the server's command."""
     server = case.server
+    written = server.model in TINY and server.model not in UNWRITTEN
     model = MODEL_DIR if written else _public_model(server.model)
-    package = {"vllm": "vllm", "sglang": "sglang", "lmdeploy": "lmdeploy"}.get(server.engine)
-    lines = [f"pip install {package}=={server.release}"] if package else []
+    lines = [f"pip install {project or server.engine}=={server.release}"]
     if server.engine == "minivllm":
-        lines.append("cd reproducers        # of mmrepro's sources: minivllm is there")
-    if written:
+        lines.clear()
+        lines.append("cd reproducers   # of the sources of mmrepro: minivllm is there")
+    if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]
 
@@ -200,7 +208,7 @@ def _note(case: Case) -> str:
 def _model(name: str) -> tuple[str, str] | None:
     """Files and weights of a tiny model, packed; None: it is somebody's own."""
     tiny = TINY.get(name)
-    if tiny is None or name == "text":  # its vocabulary alone is larger than all the rest
+    if tiny is None or name in UNWRITTEN:
         return None
     weights = [[n, list(shape), *tiny.spread(n)] for n, shape in tiny.shapes()]
     with tempfile.TemporaryDirectory() as folder:
@@ -272,7 +280,7 @@ def _short(value: Any, urls: Mapping[str, str]) -> Any:
     if value.keys() == {"type", "text"} and value["type"] == "text" and urls:
         return {"text": value["text"]}
     if value.keys() == {"type", "image_url"} and isinstance(value["image_url"], dict):
-        url = value["image_url"].get("url")
+        url = str(value["image_url"].get("url"))
         if value["image_url"].keys() == {"url"} and url in urls:
             return {"image": urls[url]}
     return {key: _short(item, urls) for key, item in value.items()}

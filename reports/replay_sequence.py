@@ -10,7 +10,7 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.case.model import COMPLETIONS, Barrier, Case, Operation
-from mmrepro.text.sanitize import clip, one_line
+from mmrepro.text.sanitize import one_line
 
 MAX_LANES: Final = 60
 KINDS: Final = ("ok", "client", "server", "lost", "left", "unsent", "unknown")
@@ -170,8 +170,9 @@ def drawing(drawn: Sequence) -> str:
                 cells[at] = "─"
             cells[lane.sent * step] = "●"
             for column in lane.marks:
-                if lane.sent * step < column * step < len(cells):
-                    cells[column * step] = "▸"
+                at = max(lane.sent * step + 1, (column + 1) * step - 1)
+                if at < len(cells):
+                    cells[at] = "▸"
         last = min(len(cells) - 1, max(lane.end * step - step, lane.sent * step) + 1)
         cells[last] = ENDS[lane.kind]
         fails = "!" if lane.fails else " "
@@ -179,7 +180,7 @@ def drawing(drawn: Sequence) -> str:
         waits = f"after {', '.join(lane.operation.after)}" if lane.operation.after else "at once"
         told = " · ".join(filter(None, (lane.told, letters, waits)))
         row = f"{fails} {lane.operation.id:<{width}} {''.join(cells)} {told}"
-        lines.append(clip(one_line(row.rstrip(), 300), 200) if False else _row(row))
+        lines.append(_row(row))
     if drawn.hidden:
         lines.append(f"… {drawn.hidden} more requests")
     return "\n".join(lines)
@@ -271,6 +272,15 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> list[Markup]:
         )
     )
     return drawn_parts
+
+
+def thumbnails(drawn: Sequence) -> dict[str, Markup]:
+    """By the image's name: its mark, as a picture of its own."""
+    frame = Markup('<svg class="mark" viewBox="0 0 110 26" role="img" aria-label="{}">{}</svg>')
+    return {
+        name: frame.format(letter, Markup("").join(thumbnail(number, letter, 2, 3)))
+        for number, (name, letter) in enumerate(drawn.letters.items())
+    }
 
 
 def thumbnail(number: int, letter: str, x: float, y: float) -> list[Markup]:

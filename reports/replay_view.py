@@ -38,7 +38,7 @@ EXPECTED: Final[dict[FindingClass, str]] = {
     FindingClass.METRICS: "the counters agree with what the client sent and received",
     FindingClass.RESIDUE: "running, waiting, memory, threads and files return to the baseline",
 }
-RATE_NOTE: Final = "95 % interval (Clopper-Pearson)"
+RATE_NOTE: Final = "the interval is exact (Clopper-Pearson)"
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,6 @@ class Barrier(Record):
 
 # ---------------------------------------------------------------------- operations
 
-_FETCHED = re.compile(r"\s*(?!data:)[A-Za-z][A-Za-z0-9+.-]*:(?:/|\\)")
-
 
 class Part(Record):
     """A part of a message: exactly one of the three."""
@@ -166,13 +164,18 @@ class Part(Record):
         return self
 
 
-def _address(value: object) -> str:
-    """The first address in a part that is no ``data:``; "": there is none."""
+def _address(value: object, named: bool = False) -> str:
+    """The first address in a part that is no ``data:``; "": there is none.
+
+    ``named``: the field is called so; a text that merely is one fetches nothing.
+    """
     if isinstance(value, dict):
-        return next((a for v in value.values() if (a := _address(v))), "")
+        found = (_address(v, "url" in k.lower()) for k, v in value.items())
+        return next(filter(None, found), "")
     if isinstance(value, list):
-        return next((a for v in value if (a := _address(v))), "")
-    return value if isinstance(value, str) and _FETCHED.match(value) else ""
+        return next(filter(None, (_address(one, named) for one in value)), "")
+    fetched = named and isinstance(value, str) and not value.startswith("data:")
+    return str(value) if fetched else ""
 
 
 class Message(Record):
@@ -224,8 +227,11 @@ class Operation(Record):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         for text in self.after:
-            if Barrier.parse(text).op == self.id:
+            barrier = Barrier.parse(text)
+            if barrier.op == self.id:
                 raise ValueError(f"{self.id} waits for itself: {text}")
+            if not barrier.op and not barrier.event.startswith("running"):
+                raise ValueError(f"{self.id} waits for {text}, which names no operation")
         if self.leave:
             own = Barrier.parse(self.leave)
             if own.op or own.event in ("end", "running>=", "running<="):

@@ -21,6 +21,7 @@ from mmrepro.cli.logs import logs
 from mmrepro.cli.matrix import app as matrix_app
 from mmrepro.cli.new import new
 from mmrepro.cli.probe import probe
+from mmrepro.cli.replay import replay
 from mmrepro.cli.report import report_command, schema
 from mmrepro.cli.run import run
 from mmrepro.cli.scenarios import list_scenarios, show
@@ -58,6 +59,7 @@ def root(
 
 app.command("run", short_help="Drive a real engine into a known failure.")(run)
 app.command("diagnose", short_help="Say what is wrong with a live server.")(diagnose)
+app.command("replay", short_help="Shrink recorded traffic to what fails.")(replay)
 app.command("ablate", short_help="Find out which setting is the cause.")(ablate)
 app.command("bisect", short_help="Find the release that brought or fixed it.")(bisect)
 app.add_typer(matrix_app, name="matrix", short_help="Scenarios × releases, night after night.")

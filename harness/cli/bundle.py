@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def bundle(
-    incident: Annotated[Path, typer.Argument(help="An incident's folder.", metavar="DIR")],
+    incident: Annotated[
+        Path, typer.Argument(help="Folder of an incident or a replay.", metavar="DIR")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="The file to write.  [default: NAME-OF-DIR.zip]")
     ] = None,
@@ -26,27 +28,31 @@ def bundle(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """Pack an incident into one file: redacted, listed, checksummed, small.
+    """Pack an incident or a replay into one file: redacted, listed, checksummed, small.
 
+    Of a replay random texts and images of the same lengths go out, not those that were played.
     Read it back with mmrepro report FILE.zip. Look at it before you publish it: a pattern knows
     keys, tokens, prompts, images, addresses and user names, not every secret there is.
 
     Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
+    from mmrepro.incident.replay import REPLAY_FILE
     from mmrepro.reports import load
     from mmrepro.reports.bundle import write_bundle
+    from mmrepro.reports.replay import load_replay
+    from mmrepro.reports.replay_bundle import write_replay_bundle
 
-    loaded = load(incident)
     folder = incident if incident.is_dir() else incident.parent
     target = out or Path(f"{folder.resolve().name}.zip")
-    manifest = write_bundle(
-        folder,
-        loaded,
-        target,
-        max_bytes=int(max_mib * 2**20),
-        secrets=_lines(secrets_file) if secrets_file else (),
-        force=force,
-    )
+    limit, secrets = int(max_mib * 2**20), _lines(secrets_file) if secrets_file else ()
+    if incident.name == REPLAY_FILE or (incident / REPLAY_FILE).is_file():
+        manifest = write_replay_bundle(
+            folder, load_replay(incident), target, max_bytes=limit, secrets=secrets, force=force
+        )
+    else:
+        manifest = write_bundle(
+            folder, load(incident), target, max_bytes=limit, secrets=secrets, force=force
+        )
     if json:
         import json as jsonlib
 

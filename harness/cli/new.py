@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from jinja2 import Environment
     from mmrepro.scenario import Scenario
 
 
@@ -16,14 +17,20 @@ def new(
     scenario: Annotated[
         str, typer.Argument(help="Its name: small letters, digits, dashes.", metavar="SCENARIO")
     ],
-    engine: Annotated[str, typer.Option(help="vllm, sglang, lmdeploy or minivllm.")],
+    engine: Annotated[str, typer.Option(help="vllm, sglang, lmdeploy or minivllm.")] = "",
     release: Annotated[
         str,
         typer.Option(
             help="Release of the engine that fails.  [default: the known scenarios' last]"
         ),
     ] = "",
-    out: Annotated[Path, typer.Option(help="Folder for the two files.")] = Path(),
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", help="Of this finding of mmrepro replay: its folder.", metavar="FINDING"
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for what is written.")] = Path(),
     force: Annotated[
         bool, typer.Option("--force", help="Write over files that are there.")
     ] = False,
@@ -31,8 +38,13 @@ def new(
 ) -> None:
     """Write a scenario file that runs, and a test that fails until it is filled in.
 
+    With --from it is of a finding of mmrepro replay, and sends the finding's own requests.
+
     Example:  mmrepro new odd-image --engine minivllm
     """
+    if from_ is not None:
+        _of_finding(scenario, from_, (engine, release), out, force=force, json=json)
+        return
     plan = _plan(scenario, engine, release)
     files = _write(plan, out, force=force)
     following = f"mmrepro run {_typed(files[0])}"
@@ -86,12 +98,18 @@ class Blank:
 def _plan(name: str, engine: str, release: str) -> Blank:
     """Raises UsageError: a bad name, no such engine, no such release."""
     from mmrepro.engines import get_engine
+    from mmrepro.errors import UsageError
 
+    if not engine:
+        raise UsageError(
+            "--engine says of which engine the scenario is; --from FINDING knows it.",
+            hint=f"mmrepro new {name} --engine minivllm",
+        )
     _check_name(name)
     adapter = get_engine(engine)
     if release:
         adapter.environment_spec(release, "cpu")
-    last = _last_known(engine)
+    last = last_known(engine)
     model = type(last.model).__name__
     return Blank(name, engine, release or last.release, model, bool(last.model.image_tokens))
 
@@ -120,7 +138,7 @@ def _check_name(name: str) -> None:
         raise UsageError(f"There is a scenario {name} already.", hint=f"mmrepro show {name}")
 
 
-def _last_known(engine: str) -> Scenario:
+def last_known(engine: str) -> Scenario:
     """The known scenario of ``engine`` with the newest release: release and model go together."""
     from mmrepro import models
     from mmrepro.diagnose.match import all_scenarios
@@ -157,18 +175,54 @@ def _write(plan: Blank, out: Path, *, force: bool) -> tuple[Path, Path]:
     return files
 
 
+def _of_finding(
+    name: str, place: Path, own: tuple[str, str], out: Path, *, force: bool, json: bool
+) -> None:
+    """``own``: --engine and --release. Raises UsageError: they are given; else as below."""
+    from mmrepro.cli.new_from import scenario_from
+    from mmrepro.errors import UsageError
+
+    if any(own):
+        raise UsageError(
+            "--from says which engine and release it is of: --engine and --release are not given.",
+            hint=f"mmrepro new {name} --from {place}",
+        )
+    _check_name(name)
+    file, folder, told = scenario_from(place, name, out, force=force)
+    server, following = told.finding.server, f"mmrepro run {_typed(file)}"
+    if json:
+        import json as jsonlib
+
+        document = {
+            "scenario": name,
+            "engine": server.engine,
+            "release": server.release,
+            "files": [str(file), str(folder)],
+            "next": following,
+        }
+        typer.echo(jsonlib.dumps(document, indent=1))
+        return
+    typer.echo(f"{file}: a scenario of {server.engine} {server.release} that sends the case.")
+    typer.echo(f"{folder}: the case, {told.finding.requests} requests.")
+    typer.echo(f"Next: {following}")
+
+
 def _rendered(plan: Blank) -> tuple[str, ...]:
+    facts = {**asdict(plan), "module": plan.module, "cls": plan.cls, "test": plan.test}
+    names = ("scenario.py.j2", "test_scenario.py.j2")
+    return tuple(templates().get_template(name).render(facts) for name in names)
+
+
+def templates() -> Environment:
+    """Those of this folder, of Python."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    templates = Environment(  # noqa: S701 - Python is written, not HTML
+    return Environment(  # noqa: S701 - Python is written, not HTML
         loader=PackageLoader("mmrepro.cli", "templates"),
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    facts = {**asdict(plan), "module": plan.module, "cls": plan.cls, "test": plan.test}
-    names = ("scenario.py.j2", "test_scenario.py.j2")
-    return tuple(templates.get_template(name).render(facts) for name in names)
 
 
 def _typed(file: Path) -> str:

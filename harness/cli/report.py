@@ -20,16 +20,23 @@ class Format(StrEnum):
     HTML = "html"
     JSON = "json"
     JUNIT = "junit"
+    ISSUE = "issue"
 
 
 def report_command(
     incident: Annotated[
         Path,
         typer.Argument(
-            help="An incident's, ablation's or bisection's folder, or a bundle.", metavar="DIR"
+            help="Folder of an incident, ablation, bisection, replay or finding, or a bundle.",
+            metavar="DIR",
         ),
     ],
-    format: Annotated[Format, typer.Option(help="What to print on stdout.")] = Format.MD,
+    format: Annotated[
+        Format,
+        typer.Option(
+            help="What to print on stdout; issue: the engine's own bug-report form, to paste."
+        ),
+    ] = Format.MD,
 ) -> None:
     """Make a report again, from an incident's folder alone.
 
@@ -38,7 +45,11 @@ def report_command(
     from mmrepro import reports
     from mmrepro.incident.ablation import ABLATION_FILE
     from mmrepro.incident.bisection import BISECTION_FILE
+    from mmrepro.reports.replay import is_finding, is_replay
 
+    if is_replay(incident) or is_finding(incident):
+        typer.echo(_of_replay(incident, format).rstrip("\n"))
+        return
     if incident.name == ABLATION_FILE or (incident / ABLATION_FILE).is_file():
         typer.echo(_of_ablation(incident, format).rstrip("\n"))
         return
@@ -46,6 +57,11 @@ def report_command(
         typer.echo(_of_bisection(incident, format).rstrip("\n"))
         return
     loaded = reports.load(incident)
+    if format is Format.ISSUE:
+        from mmrepro.reports.issue_form import incident_issue
+
+        typer.echo(incident_issue(loaded).rstrip("\n"))
+        return
     render = {
         Format.MD: reports.render_markdown,
         Format.HTML: reports.render_html,
@@ -71,6 +87,31 @@ def _of_bisection(folder: Path, format: Format) -> str:
     return _of_document(loaded, renders, format, "A bisection", folder)
 
 
+def _of_replay(folder: Path, format: Format) -> str:
+    from mmrepro.errors import UsageError
+    from mmrepro.reports import replay as reports
+    from mmrepro.reports.issue_form import finding_issue
+
+    if reports.is_finding(folder):
+        told = reports.load_finding(folder)
+        if format is Format.ISSUE:
+            return finding_issue(told)
+        renders = (
+            lambda _: reports.finding_markdown(told),
+            lambda _: reports.finding_html(told),
+        )
+        return _of_document(told.finding, renders, format, "A finding", folder)
+    loaded = reports.load_replay(folder)
+    if format is Format.ISSUE:
+        names = [str(folder / finding.folder) for finding in loaded.findings]
+        raise UsageError(
+            "An issue is of one finding, and a replay may have several.",
+            hint=f"mmrepro report {names[0] if names else folder / 'f1'} --format issue",
+        )
+    both = (reports.replay_markdown, reports.replay_html)
+    return _of_document(loaded, both, format, "A replay", folder)
+
+
 def _of_document(
     loaded: T,
     renders: tuple[Callable[[T], str], Callable[[T], str]],
@@ -78,7 +119,7 @@ def _of_document(
     name: str,
     folder: Path,
 ) -> str:
-    """``renders``: to Markdown and to HTML. Raises UsageError: JUnit is asked for."""
+    """``renders``: to Markdown and to HTML. Raises UsageError: JUnit is asked for, or an issue."""
     from mmrepro.errors import UsageError
     from mmrepro.reports.document import document_json
 
@@ -86,6 +127,11 @@ def _of_document(
         raise UsageError(
             f"{name} has no JUnit report: it has no expectation that could fail.",
             hint=f"mmrepro report {folder} --format json",
+        )
+    if format is Format.ISSUE:
+        raise UsageError(
+            f"{name} is no bug report: give an incident's folder, or a finding's.",
+            hint=f"mmrepro report {folder} --format md",
         )
     markdown, html = renders
     return {Format.MD: markdown, Format.HTML: html, Format.JSON: document_json}[format](loaded)
@@ -95,25 +141,34 @@ class Document(StrEnum):
     INCIDENT = "incident"
     ABLATION = "ablation"
     BISECTION = "bisection"
+    REPLAY = "replay"
+    REPLAY_JSON = "replay-json"
+    CASE = "case"
 
 
 def schema(
     of: Annotated[Document, typer.Option(help="Of which document.")] = Document.INCIDENT,
 ) -> None:
-    """Print the JSON Schema of incident.json, ablation.json or bisection.json.
+    """Print the JSON Schema of incident.json, ablation.json, bisection.json, replay.json or a case.
 
     Example:  mmrepro schema > incident.schema.json
     """
     import json
 
+    from mmrepro.case.model import Case
     from mmrepro.incident import Incident
     from mmrepro.incident.ablation import Ablation
     from mmrepro.incident.bisection import Bisection
+    from mmrepro.incident.replay import Replay
+    from mmrepro.reports.replay_json import ToldReplay
 
     models: dict[Document, type[Record]] = {
         Document.INCIDENT: Incident,
         Document.ABLATION: Ablation,
         Document.BISECTION: Bisection,
+        Document.REPLAY: Replay,
+        Document.REPLAY_JSON: ToldReplay,
+        Document.CASE: Case,
     }
     document = models[of].model_json_schema()
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"

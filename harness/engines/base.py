@@ -259,10 +259,9 @@ def two_threads() -> Setting:
     return Setting(name="OMP_NUM_THREADS", value=str(threads), why="a tiny model")
 
 
-_PREFIX = re.compile(
-    r"^\([^)]{1,60}\)\s*|^(?:ERROR|WARNING|INFO|DEBUG) [\d-]+ [\d:]+ \[[^\]]*\]\s?"
-)
+_PREFIX = re.compile(r"^\([^)]{1,60}\) ?|^(?:ERROR|WARNING|INFO|DEBUG) [\d-]+ [\d:]+ \[[^\]]*\]\s?")
 _CAUSE = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt)\b")
+_USAGE = re.compile(r"^[\w./-]+: error: ")
 _NATIVE = re.compile(r"Segmentation fault|SIGSEGV|core dumped|cannot open shared object")
 
 
@@ -276,8 +275,10 @@ def root_cause_lines(log: Path, *, limit: int = 6, max_bytes: int = 4 << 20) -> 
             text = file.read(max_bytes).decode("utf-8", "replace")
     except OSError:
         return []
-    plain = [_without_prefix(line) for line in text.splitlines()]
-    causes = [p.strip() for p in plain if _CAUSE.match(p.strip()) or _NATIVE.search(p)]
+    plain = [without_prefix(line) for line in text.splitlines()]
+    causes = [
+        p.strip() for p in plain if _CAUSE.match(p.strip()) or _NATIVE.search(p) or _USAGE.match(p)
+    ]
     unique = list(dict.fromkeys(line[:300] for line in causes))
     return unique[:limit] or [line[:300] for line in plain if line.strip()][-limit:]
 
@@ -292,7 +293,8 @@ def worth_another(engine: Engine, lines: Sequence[str]) -> str:
     return ""
 
 
-def _without_prefix(line: str) -> str:
+def without_prefix(line: str) -> str:
+    """A log line as it would be without the engine's process, level, time and place."""
     line = sanitize.plain(line)  # releases up to 0.12 colour their prefixes, in a file as well
     for _ in range(2):
         line = _PREFIX.sub("", line, count=1)

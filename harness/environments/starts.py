@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +45,7 @@ def note_start(folder: Path, mode: str, seen: ModeSeen) -> None:
     """Keep it; a folder that cannot be written costs only the memory of it."""
     known = starts_seen(folder)
     known.modes[mode] = seen
-    temporary = folder / f".{FILE}.{os.getpid()}"
+    temporary = folder / f".{FILE}.{os.getpid()}-{threading.get_ident()}"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         temporary.write_text(known.model_dump_json(indent=1) + "\n", encoding="utf-8")

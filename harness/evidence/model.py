@@ -56,6 +56,11 @@ class ImageSent(Record):
     height: int
     bytes: int
     name: Annotated[str, Field(description="the scenario's name for it, e.g. X or fill-7")] = ""
+    pixels: Annotated[
+        str,
+        Field(description="SHA-256 of its pixels and size, of one colour of that alone, hex"),
+    ] = ""
+    coarse: Annotated[str, Field(description="4 x 4 mean colours of it, RGB, hex")] = ""
 
 
 class ChoiceSeen(Record):
@@ -68,6 +73,10 @@ class ChoiceSeen(Record):
     finishes: Annotated[int, Field(description="pieces of a stream with a finish reason")] = 0
     tokens: Annotated[list[str], Field(description="if logprobs were asked for")] = []
     logprobs: list[float] = []
+    top: Annotated[
+        list[list[tuple[str, float]]],
+        Field(description="the likeliest tokens in each one's place, if they were asked for"),
+    ] = []
     token_ids: Annotated[list[int], Field(description="if the server tells them")] = []
 
 

@@ -119,7 +119,9 @@ def hang_path(
         samples: further looks at the same process.
         idle_loops: functions that turn round while there is nothing to do.
     """
-    looks = [sample.threads for sample in samples if sample.threads] or ([stack] if stack else [])
+    looks = [sample.threads for sample in samples if sample.threads] or (
+        [list(stack)] if stack else []
+    )
     if not looks:
         return []
     by_thread: dict[str, list[ThreadStack]] = {}

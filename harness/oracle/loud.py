@@ -1,11 +1,12 @@
 """Failures that show themselves: no start, death, a hang, errors of the server.
 
-What an engine may do is none of them: it may refuse a request (4xx), say that it is overloaded (429,
-503), have no such endpoint (404, 405, 501), or lose a client that went away by itself.
+What an engine may do is none of them: it may refuse a request (4xx), say that it is overloaded
+(429, 503), have no such endpoint (404, 405, 501), or lose a client that went away by itself.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import signal
@@ -46,9 +47,7 @@ def start_failure(played: Played, engine: Engine) -> Judged:
         sightings=[
             Sighting(
                 finding_class=kind,
-                bucket=buckets.loud(
-                    engine.name, kind, played.causes, played.frames, played.said
-                ),
+                bucket=buckets.loud(engine.name, kind, played.causes, played.frames, played.said),
                 said=_because("The server did not start", played),
                 expected="It starts, or refuses its options in a sentence.",
             )
@@ -178,7 +177,10 @@ def error_object(record: RequestRecord) -> dict[str, object] | None:
     try:
         body = json.loads(record.error)
     except ValueError:
-        return None
+        try:  # inside a stream our client has it as Python writes it
+            body = ast.literal_eval(record.error)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            return None
     if not isinstance(body, dict):
         return None
     inner = body.get("error")

@@ -63,7 +63,6 @@ class Sent:
         op["parameters"] = {
             name: value for name, value in op["parameters"].items() if name not in _ANY_STREAM
         }
-        op["images"] = [(image.sha256, image.width) for image in self.record.images]
         return json.dumps(op, sort_keys=True)
 
     def parameter(self, name: str, otherwise: Any = None) -> Any:

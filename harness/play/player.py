@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+import contextlib
+import threading
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.case.played import Played
+from mmrepro.case.pictures import pictures
+from mmrepro.case.played import Played, PlayState
+from mmrepro.engines import Engine, get_engine
+from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.environments import Environment, EnvironmentSpec, ensure
+from mmrepro.environments.uv import Notice
+from mmrepro.errors import EngineStartError
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
-from mmrepro.incident import Fidelity, HostFacts, StandIn
+from mmrepro.incident import EVIDENCE_DIR, Fidelity, HostFacts, StandIn
+from mmrepro.incident.folder import prepared
+from mmrepro.incident.journal import Journal
+from mmrepro.machine.facts import host_facts
+from mmrepro.machine.gpu import Choice
+from mmrepro.machine.lease import leased
+from mmrepro.play.observing import Observing
+from mmrepro.play.options import Look as Look, PlayOptions as PlayOptions
+from mmrepro.play.served import replayed
+from mmrepro.play.tracebacks import of_engine, read_tracebacks
+from mmrepro.run import deadline, tables
 from mmrepro.run.deadline import Deadlines
-from mmrepro.run.options import StartMode
+from mmrepro.run.launch import Server, ServerSpec, in_service, start, target
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.starter import Starter
+from mmrepro.scenario import Scenario
+from mmrepro.traffic import Traffic
+from mmrepro.traffic.drive import Drive
 
-Look = Callable[[str, int, Path], None]
-"""The server's address, its first process and its log."""
+NO_ROOM = ("No space left on device", "Cannot allocate memory")
+"""In the log of a server that did not start: it is this machine's fault."""
+GATE_LIMIT_S = 30.0
+UNKNOWN_S = 0.2
+"""An answer's time, where a gate measured none."""
 
 
-@dataclass(frozen=True)
-class PlayOptions:
-    """How a case is played.
+@dataclass
+class _Known:
+    """What the plays of a session share; two may ask at a time."""
 
-    Attributes:
-        deadlines: None: those of the player's ``calibrate()``, which is called if need be.
-        time: ``real``: a request also waits for its time in the recording; ``order``: one after
-            another; ``fast``: barriers alone.
-        look: what is looked at, at the end and when it hangs.
-        early: judge a hang before its deadline, by what stands still.
-        blocks: that many equal blocks of operations, an idle server and a reading after each.
-    """
-
-    deadlines: Deadlines | None = None
-    time: Literal["fast", "real", "order"] = "fast"
-    look: Literal["none", "quick", "full"] = "quick"
-    early: bool = True
-    blocks: int = 0
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    environments: dict[EnvironmentSpec, Environment] = field(default_factory=dict)
+    gpu: Choice | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
 
 class Player:
@@ -55,29 +73,52 @@ class Player:
         timeout_s: float = 600.0,
         listener: Listener | None = None,
     ) -> None:
-        self.server = server
+        self.server, self.folder, self.listener = server, folder, listener
+        self.options = RunOptions(timeout_s=timeout_s)
         self.deadlines: Deadlines | None = None
         self.start_mode = ""
         self.fidelity = Fidelity.CPU
         self.stand_ins: list[StandIn] = []
+        self.starter = Starter(start_mode, several=True)
+        self._known = _Known()
+        self._cancelled = threading.Event()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        return
+        self.cancel()
+        self.starter.__exit__()
+        self._known.held.close()
 
     @property
     def host(self) -> HostFacts:
-        raise NotImplementedError
+        gpu = self._known.gpu
+        return host_facts(gpu.names, gpu.facts()) if gpu else host_facts()
 
-    def prepare(self) -> None:
-        """Environment and model of the server, made if need be. Raises as ``ensure``."""
-        raise NotImplementedError
+    def cancel(self) -> None:
+        """Plays in other threads stop their servers and raise KeyboardInterrupt."""
+        self._cancelled.set()
 
     def calibrate(self) -> Deadlines:
-        """Deadlines from latencies measured on a server of its own, which is stopped again."""
-        raise NotImplementedError
+        """Deadlines from latencies measured on a server of its own, which is stopped again: a
+        scenario's gate, two images and a text.
+
+        Where that server does not start, or does not answer, they are those of fast answers: the
+        first play tells what is wrong.
+        """
+        scenario, options = replayed(self.server, self.options)
+        journal = self._journal(scenario, options, self.folder / "calibrate")
+        deadlines = deadline.derive([UNKNOWN_S])
+        with contextlib.suppress(EngineStartError), journal.whole_run():
+            server = self._started(scenario, options, journal)
+            with in_service(server, journal):
+                asyncio.run(_gate(server, journal))
+            answered = [r.latency_s for r in journal.recorder.evidence.requests if r.answered]
+            deadlines = deadline.derive(answered or [UNKNOWN_S])
+            journal.incident.deadline_s = deadlines.answer_s
+        self.deadlines = deadlines
+        return deadlines
 
     def play(
         self,
@@ -100,4 +141,96 @@ class Player:
             InfrastructureError: nothing was learnt of the engine.
             UsageError: what the case asks for cannot be had.
         """
-        raise NotImplementedError
+        began = time.monotonic()
+        deadlines = options.deadlines or self.deadlines or self.calibrate()
+        made = pictures(case, contents)
+        scenario, run_options = replayed(case.server, self.options)
+        journal = self._journal(scenario, run_options, folder)
+        journal.incident.deadline_s = deadlines.answer_s
+        played = Played(state=PlayState.ENDED, deadline_s=deadlines.answer_s)
+        played.evidence = journal.recorder.evidence
+        played.log_file = f"{EVIDENCE_DIR}/engine.log"
+        try:
+            with journal.whole_run():
+                server = self._started(scenario, run_options, journal)
+                with in_service(server, journal):
+                    played.start_s = journal.incident.engine.start_seconds or 0.0
+                    observing = Observing(
+                        server, journal.recorder, options, deadlines, made, self._cancelled
+                    )
+                    asyncio.run(observing.play(case, played, on_stuck, on_look))
+                    journal.recorder.phase = "stop"
+        except EngineStartError as error:
+            if any(sign in line for line in error.detail for sign in NO_ROOM):
+                raise
+            _not_started(played, error, journal, get_engine(case.server.engine))
+            played.unsent = [op.id for op in case.operations]
+        played.seconds = round(time.monotonic() - began, 2)
+        return played
+
+    # ------------------------------------------------------------------ inner workings
+
+    def _journal(self, scenario: Scenario, options: RunOptions, folder: Path) -> Journal:
+        """Of a play in ``folder``. Raises as ``prepared`` and ``target``."""
+        wanted = target(scenario, options)
+        folder = prepared(folder, EVIDENCE_DIR)
+        incident = tables.blank(scenario, options, wanted.release, wanted.device, folder)
+        return Journal(incident, folder, self.listener)
+
+    def _started(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Server:
+        """A server that is ready. Raises as ``start`` and ``ensure``."""
+        wanted = target(scenario, options)
+        with self._known.lock:
+            environment = self._environment(wanted, journal)
+            model, journal.incident.model = tables.model_of(scenario.model, options.model)
+        spec = ServerSpec(scenario, options, environment, model, gpu=self._known.gpu)
+        if self._cancelled.is_set():
+            raise KeyboardInterrupt
+        with journal.stage("start-up"):
+            server = start(spec, journal, self.starter)
+        incident = journal.incident
+        self.start_mode, self.fidelity = incident.engine.start_mode, incident.fidelity
+        self.stand_ins = incident.stand_ins
+        return server
+
+    def _environment(self, wanted: EnvironmentSpec, journal: Journal) -> Environment:
+        """Found or built once a session, and kept from being pruned as long as it lasts."""
+        known = self._known
+        if wanted.device == "cuda" and known.gpu is None:
+            known.gpu = known.held.enter_context(leased())
+
+        def progress(text: str) -> None:
+            source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
+            journal.recorder.event(text, source=source)
+
+        if wanted not in known.environments:
+            environment = ensure(wanted, progress=progress)
+            known.held.enter_context(environment.in_use())
+            known.environments[wanted] = environment
+        environment = known.environments[wanted]
+        tables.note_environment(journal.incident, environment, journal.recorder.dir)
+        return environment
+
+
+async def _gate(server: Server, journal: Journal) -> None:
+    """A scenario's gate, for its latencies."""
+    scenario = server.spec.scenario
+    journal.recorder.phase = "gate"
+    traffic = Traffic(server.url, SERVED_MODEL, journal.recorder)
+    release = server.spec.environment.spec.release
+    size = scenario.model.image_size()
+    drive = Drive(traffic, journal.recorder, size, scenario.max_model_len, release)
+    drive.deadline_s = GATE_LIMIT_S
+    try:
+        await scenario.gate(drive)
+    finally:
+        await traffic.close()
+
+
+def _not_started(played: Played, error: EngineStartError, journal: Journal, engine: Engine) -> None:
+    log = journal.recorder.dir / "engine.log"
+    first = of_engine(read_tracebacks(log), engine)
+    played.state, played.said = PlayState.START_FAILED, error.message
+    named = [first.error] if first else []
+    played.causes = list(dict.fromkeys([*named, *error.detail]))
+    played.frames = first.frames_of(engine) if first else []

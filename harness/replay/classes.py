@@ -107,5 +107,3 @@ def _kind(op: Operation, answers: Mapping[str, str], shared: set[str]) -> Kind:
 def abnormal(seen: Seen) -> list[str]:
     """Operations with another answer than 200, and none that is stuck."""
     return [op for op in seen.sent if seen.answers.get(op, "")[:1] in ("4", "5")]
-
-

@@ -23,6 +23,8 @@ class ReplayOptions:
         server: the one that is started; of a case file the case's own, with what was given on the
             command line over it.
         anonymise: None: as the file's kind has it (a case is left as it is).
+        host: of a HAR with several: the one whose requests are read.
+        concurrency: of a file without times: so many at once.
         scale: lengths are fitted to ``server.max_model_len``.
         budget: most starts of servers.
         repeat: plays on fresh servers that confirm a finding.
@@ -36,6 +38,8 @@ class ReplayOptions:
     time: Literal["real", "fast", "order"] = "fast"
     anonymise: bool | None = None
     scale: bool = False
+    host: str = ""
+    concurrency: int | None = None
     shrink: bool = True
     budget: int = BUDGET
     repeat: int = REPEAT
@@ -71,10 +75,13 @@ class ReplayOptions:
         if server.max_model_len != ServerWanted.model_fields["max_model_len"].default:
             parts += ["--max-model-len", str(server.max_model_len)]
         parts += [f"--server-arg={arg}" for arg in server.args]
+        parts += [f"--env={name}={value}" for name, value in server.env.items()]
         parts += ["--time", self.time] if self.time != "fast" else []
         if self.anonymise is not None:
             parts.append("--anonymise" if self.anonymise else "--no-anonymise")
         parts += ["--scale"] if self.scale else []
+        parts += ["--host", self.host] if self.host else []
+        parts += [] if self.concurrency is None else ["--concurrency", str(self.concurrency)]
         parts += [] if self.shrink else ["--no-shrink"]
         parts += ["--budget", str(self.budget)] if self.budget != BUDGET else []
         parts += ["--repeat", str(self.repeat)] if self.repeat != REPEAT else []

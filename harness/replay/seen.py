@@ -8,6 +8,7 @@ from mmrepro.case.model import Case, Operation
 from mmrepro.case.played import Played
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import PlayFacts, Sighting
+from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.judged import Judged
 from mmrepro.records import Record
 from pydantic import Field
@@ -47,10 +48,10 @@ class Seen(Record):
     named: Named | None = None
 
     def has(self, bucket: str) -> bool:
-        return bucket in self.play.buckets
+        return any(alike(seen, bucket) for seen in self.play.buckets)
 
     def sighting(self, bucket: str) -> Sighting | None:
-        return next((s for s in self.sightings if s.bucket == bucket), None)
+        return next((s for s in self.sightings if alike(s.bucket, bucket)), None)
 
     @property
     def stuck(self) -> list[str]:

@@ -2,14 +2,62 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
-from mmrepro.incident.replay import Replay
+import mmrepro
+from mmrepro.capture.anonymise import anonymise
+from mmrepro.capture.captured import Captured
+from mmrepro.capture.read import read
+from mmrepro.capture.scale import scale
+from mmrepro.case.files import case_digest, read_case, write_case
+from mmrepro.case.model import Case
+from mmrepro.case.played import Played
+from mmrepro.engines import get_engine
+from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
+from mmrepro.incident import Fidelity
+from mmrepro.incident.folder import is_there, new_folder, prepared
+from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay, Sighting
+from mmrepro.machine.facts import host_facts
+from mmrepro.oracle.buckets import alike
+from mmrepro.oracle.judge import judge
+from mmrepro.oracle.judged import Judged
+from mmrepro.play.player import Player
+from mmrepro.records import Moment
+from mmrepro.replay.confirm import decided, tally
+from mmrepro.replay.known import mitigation
 from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.plays import PlayerLike, Plays, Told, Wanted
+from mmrepro.replay.pursue import LOUD, Pursuit, Start
+from mmrepro.replay.rate import rate_of
+from mmrepro.replay.seen import Named, Seen
+from mmrepro.replay.shrink import Spent
+from mmrepro.replay.silent import Silent
+from mmrepro.replay.store import Head, Store, holds_replay
 from mmrepro.replay.watcher import Watcher
+from mmrepro.text.redact import Redactor
 
 DEFAULT_ROOT = "replays"
+NOT_ENDED = "the replay has not ended"
+OF_ANOTHER = 3
+"""Starts that a further finding takes besides its confirmation, about."""
+JOB_BYTES = 3 << 30
+"""Memory that a second server must find free: vLLM's, with a tiny model, takes about 1.5 GiB."""
+FATAL = frozenset({FindingClass.START_FAILURE, FindingClass.DEATH, FindingClass.HANG})
+
+
+class SessionPlayer(PlayerLike, Protocol):
+    """A player with what a replay tells of its servers."""
+
+    start_mode: str
+    fidelity: Fidelity
+
+
+MakePlayer = Callable[..., AbstractContextManager[SessionPlayer]]
 
 
 class Replaying:
@@ -21,11 +69,12 @@ class Replaying:
         watcher: Watcher | None = None,
         *,
         write: Callable[[Replay, Path], object],
+        make_player: MakePlayer = Player,
     ) -> None:
         """``write`` writes the replay's documents below its folder, each time that it has grown;
         the findings' folders with their ``case.json`` are there by then."""
         self.options, self.watcher = options, watcher
-        self._write_documents = write
+        self._write_documents, self._make_player = write, make_player
         self.dir: Path
         self.replay: Replay
 
@@ -41,4 +90,298 @@ class Replaying:
             MmreproError: usage, or infrastructure that no play can do without.
             KeyboardInterrupt: the partial replay is on disk.
         """
-        raise NotImplementedError
+        case = self._case()
+        with Store(self.dir, self._head(case)) as store:
+            self.replay = self._blank(case, store.head.id)
+            self._write()
+            try:
+                with self._make_player(
+                    case.server,
+                    start_mode=self.options.start_mode,
+                    folder=self.dir,
+                    timeout_s=self.options.timeout_s,
+                    listener=self.watcher.event if self.watcher else None,
+                ) as player:
+                    self._play(case, player, store)
+            except KeyboardInterrupt:
+                self._end("interrupted", f"interrupted; to resume, run: {self.resume_command}")
+                raise
+            except MmreproError as error:
+                self._end("failed", error.message)
+                raise
+            except BaseException as error:
+                self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
+                raise
+            self._end("complete")
+        return self.replay
+
+    # ------------------------------------------------------------------ the plays
+
+    def _play(self, case: Case, player: SessionPlayer, store: Store) -> None:
+        engine = get_engine(case.server.engine)
+        self._player = player
+
+        def judged(case: Case, played: Played) -> Judged:
+            return Judged.of([judge(case, played, engine=engine), self._silent.judge(case, played)])
+
+        self._plays = Plays(
+            player,
+            store,
+            self.dir,
+            self.dir,
+            judged,
+            budget=self.options.budget,
+            time=self.options.time,
+            told=Told(self._began, self._ended),
+        )
+        self._silent = Silent(self._plays, engine, self.dir)
+        self._pursuit = Pursuit(
+            self._plays,
+            self.dir,
+            self.options.repeat,
+            self.options.jobs or jobs_here(),
+            self.options.shrink,
+            self._grew,
+        )
+        deadlines = self._plays.calibrate(case)
+        self.replay.deadline_s = deadlines.answer_s
+        loud, named = self._round(case, "the whole case")
+        if named is not None and (keep_away := mitigation(named, case.server.release)):
+            self._mitigated(case, keep_away)
+        elif not loud:
+            self._compared(case)
+        self._strays()
+
+    def _round(
+        self, case: Case, what: str, limits: tuple[str, ...] = ()
+    ) -> tuple[bool, Named | None]:
+        """Plays a case until it is known how often it shows what, and makes findings of that.
+
+        Returns whether it showed anything loud, and the name of the fatal failure, if it is known.
+        """
+        seens, first = [], None
+        try:
+            first = self._plays.play(Wanted(case, "whole", 1, what))
+            seens.append(first)
+            self._note(first)
+            while self._open(seens):
+                again = Wanted(case, "confirm", len(seens), f"{what}, again")
+                seens.append(self._plays.play(again))
+        except Spent:
+            self.replay.limits.append(f"{what} was played {len(seens)} times: --budget")
+        return self._found(case, seens, limits)
+
+    def _found(
+        self, case: Case, seens: list[Seen], limits: tuple[str, ...], *, simpler: bool = True
+    ) -> tuple[bool, Named | None]:
+        fatal: Named | None = None
+        loud = False
+        counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
+        sure = [b for b, (failed, _) in counts.items() if failed]
+        for bucket, (failed, plays) in counts.items():
+            seen = next(s for s in seens if s.has(bucket))
+            sighting = seen.sighting(bucket)
+            assert sighting is not None
+            loud = loud or sighting.finding_class in LOUD
+            if not failed:
+                self.replay.unconfirmed.append(sighting)
+                continue
+            smaller, small_seen = self._plays.smallest[bucket]
+            rate = rate_of(failed, plays)
+            before = len(case.operations)
+            start = Start(bucket, smaller, small_seen, rate, before, limits, simpler)
+            later = len(sure) - sure.index(bucket) - 1
+            reserve = later * (self.options.repeat + OF_ANOTHER)
+            named = self._finding(start, min(reserve, self._plays.left // 2))
+            if sighting.finding_class in FATAL and fatal is None:
+                fatal = named
+        return loud, fatal
+
+    def _finding(self, start: Start, reserve: int) -> Named | None:
+        id = f"f{len(self.replay.findings) + 1}"
+        finding, _, named = self._pursuit.pursue(start, id, reserve)
+        return named if finding.known else None
+
+    def _mitigated(self, case: Case, keep_away: str) -> None:
+        """Once more, with the known fatal failure kept away: what did it hide?"""
+        server = case.server.model_copy(update={"mitigation": keep_away})
+        limit = f"found with the mitigation {keep_away} on, which keeps a known failure away"
+        kept = case.model_copy(update={"server": server})
+        known = len(self.replay.findings)
+        loud, _ = self._round(kept, f"the whole case, with {keep_away}", (limit,))
+        if self._last_has_known(known):
+            self.replay.limits.append(f"the mitigation {keep_away} did not keep it away")
+        elif not loud:
+            self._compared(kept, (limit,))
+
+    def _last_has_known(self, known: int) -> bool:
+        buckets = self._plays.facts[-1].buckets
+        return any(alike(b, f.bucket) for b in buckets for f in self.replay.findings[:known])
+
+    def _compared(self, case: Case, limits: tuple[str, ...] = ()) -> None:
+        """Nothing loud: are the answers right?"""
+        try:
+            found = self._silent.compare(case)
+            if found is None:
+                return
+            asked, first = found
+            self._note(first)
+            seens = [first]
+            while self._open(seens):
+                again = Wanted(asked, "confirm", len(seens), "held against the reference, again")
+                seens.append(self._plays.play(again))
+            crossed = self._silent.cross_talk(asked, first)
+            self._say(crossed)
+            for sighting in crossed.sightings:
+                # Ten plays of its own tell of it: it is proven, and each candidate would take as
+                # many.
+                self.replay.unconfirmed.append(sighting)
+            limit = "found with logprobs asked for, by which answers are compared"
+            self._found(asked, seens, (*limits, limit), simpler=False)
+        except Spent:
+            self.replay.unseen.append("whether the answers are right: no start is left (--budget)")
+        finally:
+            for said in self._silent.judged:
+                self._say(said)
+
+    def _strays(self) -> None:
+        """What only a smaller case showed, on the way: is it there again?"""
+        for bucket, (case, seen) in sorted(self._plays.smallest.items()):
+            if self._handled(bucket):
+                continue
+            seens = [seen]
+            try:
+                while self._open(seens):
+                    what = "a smaller case that showed something else, again"
+                    seens.append(self._plays.play(Wanted(case, "confirm", len(seens), what)))
+            except Spent:
+                self.replay.limits.append("what a smaller case showed was not confirmed: --budget")
+            self._found(case, seens, ())
+
+    def _open(self, seens: list[Seen]) -> bool:
+        """Whether one more play of the same case is worth a server."""
+        counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
+        repeat = self.options.repeat
+        return any(not decided(failed, plays, repeat) for failed, plays in counts.values())
+
+    def _handled(self, bucket: str) -> bool:
+        told: list[Finding | Sighting] = [*self.replay.findings, *self.replay.unconfirmed]
+        return any(alike(bucket, one.bucket) for one in told)
+
+    # ------------------------------------------------------------------ telling
+
+    def _note(self, seen: Seen) -> None:
+        self._say(Judged(counted=seen.counted, unseen=seen.unseen))
+
+    def _say(self, judged: Judged) -> None:
+        replay = self.replay
+        replay.unseen += [text for text in judged.unseen if text not in replay.unseen]
+        for what, number in judged.counted.items():
+            replay.counted[what] = replay.counted.get(what, 0) + number
+
+    def _began(self, what: str, requests: int) -> None:
+        if self.watcher is not None:
+            self.watcher.began(self.replay, what, requests)
+
+    def _ended(self, facts: PlayFacts, kept: bool) -> None:
+        self.replay.plays = [play for play in self._plays.facts if play.state]
+        self.replay.start_mode = self._player.start_mode or self.replay.start_mode
+        self.replay.fidelity = self._player.fidelity
+        self._write()
+        if self.watcher is not None:
+            self.watcher.ended(self.replay, facts, kept=kept)
+
+    def _grew(self, finding: Finding) -> None:
+        others = [f for f in self.replay.findings if f.id != finding.id]
+        self.replay.findings = sorted([*others, finding], key=lambda f: int(f.id[1:]))
+        self._write()
+        if self.watcher is not None:
+            self.watcher.grew(self.replay, finding)
+
+    def _end(self, state: str, failure: str = "") -> None:
+        self.replay.state = state  # type: ignore[assignment]
+        self.replay.failure = failure
+        self.replay.finished = Moment.now()
+        self._write()
+
+    def _write(self) -> None:
+        self._write_documents(Redactor().redact_model(self.replay), self.dir)
+
+    # ------------------------------------------------------------------ set-up
+
+    def _case(self) -> Case:
+        """The case, which is in the replay's folder afterwards, with its pictures."""
+        options = self.options
+        if options.resume is not None:
+            if not holds_replay(options.resume):
+                raise UsageError(
+                    f"{options.resume} holds no replay to go on with.",
+                    hint=f"without --resume: {options.command()}",
+                )
+            self.dir = options.resume.resolve()
+            return read_case(self.dir)[0].model_copy(update={"server": options.server})
+        captured = read(
+            options.file, options.server, host=options.host, concurrency=options.concurrency
+        )
+        model = Path(options.server.model) if is_there(Path(options.server.model)) else None
+        if options.scale:
+            captured = scale(captured, options.server.max_model_len, model=model)
+        if options.anonymise:
+            captured = anonymise(captured, options.seed, model)
+        return self._kept(captured)
+
+    def _kept(self, captured: Captured) -> Case:
+        case = captured.case.model_copy(update={"server": self.options.server})
+        if self.options.out is not None and holds_replay(self.options.out):
+            raise UnwritableOutput(
+                f"{self.options.out} already holds a replay.",
+                hint=f"--resume {self.options.out} goes on with it; or choose another --out",
+            )
+        engine, release = case.server.engine, case.server.release
+        self.dir = prepared(self.options.out or new_folder(DEFAULT_ROOT, engine, release))
+        write_case(case, self.dir, captured.contents)
+        return case
+
+    def _head(self, case: Case) -> Head:
+        options = self.options
+        decides = {
+            "--time": options.time,
+            "--budget": str(options.budget),
+            "--repeat": str(options.repeat),
+            "--no-shrink": "" if options.shrink else "yes",
+            "--seed": str(options.seed),
+        }
+        return Head(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            case=case_digest(case),
+            decides=decides,
+        )
+
+    def _blank(self, case: Case, id: str) -> Replay:
+        return Replay(
+            mmrepro_version=mmrepro.__version__,
+            id=id,
+            created=Moment.now(),
+            state="interrupted",
+            failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
+            command=self.options.command(),
+            resume=self.resume_command,
+            origin=case.origin,
+            server=case.server,
+            requests=len(case.operations),
+            images=len(case.images),
+            time=self.options.time,
+            seed=self.options.seed,
+            host=host_facts(),
+            fidelity=Fidelity.CPU,
+            budget=self.options.budget,
+        )
+
+
+def jobs_here() -> int:
+    """Servers at a time while shrinking: two need cores and memory for two."""
+    import psutil
+
+    cores = len(os.sched_getaffinity(0))
+    return 2 if cores >= 4 and psutil.virtual_memory().available >= 2 * JOB_BYTES else 1

@@ -19,6 +19,11 @@ from mmrepro.replay.classes import abnormal, alike, grouped, kinds, sharing
 from mmrepro.replay.seen import Seen
 from mmrepro.replay.simplify import Change, all_at_once, changes, options_left_out
 
+FEW, MANY = 3, 12
+"""So few of a class are left out one by one; of so many not all are needed, most likely."""
+DENSE = 2
+"""So many needed in a row: very likely all are."""
+
 
 class Spent(Exception):
     """No further play is to be had."""
@@ -61,6 +66,7 @@ class Shrinking:
         case: the smallest one that fails; ``seen``: a failing play of it.
         failing: operations whose answers show the failure, from a play.
         grew: told of each step.
+        simpler: requests may be changed, and not only left out.
         not_tried: what the budget did not allow.
         minimal: each operation was left out by itself, or one that is alike.
     """
@@ -70,6 +76,7 @@ class Shrinking:
     test: Test
     failing: Callable[[Seen], list[str]]
     grew: Callable[[], None] = lambda: None
+    simpler: bool = True
     steps: list[Step] = field(default_factory=list)
     needed: dict[str, Needed] = field(default_factory=dict)
     needed_options: dict[str, Needed] = field(default_factory=dict)
@@ -79,8 +86,9 @@ class Shrinking:
     def run(self) -> None:
         """To the end, or until nothing more may be played."""
         phases = (
-            ("what was sent after it", self.tail),
             ("all that looks healthy", self.bold),
+            ("what was sent after it", self.tail),
+            ("what was sent before anything went wrong", self.head),
             ("classes of operations", self.classes),
             ("numbers within a class", self.numbers),
             ("simpler requests", self.simplify),
@@ -111,28 +119,46 @@ class Shrinking:
             self.keep(sent, "without what was never sent")
             return
         # One of them set it off, and all that came later failed with it.
-        images = {op.id for op in self.case.operations if op.images}
-        first = next((n for n in failing if sent[n] in images), failing[0])
-        if not self.keep(sent[: first + 1], f"without what was sent after {sent[first]}"):
-            last = sent[failing[-1]]
+        first, last = self._culprits()[0], sent[failing[-1]]
+        if not self.keep(sent[: order[first] + 1], f"without what was sent after {first}"):
             self.keep(sent[: failing[-1] + 1], f"without what was sent after {last}")
 
     def bold(self) -> None:
-        """Few at once: what fails, with what went wrong before it, and who shares images."""
+        """Few at once: what fails, with what went wrong before it, and who shares images.
+
+        Also of what was sent later: it may take the place of what goes.
+        """
         failing = self._culprits()
-        odd = sharing(self.case, [*abnormal(self.seen), *failing])
+        ops = {op.id: op for op in self.case.operations}
         kind = kinds(self.case, self.seen)
-        own = {kind[op] for op in failing}
-        new = {name for name in own if name.images != "none"}
-        same, pictured = ({op for op in self.ids if kind[op] in kept} for kept in (own, new))
-        for keep, what in (
-            (set(failing), "the failing operation alone"),
+        same = {op for op in self.ids if kind[op] in {kind[f] for f in failing}}
+        images = {op for op in self.ids if ops[op].images}
+        odd = sharing(self.case, [*abnormal(self.seen), *failing])
+        first = [(set(failing), "the failing operation alone")]
+        if images.intersection(failing):
+            own = {op for op in self.ids if kind[op].images == "new"} & images
+            refused = sharing(self.case, abnormal(self.seen))
+            first += [
+                (images & odd, "only what has an image and fails, was refused, or shares it"),
+                (images & (refused | own), "refused images, and all that nobody shares"),
+                (images & (odd | same), "refused images, and all of the failing one's class"),
+                (images, "only what has an image"),
+            ]
+        first += [
             (odd, "only what fails, was refused, or shares an image with one of these"),
-            (odd | pictured, "these, and what is of the class of a failing one with images"),
             (odd | same, "these, and all that is of a failing one's class"),
-        ):
+        ]
+        for keep, what in first:
             if self.keep(keep, what):
                 return
+
+    def head(self) -> None:
+        """What was sent before anything went wrong."""
+        odd = sharing(self.case, [*abnormal(self.seen), *self._culprits()])
+        sent = [op for op in self.seen.sent if op in self.ids]
+        first = next((n for n, op in enumerate(sent) if op in odd), 0)
+        if first:
+            self.drop(sent[:first], f"without what was sent before {sent[first]}")
 
     def classes(self) -> None:
         """One class of operations after another, the largest first."""
@@ -140,7 +166,7 @@ class Shrinking:
         failing = set(self._culprits())
         for name, members in grouped(kind, self.ids).items():
             gone = [op for op in members if op in self.ids and op not in failing]
-            if gone and len(gone) < len(self.ids):
+            if FEW < len(gone) < len(self.ids):
                 self.drop(gone, f"without the {len(gone)} × {name}")
 
     # ------------------------------------------------------------------ within a class
@@ -151,45 +177,43 @@ class Shrinking:
         failing = set(self._culprits())
         for name, members in grouped(kind, self.ids).items():
             rest = [op for op in members if op not in failing]
-            if len(rest) > 1:
+            if len(rest) > FEW:
                 rest.sort(key=lambda op: order.get(op, len(order)))
                 self._search(rest, str(name))
 
     def _search(self, rest: list[str], name: str) -> None:
         """The operations that matter, oldest first: all before the next one may go.
 
-        ``rest`` was left out as a whole before, and it did not fail then.
+        ``rest`` was left out as a whole before, and it did not fail then. Where one after another
+        is needed, very likely all are, each by itself; that is asked last.
         """
-        first = True
-        while rest:
-            if not first:
-                if self._dense(rest):
-                    return  # very likely each of them is needed by itself: that comes last
-                rest = [op for op in rest if op in self.ids]
-                if not rest or self.drop(rest, f"without the other {len(rest)} × {name}"):
+        step = 1 if len(rest) <= MANY else len(rest) // 2
+        dense = 0
+        while len(rest) > 1:
+            count = self._most(rest, step, name)
+            rest = rest[count + 1 :]
+            dense = 0 if count else dense + 1
+            step = max(1, count)
+            if dense == DENSE and len(rest) > 1:
+                half = rest[: (len(rest) + 1) // 2]
+                if not self.drop(half, f"without {len(half)} of the other {len(rest)} × {name}"):
                     return
-            rest, first = rest[self._most(rest, name) + 1 :], False
+                rest, dense = rest[len(half) :], 0
+            elif not dense and rest and self.drop(rest, f"without the other {len(rest)} × {name}"):
+                return
 
-    def _dense(self, rest: Sequence[str]) -> bool:
-        """Whether it is their number that matters: of operations that are alike the next one is
-        needed, too, and half of the rest."""
-        twins = next(group for group in alike(self.case, self.seen) if rest[0] in group)
-        if len(rest) < 3 or not set(rest) <= set(twins):
-            return False
-        if self.drop(rest[:1], "without one more of them"):
-            return False
-        half = rest[1 : 1 + len(rest) // 2]
-        return not self.drop(half, f"without {len(half)} of them")
+    def _most(self, rest: Sequence[str], step: int, name: str) -> int:
+        """How many of the first of ``rest`` may go together: the next one is needed.
 
-    def _most(self, rest: Sequence[str], name: str) -> int:
-        """How many of the first of ``rest`` may go together: the next one is needed."""
+        Asked in steps that grow from ``step``, and by halving from there.
+        """
         low, high = 0, len(rest)  # without `low` it fails, without `high` it does not
         while high - low > 1:
-            middle = (low + high) // 2
+            middle = min(low + step, (low + high) // 2) if step else (low + high) // 2
             if self.drop(rest[:middle], f"without the first {middle} of {len(rest)} × {name}"):
-                low = middle
+                low, step = middle, 2 * step
             else:
-                high = middle
+                high, step = middle, 0
         return low
 
     # ------------------------------------------------------------------ one by one
@@ -200,13 +224,17 @@ class Shrinking:
         while len(self.ids) not in (before, 1, 0):
             before = len(self.ids)
             self._each_once()
+        for op in self.ids:  # one alone is left
+            self.needed.setdefault(op, Needed(what=op, why="it is the only request"))
         self.minimal = True
 
     def _each_once(self) -> None:
         groups = alike(self.case, self.seen)
         stands = {op: group[0] for group in groups for op in group[1:]}
         try:
-            for batch in _batches([*(g[0] for g in groups), *stands], self.test.jobs):
+            odd = set(abnormal(self.seen)) | set(self._culprits())
+            first = sorted((g[0] for g in groups), key=lambda op: op in odd)  # these hardly go
+            for batch in _batches([*first, *stands], self.test.jobs):
                 self._leave_out(batch)
         except Spent:
             missing = [op for op in self.ids if op not in self.needed]
@@ -247,7 +275,7 @@ class Shrinking:
 
     def simplify(self) -> None:
         """The requests that are left, made simpler; as far as each of them can still be tried."""
-        if self._affords(1) and (change := all_at_once(self.case, self.seen)):
+        if self.simpler and self._affords(1) and (change := all_at_once(self.case, self.seen)):
             if self._change(change):
                 return
             for single in changes(self.case, self.seen):
@@ -309,11 +337,14 @@ class Shrinking:
         self.grew()
 
     def _culprits(self) -> list[str]:
-        """Of the operations that show it those that are still there; the last one, if none is."""
+        """The operation that most likely set it off: of those that show it the first one that was
+        sent, with an image if there is such a one; the last one that was sent, if none shows it."""
         ids = self.ids
-        found = [op for op in self.failing(self.seen) if op in ids]
-        sent = [op for op in self.seen.sent if op in ids]
-        return found or sent[-1:] or ids[-1:]
+        sent = [op for op in self.seen.sent if op in ids] or ids
+        shown = set(self.failing(self.seen))
+        images = {op.id for op in self.case.operations if op.images}
+        found = [op for op in sent if op in shown]
+        return ([op for op in found if op in images] or found or sent[-1:])[:1]
 
 
 def _why(verdict: Verdict, of: str) -> str:

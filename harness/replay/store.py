@@ -27,7 +27,7 @@ class Key(NamedTuple):
 
     digest: str
     how: How
-    index: int
+    nth: int
 
 
 class Head(Record):
@@ -109,7 +109,7 @@ class Store:
                 number=number,
                 digest=key.digest,
                 how=key.how,
-                index=key.index,
+                index=key.nth,
                 what=what,
                 requests=requests,
             )
@@ -118,12 +118,12 @@ class Store:
     def end(self, number: int, key: Key, seen: Seen, deadlines: Deadlines | None = None) -> Ended:
         """Keep it, as public as it is written. Raises UsageError: it ended before."""
         if key in self.ended:
-            raise UsageError(f"Play {key.index} of {key.digest[:12]} ended twice.")
+            raise UsageError(f"Play {key.nth} of {key.digest[:12]} ended twice.")
         line = Ended(
             number=number,
             digest=key.digest,
             how=key.how,
-            index=key.index,
+            index=key.nth,
             seen=seen,
             answer_s=deadlines.answer_s if deadlines else None,
             suspect_s=deadlines.suspect_s if deadlines else None,
@@ -211,5 +211,3 @@ def _same(kept: Head, asked: Head, folder: Path) -> None:
 
 def holds_replay(folder: Path) -> bool:
     return (folder / VERDICTS_FILE).is_file()
-
-

@@ -1,5 +1,6 @@
 """What a failure is. ``from mmrepro.scenario import …`` is the only import a scenario needs."""
 
+from mmrepro.case.driven import play_case as play_case
 from mmrepro.engines import Engine as Engine
 from mmrepro.engines.changes import Mitigation as Mitigation, Patch as Patch
 from mmrepro.evidence import (
@@ -56,6 +57,7 @@ from mmrepro.scenario.common import (
     answered_alike as answered_alike,
     answered_row as answered_row,
     as_by_control as as_by_control,
+    case_arrived as case_arrived,
     changed as changed,
     core_burns_cpu as core_burns_cpu,
     counted_as_running as counted_as_running,
@@ -63,6 +65,7 @@ from mmrepro.scenario.common import (
     dies_of as dies_of,
     endpoints_green as endpoints_green,
     every_request_fails as every_request_fails,
+    fails_in_server as fails_in_server,
     first_error as first_error,
     happened as happened,
     idle_cpu as idle_cpu,
@@ -77,9 +80,11 @@ from mmrepro.scenario.common import (
     nothing_queued as nothing_queued,
     process_alive as process_alive,
     refused_or_answered as refused_or_answered,
+    server_gone as server_gone,
     some_request_unanswered as some_request_unanswered,
     some_requests_fail as some_requests_fail,
     spins_in_user_space as spins_in_user_space,
+    stands_in as stands_in,
     tokens_stand_still as tokens_stand_still,
     trigger_ended as trigger_ended,
     unchanged as unchanged,

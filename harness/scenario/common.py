@@ -7,17 +7,17 @@ claims and rows stand at the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence
-from mmrepro.probes.data import InferenceData, LogsData
+from mmrepro.probes.data import InferenceData, LogsData, StacksData
 from mmrepro.scenario.bind import Check
-from mmrepro.scenario.declare import Declared, Row, cause, row, symptom
+from mmrepro.scenario.declare import Declared, Row, cause, precondition, row, symptom
 from mmrepro.scenario.parts import RunFacts
-from mmrepro.signature import Finding, Truth, checks, crash, live_server
+from mmrepro.signature import Finding, Truth, checks, crash, live_server, loops
 from mmrepro.signature.views import Logs, Metrics, Processes, Requests
 
 Label = str | Callable[[Evidence], str]
@@ -108,6 +108,16 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
     return symptom(statement, checks.core_alive, **{"live": True, "abnormal": False, **more})
 
 
+def stands_in(*functions: str, **more: Any) -> Declared:
+    """In every stack sample a thread is inside these functions, outermost first."""
+
+    def inside(stacks: StacksData) -> Finding:
+        return loops.stays_below(stacks, functions)
+
+    statement = f"in every stack sample a thread is inside {' > '.join(functions)}"
+    return cause(statement, inside, **{"id": "stands-there", **more})
+
+
 # ------------------------------------------------------------------ crashes
 
 
@@ -145,6 +155,39 @@ def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]
         symptom(silent, crash.health_is_503, id="health-503", **more),
         symptom("the whole server ends by itself", crash.server_exits, **exits),
     )
+
+
+def server_gone(**more: Any) -> Declared:
+    """However it died: no living process is the core, or the server ended."""
+    return symptom("the server died", checks.core_gone, **{"id": "server-gone", **more})
+
+
+def fails_in_server(*labels: str, **more: Any) -> Declared:
+    """Each request called so gets 500 or above, or its connection breaks."""
+
+    def fails(requests: Requests) -> Finding:
+        sent = [requests.first(label) for label in labels]
+        bad = [r for r in sent if (r.status or 500) >= 500 and not r.timed_out]
+        told = "; ".join(f"{r.label}: {r.reply}" for r in (bad or sent)[:3])
+        return Finding.of(len(bad) == len(sent), told)
+
+    statement = f"{', '.join(labels)}: fails in the server"
+    return symptom(statement, fails, **{"id": "fails-in-server", **more})
+
+
+def case_arrived(refused: Sequence[str], until: str) -> Declared:
+    """Of a case that was played as the trigger: its requests were sent as far as ``until``, and
+    those of ``refused`` were refused."""
+
+    def arrived(requests: Requests) -> Finding:
+        if not requests.all(until):
+            return Finding.of(False, f"{until} was not sent")
+        taken = [r for r in refused if not 400 <= (requests.first(r).status or 0) < 500]
+        text = f"not refused: {', '.join(taken)}" if taken else f"sent as far as {until}"
+        return Finding.of(not taken, text)
+
+    named = f", and {', '.join(refused)} refused" if refused else ""
+    return precondition(f"the case was sent as far as {until}{named}", arrived, id="case-arrived")
 
 
 def death_rows(failing: Label, reply: str = "", error: str = "") -> tuple[Row, ...]:

@@ -164,6 +164,18 @@ def core_alive(evidence: Evidence, processes: Processes, engine: Engine) -> Find
     return Finding.of(state not in DEAD, f"{engine.core_role} is in state {state}")
 
 
+def core_gone(evidence: Evidence, engine: Engine) -> Finding:
+    """The server ended by itself, or no living process of it has the core's role."""
+    if evidence.engine_exit is not None:
+        return Finding.of(True, f"the server ended with {evidence.engine_exit}")
+    if not list(evidence.results(ProcessesData, "check")):
+        raise Missing(evidence.why_missing("processes", "check"))
+    cores = core_processes(evidence, engine.core_role, "check")
+    alive = [core.pid for core in cores if core.state not in DEAD]
+    said = f"{engine.core_role} {alive[-1]} is alive" if alive else f"no {engine.core_role} lives"
+    return Finding.of(not alive, said)
+
+
 def engine_works(evidence: Evidence, metrics: Metrics, engine: Engine) -> Finding:
     """A fresh small request is answered; where none was sent, counters of work done move.
 

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mmrepro.probes.data import StacksData
+from mmrepro.probes.data import StacksData, ThreadStack
 from mmrepro.signature.decide import Finding
 
 MIN_SAMPLES = 3
 """With fewer samples of a thread, where it always is cannot be told."""
+
+
+def stays_below(stacks: StacksData, path: Sequence[str]) -> Finding:
+    """Whether in every sample a thread is inside the functions of ``path``, outermost first; others
+    may lie between them."""
+    samples = [sample for sample in stacks.samples if sample.threads]
+    if len(samples) < MIN_SAMPLES:
+        return Finding.unknown(f"{len(samples)} samples show stacks")
+    inside = sum(any(_goes_through(thread, path) for thread in s.threads) for s in samples)
+    text = f"{inside} of {len(samples)} samples inside {' > '.join(path)}"
+    return Finding.of(inside == len(samples), text)
+
+
+def _goes_through(thread: ThreadStack, path: Sequence[str]) -> bool:
+    inward = iter([frame.name for frame in reversed(thread.frames)])
+    return all(name in inward for name in path)
 
 
 def stays_in(stacks: StacksData, thread: str, path: Sequence[str], callee: str) -> Finding:

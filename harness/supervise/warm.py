@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -254,6 +255,7 @@ class Parents:
         self.memory_bytes = memory_bytes or int(_memory() * MEMORY_SHARE)
         self.idle_s = idle_s
         self._own: dict[str, WarmParent] = {}
+        self._lock = threading.RLock()  # two servers of one command may be started at a time
 
     def __enter__(self) -> Self:
         return self
@@ -263,9 +265,10 @@ class Parents:
 
     def end(self) -> None:
         """End those that this command made for itself."""
-        for made in self._own.values():
-            made.end()
-        self._own.clear()
+        with self._lock:
+            for made in self._own.values():
+                made.end()
+            self._own.clear()
 
     def find(self, spec: ParentSpec) -> WarmParent | None:
         """A living parent for ``spec``, this command's or a kept one."""
@@ -277,15 +280,16 @@ class Parents:
 
     def get(self, spec: ParentSpec) -> WarmParent:
         """A living parent for ``spec``, started if there is none. Raises as ``begin_parent``."""
-        parent = self.find(spec)
-        if parent is not None:
-            return parent
-        if self.idle_s:
-            return self._get_kept(spec)
-        self._make_room()
-        made = begin_parent(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))
-        self._own[spec.key] = made
-        return made
+        with self._lock:
+            parent = self.find(spec)
+            if parent is not None:
+                return parent
+            if self.idle_s:
+                return self._get_kept(spec)
+            self._make_room()
+            made = begin_parent(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))
+            self._own[spec.key] = made
+            return made
 
     def _get_kept(self, spec: ParentSpec) -> WarmParent:
         """One that commands share. What another command is just importing is waited for."""

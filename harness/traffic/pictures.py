@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,30 @@ class Picture:
             height=self.height,
             bytes=len(self.png),
             name=self.name,
+            **dict(zip(("pixels", "coarse"), _looks(self.png), strict=True)),
         )
+
+
+@lru_cache(maxsize=1024)
+def _looks(data: bytes) -> tuple[str, str]:
+    """What the picture shows, however it is encoded: a digest of its pixels and size, and its mean
+    colours, both hex; ("", ""): it cannot be decoded.
+
+    Of one colour only that counts: after an engine's resizing nothing else is left of it.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            pixels = ImageOps.exif_transpose(opened).convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return "", ""
+    colours = pixels.getcolors(maxcolors=1)
+    what = repr(pixels.size).encode() + pixels.tobytes()
+    if colours is not None:
+        what = repr(colours[0][1]).encode()
+    coarse = pixels.resize((4, 4), Image.Resampling.BOX).tobytes()
+    return hashlib.sha256(what).hexdigest(), coarse.hex()
 
 
 def noise(name: str, seed: int, size: tuple[int, int]) -> Picture:

@@ -16,6 +16,8 @@ TEXT_LIMIT = 4000
 ERROR_LIMIT = 2000
 MAX_LOGPROBS = 256
 """Tokens of an answer of which text and logprob are kept."""
+MAX_LIKELIEST = 8
+"""Tokens in the place of one, of which text and logprob are kept."""
 MAX_CHOICES = 256
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
@@ -69,6 +71,21 @@ def _tokens(choice: Any) -> tuple[list[str], list[float]]:
     return [_text(token) for token, _ in pairs], [_finite(value) for _, value in pairs]
 
 
+def _likeliest(choice: Any) -> list[list[tuple[str, float]]]:
+    """Those in the place of each token, as far as they are told."""
+    told = choice.get("logprobs") or {}
+    places = [
+        [
+            (one["token"], one["logprob"])
+            for one in (place.get("top_logprobs") or [])[:MAX_LIKELIEST]
+        ]
+        for place in (told.get("content") or [])[:MAX_LOGPROBS]
+    ]
+    if plain := (told.get("top_logprobs") or [])[:MAX_LOGPROBS]:  # the form of plain completions
+        places = [list((place or {}).items())[:MAX_LIKELIEST] for place in plain]
+    return [[(_text(token), _finite(value)) for token, value in place] for place in places]
+
+
 def _note(choice: Any, text: str, record: RequestRecord) -> ChoiceSeen:
     """Add what came of a choice, all of it or a piece, to what the record has of it."""
     index = count(choice.get("index")) or 0
@@ -85,6 +102,7 @@ def _note(choice: Any, text: str, record: RequestRecord) -> ChoiceSeen:
         tokens, logprobs = _tokens(choice)
         kept.tokens += tokens
         kept.logprobs += logprobs
+        kept.top += _likeliest(choice)[: len(tokens)]
     room = MAX_LOGPROBS - len(kept.token_ids)
     kept.token_ids += [int(one) for one in (choice.get("token_ids") or [])[:room]]
     return kept

@@ -64,7 +64,7 @@ def finding(
     last = case.operations[-1].id if case.operations else ""
     told = {
         "finding_class": kind,
-        "bucket": f"{kind.value}: popitem ← __setitem__ ← get_and_update_item",
+        "bucket": f"vllm/{kind.value}/process_input_sockets > get_and_update_item > popitem",
         "said": f"{last} has no answer after 6.0 s, and nothing moves",
         "operations": [last],
         "confirmed": True,

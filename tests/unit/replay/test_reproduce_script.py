@@ -65,7 +65,7 @@ def serving(answer: Answer) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     kind = type("Fake", (FakeOpenAI,), {"answer": answer, "bodies": bodies})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     try:
         yield server.server_address[1], bodies
     finally:

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, strategies as st
 from mmrepro.case.model import Case
+from mmrepro.replay.seen import STUCK, Seen
 from mmrepro.replay.shrink import Shrinking
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -15,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_plays import (
     FakeGhostKey,
     FakeTest,
+    answered_until,
     fake_case,
     fake_op,
     fake_seen,
@@ -25,7 +28,7 @@ def shrunk(case: Case, test: FakeTest) -> Shrinking:
     seen = fake_seen(case, test.engine(case))
     assert seen.has(test.bucket)
 
-    def failing(seen):  # type: ignore[no-untyped-def]
+    def failing(seen: Seen) -> list[str]:
         sighting = seen.sighting(test.bucket)
         return sighting.operations if sighting else []
 
@@ -63,7 +66,48 @@ def test_the_ghost_key_among_two_hundred_requests(seed: int) -> None:
     case = ghost_trace(seed)
     test = FakeTest(FakeGhostKey(1000))
     found = shrunk(case, test)
-    print(seed, len(found.ids), test.plays, found.not_tried)
     assert found.minimal
     assert len(found.ids) <= 15
-    assert test.plays <= 31
+    assert test.plays <= 25
+    assert {op.id for op in case.operations if "x" in op.images} <= set(found.ids)
+    assert not any(
+        test.engine(found.case.keeping(set(found.ids) - {op}))[found.ids[-1]] == STUCK
+        for op in found.ids[:-1]
+    )
+
+
+def planted(culprits: list[int], kinds: list[int]) -> tuple[Case, FakeTest]:
+    """Operations of several kinds; the last culprit hangs, if all the others came before it."""
+    ids = [f"r{n}" for n in culprits]
+    sizes = {"shared": 50} | {f"own{n}": 60 for n, kind in enumerate(kinds) if kind == 1}
+    images = {0: (), 1: ("own",), 2: ("shared",), 3: ()}
+    ops = []
+    for n, kind in enumerate(kinds):
+        names = [f"own{n}" if name == "own" else name for name in images[kind]]
+        ops.append(fake_op(f"r{n}", *names, text="LONG" if kind == 3 else "a" * n))
+
+    def engine(case: Case) -> dict[str, str]:
+        refused = [op.id for op in case.operations if op.id in long]
+        there = {op.id for op in case.operations}
+        return answered_until(case, ids[-1] if there >= set(ids) else None, refused)
+
+    long = [f"r{n}" for n, kind in enumerate(kinds) if kind == 3]
+    return fake_case(ops, sizes), FakeTest(engine)
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> tuple[list[int], list[int]]:
+    kinds = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 3]), min_size=3, max_size=60))
+    places = st.integers(0, len(kinds) - 1)
+    return sorted(draw(st.sets(places, min_size=1, max_size=3))), kinds
+
+
+@given(traces())
+def test_exactly_the_culprits_are_left_in_few_plays(trace: tuple[list[int], list[int]]) -> None:
+    culprits, kinds = trace
+    case, test = planted(culprits, kinds)
+    found = shrunk(case, test)
+    assert found.ids == [f"r{n}" for n in culprits]
+    assert found.minimal
+    assert set(found.needed) == set(found.ids)
+    assert test.plays <= 32

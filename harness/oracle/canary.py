@@ -1,0 +1,45 @@
+"""One request whose answer is known: asked before the traffic, and again after it."""
+
+from __future__ import annotations
+
+from mmrepro.case.played import Played
+from mmrepro.engines import Engine
+from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.oracle import buckets, near_ties
+from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.near_ties import Answer, Verdict
+from mmrepro.play.observing import CANARY_AFTER, CANARY_BEFORE
+
+EXACT = ("minivllm",)
+"""Engines whose greedy answers are the same for any batch, chunk and cache: float32, and tested."""
+
+
+def canary(played: Played, engine: Engine) -> Judged:
+    """Whether the canary is answered as before, word for word, but for near-ties."""
+    before, after = played.record(CANARY_BEFORE), played.record(CANARY_AFTER)
+    if before is None or after is None:
+        return Judged(unseen=["The canary was not asked both before and after the traffic."])
+    if not before.answered or not after.answered:
+        return Judged(unseen=["The canary was not answered both before and after the traffic."])
+    if before.text == after.text:
+        return Judged()
+    exact = engine.name in EXACT
+    mine = next(iter(near_ties.answers(after)), Answer(after.text))
+    right = next(iter(near_ties.answers(before)), Answer(before.text))
+    bound = near_ties.bound_of((), exact=exact) or 0.0
+    compared = near_ties.compare(mine, right, bound, exact=exact)
+    if compared.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
+        return Judged(counted={"canary: near-tie": 1})
+    if compared.verdict is Verdict.NOT_COMPARABLE:
+        return Judged(unseen=[f"The canary's answer changed ({compared.said}): it may be a tie."])
+    return Judged(
+        sightings=[
+            Sighting(
+                finding_class=FindingClass.CANARY,
+                bucket=buckets.silent(FindingClass.CANARY, "text"),
+                said=f"The canary was answered {before.text[:60]!r} before the traffic and "
+                f"{after.text[:60]!r} after it: {compared.said}.",
+                expected="A greedy answer does not change by what else was asked.",
+            )
+        ]
+    )

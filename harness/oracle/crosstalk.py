@@ -1,0 +1,297 @@
+"""Does an answer depend on what its neighbours hold? The same case with other contents beside it.
+
+A batch changes an answer by rounding, whatever is in it. So the control changes nothing but
+content: every neighbour's text and pictures become others of the same length and size, sent at the
+same barriers, and what the target sends, or shares with them, stays. Where the target's answers
+then differ between the two sides, and not within them, content has crossed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, count
+from math import comb
+from pathlib import Path
+
+from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part
+from mmrepro.case.pictures import pictures
+from mmrepro.case.played import Played
+from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.oracle import near_ties
+from mmrepro.oracle.buckets import silent
+from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.near_ties import Answer, Verdict
+from mmrepro.oracle.reference import with_logprobs
+from mmrepro.traffic.pictures import Picture
+
+LEAST_RUNS = 5
+SIGNIFICANCE = 0.01
+MOST_SUSPECTS = 3
+"""Each wants plays of its own."""
+
+
+def crosstalk(
+    case: Case,
+    suspects: Sequence[str],
+    play: Callable[[Case], Played],
+    runs: int = LEAST_RUNS,
+    *,
+    contents: Path | None = None,
+) -> Judged:
+    """Play ``case`` at least ``runs`` times as it is, and as often with other neighbours, for each
+    of ``suspects``.
+
+    Args:
+        suspects: operations whose answers are not those of the reference.
+        contents: folder of the case's pictures.
+
+    Raises:
+        UsageError: a picture of the case cannot be read.
+    """
+    tested = list(suspects)[:MOST_SUSPECTS]
+    judged = [
+        Judged(unseen=[f"{id}: whether its neighbours' content matters was not tried."])
+        for id in suspects[MOST_SUSPECTS:]
+    ]
+    each = runs_needed(len(tested), runs)
+    asked = with_logprobs(case)
+    sizes = pictures(case, contents)
+    as_it_is: list[Played] = []
+    for id in tested:
+        swapped = []
+        for number in range(each):  # in turn: what drifts with time drifts on both sides
+            if len(as_it_is) < each:
+                as_it_is.append(play(asked))
+            swapped.append(play(other_neighbours(asked, id, number + 1, sizes)))
+        judged.append(depends(id, as_it_is, swapped, SIGNIFICANCE / len(tested)))
+    return Judged.of(judged)
+
+
+def runs_needed(suspects: int, least: int = LEAST_RUNS) -> int:
+    """Plays of each side with which the test can be significant for so many suspects at once."""
+    runs = max(least, LEAST_RUNS)
+    while 2 / comb(2 * runs, runs) >= SIGNIFICANCE / max(suspects, 1):
+        runs += 1
+    return runs
+
+
+def depends(
+    id: str, as_it_is: Sequence[Played], swapped: Sequence[Played], significance: float
+) -> Judged:
+    """What two sides of plays say of the operation ``id``. Pure."""
+    ours, theirs = (list(_answers(id, plays)) for plays in (as_it_is, swapped))
+    if min(len(ours), len(theirs)) < LEAST_RUNS:
+        said = f"{len(ours)} and {len(theirs)} answers, at least {LEAST_RUNS} a side are needed"
+        return Judged(unseen=[f"{id}: whether its neighbours' content matters: {said}."])
+    drifts = [d for one, other in combinations(ours, 2) for d in near_ties.drift(one, other)]
+    bound = near_ties.bound_of(drifts)
+    if bound is None:
+        return Judged(
+            unseen=[f"{id}: its answers differ by noise alone, with the same neighbours."]
+        )
+    everything = [*ours, *theirs]
+    apart = {
+        (i, j): float(_differ(everything[i], everything[j], bound))
+        for i, j in combinations(range(len(everything)), 2)
+    }
+    chance = permutation_test(apart, len(ours), len(everything))
+    if chance >= significance:
+        return Judged(counted={"cross-talk tried: content of neighbours does not matter": 1})
+    between = sum(apart[i, j] for i in range(len(ours)) for j in range(len(ours), len(everything)))
+    share = f"{between:.0f} of {len(ours) * len(theirs)} pairs of answers differ"
+    return Judged(
+        sightings=[
+            Sighting(
+                finding_class=FindingClass.CROSS_TALK,
+                bucket=silent(FindingClass.CROSS_TALK, "neighbours' content"),
+                operations=[id],
+                said=f"The answer to {id} depends on what other requests hold: with other contents "
+                f"of the same shape beside it {share} ({len(ours)} and {len(theirs)} plays, "
+                f"p = {chance:.2g}).",
+                expected="The same answer, whatever other requests of the same shape hold.",
+            )
+        ]
+    )
+
+
+def permutation_test(apart: dict[tuple[int, int], float], first: int, total: int) -> float:
+    """The chance of two sides that are as far apart, if it does not matter who is on which: exact,
+    over all ways to choose the ``first`` side.
+
+    ``apart``: how far each two are from each other, of 0 to ``total`` - 1; the lower one first.
+    """
+
+    def distance(chosen: frozenset[int]) -> float:
+        sums = [0.0, 0.0, 0.0]
+        for (i, j), far in apart.items():
+            sums[(i in chosen) + (j in chosen)] += far
+        second = total - first
+        within = sums[2] / max(comb(first, 2), 1) + sums[0] / max(comb(second, 2), 1)
+        return 2 * sums[1] / (first * second) - within
+
+    seen = distance(frozenset(range(first)))
+    ways = combinations(range(total), first)
+    as_far = sum(distance(frozenset(chosen)) >= seen - 1e-9 for chosen in ways)
+    return as_far / comb(total, first)
+
+
+def _answers(id: str, plays: Sequence[Played]) -> Iterator[Answer]:
+    for played in plays:
+        record = played.record(id)
+        if record is not None and (record.answered or record.left):
+            yield from near_ties.answers(record)[:1]
+
+
+def _differ(one: Answer, other: Answer, bound: float) -> bool:
+    """Without logprobs a near-tie cannot be told, and the two sides say what chance does."""
+    compared = near_ties.compare(one, other, bound)
+    return compared.verdict in (Verdict.DIFFERS, Verdict.NOT_COMPARABLE)
+
+
+# ---------------------------------------------------------------------- other neighbours
+
+
+def other_neighbours(case: Case, target: str, seed: int, sizes: dict[str, Picture]) -> Case:
+    """The case with other contents of the same shapes in all operations but ``target``.
+
+    What a neighbour shares with the target stays: the beginning of its prompt as far as it is the
+    target's, and the target's pictures. What neighbours share with each other they still share.
+    """
+    return _Others(case, target, seed, sizes).case()
+
+
+class _Others:
+    def __init__(self, case: Case, target: str, seed: int, sizes: dict[str, Picture]) -> None:
+        self.source, self.seed, self.sizes = case, seed, sizes
+        self.target = case.operation(target)
+        self.ids = sorted(
+            {id for op in case.operations if isinstance(op.prompt, list) for id in op.prompt}
+        )
+        own = {sizes[name].png for name in self.target.images}
+        others = [name for name in case.images if sizes[name].png not in own]
+        # Under names of their own: one of the target's pictures may be made of the old one.
+        free = (name for n in count(1) if (name := f"other-{n}") not in case.images)
+        self.names = dict(zip(others, free, strict=False))
+
+    def _noise(self, name: str) -> Image:
+        """Of the same size; pictures that were the same still are."""
+        picture = self.sizes[name]
+        seed = _number(self.seed, picture.png)
+        return Noise(seed=seed, size=(max(picture.width, 1), max(picture.height, 1)))
+
+    def case(self) -> Case:
+        operations = [
+            op if op.id == self.target.id else self._other(op) for op in self.source.operations
+        ]
+        images = self.source.images | {new: self._noise(old) for old, new in self.names.items()}
+        made = self.source.model_copy(update={"operations": operations, "images": images})
+        return made.keeping({op.id for op in operations})  # without pictures that nobody needs
+
+    def _other(self, op: Operation) -> Operation:
+        changed: dict[str, object] = {}
+        if op.messages is not None:
+            changed["messages"] = self._messages(op.messages)
+        if isinstance(op.prompt, str):
+            own = self.target.prompt if isinstance(self.target.prompt, str) else ""
+            changed["prompt"] = reworded(op.prompt, self.seed, _shared(op.prompt, own))
+        elif op.prompt is not None:
+            changed["prompt"] = self._numbers(op.prompt)
+        return op.model_copy(update=changed)
+
+    def _messages(self, messages: list[Message]) -> list[Message]:
+        """Texts are other ones from the first place on that is not the target's."""
+        own = list(_flat(self.target.messages or []))
+        place, shared, before = 0, True, ""
+        made = []
+        for message in messages:
+            parts = []
+            for part in message.parts():
+                theirs = own[place] if shared and place < len(own) else None
+                here = (message.role, part)
+                place += 1
+                if part.text is not None:
+                    keep = 0
+                    if theirs is not None and theirs[0] == message.role:
+                        keep = _shared(part.text, theirs[1].text or "")
+                    text = reworded(part.text, self.seed, keep, before)
+                    before += part.text
+                    parts.append(Part(text=text))
+                else:
+                    before += json.dumps(part.model_dump(mode="json"))
+                    image = self.names.get(part.image or "", part.image)
+                    parts.append(part.model_copy(update={"image": image}))
+                shared = shared and here == theirs
+            plain = isinstance(message.content, str)
+            content = (parts[0].text or "") if plain else parts
+            made.append(message.model_copy(update={"content": content}))
+        return made
+
+    def _numbers(self, prompt: list[int]) -> list[int]:
+        own = self.target.prompt if isinstance(self.target.prompt, list) else []
+        keep = _shared(prompt, own)
+        digest = hashlib.blake2b(str(self.seed).encode())
+        made = []
+        for place, id in enumerate(prompt):
+            digest.update(f"{id} ".encode())
+            chosen = int.from_bytes(digest.copy().digest()[:8], "big") % len(self.ids)
+            made.append(id if place < keep else self.ids[chosen])
+        return made
+
+
+def _flat(messages: Sequence[Message]) -> Iterator[tuple[str, Part]]:
+    for message in messages:
+        for part in message.parts():
+            yield message.role, part
+
+
+def _shared(one: Sequence[object], other: Sequence[object]) -> int:
+    """How long the beginning is that two have in common."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def _number(seed: int, data: bytes) -> int:
+    digest = hashlib.blake2b(data, digest_size=4, key=str(seed).encode()).digest()
+    return int.from_bytes(digest, "big")
+
+
+RANGES = (
+    ("a", 26),
+    ("A", 26),
+    ("0", 10),
+    ("\u0430", 32),  # Cyrillic: two bytes, as for all that has two
+    ("\u4e00", 0x5000),  # ideographs: three
+    ("\U0001f300", 0x200),  # pictographs: four
+)
+
+
+def reworded(text: str, seed: int, keep: int, before: str = "") -> str:
+    """Another text with as many bytes in UTF-8, which to the tiny models' tokenizers are tokens.
+
+    Spaces and punctuation stay, as do the first ``keep`` characters. Two texts that begin alike,
+    behind the same ``before``, still do.
+    """
+    digest = hashlib.blake2b(before.encode("utf-8", "replace"), key=str(seed).encode())
+    made = []
+    for place, letter in enumerate(text):
+        digest.update(letter.encode("utf-8", "replace"))
+        first, count = _range(letter)
+        if place < keep or not count:
+            made.append(letter)
+        else:
+            number = int.from_bytes(digest.copy().digest()[:4], "big")
+            made.append(chr(ord(first) + number % count))
+    return "".join(made)
+
+
+def _range(letter: str) -> tuple[str, int]:
+    """Letters that may stand in its place."""
+    if letter.isascii():
+        for first, count in RANGES[:3]:
+            if 0 <= ord(letter) - ord(first) < count:
+                return first, count
+        return letter, 0
+    size = len(letter.encode("utf-8", "replace"))
+    return RANGES[size + 1] if size > 1 else (letter, 0)

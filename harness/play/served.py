@@ -1,0 +1,81 @@
+"""What a case's server is to the code that starts a scenario's."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmrepro.case.model import ServerWanted
+from mmrepro.errors import UsageError
+from mmrepro.models import TinyDotsOCR, TinyModel, TinyQwen2VL, TinyQwen3, TinyText
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario import Drive, Scenario
+from mmrepro.scenario.registry import load_scenario
+
+MODELS: Mapping[str, TinyModel] = {
+    "qwen2-vl": TinyQwen2VL(),
+    "dots-ocr": TinyDotsOCR(),
+    "qwen3": TinyQwen3(),
+    "text": TinyText(),
+}
+NAME = "replay"
+
+
+class _Replayed(Scenario):
+    """A case is played.
+
+    What: the requests of a case are sent to a fresh server.
+
+    Why: to see whether it fails.
+    """
+
+    name = NAME
+    release = ""
+    affected = ""
+
+    async def trigger(self, drive: Drive) -> None:
+        """The player sends what the case says."""
+
+
+def replayed(wanted: ServerWanted, options: RunOptions) -> tuple[Scenario, RunOptions]:
+    """The scenario that starts ``wanted``, and the options with its model and mitigation.
+
+    Raises:
+        UsageError: there is no such model or mitigation.
+    """
+    given = None if wanted.model in MODELS else Path(wanted.model)
+    attributes: dict[str, Any] = {
+        "__doc__": _Replayed.__doc__,
+        "engine": wanted.engine,
+        "release": wanted.release,
+        "model": MODELS[wanted.model] if given is None else _stand_in(given),
+        "max_model_len": wanted.max_model_len,
+        "server": shlex.join(wanted.args),
+        "server_env": wanted.env,
+    }
+    names: tuple[str, ...] = ()
+    if wanted.mitigation:
+        scenario, _, name = wanted.mitigation.rpartition("/")
+        mitigation = load_scenario(scenario).mitigation(name)
+        attributes["mitigations"], names = (mitigation,), (name,)
+    made = type("Replayed", (_Replayed,), attributes)()
+    return made, RunOptions(
+        model=given, mitigations=names, timeout_s=options.timeout_s, device=options.device
+    )
+
+
+def _stand_in(folder: Path) -> TinyModel:
+    """What is known of a model of the user's own: whether it sees images. Raises UsageError."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        names = ", ".join(MODELS)
+        raise UsageError(
+            f"{folder} holds no model: its config.json cannot be read.",
+            hint=f"--model DIR, or one of {names}",
+        ) from error
+    sees = isinstance(config, dict) and any("vision" in name for name in config)
+    return TinyQwen2VL() if sees else TinyText()

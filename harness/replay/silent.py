@@ -1,0 +1,94 @@
+"""What is silent: answers held against a plain server's, and against other neighbours'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrepro.case.model import Case
+from mmrepro.case.played import Played
+from mmrepro.engines import Engine
+from mmrepro.incident.replay import FindingClass
+from mmrepro.oracle.crosstalk import crosstalk, runs_needed
+from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.reference import (
+    PLAIN,
+    compare_with_reference,
+    reference_case,
+    reference_limits,
+    with_logprobs,
+)
+from mmrepro.replay.plays import Plays, Wanted
+from mmrepro.replay.seen import Seen
+
+MOST_SUSPECTS = 1
+"""Of whom cross-talk is asked: each takes ten plays."""
+
+
+@dataclass
+class Silent:
+    """The plays that only look at answers, of one replay.
+
+    Attributes:
+        reference: the plain server's play, which answers are held against once it is there.
+        judged: what was said besides sightings.
+    """
+
+    plays: Plays
+    engine: Engine
+    contents: Path | None
+    reference: Played | None = None
+    judged: list[Judged] = field(default_factory=list)
+
+    def judge(self, case: Case, played: Played) -> Judged:
+        """What the reference holds against ``played``; nothing, while there is none."""
+        if self.reference is None:
+            return Judged()
+        return compare_with_reference(case, played, self.reference)
+
+    def compare(self, case: Case) -> tuple[Case, Seen] | None:
+        """The case with what is needed to compare it, and its play; None: there is no reference,
+        and ``judged`` says why. Raises Spent."""
+        limits = reference_limits(self.engine)
+        self.judged.append(Judged(unseen=limits))
+        if self.engine.name not in PLAIN or not case.operations:
+            return None
+        asked = with_logprobs(case)
+        plain = reference_case(case, self.engine)
+        said = "the reference: one after another, caches off"
+        reference = self.plays.play(Wanted(plain, "silent", 1, said))
+        self.reference = self.plays.whole(reference)
+        return asked, self.plays.play(
+            Wanted(asked, "silent", 1, "what is held against the reference")
+        )
+
+    def cross_talk(self, case: Case, seen: Seen) -> Judged:
+        """Whether a wrong answer follows from what its neighbours hold. Raises Spent."""
+        suspects = [
+            op
+            for s in seen.sightings
+            if s.finding_class is FindingClass.WRONG_ANSWER
+            for op in s.operations
+        ][:MOST_SUSPECTS]
+        if not suspects or len(case.operations) < 2:
+            return Judged()
+        needed = 2 * runs_needed(len(suspects))
+        if self.plays.left < needed:
+            why = f"{needed} plays are needed, {self.plays.left} are left: --budget"
+            return Judged(
+                unseen=[f"{', '.join(suspects)}: whether its neighbours' content matters: {why}."]
+            )
+        return crosstalk(case, suspects, self._player(), contents=self.contents)
+
+    def _player(self) -> Callable[[Case], Played]:
+        count = 0
+
+        def play(case: Case) -> Played:
+            nonlocal count
+            count += 1
+            return self.plays.whole(
+                self.plays.play(Wanted(case, "silent", count, "cross-talk: other neighbours"))
+            )
+
+        return play

@@ -1,0 +1,290 @@
+"""A finding, or an incident, as a bug report in the engine's own form: redacted, ready to paste.
+
+The forms are those of the engines' repositories (``.github/ISSUE_TEMPLATE``) as looked up in
+November 2026: vLLM's ``400-bug-report.yml``, SGLang's and LMDeploy's ``1-bug-report.yml``. A form
+has a field for each heading. What only a person can say (that nobody has reported it yet) stays
+unticked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from mmrepro.incident import Incident
+from mmrepro.records import HostFacts, Setting, WheelFacts
+from mmrepro.reports import gfm, replay as replays, replay_view, view
+from mmrepro.reports.bundle import redact_log
+from mmrepro.reports.replay import Told
+from mmrepro.reports.replay_public import public
+from mmrepro.reports.replay_script import SCRIPT_FILE
+from mmrepro.reports.replay_sequence import drawing
+from mmrepro.reports.words import FIDELITY_WORDS, size
+from mmrepro.text.redact import Redactor
+from mmrepro.text.sanitize import one_line
+
+MAX_CHARS: Final = 65_536
+"""Of an issue's text on GitHub."""
+SCRIPT_CHARS: Final = 44_000
+_LIBRARIES: Final = (
+    *("torch", "transformers", "tokenizers", "numpy", "triton", "nvidia-", "flashinfer"),
+    *("vllm", "sglang", "sgl-", "lmdeploy", "xformers", "cachetools", "pillow", "pydantic"),
+    *("fastapi", "uvicorn", "huggingface", "safetensors", "outlines", "xgrammar", "pyzmq"),
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """The headings of an engine's form, and what stands below each."""
+
+    title: str
+    parts: tuple[tuple[str, str], ...]
+    """Heading, and which of ``Report``'s texts."""
+    ticks: tuple[str, ...] = ()
+
+
+FORMS: Final = {
+    "vllm": Form(
+        "[Bug]: ",
+        (
+            ("Your current environment", "environment"),
+            ("🐛 Describe the bug", "everything"),
+            ("Before submitting a new issue...", "ticks"),
+        ),
+        (
+            "Make sure you already searched for relevant issues, and asked the chatbot living at "
+            "the bottom right corner of the documentation page, which can answer lots of "
+            "frequently asked questions.",
+        ),
+    ),
+    "sglang": Form(
+        "[Bug] ",
+        (
+            ("Checklist", "ticks"),
+            ("Describe the bug", "description"),
+            ("Reproduction", "reproduction"),
+            ("Environment", "environment"),
+        ),
+        (
+            "I searched related issues but found no solution.",
+            "The bug persists in the latest version.",
+            "Issues without environment info and a minimal reproducible demo are hard to resolve "
+            "and may receive no feedback.",
+            "If this is not a bug report but a general question, please start a discussion. "
+            "Otherwise, it will be closed.",
+            "Please use English. Otherwise, it will be closed.",
+        ),
+    ),
+    "lmdeploy": Form(
+        "[Bug] ",
+        (
+            ("Checklist", "ticks"),
+            ("Describe the bug", "description"),
+            ("Reproduction", "reproduction"),
+            ("Environment", "environment"),
+            ("Error traceback", "traceback"),
+        ),
+        (
+            "1. I have searched related issues but cannot get the expected help.",
+            "2. The bug has not been fixed in the latest version.",
+        ),
+    ),
+}
+OTHER: Final = Form(
+    "",
+    (
+        ("Describe the bug", "description"),
+        ("Reproduction", "reproduction"),
+        ("Environment", "environment"),
+    ),
+)
+
+
+@dataclass
+class Report:
+    """What a form is filled with, in Markdown."""
+
+    engine: str
+    title: str
+    description: str
+    reproduction: str
+    environment: str
+    traceback: str = ""
+    script: str = field(default="", repr=False)
+
+    def part(self, name: str, form: Form) -> str:
+        if name == "ticks":
+            return "\n".join(f"- [ ] {text}" for text in form.ticks)
+        if name == "everything":
+            log = f"**What the log says**\n\n{self.traceback}" if self.traceback else ""
+            steps = f"**To reproduce it**\n\n{self.reproduction}"
+            return "\n\n".join(filter(None, (self.description, steps, log)))
+        if name == "description" and "traceback" not in dict(form.parts).values():
+            return "\n\n".join(filter(None, (self.description, self.traceback)))
+        return str(getattr(self, name))
+
+
+def finding_issue(told: Told) -> str:
+    """The finding with other words than those that were played, unless those are random already.
+
+    Raises:
+        UsageError: a picture of the case is missing.
+    """
+    with public(told) as shown:
+        return public_issue(shown)
+
+
+def public_issue(told: Told) -> str:
+    """As :func:`finding_issue`, of a finding that may go out as it is."""
+    replay, finding = told.replay, told.finding
+    script = ""
+    if told.case is not None and told.case.operations:
+        script = replays.script_of(told)
+    title = f"{replay_view.CLASS_WORDS[finding.finding_class]} ({finding.finding_class})"
+    return filled(
+        Report(
+            engine=replay.server.engine,
+            title=title[:1].upper() + title[1:],
+            description=_described(told),
+            reproduction=_steps(told, script),
+            environment=environment(
+                replay_view.server_name(replay.server),
+                replay.host,
+                replay.wheel,
+                replay.packages,
+                replay.settings,
+                [f"- {FIDELITY_WORDS[replay.fidelity]}"],
+            ),
+            traceback=_trace(finding.stack, finding.log_lines),
+            script=script,
+        )
+    )
+
+
+def incident_issue(incident: Incident) -> str:
+    """An incident of ``run`` or ``diagnose`` in the form."""
+    redactor = Redactor()
+    shown = redactor.redact_model(incident)
+    told = [f"- {gfm.text(text)}" for text in view.summary(shown)]
+    lines = [redact_log(one.text, redactor) for one in shown.log_lines]
+    frames = [
+        f"{frame.function} ({frame.file}:{frame.line})"
+        for frame in (shown.key_stack.frames if shown.key_stack else [])
+    ]
+    rows = [[gfm.cell(r.check), gfm.cell(r.healthy), gfm.cell(r.observed)] for r in shown.symptoms]
+    table = gfm.table(["check", "healthy", "observed"], rows) if rows else ""
+    command = " ".join(shown.engine.command)
+    steps = [f"{shown.command}"] if shown.diagnosis is None else []
+    report = Report(
+        engine=shown.engine.name,
+        title=one_line(view.title(shown), 200),
+        description="\n\n".join(filter(None, ("\n".join(told), table))),
+        reproduction=gfm.fence("\n".join(filter(None, [command, *steps])), "sh", 10, 4000),
+        environment=environment(
+            view.engine_name(shown),
+            shown.host,
+            shown.engine.wheel,
+            shown.engine.packages,
+            shown.engine.settings,
+            [],
+        ),
+        traceback=_trace(frames, lines),
+    )
+    return redactor.redact(filled(report))
+
+
+def filled(report: Report) -> str:
+    """The form's headings with the report below them, cut to what an issue may have."""
+    form = FORMS.get(report.engine, OTHER)
+    name = {"vllm": "vLLM", "sglang": "SGLang", "lmdeploy": "LMDeploy"}.get(report.engine, "")
+    head = [
+        f"<!-- Title: {form.title}{one_line(report.title, 200).replace('--', '-')}",
+        f"     One heading a field of {name or 'the'} bug-report form; look at it before you send "
+        "it, search for it, and tick what is true. -->",
+    ]
+    parts = [f"### {heading}\n\n{report.part(which, form)}" for heading, which in form.parts]
+    text = "\n\n".join(["\n".join(head), *parts]) + "\n"
+    if len(text) > MAX_CHARS and report.script:
+        report.reproduction = report.reproduction.replace(report.script, "# see the attached file")
+        report.script = ""
+        return filled(report)
+    return text if len(text) <= MAX_CHARS else text[: MAX_CHARS - 20] + "\n[cut: too long]\n"
+
+
+def environment(
+    engine: str,
+    host: HostFacts,
+    wheel: WheelFacts | None,
+    packages: list[str],
+    settings: list[Setting],
+    notes: list[str],
+) -> str:
+    """What the engines' own collectors print, as far as mmrepro knows it."""
+    told = [
+        ("Engine", engine),
+        ("Wheel", f"{wheel.filename} ({wheel.origin})" if wheel else ""),
+        ("OS", f"{host.os}, kernel {host.kernel}"),
+        ("CPU", f"{host.cpu}, {host.cores} cores"),
+        ("Memory", size(host.memory_bytes)),
+        ("GPU", view.gpu_words(host)),
+        ("NVIDIA driver", view.driver_words(host)),
+        ("Python of the harness", host.python),
+    ]
+    lines = [f"{label:<22}: {value}" for label, value in told if value]
+    wanted = [p for p in packages if p.lower().replace("_", "-").startswith(_LIBRARIES)]
+    if wanted:
+        lines += ["", "Versions of relevant libraries:", *(f"[pip3] {p}" for p in wanted)]
+    given = [f"{s.name}{'=' + s.value if s.value else ''}" for s in settings if "/" not in s.value]
+    if given:
+        lines += ["", "Set for the server:", *given]
+    summary = "Collected by mmrepro, with the fields of the engine's own script"
+    body = gfm.details(summary, gfm.fence("\n".join(lines), "text", 200, 300))
+    return "\n\n".join([body, *notes])
+
+
+def _described(told: Told) -> str:
+    finding = told.finding
+    parts = [
+        f"**Observed:** {gfm.text(finding.said.rstrip('.'))}.",
+        f"**Expected:** {gfm.text(replay_view.expected(finding))}.",
+        f"Seen in {gfm.text(replay_view.rate_words(finding.rate))} on fresh servers. "
+        f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}",
+    ]
+    if told.sequence is not None:
+        parts.append(gfm.fence(drawing(told.sequence), "text", 64, 220))
+    if finding.known:
+        name = gfm.code(replay_view.known_name(finding))
+        parts.append(f"It fits the known failure {name}: {gfm.text(finding.known_why)}")
+    if finding.needed:
+        parts.append(gfm.details("Why each request is needed", replays.needed(finding)))
+    limits = list(dict.fromkeys([*finding.limits, *told.replay.limits]))
+    if limits:
+        parts.append("What this does not show:\n\n" + replays.lines(limits))
+    return "\n\n".join(parts)
+
+
+def _shrunk(left: int, before: int, *, shrunk: bool) -> str:
+    if left == before:
+        return ""
+    least = "each request left matters" if shrunk else "fewer may do"
+    return f"Shrunk from {before} requests of recorded traffic to {left}; {least}."
+
+
+def _steps(told: Told, script: str) -> str:
+    parts = [gfm.fence("\n".join(told.steps), "sh", 12, 4000)] if told.steps else []
+    if script:
+        if len(script) <= SCRIPT_CHARS:
+            ticks = "`" * 4
+            inside = f"{ticks}python\n{script}{ticks}"
+            parts.append(gfm.details(f"<code>{SCRIPT_FILE}</code>", inside))
+        else:
+            parts.append(
+                f"`{SCRIPT_FILE}` is too long for an issue: attach the file that "
+                "`mmrepro bundle` makes of the replay."
+            )
+    return "\n\n".join(parts)
+
+
+def _trace(frames: list[str], lines: list[str]) -> str:
+    text = [*lines[:20], *(["", "Stack, innermost first:", *frames[:20]] if frames else [])]
+    return gfm.fence("\n".join(text).strip("\n"), "text", 44, 300) if text else ""

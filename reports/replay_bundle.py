@@ -1,0 +1,123 @@
+"""One file of a replay to attach to an upstream issue: other words and pictures, redacted."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from mmrepro import __version__
+from mmrepro.case.files import case_text, read_contents
+from mmrepro.case.model import CASE_FILE, IMAGES_DIR
+from mmrepro.errors import UsageError
+from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.reports import issue_form, replay as reports
+from mmrepro.reports.bundle import (
+    DEFAULT_MAX_BYTES,
+    BundledText,
+    add_text,
+    archived,
+    entry,
+    written,
+)
+from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
+from mmrepro.reports.document import document_json
+from mmrepro.reports.replay_public import public, register
+from mmrepro.reports.replay_script import SCRIPT_FILE
+from mmrepro.reports.writing import HTML_FILE, MARKDOWN_FILE
+from mmrepro.text.redact import Redactor
+
+ISSUE_FILE: Final = "issue.md"
+
+
+def write_replay_bundle(
+    directory: Path,
+    replay: Replay,
+    target: Path,
+    *,
+    max_bytes: int = DEFAULT_MAX_BYTES,
+    secrets: Sequence[str] = (),
+    force: bool = False,
+) -> BundleManifest:
+    """Write the bundle of ``replay``, which lies in ``directory``, to ``target`` (a ZIP file).
+
+    Each finding's case has random texts and images in place of those that were played, unless
+    those were random already; its script, its reports and its issue are made anew from that.
+
+    Raises:
+        UsageError: ``target`` is there already, or the replay alone is larger than the limit.
+        UnwritableOutput: it cannot be written.
+    """
+    redactor = Redactor()
+    redactor.reserve(document_json(replay))
+    for secret in secrets:
+        redactor.add(secret)
+
+    def fill(archive: zipfile.ZipFile) -> BundleManifest:
+        return _fill(archive, directory, replay, redactor, max_bytes)
+
+    return archived(target, fill, force)
+
+
+def _fill(
+    archive: zipfile.ZipFile, directory: Path, replay: Replay, redactor: Redactor, max_bytes: int
+) -> BundleManifest:
+    manifest = BundleManifest(
+        mmrepro_version=__version__, incident=replay.id, scenario="replay", files=[]
+    )
+    everything = [reports.told_of(replay, finding, directory) for finding in replay.findings]
+    for told in everything:  # all words first: one finding's may stand in another's sentences
+        if told.case is not None:
+            register(told.case, redactor)
+    shown: list[Finding] = []
+    for told in everything:
+        with public(told, redactor) as seen:
+            shown.append(seen.finding)
+            _finding(archive, manifest, seen)
+        if told.finding.diagnosis:
+            why = "an incident of its own: mmrepro bundle packs it"
+            manifest.left_out.append(LeftOut(name=told.finding.diagnosis, bytes=0, why=why))
+    whole = redactor.redact_model(replay).model_copy(update={"findings": shown})
+    for name, text in (
+        (REPLAY_FILE, document_json(whole)),
+        (reports.REPLAY_MARKDOWN, reports.replay_markdown(whole)),
+        (reports.REPLAY_HTML, reports.replay_html(whole)),
+    ):
+        add_text(archive, manifest, name, BundledText(text, len(text)))
+    if written(archive) > max_bytes:
+        raise UsageError(
+            f"The replay takes {written(archive) >> 10} KiB, over the limit of "
+            f"{max_bytes >> 10} KiB.",
+            hint="mmrepro bundle … --max-mib 25",
+        )
+    archive.writestr(entry(MANIFEST_FILE), manifest.model_dump_json(indent=1) + "\n")
+    return manifest
+
+
+def _finding(archive: zipfile.ZipFile, manifest: BundleManifest, told: reports.Told) -> None:
+    below = told.finding.folder
+    texts = {
+        MARKDOWN_FILE: reports.finding_markdown(told),
+        HTML_FILE: reports.finding_html(told),
+        ISSUE_FILE: issue_form.public_issue(told),
+    }
+    if told.case is not None:
+        texts[CASE_FILE] = case_text(told.case)
+        if told.case.operations:
+            texts[SCRIPT_FILE] = reports.script_of(told)
+    for name, text in texts.items():
+        add_text(archive, manifest, f"{below}/{name}", BundledText(text, len(text)))
+    if told.case is not None:
+        for sha256, data in read_contents(told.case, told.folder).items():
+            name = f"{below}/{IMAGES_DIR}/{sha256}"
+            archive.writestr(entry(name), data)
+            manifest.files.append(
+                BundledFile(
+                    name=name,
+                    bytes=len(data),
+                    sha256=sha256,
+                    original_bytes=len(data),
+                    redactions=0,
+                )
+            )

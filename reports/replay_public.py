@@ -1,0 +1,108 @@
+"""What of a finding may leave the machine: other words and pictures of the same shape, redacted."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from mmrepro.capture.anonymise import anonymise
+from mmrepro.capture.captured import Captured
+from mmrepro.case.files import read_case, read_contents, write_case
+from mmrepro.case.model import CASE_FILE, Case, Operation
+from mmrepro.incident.replay import Finding, FindingClass
+from mmrepro.reports.replay import Told
+from mmrepro.text.redact import Redactor
+
+PUBLIC_DIR: Final = "anonymised"
+"""Below a finding's folder: the case with other words, where it was played as well."""
+NOT_PLAYED: Final = (
+    "Texts and images are random ones of the same lengths, sizes and sharing; the failure was "
+    "seen with the real ones, and the random ones were not played"
+)
+_SPOKEN: Final = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER, FindingClass.CANARY)
+"""Classes whose sentences quote answers."""
+_QUOTED: Final = re.compile(r"""(['"])((?:\\.|(?!\1)[^\\]){3,4000})\1""")
+
+
+@contextmanager
+def public(told: Told, redactor: Redactor | None = None) -> Iterator[Told]:
+    """``told`` for others, while its pictures are needed."""
+    redactor = redactor or Redactor()
+    if told.case is None:
+        yield Told(redactor.redact_model(told.replay), _without_words(told, redactor), None)
+        return
+    register(told.case, redactor)
+    replay = redactor.redact_model(told.replay)
+    with tempfile.TemporaryDirectory(prefix="mmrepro-") as temporary:
+        case, played = _public_case(told, Path(temporary))
+        finding = _without_words(told, redactor)
+        if not played:
+            finding.limits.append(NOT_PLAYED)
+            for one in finding.expectations:
+                one.text = None  # the answer to other words
+        yield Told(replay, finding, case, Path(temporary))
+
+
+def register(case: Case, redactor: Redactor) -> None:
+    """Make ``redactor`` know every text of ``case``: messages, prompts, recorded answers."""
+    for op in case.operations:
+        for message in op.messages or []:
+            for part in message.parts():
+                redactor.add(part.text or "", "prompt")
+        if isinstance(op.prompt, str):
+            redactor.add(op.prompt, "prompt")
+        if op.recorded is not None:
+            redactor.add(op.recorded.text, "answer")
+
+
+def _public_case(told: Told, folder: Path) -> tuple[Case, bool]:
+    """The case that may go out, written to ``folder``; whether a play of it has failed."""
+    assert told.case is not None
+    own = told.folder / PUBLIC_DIR if told.folder is not None else None
+    if own is not None and (own / CASE_FILE).is_file():
+        case, place = read_case(own)
+        write_case(case, folder, read_contents(case, place))
+        return case, True
+    contents = read_contents(told.case, told.folder)
+    captured = Captured(told.case, contents)
+    played = told.case.origin.anonymised
+    if not played:
+        captured = anonymise(captured, told.replay.seed, _tokenizer(told.case))
+    case = captured.case.model_copy(
+        update={"operations": [_silent(op) for op in captured.case.operations]}
+    )
+    write_case(case, folder, captured.contents)
+    return case, played
+
+
+def _silent(operation: Operation) -> Operation:
+    """Without what the recording's server answered."""
+    recorded = operation.recorded
+    if recorded is not None:
+        recorded = recorded.model_copy(update={"text": ""})
+    return operation.model_copy(update={"recorded": recorded})
+
+
+def _tokenizer(case: Case) -> Path | None:
+    """The folder of the model whose tokens count; None: a tiny one's."""
+    folder = Path(case.server.model)
+    return folder if (folder / "tokenizer.json").is_file() else None
+
+
+def _without_words(told: Told, redactor: Redactor) -> Finding:
+    from mmrepro.reports.bundle import redact_log
+
+    finding = told.finding.model_copy(deep=True)
+    finding.log_lines = [redact_log(text, redactor) for text in finding.log_lines]
+    if finding.finding_class in _SPOKEN:
+
+        def hidden(text: str) -> str:
+            return _QUOTED.sub(lambda m: redactor.placeholder("answer", m[2]), text)
+
+        finding.said, finding.known_why = hidden(finding.said), hidden(finding.known_why)
+        finding.observed = {op: hidden(text) for op, text in finding.observed.items()}
+    return redactor.redact_model(finding)

@@ -1,0 +1,192 @@
+"""Near-ties: noise is never taken for an error, another answer always is."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, strategies as st
+from made_up_answers import answered
+from mmrepro.evidence import ChoiceSeen
+from mmrepro.oracle import near_ties
+from mmrepro.oracle.near_ties import Answer, Token, Verdict
+
+PROMPTS = st.text("abcdef", min_size=1, max_size=6)
+BOUND = near_ties.FLOOR_ROUNDED
+
+
+def of(prompt: str, noise: float = 0.0, seed: int = 0, tokens: int = 12) -> Answer:
+    return Answer.of(answered(prompt, tokens, noise=noise, chance=random.Random(seed)))
+
+
+@given(PROMPTS, st.integers(), st.integers(), st.floats(0, BOUND / 4.001))
+def test_noise_alone_is_never_an_error(prompt: str, one: int, two: int, noise: float) -> None:
+    """Each of two logits is off by up to ``noise`` in each of two plays: four times that."""
+    compared = near_ties.compare(of(prompt, noise, one), of(prompt, noise, two), BOUND)
+    assert compared.verdict in (Verdict.SAME, Verdict.NEAR_TIE)
+
+
+@given(PROMPTS, PROMPTS, st.floats(0, 0.3), st.floats(0.01, 1.5))
+def test_which_side_is_the_reference_does_not_matter(
+    one: str, two: str, noise: float, bound: float
+) -> None:
+    a, b = of(one, noise, 1), of(two, noise, 2)
+    there, back = near_ties.compare(a, b, bound), near_ties.compare(b, a, bound)
+    assert (there.verdict, there.alike) == (back.verdict, back.alike)
+
+
+@given(PROMPTS, st.integers(0, 1000), st.floats(0.01, 1.0))
+def test_a_wider_bound_never_makes_an_error_of_a_near_tie(
+    prompt: str, seed: int, bound: float
+) -> None:
+    a, b = of(prompt), of(prompt, 0.3, seed)
+    narrow, wide = near_ties.compare(a, b, bound), near_ties.compare(a, b, 2 * bound)
+    assert not (narrow.verdict is Verdict.NEAR_TIE and wide.verdict is Verdict.DIFFERS)
+
+
+def test_other_prompts_have_other_answers() -> None:
+    """The share of other answers that pass for a near-tie is what the bound costs."""
+    missed = sum(
+        near_ties.compare(of(f"one {i}"), of(f"two {i}"), BOUND).verdict is not Verdict.DIFFERS
+        for i in range(400)
+    )
+    assert missed <= 4
+
+
+def changed(answer: Answer, place: int, text: str) -> Answer:
+    """As a proxy would: the token and the text, and nothing else."""
+    tokens = list(answer.tokens)
+    logprob = dict(tokens[place].top)[text]
+    tokens[place] = Token(text, logprob, tokens[place].top)
+    return Answer("".join(token.text for token in tokens), tuple(tokens))
+
+
+def near_tie(bound: float) -> tuple[Answer, int, str]:
+    for number in range(1000):
+        answer = of(f"prompt {number}")
+        for place, token in enumerate(answer.tokens[1:], start=1):
+            if token.lead is not None and token.lead < bound:
+                return answer, place, token.top[1][0]
+    raise AssertionError("there is no near-tie")
+
+
+def clear_case() -> tuple[Answer, int, str]:
+    for number in range(1000):
+        answer = of(f"prompt {number}")
+        for place, token in enumerate(answer.tokens[1:], start=1):
+            if token.lead is not None and token.lead > 3 * BOUND:
+                return answer, place, token.top[1][0]
+    raise AssertionError("everything is a near-tie")
+
+
+def test_a_flipped_near_tie_is_one() -> None:
+    answer, place, other = near_tie(BOUND / 2)
+    compared = near_ties.compare(changed(answer, place, other), answer, BOUND)
+    assert (compared.verdict, compared.alike) == (Verdict.NEAR_TIE, place)
+
+
+def test_a_flip_back_to_the_references_token_hides_a_near_tie() -> None:
+    """The play took another token, was given the reference's, and went on from its own."""
+    near = (
+        Token("b", -1.01, (("a", -1.0), ("b", -1.01))),
+        Token("b", -1.0, (("b", -1.0), ("a", -1.01))),
+    )
+    far = Token("x", -0.1, (("x", -0.1), ("y", -4.0))), Token("y", -0.1, (("y", -0.1), ("x", -4.0)))
+    one, other = (Answer(f"b{f.text}", (n, f)) for n, f in zip(near, far, strict=True))
+    compared = near_ties.compare(one, other, BOUND)
+    assert (compared.verdict, compared.alike) == (Verdict.NEAR_TIE, 0)
+
+
+def test_a_penalty_may_take_a_token_that_is_not_the_likeliest() -> None:
+    """Logprobs are told as they were before it; that the odds hardly moved is what counts."""
+    one = Answer("a", (Token("a", -3.0, (("b", -1.0), ("a", -3.0))),))
+    other = Answer("b", (Token("b", -1.05, (("b", -1.05), ("a", -3.0))),))
+    assert near_ties.compare(one, other, BOUND, shaped=True).verdict is Verdict.NEAR_TIE
+    assert near_ties.compare(one, other, BOUND).verdict is Verdict.DIFFERS
+
+
+def test_a_flip_where_one_token_led_is_an_error() -> None:
+    answer, place, other = clear_case()
+    compared = near_ties.compare(changed(answer, place, other), answer, BOUND)
+    assert (compared.verdict, compared.alike) == (Verdict.DIFFERS, place)
+    assert f"token {place + 1}: {other!r} against {answer.tokens[place].text!r}" in compared.said
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_text_alone_is_held_against_the_tokens_of_the_other(tie: bool) -> None:
+    answer, place, other = near_tie(BOUND / 2) if tie else clear_case()
+    alone = Answer(changed(answer, place, other).text)
+    if not tie:  # what leads least around there decides: it cannot be told which token it is
+        tokens = tuple(Token(t.text, -0.1, ((t.text, -0.1), ("?", -4))) for t in answer.tokens)
+        answer = Answer(answer.text, tokens)
+    verdict = near_ties.compare(alone, answer, BOUND).verdict
+    assert verdict is (Verdict.NEAR_TIE if tie else Verdict.DIFFERS)
+
+
+def test_without_logprobs_only_sameness_is_told() -> None:
+    assert near_ties.compare(Answer("abc"), Answer("abc"), BOUND).verdict is Verdict.SAME
+    differing = near_ties.compare(Answer("abc"), Answer("abd"), BOUND)
+    assert differing.verdict is Verdict.NOT_COMPARABLE
+    certain = near_ties.compare(Answer("abc"), Answer("abd"), BOUND, exact=True)
+    assert certain.verdict is Verdict.DIFFERS
+
+
+def test_an_answer_that_was_cut_short_is_compared_as_far_as_it_came() -> None:
+    answer = of("some prompt")
+    for tokens in (answer.tokens[:3], ()):
+        part = Answer(answer.text[:3], tokens, whole=False)
+        assert near_ties.compare(part, answer, BOUND).verdict is Verdict.SAME
+    whole = Answer(answer.text[:3], answer.tokens[:3])
+    assert near_ties.compare(whole, answer, BOUND).verdict is not Verdict.SAME
+
+
+def test_an_early_end_is_a_near_tie_only_where_the_next_token_hardly_led() -> None:
+    for lead, verdict in ((0.1, Verdict.NEAR_TIE), (1.0, Verdict.DIFFERS)):
+        tokens = tuple(Token(t, -0.5, ((t, -0.5), ("<end>", -0.5 - lead))) for t in "abc")
+        compared = near_ties.compare(Answer("ab", tokens[:2]), Answer("abc", tokens), BOUND)
+        assert (compared.verdict, compared.alike) == (verdict, 2)
+
+
+def test_half_a_character_may_hide_the_near_tie() -> None:
+    """Two tokens that are spelled alike: the answers may have parted there already."""
+
+    def spelled(second: float, last: str) -> Answer:
+        half = Token("", -1.0, (("", -1.0), ("", second)))
+        end = Token(last, -0.1, ((last, -0.1), ("z", -5.0)))
+        return Answer("\ufffd" + last, (half, end))
+
+    hidden = near_ties.compare(spelled(-1.01, "a"), spelled(-1.01, "b"), BOUND)
+    assert (hidden.verdict, hidden.alike) == (Verdict.NEAR_TIE, 0)
+    told = near_ties.compare(spelled(-4.0, "a"), spelled(-4.0, "b"), BOUND)
+    assert told.verdict is Verdict.DIFFERS
+
+
+def test_numbers_tell_tokens_apart_that_are_spelled_alike() -> None:
+    def half(id: int, second: float) -> Answer:
+        top = (("\ufffd", -1.0), ("\ufffd", second))
+        return Answer("\ufffd", (Token("\ufffd", -1.0, top, id),))
+
+    assert near_ties.compare(half(200, -1.1), half(201, -1.1), BOUND).verdict is Verdict.NEAR_TIE
+    apart = near_ties.compare(half(200, -3.0), half(201, -3.0), BOUND)
+    assert apart.verdict is Verdict.DIFFERS
+    assert "token number 200 against token number 201" in apart.said
+    assert near_ties.compare(half(200, -1.1), half(200, -1.1), BOUND).verdict is Verdict.SAME
+
+
+def test_the_bound_follows_from_the_noise_that_is_seen() -> None:
+    assert near_ties.bound_of([]) == near_ties.FLOOR_ROUNDED
+    assert near_ties.bound_of([], exact=True) == near_ties.FLOOR_EXACT
+    assert near_ties.bound_of([0.01] * 200) == near_ties.FLOOR_ROUNDED
+    assert near_ties.bound_of([0.2] * 200) == pytest.approx(0.6)
+    assert near_ties.bound_of([1.0] * 200) is None
+
+
+def test_noise_is_seen_where_the_answers_agree_only() -> None:
+    one, other = of("a prompt"), of("a prompt", 0.01, 1)
+    assert 0 < max(near_ties.drift(one, other)) <= 0.04
+    assert list(near_ties.drift(of("a prompt"), of("another"))) == []
+
+
+def test_tokens_without_logprobs_are_left_out() -> None:
+    choice = ChoiceSeen(index=0, text="ab", tokens=["a", "b"], logprobs=[-0.1])
+    assert [token.text for token in Answer.of(choice).tokens] == ["a"]

@@ -1,0 +1,135 @@
+"""Loud failures, and what only looks like one."""
+
+from __future__ import annotations
+
+import pytest
+from made_up_plays import answer, case_of, operation, played, refused
+from mmrepro.case.played import PlayState
+from mmrepro.engines import get_engine
+from mmrepro.incident.replay import FindingClass
+from mmrepro.oracle import loud
+from mmrepro.oracle.judge import judge
+from mmrepro.probes.data import Frame, ThreadStack
+
+VLLM = get_engine("vllm")
+
+
+def errors(record, state=PlayState.ENDED):
+    op = operation(record.label)
+    return loud.server_errors(case_of([op]), played([record], state), VLLM)
+
+
+def test_a_server_that_does_not_start_is_judged_by_that_alone():
+    causes = ["ImportError: libfoo.so.12: cannot open shared object file"]
+    play = played([], PlayState.START_FAILED, causes=causes, frames=["load", "start"])
+    found = judge(case_of([]), play, engine=VLLM)
+    assert [s.bucket for s in found.sightings] == ["vllm/start-failure/ImportError/load < start"]
+    assert not found.unseen
+
+
+def test_a_taken_port_is_nobodys_failure():
+    causes = ["OSError: [Errno 98] Address already in use"]
+    found = loud.start_failure(played([], PlayState.START_FAILED, causes=causes), VLLM)
+    assert not found.sightings
+    assert "port" in found.unseen[0]
+
+
+def test_a_death_is_known_by_its_exception_or_by_how_it_ended():
+    causes = ["AssertionError: nothing to preempt"]
+    play = played([], PlayState.DIED, causes=causes, frames=["_decode", "schedule"], exit_code=1)
+    assert loud.death(play, VLLM).sightings[0].bucket == (
+        "vllm/death/AssertionError/_decode < schedule"
+    )
+    silent = loud.death(played([], PlayState.DIED, exit_code=-11), VLLM)
+    assert silent.sightings[0].bucket == "vllm/death/SIGSEGV"
+
+
+def test_answers_that_were_lost_with_the_server_are_no_failures_besides():
+    op, other = operation("r1"), operation("r2")
+    lost = answer(op, status=None, error="RemoteProtocolError: peer closed connection")
+    own = refused(other, 500, "Expected a cached item for mm_hash='ab12'")
+    play = played([lost, own], PlayState.DIED, exit_code=1)
+    found = loud.server_errors(case_of([op, other]), play, VLLM)
+    assert [s.operations for s in found.sightings] == [["r2"]]
+    assert found.counted == {"answers lost when the server died": 1}
+
+
+def test_a_hang_names_where_it_stands_and_who_waits():
+    frames = [Frame(function="Cache.evict", file="vllm/cache.py", line=1)]
+    stack = [ThreadStack(tid=1, name="MainThread", active=True, owns_gil=True, frames=frames)]
+    play = played([], PlayState.HUNG, stack=stack, stuck=["r7"], deadline_s=5.0)
+    found = loud.hang(play, VLLM)
+    assert found.sightings[0].bucket == "vllm/hang/evict"
+    assert found.sightings[0].operations == ["r7"]
+    assert "inside evict" in found.sightings[0].said
+    blind = loud.hang(played([], PlayState.HUNG, stuck=["r7"]), VLLM)
+    assert blind.sightings[0].bucket == "vllm/hang/"
+    assert "No stack" in blind.unseen[0]
+
+
+def test_errors_of_one_kind_are_one_sighting():
+    ops = [operation(f"r{i}") for i in range(4)]
+    records = [
+        refused(ops[0], 500, "Expected a cached item for mm_hash='00ab12cd'", at=1.0),
+        refused(ops[1], 500, "Expected a cached item for mm_hash='99ff12cd'", at=2.0),
+        refused(ops[2], 500, "out of memory", at=3.0),
+        answer(ops[3], 4.0, status=None, error="ReadError: connection reset"),
+    ]
+    found = loud.server_errors(case_of(ops), played(records), VLLM).sightings
+    assert [s.operations for s in found] == [["r0", "r1"], ["r2"], ["r3"]]
+    assert found[0].bucket == (
+        "vllm/server-error/500/SomeError: Expected a cached item for mm_hash=*"
+    )
+    assert all(s.finding_class is FindingClass.SERVER_ERROR for s in found)
+
+
+@pytest.mark.parametrize(
+    ("fields", "counted"),
+    [
+        ({"status": 400, "error": '{"error": {"message": "too long"}}'}, "requests refused"),
+        ({"status": 404, "error": "Not Found"}, "answers of 404: no such endpoint"),
+        ({"status": 501, "error": "no"}, "answers of 501: no such endpoint"),
+        ({"status": 503, "error": "busy"}, "answers of 503: overloaded"),
+        ({"status": 429, "error": "busy"}, "answers of 429: overloaded"),
+        ({"error": "{'message': 'too long', 'type': 'BadRequestError'}"}, "requests refused"),
+        ({"error": "{'message': 'too long', 'code': 400}"}, "requests refused"),
+        ({"finish_reason": "error", "text": "INPUT_LENGTH_ERROR"}, "requests refused"),
+    ],
+)
+def test_what_an_engine_may_say_is_counted(fields, counted):
+    found = errors(answer(operation("r1"), **fields))
+    assert not found.sightings
+    assert found.counted == {counted: 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"left": True, "status": None, "error": "ReadError"},
+        {"timed_out": True, "status": None, "error": "no complete answer in 5.0 s"},
+        {"error": "the stream ended without [DONE]"},
+        {"error": "not a chat completion (KeyError): {}"},
+        {},
+    ],
+)
+def test_a_client_that_left_and_a_broken_form_are_no_server_errors(fields):
+    found = errors(answer(operation("r1"), **fields))
+    assert not found.sightings
+    assert not found.counted
+
+
+@pytest.mark.parametrize(
+    ("fields", "bucket"),
+    [
+        ({"error": "{'message': 'oh no', 'code': 500}"}, "vllm/server-error/200/oh no"),
+        ({"finish_reason": "error"}, "vllm/server-error/200/finish reason error"),
+        ({"finish_reason": "abort"}, "vllm/server-error/200/finish reason abort"),
+        (
+            {"status": 500, "error": "Internal Server Error"},
+            "vllm/server-error/500/Internal Server Error",
+        ),
+    ],
+)
+def test_an_error_inside_an_answer_of_200_is_one(fields, bucket):
+    found = errors(answer(operation("r1"), **fields))
+    assert [s.bucket for s in found.sightings] == [bucket]

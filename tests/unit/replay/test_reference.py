@@ -1,0 +1,247 @@
+"""The reference: its case, and what its answers say of a play."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from made_up_answers import answered, play, prompt_of, record
+from mmrepro.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
+from mmrepro.case.played import Played, PlayState
+from mmrepro.engines import get_engine
+from mmrepro.evidence import RequestRecord
+from mmrepro.incident.replay import FindingClass
+from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.reference import (
+    PLAIN,
+    compare_with_reference,
+    reference_case,
+    reference_limits,
+    with_logprobs,
+)
+
+
+def operation(number: int, **changed: object) -> Operation:
+    op = Operation(
+        id=f"r{number}",
+        after=["running<=7"],
+        messages=[Message(role="user", content=f"prompt {number}" + "!" * (number % 7))],
+        parameters={"temperature": 0, "max_tokens": 8},
+    )
+    return op.model_copy(update=changed)
+
+
+def case_of(count: int = 40, engine: str = "vllm", *args: str) -> Case:
+    server = ServerWanted(engine=engine, release="0.23.0", args=list(args))
+    return Case(server=server, operations=[operation(number) for number in range(count)])
+
+
+def classes(judged: Judged) -> list[FindingClass]:
+    return [sighting.finding_class for sighting in judged.sightings]
+
+
+# ---------------------------------------------------------------------- the case
+
+
+@pytest.mark.parametrize("engine", sorted(PLAIN))
+def test_the_same_requests_one_after_another(engine: str) -> None:
+    case = case_of(3, engine)
+    case.operations[1] = operation(1, leave="tokens>=2", stream=True, at_s=3.0)
+    made = reference_case(case, get_engine(engine))
+    assert [op.after for op in made.operations] == [[], ["r0.end"], ["r1.end"]]
+    assert [op.leave for op in made.operations] == ["", "", ""]
+    assert [op.messages for op in made.operations] == [op.messages for op in case.operations]
+    assert made.server.release == case.server.release
+    assert reference_case(case, get_engine(engine), "9.9").server.release == "9.9"
+    Case.model_validate(made.model_dump())
+
+
+def test_options_of_the_case_that_contradict_come_off_or_are_overruled() -> None:
+    given = ["--enable-prefix-caching", "--max-num-seqs", "64", "--quantization=x"]
+    case = case_of(1, "lmdeploy", *given)
+    args = reference_case(case, get_engine("lmdeploy")).server.args
+    assert args[:3] == ["--max-num-seqs", "64", "--quantization=x"]
+    case = case_of(1, "vllm", "--max-num-partial-prefills", "4", "--dtype=half", "--seed", "1")
+    args = reference_case(case, get_engine("vllm")).server.args
+    assert args[:3] == ["--dtype=half", "--seed", "1"]
+    assert args[-1] == "--dtype=float32"
+    assert "--max-num-batched-tokens=2048" in args
+
+
+def test_the_mitigation_and_variables_of_the_case_stay() -> None:
+    case = case_of(1, "sglang")
+    server = case.server.model_copy(update={"env": {"A": "1"}, "mitigation": "x/y"})
+    made = reference_case(case.model_copy(update={"server": server}), get_engine("sglang")).server
+    assert made.env == {"A": "1", "SGLANG_VLM_CACHE_SIZE_MB": "0"}
+    assert made.mitigation == "x/y"
+
+
+def test_what_an_engine_cannot_is_said() -> None:
+    assert reference_limits(get_engine("vllm")) == []
+    assert "float32" in reference_limits(get_engine("lmdeploy"))[0]
+
+
+def test_logprobs_are_added_and_nothing_else() -> None:
+    case = case_of(1, "sglang")
+    case.operations += [
+        operation(1, path=COMPLETIONS, prompt="p", messages=None),
+        operation(2, parameters={"temperature": 0, "top_logprobs": 9, "logprobs": False}),
+        operation(3, path="/v1/embeddings", messages=None),
+    ]
+    chat, plain, more, other = (op.parameters for op in with_logprobs(case).operations)
+    assert chat == case.operations[0].parameters | {"logprobs": True, "top_logprobs": 5}
+    assert plain["logprobs"] == 5
+    assert (more["logprobs"], more["top_logprobs"]) == (True, 9)
+    assert other == case.operations[3].parameters
+    of_vllm = with_logprobs(case_of(1)).operations[0].parameters
+    assert of_vllm["return_token_ids"] is True
+
+
+# ---------------------------------------------------------------------- the comparison
+
+
+def test_noise_is_counted_and_no_sighting() -> None:
+    case = case_of(200)
+    judged = compare_with_reference(case, play(case, noise=0.05, seed=1), play(case))
+    assert judged.sightings == []
+    assert judged.counted["answers compared: near-tie"] > 0
+    assert sum(judged.counted.values()) == 200
+
+
+def test_a_wrong_answer_is_seen_and_named() -> None:
+    case = case_of(100)
+    wrong = play(case, noise=0.02, answers={"r7": "something else"})
+    judged = compare_with_reference(case, wrong, play(case))
+    assert classes(judged) == [FindingClass.WRONG_ANSWER]
+    assert judged.sightings[0].operations == ["r7"]
+    assert "r7, token 1: " in judged.sightings[0].said
+
+
+def test_a_swapped_answer_is_named_after_its_owner() -> None:
+    case = case_of(100)
+    prompts = {op.id: prompt_of(op) for op in case.operations}
+    swapped = {"r7": prompts["r20"], "r20": prompts["r7"]}
+    judged = compare_with_reference(case, play(case, noise=0.02, answers=swapped), play(case))
+    assert classes(judged) == [FindingClass.CROSS_TALK]
+    assert judged.sightings[0].operations == ["r7", "r20"]
+    assert "r7 got the answer to r20; r20 got the answer to r7" in judged.sightings[0].said
+
+
+def test_swaps_are_flagged() -> None:
+    """At least 95 of 100, with noise."""
+    case = case_of(400)
+    prompts = {op.id: prompt_of(op) for op in case.operations}
+    chance = random.Random(17)
+    order = chance.sample(list(prompts), 200)
+    pairs = dict(zip(order[:100], order[100:], strict=True))
+    swapped = {a: prompts[b] for a, b in pairs.items()} | {b: prompts[a] for a, b in pairs.items()}
+    judged = compare_with_reference(case, play(case, noise=0.05, answers=swapped), play(case))
+    flagged = {id for sighting in judged.sightings for id in sighting.operations}
+    assert flagged <= swapped.keys()
+    assert len(flagged) >= 0.95 * len(swapped)
+
+
+def test_a_foreign_prompt_length_tells_a_swap_where_the_answer_is_a_near_tie() -> None:
+    """The answer alone would pass: it parts from its own at a near-tie."""
+    case = case_of(40)
+    right = play(case)
+    tied = next(
+        (op, other)
+        for op in case.operations
+        for other in case.operations
+        if len(prompt_of(op)) != len(prompt_of(other))
+        and _nearly_tied(prompt_of(op), prompt_of(other))
+    )
+    answers = {tied[0].id: prompt_of(tied[1])}
+    judged = compare_with_reference(case, play(case, answers=answers), right)
+    assert classes(judged) == [FindingClass.CROSS_TALK]
+    assert f"{tied[0].id} got the answer to {tied[1].id}" in judged.sightings[0].said
+
+
+def _nearly_tied(one: str, other: str) -> bool:
+    return one != other and answered(one).tokens[0] == answered(other).tokens[0]
+
+
+def test_a_falsified_length_of_the_prompt_is_no_swap() -> None:
+    case = case_of(40)
+
+    def falsified(op: Operation, seen: RequestRecord) -> RequestRecord:
+        more = {"prompt_tokens": (seen.prompt_tokens or 0) + 1} if op.id == "r5" else {}
+        return seen.model_copy(update=more)
+
+    judged = compare_with_reference(case, play(case, change=falsified), play(case))
+    assert classes(judged) == [FindingClass.PROTOCOL]
+    assert judged.sightings[0].operations == ["r5"]
+
+
+def test_what_is_not_greedy_refused_or_lost_is_not_compared() -> None:
+    case = case_of(6)
+    case.operations[0] = operation(0, parameters={"temperature": 0.7})
+    case.operations[1] = operation(1, parameters={})
+
+    def failed(op: Operation, seen: RequestRecord) -> RequestRecord:
+        change = {"r2": {"status": 400, "error": "no", "choices": []}, "r3": {"timed_out": True}}
+        return seen.model_copy(update=change.get(op.id, {}))
+
+    played = play(case, answers={op.id: "wrong" for op in case.operations[:4]}, change=failed)
+    played.evidence.requests = [r for r in played.evidence.requests if r.label != "r4"]
+    judged = compare_with_reference(case, played, play(case))
+    assert [(s.finding_class, s.operations) for s in judged.sightings] == [
+        (FindingClass.PROTOCOL, ["r0", "r1"])  # the lengths of their prompts, which is all there is
+    ]
+    assert judged.counted == {
+        "answers not compared: not greedy": 2,
+        "answers not compared: refused": 1,
+        "answers not compared: not answered": 1,
+        "answers not compared: not sent": 1,
+        "answers compared: same": 1,
+    }
+
+
+def test_a_reference_that_does_not_start_is_said() -> None:
+    case = case_of(3)
+    failed = Played(state=PlayState.START_FAILED, said="it needs more memory")
+    judged = compare_with_reference(case, play(case), failed)
+    assert judged.sightings == []
+    assert judged.unseen == [
+        "The reference's server did not start (it needs more memory): no answer was compared."
+    ]
+
+
+def test_an_answer_that_was_left_is_compared_as_far_as_it_came() -> None:
+    case = case_of(40)
+
+    def left(op: Operation, seen: RequestRecord) -> RequestRecord:
+        if op.id not in ("r1", "r2"):
+            return seen
+        choice = answered(prompt_of(op) if op.id == "r1" else "other", 3)
+        return record(op, choice, None, left=True)
+
+    judged = compare_with_reference(case, play(case, change=left), play(case))
+    assert [(s.finding_class, s.operations) for s in judged.sightings] == [
+        (FindingClass.WRONG_ANSWER, ["r2"])
+    ]
+
+
+def test_without_logprobs_an_exact_engine_is_compared_all_the_same() -> None:
+    def bare(op: Operation, seen: RequestRecord) -> RequestRecord:
+        for choice in seen.choices:
+            choice.tokens, choice.logprobs, choice.top = [], [], []
+        return seen
+
+    for engine, args, seen in (
+        ("minivllm", [], [FindingClass.WRONG_ANSWER]),
+        ("minivllm", ["--dtype", "bfloat16"], []),
+        ("vllm", [], []),
+    ):
+        case = case_of(20, engine, *args)
+        wrong = play(case, answers={"r3": "Prompt 3!!!"}, change=bare)
+        judged = compare_with_reference(case, wrong, play(case, change=bare))
+        assert classes(judged) == seen, (engine, args)
+
+
+def test_a_play_of_fewer_requests_is_held_against_the_same_reference() -> None:
+    case = case_of(40)
+    right, fewer = play(case), case.keeping(["r3", "r7"])
+    judged = compare_with_reference(fewer, play(fewer, answers={"r7": "wrong 7"}), right)
+    assert judged.sightings[0].operations == ["r7"]
