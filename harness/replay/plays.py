@@ -16,7 +16,7 @@ from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError
 from mmrepro.incident.replay import PlayFacts
 from mmrepro.oracle.judged import Judged
-from mmrepro.play.barriers import Time
+from mmrepro.case.barriers import Time
 from mmrepro.play.options import Look, PlayOptions
 from mmrepro.replay.seen import Seen, seen_of
 from mmrepro.replay.shrink import Spent
