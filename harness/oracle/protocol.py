@@ -18,8 +18,8 @@ from mmrepro.evidence import ChoiceSeen
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.near_ties import HIDDEN
 from mmrepro.oracle.loud import INVALID, NO_SUCH, error_object
+from mmrepro.oracle.near_ties import HIDDEN
 from mmrepro.oracle.sent import Sent, sent_of
 from mmrepro.play.served import MODELS
 from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
