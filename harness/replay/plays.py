@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from mmrepro.case.barriers import Time
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError
 from mmrepro.incident.replay import PlayFacts
 from mmrepro.oracle.judged import Judged
-from mmrepro.case.barriers import Time
 from mmrepro.play.options import Look, PlayOptions
 from mmrepro.replay.seen import Seen, seen_of
 from mmrepro.replay.shrink import Spent
