@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.play.readings import cpu_ticks, of_engine, of_metrics
+from mmrepro.play.readings import cpu_ticks, of_metrics
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
 from mmrepro.probes.proc import TICKS_PER_S
@@ -17,7 +17,6 @@ from mmrepro.probes.stacks import StacksProbe
 from mmrepro.run.launch import Server
 from mmrepro.traffic import Traffic
 
-COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
 SAMPLES, INTERVAL_S, STACKS_S = 20, 0.02, 3.0
 APART_S = 0.5
 SCRAPE_S = 1.0
@@ -38,12 +37,12 @@ class Stand:
     threads: list[ThreadStack]
 
 
-async def counters(server: Server, traffic: Traffic) -> tuple[float, ...] | None:
-    """What the engine counts of its work; None: it does not answer, or does not tell."""
+async def counters(server: Server, traffic: Traffic) -> dict[str, float]:
+    """What the engine itself tells of its work: counters, and gauges too, as some count an answer
+    only once it is whole. Not what its HTTP server and Python tell: that moves by being asked."""
     metrics = of_metrics(await traffic.scrape(deadline_s=SCRAPE_S))
-    values = [of_engine(metrics, server.spec.engine, name) for name in COUNTERS]
-    known = tuple(value for value in values if value is not None)
-    return known or None
+    own = {names[0].partition(":")[0] + ":" for names in server.spec.engine.metrics.values()}
+    return {name: value for name, value in metrics.items() if name.startswith(tuple(own))}
 
 
 async def stand(server: Server, traffic: Traffic, client: Callable[[], int], folder: Path) -> Stand:
@@ -61,7 +60,7 @@ async def stand(server: Server, traffic: Traffic, client: Callable[[], int], fol
     after = await counters(server, traffic)
     if client() != seen or before != after:
         return Stand(False, "work goes on", threads)
-    silent = "/metrics does not answer" if after is None else "no counter moves"
+    silent = "no counter moves" if after else "no counter is told"
     if used < ASLEEP_PCT:
         return Stand(True, f"{silent}, and its processes sleep", threads)
     busiest = threads[0] if threads and threads[0].active and threads[0].frames else None

@@ -140,7 +140,7 @@ class Observing:
             self.sending.hold()
             if counters is None or now - counted >= COUNT_S:
                 before, counted = counters, now
-                counters = await looking.counters(self.server, self.traffic) or ()
+                counters = await looking.counters(self.server, self.traffic)
                 moved = now if before is None or before != counters else moved
             quiet = now - max(moved, self.sending.progressed)
             if self._overdue(age, quiet):
@@ -187,6 +187,7 @@ class Observing:
         if self._dead():
             await self.sending.give_up(DEAD_GRACE_S)
             await asyncio.sleep(EXIT_S if self.server.process.exit_code is None else 0)
+            self._dead()  # how it ended is known by now
         hung = self.state is PlayState.HUNG
         self.recorder.phase = "check"
         if hung:

@@ -56,6 +56,10 @@ class Wanted(NamedTuple):
     what: str
 
 
+def key_of(wanted: Wanted) -> Key:
+    return Key(case_digest(wanted.case), wanted.how, wanted.nth)
+
+
 class Looker(Protocol):
     """Looks at a server that is about to be stopped, and names what it sees."""
 
@@ -102,6 +106,7 @@ class Plays:
         self.silent = False
         self.facts: list[PlayFacts] = []
         self.smallest: dict[str, tuple[Case, Seen]] = {}
+        self._asked: dict[Key, Seen] = {}
 
     @property
     def left(self) -> int:
@@ -126,8 +131,10 @@ class Plays:
         return self.deadlines
 
     def play(self, wanted: Wanted, look: Looker | None = None) -> Seen:
-        """One play. Raises Spent, and as the player does."""
-        return self._finish(self._claim(wanted), wanted, look)
+        """One play; what was asked for before costs no start. Raises Spent, and as the player
+        does."""
+        known = self._asked.get(key_of(wanted))
+        return known or self._finish(self._claim(wanted), wanted, look)
 
     def several(self, wanted: Sequence[Wanted], jobs: int) -> list[Seen]:
         """At most ``jobs`` at a time; raises as :meth:`play`."""
@@ -163,12 +170,13 @@ class Plays:
         return facts
 
     def _finish(self, facts: PlayFacts, wanted: Wanted, look: Looker | None) -> Seen:
-        key = Key(case_digest(wanted.case), wanted.how, wanted.nth)
+        key = key_of(wanted)
         kept = self.store.ended.get(key)
         seen = kept.seen if kept else self._new(facts, key, wanted, look)
         for name in ("state", "buckets", "start_s", "seconds", "early"):
             setattr(facts, name, getattr(seen.play, name))
         with self._lock:
+            self._asked[key] = seen
             for bucket in facts.buckets:
                 best = self.smallest.get(bucket)
                 if best is None or len(wanted.case.operations) < len(best[0].operations):

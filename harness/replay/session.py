@@ -28,10 +28,10 @@ from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.player import Player
 from mmrepro.records import Moment
-from mmrepro.replay.confirm import decided, tally
-from mmrepro.replay.known import mitigation
+from mmrepro.replay.confirm import GIVE_UP, decided, tally
+from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
-from mmrepro.replay.plays import PlayerLike, Plays, Told, Wanted
+from mmrepro.replay.plays import Looker, PlayerLike, Plays, Told, Wanted
 from mmrepro.replay.pursue import LOUD, Pursuit, Start
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Named, Seen
@@ -43,6 +43,8 @@ from mmrepro.text.redact import Redactor
 
 DEFAULT_ROOT = "replays"
 NOT_ENDED = "the replay has not ended"
+QUIET_S = 120.0
+"""For playing traffic again that showed nothing."""
 OF_ANOTHER = 3
 """Starts that a further finding takes besides its confirmation, about."""
 JOB_BYTES = 3 << 30
@@ -58,6 +60,7 @@ class SessionPlayer(PlayerLike, Protocol):
 
 
 MakePlayer = Callable[..., AbstractContextManager[SessionPlayer]]
+Judge = Callable[..., Judged]
 
 
 class Replaying:
@@ -70,11 +73,14 @@ class Replaying:
         *,
         write: Callable[[Replay, Path], object],
         make_player: MakePlayer = Player,
+        judge: Judge = judge,
+        look: Callable[[str, float], Looker] = Naming,
     ) -> None:
         """``write`` writes the replay's documents below its folder, each time that it has grown;
         the findings' folders with their ``case.json`` are there by then."""
         self.options, self.watcher = options, watcher
         self._write_documents, self._make_player = write, make_player
+        self._judge, self._look = judge, look
         self.dir: Path
         self.replay: Replay
 
@@ -122,7 +128,8 @@ class Replaying:
         self._player = player
 
         def judged(case: Case, played: Played) -> Judged:
-            return Judged.of([judge(case, played, engine=engine), self._silent.judge(case, played)])
+            alone = self._judge(case, played, engine=engine)
+            return Judged.of([alone, self._silent.judge(case, played)])
 
         self._plays = Plays(
             player,
@@ -142,6 +149,7 @@ class Replaying:
             self.options.jobs or jobs_here(),
             self.options.shrink,
             self._grew,
+            self._look,
         )
         deadlines = self._plays.calibrate(case)
         self.replay.deadline_s = deadlines.answer_s
@@ -164,7 +172,7 @@ class Replaying:
             first = self._plays.play(Wanted(case, "whole", 1, what))
             seens.append(first)
             self._note(first)
-            while self._open(seens):
+            while self._open(seens) or self._quiet(seens):
                 again = Wanted(case, "confirm", len(seens), f"{what}, again")
                 seens.append(self._plays.play(again))
         except Spent:
@@ -263,6 +271,13 @@ class Replaying:
         counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
         repeat = self.options.repeat
         return any(not decided(failed, plays, repeat) for failed, plays in counts.values())
+
+    def _quiet(self, seens: list[Seen]) -> bool:
+        """Whether a case that showed nothing is worth one more play: what comes and goes may not
+        have come. Not of traffic that takes minutes."""
+        nothing = not any(seen.sightings for seen in seens)
+        took = sum(seen.play.seconds for seen in seens)
+        return nothing and len(seens) < GIVE_UP and took < QUIET_S
 
     def _handled(self, bucket: str) -> bool:
         told: list[Finding | Sighting] = [*self.replay.findings, *self.replay.unconfirmed]
