@@ -211,7 +211,8 @@ class _Comparison:
     """One play beside the reference's."""
 
     def __init__(self, case: Case, played: Played, reference: Played) -> None:
-        self.case, self.played, self.reference = case, played, reference
+        self.case = case
+        self.mine, self.right = _records(played), _records(reference)
         self.counted: Counter[str] = Counter()
         self.exact = not _rounds(case.server)
         self.pairs = list(self._pairs())
@@ -220,7 +221,7 @@ class _Comparison:
 
     def _pairs(self) -> Iterator[tuple[Operation, Answer, Answer]]:
         for op in self.case.operations:
-            mine, right = self.played.record(op.id), self.reference.record(op.id)
+            mine, right = self.mine.get(op.id), self.right.get(op.id)
             if mine is None or right is None or (why := _not_compared(op, mine, right)):
                 self.counted[f"answers not compared: {why if mine and right else 'not sent'}"] += 1
                 continue
@@ -231,7 +232,8 @@ class _Comparison:
     def judged(self) -> Judged:
         if self.bound is None:
             unseen = ["Answers differ from the reference's by noise alone: none was compared."]
-            return Judged(counted=dict(self.counted), unseen=unseen)
+            sightings = list(_sightings({}, {}, dict(self._usage(set()))))
+            return Judged(sightings=sightings, counted=dict(self.counted), unseen=unseen)
         untold = PLAIN[self.case.server.engine].exact and self.exact
         wrong: dict[str, str] = {}
         swapped: dict[str, str] = {}
@@ -256,15 +258,15 @@ class _Comparison:
         the prompt's length must be that of the other one as well.
         """
         assert self.bound is not None
-        told = self._length(self.played, op.id)
-        foreign = told is not None and told != self._length(self.reference, op.id)
+        told = _length(self.mine, op.id)
+        foreign = told is not None and told != _length(self.right, op.id)
         same = compared.verdict is Verdict.SAME
         if same or (compared.verdict is not Verdict.DIFFERS and not foreign):
             return ""
         for other in self._beginning(mine):
-            if other == op.id or (foreign and self._length(self.reference, other) != told):
+            if other == op.id or (foreign and _length(self.right, other) != told):
                 continue
-            like = near_ties.compare(mine, self._right[other], self.bound)
+            like = near_ties.compare(mine, self._answers[other], self.bound)
             far = like.alike >= max(LEAST_ALIKE, compared.alike + 1)
             if far and like.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
                 return other
@@ -275,11 +277,9 @@ class _Comparison:
         return self._by_start.get(_start(mine), [])
 
     @cached_property
-    def _right(self) -> dict[str, Answer]:
+    def _answers(self) -> dict[str, Answer]:
         """The reference's answers that a request may be given by mistake."""
-        records = (
-            (op.id, self.reference.record(op.id)) for op in self.case.operations if greedy(op)
-        )
+        records = ((op.id, self.right.get(op.id)) for op in self.case.operations if greedy(op))
         return {
             id: near_ties.answers(record)[0]
             for id, record in records
@@ -289,20 +289,27 @@ class _Comparison:
     @cached_property
     def _by_start(self) -> dict[tuple[str, ...], list[str]]:
         starts: dict[tuple[str, ...], list[str]] = {}
-        for id, answer in self._right.items():
+        for id, answer in self._answers.items():
             starts.setdefault(_start(answer), []).append(id)
         return starts
-
-    def _length(self, play: Played, id: str) -> int | None:
-        record = play.record(id)
-        return record.prompt_tokens if record is not None and record.answered else None
 
     def _usage(self, known: set[str]) -> Iterator[tuple[str, str]]:
         """Sentences on prompts that are not as long as the reference counts them."""
         for op in self.case.operations:
-            told, right = (self._length(p, op.id) for p in (self.played, self.reference))
+            told, right = _length(self.mine, op.id), _length(self.right, op.id)
             if op.id not in known and None not in (told, right) and told != right:
                 yield op.id, f"{op.id} says {told} prompt tokens, the reference {right}"
+
+
+def _records(played: Played) -> dict[str, RequestRecord]:
+    """By operation, as :meth:`Played.record`."""
+    return {record.label: record for record in reversed(played.evidence.requests)}
+
+
+def _length(records: Mapping[str, RequestRecord], id: str) -> int | None:
+    """Tokens of the prompt, as its answer tells it."""
+    record = records.get(id)
+    return record.prompt_tokens if record is not None and record.answered else None
 
 
 def _start(answer: Answer) -> tuple[str, ...]:

@@ -118,6 +118,7 @@ class Observing:
             "max_tokens": CANARY_TOKENS,
             "temperature": 0,
             "logprobs": True,
+            "top_logprobs": 5,
         }
         await self.sending.ask(label, json.dumps(fields).encode(), CHAT, CANARY_TEXT)
 

@@ -9,7 +9,7 @@ from made_up_answers import answered, play, prompt_of, record
 from mmrepro.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import get_engine
-from mmrepro.evidence import RequestRecord
+from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
@@ -141,25 +141,29 @@ def test_swaps_are_flagged() -> None:
     assert len(flagged) >= 0.95 * len(swapped)
 
 
-def test_a_foreign_prompt_length_tells_a_swap_where_the_answer_is_a_near_tie() -> None:
-    """The answer alone would pass: it parts from its own at a near-tie."""
-    case = case_of(40)
-    right = play(case)
-    tied = next(
-        (op, other)
-        for op in case.operations
-        for other in case.operations
-        if len(prompt_of(op)) != len(prompt_of(other))
-        and _nearly_tied(prompt_of(op), prompt_of(other))
-    )
-    answers = {tied[0].id: prompt_of(tied[1])}
-    judged = compare_with_reference(case, play(case, answers=answers), right)
-    assert classes(judged) == [FindingClass.CROSS_TALK]
-    assert f"{tied[0].id} got the answer to {tied[1].id}" in judged.sightings[0].said
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_foreign_prompt_length_tells_a_swap_where_the_answer_is_a_near_tie(
+    foreign: bool,
+) -> None:
+    """The answer alone would pass: it parts from its own at a near-tie, and by chance it is that of
+    a request that is much alike. The prompt's length tells which."""
+    case = case_of(2)
 
+    def spelled(text: str, likely: str) -> ChoiceSeen:
+        first = (likely, -1.0), ("x" if likely == "a" else "a", -1.01)
+        top = [list(first), *([(letter, -0.1), ("?", -4.0)] for letter in text[1:])]
+        logprobs = [dict(places)[letter] for letter, places in zip(text, top, strict=True)]
+        return ChoiceSeen(index=0, text=text, tokens=list(text), logprobs=logprobs, top=top)
 
-def _nearly_tied(one: str, other: str) -> bool:
-    return one != other and answered(one).tokens[0] == answered(other).tokens[0]
+    def played(first: str, length: int) -> Played:
+        choices = spelled(first, first[0]), spelled("xyz", "x")
+        lengths = length, 20
+        records = map(record, case.operations, choices, lengths)
+        return Played(state=PlayState.ENDED, evidence=Evidence(requests=list(records)))
+
+    judged = compare_with_reference(case, played("xyz", 20 if foreign else 10), played("abc", 10))
+    assert classes(judged) == ([FindingClass.CROSS_TALK] if foreign else [])
+    assert judged.counted.get("answers compared: near-tie", 0) == (0 if foreign else 1)
 
 
 def test_a_falsified_length_of_the_prompt_is_no_swap() -> None:
@@ -196,6 +200,15 @@ def test_what_is_not_greedy_refused_or_lost_is_not_compared() -> None:
         "answers not compared: not sent": 1,
         "answers compared: same": 1,
     }
+
+
+def test_where_noise_drowns_the_answers_none_is_compared() -> None:
+    case = case_of(100)
+    judged = compare_with_reference(case, play(case, noise=2.0, seed=1), play(case))
+    assert judged.sightings == []
+    assert judged.unseen == [
+        "Answers differ from the reference's by noise alone: none was compared."
+    ]
 
 
 def test_a_reference_that_does_not_start_is_said() -> None:
