@@ -105,6 +105,7 @@ SHAPING = frozenset(
 )
 """Parameters by which another token than the likeliest may be taken; logprobs are told without
 them."""
+CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
 LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
 
@@ -116,7 +117,7 @@ def reference_case(case: Case, engine: Engine, release: str = "") -> Case:
     """
     plain = PLAIN[engine.name]
     tokens = max(case.server.max_model_len, LEAST_TOKENS)
-    asked = with_logprobs(case)
+    asked = comparable(case)
     args = _without(asked.server.args, plain.flags)
     args += [arg.format(tokens=tokens) for arg in plain.args]
     server = case.server.model_copy(
@@ -140,34 +141,40 @@ def reference_limits(engine: Engine) -> list[str]:
     return list(PLAIN[engine.name].cannot)
 
 
-def with_logprobs(case: Case) -> Case:
-    """The case with logprobs asked for, without which a near-tie cannot be told from an error.
+def comparable(case: Case) -> Case:
+    """The case as its answers can be compared: greedy, since others follow from chance as well, and
+    with logprobs, without which a near-tie cannot be told from an error.
 
-    It changes what the sampler computes, so it is for the plays that are compared only: a failure
-    is looked for, and shrunk, with the case as it is.
+    It changes what the sampler computes, so it is for the plays that are compared only: a loud
+    failure is looked for, and shrunk, with the case as it is.
     """
     plain = PLAIN.get(case.server.engine, Plain(args=()))
-    if Version(case.server.release) < Version(plain.logprobs_since) or plain.exact:
-        return case
-    operations = [
-        op.model_copy(update={"parameters": _asking(op, plain)}) for op in case.operations
-    ]
-    server = case.server.model_copy(update={"args": [*case.server.args, *plain.logprobs]})
+    told = not plain.exact and Version(case.server.release) >= Version(plain.logprobs_since)
+    operations = []
+    for op in case.operations:
+        asked = _greedily(op) | (_asking_logprobs(op, plain) if told else {})
+        operations.append(op.model_copy(update={"parameters": asked}))
+    args = [*case.server.args, *(plain.logprobs if told else ())]
+    server = case.server.model_copy(update={"args": args})
     return case.model_copy(update={"server": server, "operations": operations})
 
 
-def _asking(op: Operation, plain: Plain) -> dict[str, Any]:
+def _greedily(op: Operation) -> dict[str, Any]:
+    """Its parameters, without chance; several choices stay as they are, being no greedy ones."""
     asked = dict(op.parameters)
-    if op.path == CHAT:
-        told = asked.get("top_logprobs")
-        top = max(told if isinstance(told, int) else 0, TOP_LOGPROBS)
-        asked |= {"logprobs": True, "top_logprobs": top}
-    elif op.path == COMPLETIONS:
-        told = asked.get("logprobs")
-        asked["logprobs"] = max(told if isinstance(told, int) else 0, TOP_LOGPROBS)
-    else:
+    several = {asked.get("n"), asked.get("best_of")} - {None, 1}
+    if greedy(op) or several or asked.get("use_beam_search") or op.path not in (CHAT, COMPLETIONS):
         return asked
-    return asked | ({"return_token_ids": True} if plain.tells_ids else {})
+    return {name: asked[name] for name in asked if name not in CHANCE} | {"temperature": 0}
+
+
+def _asking_logprobs(op: Operation, plain: Plain) -> dict[str, Any]:
+    given = op.parameters.get("top_logprobs" if op.path == CHAT else "logprobs")
+    top = max(given if isinstance(given, int) else 0, TOP_LOGPROBS)
+    told = {"return_token_ids": True} if plain.tells_ids else {}
+    if op.path == CHAT:
+        return {"logprobs": True, "top_logprobs": top, **told}
+    return {"logprobs": top, **told} if op.path == COMPLETIONS else {}
 
 
 def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
@@ -188,7 +195,10 @@ def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
 
 def greedy(op: Operation) -> bool:
     """Whether its answer follows from its prompt alone."""
-    return op.parameters.get("temperature") == 0 or op.parameters.get("top_k") == 1
+    said = op.parameters
+    return not said.get("use_beam_search") and (
+        said.get("temperature") == 0 or said.get("top_k") == 1
+    )
 
 
 # ---------------------------------------------------------------------- the comparison
