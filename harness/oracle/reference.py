@@ -27,8 +27,9 @@ from packaging.version import Version
 TOP_LOGPROBS = 5
 NAMED = 3
 """Operations whose answers a sighting tells of; all that it is about are listed."""
-LEAST_ALIKE = 2
-"""Tokens that another request's answer must share with one that is taken for it, at least."""
+LEAST_ALIKE = 4
+"""Tokens that another request's answer must share with one that is taken for it, at least: short
+answers are alike by chance. One token is enough where the prompt is as long as the other's too."""
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ class _Comparison:
             if other == op.id or (foreign and _length(self.right, other) != told):
                 continue
             like = near_ties.compare(mine, self._answers[other], self.bound)
-            far = like.alike >= max(LEAST_ALIKE, compared.alike + 1)
+            far = like.alike >= max(1 if foreign else LEAST_ALIKE, compared.alike + 1)
             if far and like.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
                 return other
         return ""
@@ -297,8 +298,8 @@ class _Comparison:
         }
 
     @cached_property
-    def _by_start(self) -> dict[tuple[str, ...], list[str]]:
-        starts: dict[tuple[str, ...], list[str]] = {}
+    def _by_start(self) -> dict[str, list[str]]:
+        starts: dict[str, list[str]] = {}
         for id, answer in self._answers.items():
             starts.setdefault(_start(answer), []).append(id)
         return starts
@@ -322,9 +323,8 @@ def _length(records: Mapping[str, RequestRecord], id: str) -> int | None:
     return record.prompt_tokens if record is not None and record.answered else None
 
 
-def _start(answer: Answer) -> tuple[str, ...]:
-    texts = [token.text for token in answer.tokens] or list(answer.text)
-    return tuple(texts[:LEAST_ALIKE])
+def _start(answer: Answer) -> str:
+    return answer.tokens[0].text if answer.tokens else answer.text[:1]
 
 
 def _rounds(server: ServerWanted) -> bool:

@@ -145,6 +145,15 @@ def test_a_swapped_answer_is_named_after_its_owner() -> None:
     assert "r7 got the answer to r20; r20 got the answer to r7" in judged.sightings[0].said
 
 
+@pytest.mark.parametrize(("tokens", "seen"), [(2, "WRONG_ANSWER"), (6, "CROSS_TALK")])
+def test_a_short_answer_that_is_anothers_may_be_so_by_chance(tokens: int, seen: str) -> None:
+    case = case_of(40)
+    wrong = play(case, answers={"r7": prompt_of(case.operations[20])}, tokens=tokens)
+    wrong.evidence.requests[7].prompt_tokens = len(prompt_of(case.operations[7]))
+    judged = compare_with_reference(case, wrong, play(case, tokens=tokens))
+    assert classes(judged) == [FindingClass[seen]]
+
+
 def test_swaps_are_flagged() -> None:
     """At least 95 of 100, with noise."""
     case = case_of(400)
