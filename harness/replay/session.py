@@ -19,7 +19,7 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
-from mmrepro.incident import Fidelity
+from mmrepro.incident import EngineFacts, Fidelity, HostFacts, StandIn
 from mmrepro.incident.folder import is_there, new_folder, prepared
 from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay, Sighting
 from mmrepro.machine.facts import host_facts
@@ -57,6 +57,11 @@ class SessionPlayer(PlayerLike, Protocol):
 
     start_mode: str
     fidelity: Fidelity
+    stand_ins: list[StandIn]
+    engine_facts: EngineFacts | None
+
+    @property
+    def host(self) -> HostFacts: ...
 
 
 MakePlayer = Callable[..., AbstractContextManager[SessionPlayer]]
@@ -302,9 +307,18 @@ class Replaying:
         self.replay.plays = [play for play in self._plays.facts if play.state]
         self.replay.start_mode = self._player.start_mode or self.replay.start_mode
         self.replay.fidelity = self._player.fidelity
+        self._note_server()
         self._write()
         if self.watcher is not None:
             self.watcher.ended(self.replay, facts, kept=kept)
+
+    def _note_server(self) -> None:
+        """What a second person needs to start the same."""
+        engine = self._player.engine_facts
+        self.replay.host, self.replay.stand_ins = self._player.host, self._player.stand_ins
+        if engine is not None:
+            self.replay.settings, self.replay.wheel = engine.settings, engine.wheel
+            self.replay.packages = engine.packages
 
     def _grew(self, finding: Finding) -> None:
         others = [f for f in self.replay.findings if f.id != finding.id]
