@@ -20,7 +20,7 @@ from mmrepro.environments.uv import Notice
 from mmrepro.errors import EngineStartError
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
-from mmrepro.incident import EVIDENCE_DIR, EngineFacts, Fidelity, HostFacts, StandIn
+from mmrepro.incident import EVIDENCE_DIR, Fidelity, HostFacts, StandIn
 from mmrepro.incident.folder import prepared
 from mmrepro.incident.journal import Journal
 from mmrepro.machine.facts import host_facts
@@ -61,7 +61,7 @@ class Player:
 
     Attributes:
         deadlines: of ``calibrate()``; None before.
-        start_mode, fidelity, stand_ins, engine_facts: of the last start.
+        start_mode, fidelity, stand_ins: of the last start.
     """
 
     def __init__(
@@ -79,7 +79,6 @@ class Player:
         self.start_mode = ""
         self.fidelity = Fidelity.CPU
         self.stand_ins: list[StandIn] = []
-        self.engine_facts: EngineFacts | None = None
         self.starter = Starter(start_mode, several=True)
         self._known = _Known()
         self._cancelled = threading.Event()
@@ -191,7 +190,7 @@ class Player:
             server = start(spec, journal, self.starter)
         incident = journal.incident
         self.start_mode, self.fidelity = incident.engine.start_mode, incident.fidelity
-        self.stand_ins, self.engine_facts = incident.stand_ins, incident.engine
+        self.stand_ins = incident.stand_ins
         return server
 
     def _environment(self, wanted: EnvironmentSpec, journal: Journal) -> Environment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -94,12 +95,12 @@ class Plays:
         judge: Callable[[Case, Played], Judged],
         *,
         budget: int,
-        time: Time,
+        pace: Time,
         told: Told | None = None,
     ) -> None:
         self.player, self.store, self.folder, self.contents = player, store, folder, contents
         self.judge, self.budget = judge, budget
-        self._time = time
+        self._time = pace
         self._told = told or Told()
         self._lock = threading.Lock()
         self.deadlines: Deadlines | None = None
@@ -121,11 +122,14 @@ class Plays:
         self._began(facts)
         if kept is None or kept.deadlines is None:
             self.store.began(1, key, facts.what, 0)
+            began = time.monotonic()
             deadlines = self.player.calibrate()
+            facts.seconds = round(time.monotonic() - began, 2)
             kept_now = self.store.end(1, key, Seen(play=facts), deadlines)
             self.deadlines = kept_now.deadlines
         else:
             self.deadlines = kept.deadlines
+            facts.seconds = kept.seen.play.seconds
         assert self.deadlines is not None
         self._ended(facts, kept=kept is not None)
         return self.deadlines

@@ -86,7 +86,7 @@ class Pursuit:
             limits=list(start.limits),
         )
         self.plays.silent = sighting.finding_class not in LOUD
-        spent = self.plays.left
+        begun = len(self.plays.facts)
         case, seen, named = start.case, start.seen, None
         self._keep(finding, case, seen)
         if not self.shrink:
@@ -99,7 +99,9 @@ class Pursuit:
             # It seemed to fail each time, and what was left out on that ground may not be all.
             if rate < 1 or share(finding.rate) in (0, 1) or self.plays.left - reserve < CANDIDATES:
                 break
-        finding.starts += spent - self.plays.left
+        mine = self.plays.facts[begun:]
+        finding.starts = len(mine)
+        finding.seconds = round(sum(facts.seconds for facts in mine), 2)
         self.grew(finding)
         return finding, case, named
 

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 import mmrepro
 from mmrepro.capture.anonymise import anonymise
@@ -19,7 +18,7 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
-from mmrepro.incident import EngineFacts, Fidelity, HostFacts, StandIn
+from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.incident.folder import is_there, new_folder, prepared
 from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay, Sighting
 from mmrepro.machine.facts import host_facts
@@ -31,8 +30,8 @@ from mmrepro.records import Moment
 from mmrepro.replay.confirm import GIVE_UP, decided, tally
 from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
-from mmrepro.replay.plays import Looker, PlayerLike, Plays, Told, Wanted
-from mmrepro.replay.pursue import LOUD, Pursuit, Start
+from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike, Plays, Told, Wanted
+from mmrepro.replay.pursue import LOUD, Pursuit, Start, show
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Named, Seen
 from mmrepro.replay.shrink import Spent
@@ -40,6 +39,7 @@ from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import Head, Store, holds_replay
 from mmrepro.replay.watcher import Watcher
 from mmrepro.text.redact import Redactor
+from pydantic import ValidationError
 
 DEFAULT_ROOT = "replays"
 NOT_ENDED = "the replay has not ended"
@@ -52,19 +52,7 @@ JOB_BYTES = 3 << 30
 FATAL = frozenset({FindingClass.START_FAILURE, FindingClass.DEATH, FindingClass.HANG})
 
 
-class SessionPlayer(PlayerLike, Protocol):
-    """A player with what a replay tells of its servers."""
-
-    start_mode: str
-    fidelity: Fidelity
-    stand_ins: list[StandIn]
-    engine_facts: EngineFacts | None
-
-    @property
-    def host(self) -> HostFacts: ...
-
-
-MakePlayer = Callable[..., AbstractContextManager[SessionPlayer]]
+MakePlayer = Callable[..., AbstractContextManager[PlayerLike]]
 Judge = Callable[..., Judged]
 
 
@@ -128,9 +116,8 @@ class Replaying:
 
     # ------------------------------------------------------------------ the plays
 
-    def _play(self, case: Case, player: SessionPlayer, store: Store) -> None:
+    def _play(self, case: Case, player: PlayerLike, store: Store) -> None:
         engine = get_engine(case.server.engine)
-        self._player = player
 
         def judged(case: Case, played: Played) -> Judged:
             alone = self._judge(case, played, engine=engine)
@@ -143,7 +130,7 @@ class Replaying:
             self.dir,
             judged,
             budget=self.options.budget,
-            time=self.options.time,
+            pace=self.options.time,
             told=Told(self._began, self._ended),
         )
         self._silent = Silent(self._plays, engine, self.dir)
@@ -233,6 +220,7 @@ class Replaying:
 
     def _compared(self, case: Case, limits: tuple[str, ...] = ()) -> None:
         """Nothing loud: are the answers right?"""
+        known = len(self.replay.findings)
         try:
             found = self._silent.compare(case)
             if found is None:
@@ -243,19 +231,26 @@ class Replaying:
             while self._open(seens):
                 again = Wanted(asked, "confirm", len(seens), "held against the reference, again")
                 seens.append(self._plays.play(again))
-            crossed = self._silent.cross_talk(asked, first)
-            self._say(crossed)
-            for sighting in crossed.sightings:
-                # Ten plays of its own tell of it: it is proven, and each candidate would take as
-                # many.
-                self.replay.unconfirmed.append(sighting)
             limit = "found with logprobs asked for, by which answers are compared"
             self._found(asked, seens, (*limits, limit), simpler=False)
+            for finding in self.replay.findings[known:]:
+                if finding.finding_class is FindingClass.WRONG_ANSWER and finding.confirmed:
+                    self._crossed(finding)
         except Spent:
             self.replay.unseen.append("whether the answers are right: no start is left (--budget)")
         finally:
-            for said in self._silent.judged:
-                self._say(said)
+            self._silent.reference = None
+            self._say(Judged.of(self._silent.judged))
+
+    def _crossed(self, finding: Finding) -> None:
+        """Does the wrong answer follow from what other requests hold? Then it is that."""
+        left, _ = read_case(self.dir / finding.case_file)
+        judged = self._silent.cross_talk(left, finding.operations)
+        self._say(judged)
+        for sighting in judged.sightings:
+            finding.finding_class, finding.bucket = sighting.finding_class, sighting.bucket
+            show(finding, sighting)
+            self._grew(finding)
 
     def _strays(self) -> None:
         """What only a smaller case showed, on the way: is it there again?"""
@@ -305,20 +300,26 @@ class Replaying:
 
     def _ended(self, facts: PlayFacts, kept: bool) -> None:
         self.replay.plays = [play for play in self._plays.facts if play.state]
-        self.replay.start_mode = self._player.start_mode or self.replay.start_mode
-        self.replay.fidelity = self._player.fidelity
         self._note_server()
         self._write()
         if self.watcher is not None:
             self.watcher.ended(self.replay, facts, kept=kept)
 
     def _note_server(self) -> None:
-        """What a second person needs to start the same."""
-        engine = self._player.engine_facts
-        self.replay.host, self.replay.stand_ins = self._player.host, self._player.stand_ins
-        if engine is not None:
-            self.replay.settings, self.replay.wheel = engine.settings, engine.wheel
-            self.replay.packages = engine.packages
+        """How the first server was set up, by the incident of its start."""
+        if self.replay.start_mode:
+            return
+        for folder in sorted(self.dir.glob(f"{PLAYS_DIR}/*")):
+            try:
+                incident = Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
+            except (OSError, ValidationError):
+                continue
+            engine, replay = incident.engine, self.replay
+            replay.settings, replay.wheel = engine.settings, engine.wheel
+            replay.packages, replay.start_mode = engine.packages, engine.start_mode
+            replay.fidelity, replay.stand_ins = incident.fidelity, incident.stand_ins
+            replay.host = incident.host
+            return
 
     def _grew(self, finding: Finding) -> None:
         others = [f for f in self.replay.findings if f.id != finding.id]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from fake_plays import SERVER, Answers, fake_seen
 from mmrepro.case.files import case_digest, write_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played, PlayState
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
-from mmrepro.incident import Fidelity, StandIn
+from mmrepro.incident import Fidelity
 from mmrepro.incident.replay import Replay
-from mmrepro.machine.facts import host_facts
 from mmrepro.oracle.judged import Judged
 from mmrepro.records import Moment
 from mmrepro.replay.options import ReplayOptions
@@ -30,9 +29,6 @@ class FakePlayer:
 
     start_mode = "fake"
     fidelity = Fidelity.TEACHING_ENGINE
-    engine_facts = None
-    stand_ins: ClassVar[list[StandIn]] = []
-    host = host_facts()
 
     def __init__(
         self, engine: Answers, before: Callable[[int, Case], None] = lambda _number, _case: None
