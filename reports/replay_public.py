@@ -13,12 +13,10 @@ from mmrepro.capture.anonymise import anonymise
 from mmrepro.capture.captured import Captured
 from mmrepro.case.files import read_case, read_contents, write_case
 from mmrepro.case.model import CASE_FILE, Case, Operation
-from mmrepro.incident.replay import Finding, FindingClass
+from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass
 from mmrepro.reports.replay import Told
 from mmrepro.text.redact import Redactor
 
-PUBLIC_DIR: Final = "anonymised"
-"""Below a finding's folder: the case with other words, where it was played as well."""
 NOT_PLAYED: Final = (
     "Texts and images are random ones of the same lengths, sizes and sharing; the failure was "
     "seen with the real ones, and the random ones were not played"
