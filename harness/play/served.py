@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mmrepro.case.model import ServerWanted
 from mmrepro.errors import UsageError
-from mmrepro.models import TinyDotsOCR, TinyModel, TinyQwen2VL, TinyQwen3, TinyText
+from mmrepro.models import TINY, TinyModel, TinyQwen2VL, TinyText
 from mmrepro.run.options import RunOptions
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import load_scenario
 
-MODELS: Mapping[str, TinyModel] = {
-    "qwen2-vl": TinyQwen2VL(),
-    "dots-ocr": TinyDotsOCR(),
-    "qwen3": TinyQwen3(),
-    "text": TinyText(),
-}
+MODELS = TINY
 NAME = "replay"
 
 
