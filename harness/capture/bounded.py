@@ -16,9 +16,9 @@ CUT = "\ufdd0mmrepro-cut\ufdd0"
 CHUNK = 1 << 18
 MOST_SILENCE = 4 << 20
 """Bytes outside strings without an event."""
-_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _REST_OF_CHARACTER = re.compile(rb"[0-9A-Fa-f]{0,4}[\x80-\xbf]{0,3}")
 """What may be missing of ``\\u12`` or of a character of several bytes."""
+BACKSLASH = 0x5C
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -99,15 +99,16 @@ class _Shortened:
                 self.fed += end - at
                 self._inside, self._length, at = quote >= 0, 0, end
                 continue
-            match = _INSIDE.match(data, at)
-            end = match.end() if match else at
+            end = _end(data, at)
+            if end < 0:
+                # A backslash whose other half comes with the next piece waits for it.
+                end = len(data) - _backslashes(data, at, len(data)) % 2
+                self._rest = data[end:]
+                self._kept(data[at:end], out)
+                return
             self._kept(data[at:end], out)
-            at = end
-            if data[at : at + 1] == b'"':
-                out.append(b'"')
-                self._inside, at = False, at + 1
-            elif at < len(data):  # a backslash whose other half comes with the next piece
-                self._rest, at = data[at:], len(data)
+            out.append(b'"')
+            self._inside, at = False, end + 1
 
     def _kept(self, piece: bytes, out: list[bytes]) -> None:
         before, self._length = self._length, self._length + len(piece)
@@ -116,3 +117,19 @@ class _Shortened:
         elif before <= MAX_TEXT:
             rest = _REST_OF_CHARACTER.match(piece)
             out += [rest[0] if rest else b"", CUT.encode()]
+
+
+def _end(data: bytes, at: int) -> int:
+    """Where the string ends that ``at`` is inside of; -1: not in these bytes."""
+    quote = data.find(b'"', at)
+    while quote >= 0 and _backslashes(data, at, quote) % 2:
+        quote = data.find(b'"', quote + 1)
+    return quote
+
+
+def _backslashes(data: bytes, begin: int, end: int) -> int:
+    """How many there are directly before ``end``."""
+    at = end
+    while at > begin and data[at - 1] == BACKSLASH:
+        at -= 1
+    return end - at

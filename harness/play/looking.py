@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -17,6 +18,9 @@ from mmrepro.probes.stacks import StacksProbe
 from mmrepro.run.launch import Server
 from mmrepro.traffic import Traffic
 
+COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
+KV_USE = re.compile(r"cache_usage|token_usage|used_tokens|cache_used")
+"""vllm:kv_cache_usage_perc, sglang:token_usage, sglang:num_used_tokens."""
 SAMPLES, INTERVAL_S, STACKS_S = 20, 0.02, 3.0
 APART_S = 0.5
 SCRAPE_S = 1.0
@@ -38,11 +42,13 @@ class Stand:
 
 
 async def counters(server: Server, traffic: Traffic) -> dict[str, float]:
-    """What the engine itself tells of its work: counters, and gauges too, as some count an answer
-    only once it is whole. Not what its HTTP server and Python tell: that moves by being asked."""
+    """What the engine tells of its answers: tokens and requests, and how full the KV cache is, as
+    some count an answer only once it is whole. Others may count what goes round in a loop."""
     metrics = of_metrics(await traffic.scrape(deadline_s=SCRAPE_S))
-    own = {names[0].partition(":")[0] + ":" for names in server.spec.engine.metrics.values()}
-    return {name: value for name, value in metrics.items() if name.startswith(tuple(own))}
+    counted = {name for short in COUNTERS for name in server.spec.engine.metrics.get(short, ())}
+    return {
+        name: value for name, value in metrics.items() if name in counted or KV_USE.search(name)
+    }
 
 
 async def stand(server: Server, traffic: Traffic, client: Callable[[], int], folder: Path) -> Stand:

@@ -31,6 +31,7 @@ from mmrepro.replay.confirm import GIVE_UP, decided, tally
 from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike, Plays, Told, Wanted
+from mmrepro.replay.public import play_publicly
 from mmrepro.replay.pursue import LOUD, Pursuit, Start, show
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Named, Seen
@@ -201,7 +202,9 @@ class Replaying:
 
     def _finding(self, start: Start, reserve: int) -> Named | None:
         id = f"f{len(self.replay.findings) + 1}"
-        finding, _, named = self._pursuit.pursue(start, id, reserve)
+        finding, left, named = self._pursuit.pursue(start, id, reserve)
+        play_publicly(self._plays, finding, left, self.dir, self.options.seed)
+        self._grew(finding)
         return named if finding.known else None
 
     def _mitigated(self, case: Case, keep_away: str) -> None:

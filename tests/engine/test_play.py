@@ -184,13 +184,14 @@ def test_without_haste_a_hang_is_silence_until_the_deadline(
     assert played.stack[0].within("put")
 
 
-def test_slow_work_is_no_hang(player: Player, tmp_path: Path) -> None:
-    """A deadline that is far too short for the answer, while tokens come all the time."""
-    long = op("long", parameters={"max_tokens": 1500, "temperature": 0, "ignore_eos": True})
-    options = PlayOptions(Deadlines(answer_s=0.5, suspect_s=0.2))
-    played = player.play(case(long), None, options, tmp_path / "p")
+def test_slow_work_is_no_hang(player: Player, tmp_path: Path, quick: PlayOptions) -> None:
+    """A deadline that is far too short for the answer, while the engine is at work on it."""
+    made = case(op("long", parameters={"max_tokens": 1500, "temperature": 0, "ignore_eos": True}))
+    usual = sent(player.play(made, None, quick, tmp_path / "a"), "long").latency_s
+    options = PlayOptions(Deadlines(answer_s=usual / 4, suspect_s=usual / 10))
+    played = player.play(made, None, options, tmp_path / "b")
     record = sent(played, "long")
-    assert record.latency_s > 0.5, "the answer is too fast for this test"
+    assert record.latency_s > usual / 4, "the answer was too fast for this test"
     assert (played.state, record.completion_tokens) == (PlayState.ENDED, 1500)
 
 

@@ -81,6 +81,12 @@ def test_each_is_sent_once_and_not_before_its_barriers(
             order.append(one.id)
             running.add(one.id)
         assert before or running or not barriers.unsent, "nothing runs, and nobody goes"
+        if at == "fast":
+            late = [o.id for o in made if o.id not in order]
+            late = [
+                o for o in late if all(holds(t, seen, running) for t in barriers.unsent[o].after)
+            ]
+            assert late == [], "nobody is kept longer than its barriers say"
         if not running:
             break
         moves = data.draw(st.sampled_from(sorted(running)))

@@ -85,6 +85,10 @@ def test_the_servers_own_limit_ends_an_answer_too():
     assert broken(**near) == set()
     short = {"completion_tokens": 3, "total_tokens": 25, "pieces": 3}
     assert broken("lmdeploy", **short) == set(), "its limits are not known"
+    op = operation("r1", stream=True)
+    for server in ({"model": "/models/real"}, {"args": ["--max-model-len=64"]}):
+        case = case_of([op], **server)
+        assert not protocol(case, played([answer(op, **short)]), get_engine("vllm")).sightings
 
 
 def test_usage_that_was_not_asked_for_is_not_missed():
@@ -134,3 +138,9 @@ def test_the_same_tokens_are_the_same_text():
     other = lost.model_copy(update={"tokens": ["a", "b", "d", "e"]})
     records[1] = answer(stream, 3.0, choices=[other], text="abd")
     assert kinds([whole, stream], records) == {}, "other tokens: it may be rounding"
+    bytes_of = choice(tokens=["\ufffd", "\ufffd"], text="ä")
+    records = [
+        answer(whole, choices=[bytes_of], max_tokens=2),
+        answer(stream, 3.0, choices=[bytes_of.model_copy(update={"text": "å"})]),
+    ]
+    assert "stream-text" not in kinds([whole, stream], records), "tokens that look alike"

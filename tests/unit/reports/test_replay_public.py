@@ -13,7 +13,7 @@ from mmrepro.case.model import Case, Recorded
 from mmrepro.cli.app import app
 from mmrepro.incident.replay import Finding, Replay
 from mmrepro.reports import load, replay as reports
-from mmrepro.reports.issue_form import MAX_CHARS, finding_issue, incident_issue
+from mmrepro.reports.issue_form import MAX_CHARS, Report, filled, finding_issue, incident_issue
 from mmrepro.reports.replay_bundle import write_replay_bundle
 from typer.testing import CliRunner
 
@@ -72,6 +72,12 @@ def test_a_long_script_is_attached_not_pasted(tmp_path: Path) -> None:
     text = finding_issue(reports.load_finding(tmp_path / "f1"))
     assert len(text) <= MAX_CHARS
     assert "attach the file" in text
+
+
+def test_no_issue_is_longer_than_github_takes() -> None:
+    text = filled(Report("vllm", "t", "d" * 90_000, "r", "e"))
+    assert len(text) <= MAX_CHARS
+    assert text.endswith("[cut: too long]\n")
 
 
 @pytest.mark.parametrize("name", ["ghost-key-eviction-0.23.0", "kv-growth-crash"])
