@@ -22,7 +22,7 @@ from mmrepro.case.bodies import body
 from mmrepro.case.model import IMAGES_DIR, Barrier, Case, Content, Noise
 from mmrepro.case.pictures import pictures
 from mmrepro.incident.replay import Finding
-from mmrepro.models import TinyDotsOCR, TinyModel, TinyQwen2VL, TinyQwen3, TinyText
+from mmrepro.models import TINY
 from mmrepro.records import Setting
 from mmrepro.reports import replay_view as view
 from mmrepro.text.sanitize import one_line
@@ -43,12 +43,6 @@ _ABSENT: Final = {
     "server-error": "no request failed in the server",
     "protocol": "every answer is whole",
     "canary": "the small request is answered as before",
-}
-TINY: Final[dict[str, TinyModel]] = {
-    "qwen2-vl": TinyQwen2VL(),
-    "dots-ocr": TinyDotsOCR(),
-    "qwen3": TinyQwen3(),
-    "text": TinyText(),
 }
 UNWRITTEN: Final = ("text",)
 """Tiny models that no script has in it: the vocabulary alone is larger than all the rest."""

@@ -36,7 +36,7 @@ class Answers:
         pieces, whole, said = 0, True, text
         try:
             if stream and status == 200:
-                whole, said = not text, ""
+                whole, said = not _DATA.search(text), ""
                 for line in _DATA.finditer(text):
                     if line[1] == "[DONE]":
                         whole = True

@@ -13,10 +13,12 @@ MAX_TEXT = 32 << 20
 CUT = "\ufdd0mmrepro-cut\ufdd0"
 """At the end of a string that was cut. U+FDD0 is no character: no text holds one."""
 
-_CHUNK = 1 << 18
-_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+CHUNK = 1 << 18
+MOST_SILENCE = 4 << 20
+"""Bytes outside strings without an event."""
 _REST_OF_CHARACTER = re.compile(rb"[0-9A-Fa-f]{0,4}[\x80-\xbf]{0,3}")
 """What may be missing of ``\\u12`` or of a character of several bytes."""
+BACKSLASH = 0x5C
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -51,8 +53,9 @@ def events(
 class _Shortened:
     """Reads as a file does; strings longer than ``MAX_TEXT`` end early, with ``CUT``.
 
-    Whoever parses it sets ``fed`` to 0 at each event: so much without one is a number or a name
-    without end, which the parser would keep in memory. ``read`` raises BadJson then.
+    A long string comes in one piece: the parser looks at one that comes in many from its beginning
+    each time. Whoever parses it sets ``fed`` to 0 at each event: so much outside strings without
+    one is a number without end, which the parser would keep in memory; ``read`` raises BadJson.
     """
 
     def __init__(self, file: BinaryIO, progress: Callable[[int], None] | None = None) -> None:
@@ -68,25 +71,24 @@ class _Shortened:
         """The next bytes, as many as there are at once; ``b""`` at the end only."""
         if size == 0:
             return b""
-        out = b""
-        while not out:
-            chunk = self._file.read(_CHUNK)
+        out: list[bytes] = []
+        while not any(out) or (self._inside and self._length > CHUNK):
+            chunk = self._file.read(CHUNK)
             if self._position == 0:
                 chunk = chunk.removeprefix(_BOM)
             self._position += len(chunk)
             if self._progress is not None:
                 self._progress(self._position)
             if not chunk:
-                rest, self._rest = self._rest, b""
-                return rest
-            out = self._shortened(self._rest + chunk)
-        self.fed += len(out)
-        if self.fed > MAX_TEXT + (MAX_TEXT >> 1):
-            raise BadJson(f"a value of more than {MAX_TEXT >> 20} MiB")
-        return out
+                out.append(self._rest)
+                self._rest = b""
+                break
+            self._shorten(self._rest + chunk, out)
+        if self.fed > MOST_SILENCE:
+            raise BadJson(f"a value of more than {MOST_SILENCE >> 20} MiB")
+        return b"".join(out)
 
-    def _shortened(self, data: bytes) -> bytes:
-        out: list[bytes] = []
+    def _shorten(self, data: bytes, out: list[bytes]) -> None:
         at = 0
         self._rest = b""
         while at < len(data):
@@ -94,18 +96,19 @@ class _Shortened:
                 quote = data.find(b'"', at)
                 end = len(data) if quote < 0 else quote + 1
                 out.append(data[at:end])
+                self.fed += end - at
                 self._inside, self._length, at = quote >= 0, 0, end
                 continue
-            match = _INSIDE.match(data, at)
-            end = match.end() if match else at
+            end = _end(data, at)
+            if end < 0:
+                # A backslash whose other half comes with the next piece waits for it.
+                end = len(data) - _backslashes(data, at, len(data)) % 2
+                self._rest = data[end:]
+                self._kept(data[at:end], out)
+                return
             self._kept(data[at:end], out)
-            at = end
-            if at < len(data) and data[at : at + 1] == b'"':
-                out.append(b'"')
-                self._inside, at = False, at + 1
-            elif at < len(data):  # a backslash whose other half comes with the next piece
-                self._rest, at = data[at:], len(data)
-        return b"".join(out)
+            out.append(b'"')
+            self._inside, at = False, end + 1
 
     def _kept(self, piece: bytes, out: list[bytes]) -> None:
         before, self._length = self._length, self._length + len(piece)
@@ -114,3 +117,19 @@ class _Shortened:
         elif before <= MAX_TEXT:
             rest = _REST_OF_CHARACTER.match(piece)
             out += [rest[0] if rest else b"", CUT.encode()]
+
+
+def _end(data: bytes, at: int) -> int:
+    """Where the string ends that ``at`` is inside of; -1: not in these bytes."""
+    quote = data.find(b'"', at)
+    while quote >= 0 and _backslashes(data, at, quote) % 2:
+        quote = data.find(b'"', quote + 1)
+    return quote
+
+
+def _backslashes(data: bytes, begin: int, end: int) -> int:
+    """How many there are directly before ``end``."""
+    at = end
+    while at > begin and data[at - 1] == BACKSLASH:
+        at -= 1
+    return end - at

@@ -198,7 +198,7 @@ class Bodies:
 def canonical(text: str) -> bytes | None:
     """The bytes of a Base64 text; None where encoding them again gives another text."""
     try:
-        data = base64.b64decode(text, validate=True)
+        data = base64.b64decode(text)
     except (binascii.Error, ValueError):
         return None
     return data if base64.b64encode(data).decode() == text else None

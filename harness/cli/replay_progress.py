@@ -79,7 +79,7 @@ class ReplayProgress(LiveView):
         elif play.buckets:
             said, tone = ", ".join(play.buckets), "bad"
         else:
-            said, tone = f"{play.state}, nothing is wrong", "soft"
+            said, tone = "nothing is wrong" if play.state == "ended" else play.state, "soft"
         how = "kept from before" if kept else f"in {duration(play.seconds)}"
         return Text.assemble(
             f"play {play.number} of at most {self._budget} ({one_line(play.what, 80)}, "

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import Needed, Step
 from mmrepro.replay.classes import abnormal, alike, grouped, kinds, sharing
+from mmrepro.replay.order import as_it_went
 from mmrepro.replay.seen import Seen
 from mmrepro.replay.simplify import Change, all_at_once, changes, options_left_out
 
@@ -83,6 +84,9 @@ class Shrinking:
     not_tried: list[str] = field(default_factory=list)
     minimal: bool = False
 
+    def __post_init__(self) -> None:
+        self._plan = as_it_went(self.case, self.seen)
+
     def run(self) -> None:
         """To the end, or until nothing more may be played."""
         phases = (
@@ -112,7 +116,7 @@ class Shrinking:
         """What was sent after the first failing operation, or else what was never sent."""
         sent, order = self.seen.sent, {op: n for n, op in enumerate(self.seen.sent)}
         if not sent and self.ids:
-            self._try(self.case.keeping([]), "without any request")
+            self._try(self._plan.keeping([]), "without any request")
             return
         failing = sorted(order[op] for op in self.failing(self.seen) if op in order)
         if not failing:
@@ -256,7 +260,7 @@ class Shrinking:
         if len(ids) < 2 or not batch:
             return
         asked = [
-            (self.case.keeping([other for other in ids if other != op]), f"without {op}")
+            (self._plan.keeping([other for other in ids if other != op]), f"without {op}")
             for op in batch
         ]
         verdicts = self.test.several(asked)
@@ -310,7 +314,7 @@ class Shrinking:
         chosen = [op for op in self.ids if op in ids]
         if len(chosen) == len(self.ids) or (not chosen and self.ids):
             return False
-        return self._try(self.case.keeping(chosen), what).fails
+        return self._try(self._plan.keeping(chosen), what).fails
 
     def drop(self, ids: Sequence[str], what: str) -> bool:
         return self.keep([op for op in self.ids if op not in ids], what)
@@ -322,7 +326,8 @@ class Shrinking:
 
     def _note(self, case: Case, what: str, verdict: Verdict) -> None:
         if verdict.fails:
-            self.case, self.seen = case, verdict.seen or self.seen
+            self.case = self._plan = case
+            self.seen = verdict.seen or self.seen
         if verdict.again and not verdict.fails:
             return
         self.steps.append(
