@@ -95,7 +95,9 @@ class ReplayProgress(LiveView):
                 parts.append(finding_table(self._replay))
                 shrinking = [f for f in self._replay.findings if not f.shrunk][:1]
                 for finding in shrinking:
-                    words = f"{finding.id}: {standing(finding)}; {finding.requests} requests"
+                    words = (
+                        f"{finding.id}: {standing(finding)}; {count(finding.requests, 'request')}"
+                    )
                     parts.append(Text(words, style="bold"))
             for name, since in self._current:
                 row = Table.grid(padding=(0, 1))
