@@ -23,7 +23,7 @@ from mmrepro.oracle import near_ties
 from mmrepro.oracle.buckets import silent
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer, Verdict
-from mmrepro.oracle.reference import with_logprobs
+from mmrepro.oracle.reference import comparable
 from mmrepro.traffic.pictures import Picture
 
 LEAST_RUNS = 5
@@ -56,7 +56,7 @@ def crosstalk(
         for id in suspects[MOST_SUSPECTS:]
     ]
     each = runs_needed(len(tested), runs)
-    asked = with_logprobs(case)
+    asked = comparable(case)
     sizes = pictures(case, contents)
     as_it_is: list[Played] = []
     for id in tested:

@@ -209,13 +209,25 @@ class Observing:
             await self.sending.give_up()
 
     async def _call(self, look: Look) -> None:
-        """In a thread, beside the waiting requests; its failure costs nothing but its result."""
+        """In a thread, beside the waiting requests; its failure costs nothing but its result.
+
+        A thread that nobody waits for, should the session be interrupted meanwhile.
+        """
         process = self.server.process
-        try:
-            await asyncio.to_thread(look, self.server.url, process.engine_pid, process.log)
-        except Exception as error:
-            why = f"a look at the server failed: {type(error).__name__}: {error}"
-            self.recorder.event(why, level="warning")
+
+        def run() -> None:
+            try:
+                look(self.server.url, process.engine_pid, process.log)
+            except Exception as error:
+                why = f"a look at the server failed: {type(error).__name__}: {error}"
+                self.recorder.event(why, level="warning")
+
+        thread = threading.Thread(target=run, name="look", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            await asyncio.sleep(WATCH_S)
+            if self.cancelled.is_set():
+                raise KeyboardInterrupt
 
     async def _look(self, hung: bool) -> None:
         spec = self.server.spec

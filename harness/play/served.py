@@ -53,8 +53,10 @@ def replayed(wanted: ServerWanted, options: RunOptions) -> tuple[Scenario, RunOp
     names: tuple[str, ...] = ()
     if wanted.mitigation:
         scenario, _, name = wanted.mitigation.rpartition("/")
-        mitigation = load_scenario(scenario).mitigation(name)
-        attributes["mitigations"], names = (mitigation,), (name,)
+        known = load_scenario(scenario)
+        if known.engine != wanted.engine:
+            raise UsageError(f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}.")
+        attributes["mitigations"], names = (known.mitigation(name),), (name,)
     made = type("Replayed", (_Replayed,), attributes)()
     return made, RunOptions(
         model=given, mitigations=names, timeout_s=options.timeout_s, device=options.device

@@ -13,10 +13,10 @@ from mmrepro.oracle.crosstalk import crosstalk, runs_needed
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
     PLAIN,
+    comparable,
     compare_with_reference,
     reference_case,
     reference_limits,
-    with_logprobs,
 )
 from mmrepro.replay.plays import Plays, Wanted
 from mmrepro.replay.seen import Seen
@@ -53,7 +53,7 @@ class Silent:
         self.judged.append(Judged(unseen=limits))
         if self.engine.name not in PLAIN or not case.operations:
             return None
-        asked = with_logprobs(case)
+        asked = comparable(case)
         plain = reference_case(case, self.engine)
         said = "the reference: one after another, caches off"
         reference = self.plays.play(Wanted(plain, "silent", 1, said))

@@ -14,10 +14,10 @@ from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
     PLAIN,
+    comparable,
     compare_with_reference,
     reference_case,
     reference_limits,
-    with_logprobs,
 )
 
 
@@ -81,20 +81,38 @@ def test_what_an_engine_cannot_is_said() -> None:
     assert "float32" in reference_limits(get_engine("lmdeploy"))[0]
 
 
-def test_logprobs_are_added_and_nothing_else() -> None:
+def test_logprobs_are_asked_for() -> None:
     case = case_of(1, "sglang")
     case.operations += [
         operation(1, path=COMPLETIONS, prompt="p", messages=None),
         operation(2, parameters={"temperature": 0, "top_logprobs": 9, "logprobs": False}),
         operation(3, path="/v1/embeddings", messages=None),
     ]
-    chat, plain, more, other = (op.parameters for op in with_logprobs(case).operations)
+    chat, plain, more, other = (op.parameters for op in comparable(case).operations)
     assert chat == case.operations[0].parameters | {"logprobs": True, "top_logprobs": 5}
     assert plain["logprobs"] == 5
     assert (more["logprobs"], more["top_logprobs"]) == (True, 9)
     assert other == case.operations[3].parameters
-    of_vllm = with_logprobs(case_of(1)).operations[0].parameters
+    of_vllm = comparable(case_of(1)).operations[0].parameters
     assert of_vllm["return_token_ids"] is True
+
+
+def test_what_is_compared_is_asked_for_greedily() -> None:
+    """But for several choices and beams, which no greedy request can have."""
+    case = case_of(6, "minivllm")
+    given: list[dict[str, object]] = [
+        {"max_tokens": 3},
+        {"temperature": 0.7, "top_p": 0.9, "seed": 3, "stop": ["x"]},
+        {"temperature": 0.7, "n": 2},
+        {"use_beam_search": True, "n": 1},
+        {"temperature": 0, "top_p": 0.9},
+        {"input": "an embedding"},
+    ]
+    case.operations = [operation(number, parameters=p) for number, p in enumerate(given)]
+    case.operations[5] = operation(5, parameters=given[5], path="/v1/embeddings", messages=None)
+    asked = [op.parameters for op in comparable(case).operations]
+    assert asked[:2] == [{"max_tokens": 3, "temperature": 0}, {"stop": ["x"], "temperature": 0}]
+    assert asked[2:] == given[2:]
 
 
 # ---------------------------------------------------------------------- the comparison
@@ -125,6 +143,15 @@ def test_a_swapped_answer_is_named_after_its_owner() -> None:
     assert classes(judged) == [FindingClass.CROSS_TALK]
     assert judged.sightings[0].operations == ["r7", "r20"]
     assert "r7 got the answer to r20; r20 got the answer to r7" in judged.sightings[0].said
+
+
+@pytest.mark.parametrize(("tokens", "seen"), [(2, "WRONG_ANSWER"), (6, "CROSS_TALK")])
+def test_a_short_answer_that_is_anothers_may_be_so_by_chance(tokens: int, seen: str) -> None:
+    case = case_of(40)
+    wrong = play(case, answers={"r7": prompt_of(case.operations[20])}, tokens=tokens)
+    wrong.evidence.requests[7].prompt_tokens = len(prompt_of(case.operations[7]))
+    judged = compare_with_reference(case, wrong, play(case, tokens=tokens))
+    assert classes(judged) == [FindingClass[seen]]
 
 
 def test_swaps_are_flagged() -> None:
@@ -181,7 +208,8 @@ def test_a_falsified_length_of_the_prompt_is_no_swap() -> None:
 def test_what_is_not_greedy_refused_or_lost_is_not_compared() -> None:
     case = case_of(6)
     case.operations[0] = operation(0, parameters={"temperature": 0.7})
-    case.operations[1] = operation(1, parameters={})
+    beams = {"temperature": 0, "use_beam_search": True}
+    case.operations[1] = operation(1, parameters=beams)
 
     def failed(op: Operation, seen: RequestRecord) -> RequestRecord:
         change = {"r2": {"status": 400, "error": "no", "choices": []}, "r3": {"timed_out": True}}
