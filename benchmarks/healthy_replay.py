@@ -25,7 +25,7 @@ from mmrepro.case.played import PlayState
 from mmrepro.engines import get_engine
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.reference import compare_with_reference, reference_case, with_logprobs
+from mmrepro.oracle.reference import comparable, compare_with_reference, reference_case
 from mmrepro.play.player import Player, PlayOptions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
@@ -39,13 +39,13 @@ def round_of(player: Player, seed: int, requests: int, folder: Path) -> Judged:
     case = healthy_trace(seed, requests, CONCURRENCY, player.server)
     engine = get_engine(case.server.engine)
     parts = []
-    for name, played_case in (("as it is", case), ("with logprobs", with_logprobs(case))):
+    for name, played_case in (("as it is", case), ("greedy", comparable(case))):
         played = player.play(played_case, None, PlayOptions(), folder / name)
         parts.append(judge(played_case, played, engine=engine))
         if played.state is not PlayState.ENDED:
             print(f"{name}: {played.state}: {played.said}")
     alone = player.play(reference_case(case, engine), None, PlayOptions(), folder / "reference")
-    return Judged.of([*parts, compare_with_reference(case, played, alone)])
+    return Judged.of([*parts, compare_with_reference(played_case, played, alone)])
 
 
 def main() -> int:

@@ -12,13 +12,11 @@ from typing import Final
 from mmrepro.capture.anonymise import anonymise
 from mmrepro.capture.captured import Captured
 from mmrepro.case.files import read_case, read_contents, write_case
-from mmrepro.case.model import CASE_FILE, Case, Operation
-from mmrepro.incident.replay import Finding, FindingClass
+from mmrepro.case.model import CASE_FILE, Case
+from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass
 from mmrepro.reports.replay import Told
 from mmrepro.text.redact import Redactor
 
-PUBLIC_DIR: Final = "anonymised"
-"""Below a finding's folder: the case with other words, where it was played as well."""
 NOT_PLAYED: Final = (
     "Texts and images are random ones of the same lengths, sizes and sharing; the failure was "
     "seen with the real ones, and the random ones were not played"
@@ -72,19 +70,8 @@ def _public_case(told: Told, folder: Path) -> tuple[Case, bool]:
     played = told.case.origin.anonymised
     if not played:
         captured = anonymise(captured, told.replay.seed, _tokenizer(told.case))
-    case = captured.case.model_copy(
-        update={"operations": [_silent(op) for op in captured.case.operations]}
-    )
-    write_case(case, folder, captured.contents)
-    return case, played
-
-
-def _silent(operation: Operation) -> Operation:
-    """Without what the recording's server answered."""
-    recorded = operation.recorded
-    if recorded is not None:
-        recorded = recorded.model_copy(update={"text": ""})
-    return operation.model_copy(update={"recorded": recorded})
+    write_case(captured.case, folder, captured.contents)
+    return captured.case, played
 
 
 def _tokenizer(case: Case) -> Path | None:
@@ -97,6 +84,9 @@ def _without_words(told: Told, redactor: Redactor) -> Finding:
     from mmrepro.reports.bundle import redact_log
 
     finding = told.finding.model_copy(deep=True)
+    for op, text in finding.observed.items():
+        if text[:1] == "2":  # the answer to words that do not go out
+            finding.observed[op] = text[:3]
     finding.log_lines = [redact_log(text, redactor) for text in finding.log_lines]
     if finding.finding_class in _SPOKEN:
 

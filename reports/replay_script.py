@@ -22,7 +22,7 @@ from mmrepro.case.bodies import body
 from mmrepro.case.model import IMAGES_DIR, Barrier, Case, Content, Noise
 from mmrepro.case.pictures import pictures
 from mmrepro.incident.replay import Finding
-from mmrepro.models import TinyDotsOCR, TinyModel, TinyQwen2VL, TinyQwen3, TinyText
+from mmrepro.models import TINY
 from mmrepro.records import Setting
 from mmrepro.reports import replay_view as view
 from mmrepro.text.sanitize import one_line
@@ -43,12 +43,6 @@ _ABSENT: Final = {
     "server-error": "no request failed in the server",
     "protocol": "every answer is whole",
     "canary": "the small request is answered as before",
-}
-TINY: Final[dict[str, TinyModel]] = {
-    "qwen2-vl": TinyQwen2VL(),
-    "dots-ocr": TinyDotsOCR(),
-    "qwen3": TinyQwen3(),
-    "text": TinyText(),
 }
 UNWRITTEN: Final = ("text",)
 """Tiny models that no script has in it: the vocabulary alone is larger than all the rest."""
@@ -92,7 +86,7 @@ def script(
     kind = finding.finding_class.value
     text: str = _template().render(
         title=_comment(f"{view.finding_title(finding)}."),
-        said=_wrapped(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}."),
+        said=_wrapped(f"{view.said(finding)}. Expected: {view.expected(finding)}."),
         commands=server_steps(case, settings, project),
         note=_comment(_note(case)),
         kind=kind,
@@ -188,8 +182,7 @@ def server_steps(case: Case, settings: list[Setting], project: str = "") -> list
     model = MODEL_DIR if written else _public_model(server.model)
     lines = [f"pip install {project or server.engine}=={server.release}"]
     if server.engine == "minivllm":
-        lines.clear()
-        lines.append("cd reproducers   # of the sources of mmrepro: minivllm is there")
+        lines = ["export PYTHONPATH=reproducers   # of the sources of mmrepro: minivllm is there"]
     if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]

@@ -262,7 +262,7 @@ def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> list[Markup]:
     x = WIDTH - RIGHT + 8.0
     for name in lane.images[:4]:
         drawn_parts += thumbnail(list(drawn.letters).index(name), drawn.letters[name], x, top + 4)
-        x += 24 + 7 * len(drawn.letters[name])
+        x += 32 + 7 * len(drawn.letters[name])
     drawn_parts.append(
         Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
             f"{lane.kind}-text" if lane.kind in ("client", "server", "lost") else "tick",
@@ -285,7 +285,7 @@ def thumbnails(drawn: Sequence) -> dict[str, Markup]:
 
 def thumbnail(number: int, letter: str, x: float, y: float) -> list[Markup]:
     """A small mark of an image's identity: never its content. Its pattern is its number's."""
-    bits = (number * 2654435761) >> 7 & 0xFF
+    bits = (number + 1) * 2654435761 >> 7 & 0xFF | 2 << number % 3
     parts = [
         Markup('<rect class="band b1" x="{:.1f}" y="{:.1f}" width="20" height="20"/>').format(x, y)
     ]

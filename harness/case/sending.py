@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from mmrepro.case.barriers import Barriers, Time
@@ -23,7 +23,9 @@ class Sending:
     """What is under way to one server.
 
     Attributes:
-        pending: by label, requests that have no answer yet, and since when, monotonic seconds.
+        pending: by label, requests that have no answer yet, and since when nothing came of them,
+            monotonic seconds.
+        alive: asked before anything is sent; once it says no, nothing more is.
         unsent: ids of operations that will not be sent any more.
         progress: number that grows whenever a client sees anything; ``progressed``: when.
         stopped: by ``stop``.
@@ -36,6 +38,7 @@ class Sending:
         self.pending: dict[str, tuple[asyncio.Task[RequestRecord], float]] = {}
         self.unsent: list[str] = []
         self.progress, self.progressed = 0, time.monotonic()
+        self.alive: Callable[[], bool] = lambda: True
         self.stopped = asyncio.Event()
         self._ended: set[str] = set()
         self._changed = asyncio.Event()
@@ -47,6 +50,8 @@ class Sending:
         while (barriers.unsent or barriers.running) and not self.stopped.is_set():
             self._changed.clear()
             elapsed = time.monotonic() - began
+            if barriers.unsent and not self.alive():
+                break
             for op in barriers.ready(elapsed):
                 self._launch(op, barriers)
             due = barriers.next_due_s(elapsed)
@@ -98,6 +103,7 @@ class Sending:
             self._moved(wake=True)
 
         def piece(pieces: int) -> None:
+            self.pending[op.id] = self.pending[op.id][0], time.monotonic()
             self._moved(wake=barriers.piece(op.id, pieces))
 
         watch = Watch(written, piece, leave_at(op))

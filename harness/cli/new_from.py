@@ -77,7 +77,7 @@ def scenario_from(place: Path, name: str, out: Path, *, force: bool) -> tuple[Pa
 def rendered(finding: Finding, case: Case, name: str) -> str:
     """The text of the scenario file."""
     from mmrepro.cli.new import templates
-    from mmrepro.cli.replay import TINY_MODELS
+    from mmrepro.models import TINY
     from mmrepro.reports import replay_view as view
 
     signature = signature_of(finding, case)
@@ -85,7 +85,6 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
     until = next(
         (op.id for op in case.operations if op.id in finding.operations), case.operations[-1].id
     )
-    models = {short: cls for cls, short in TINY_MODELS.items()}
     module = name.replace("-", "_")
     calls = {_called(one) for one in (*signature.symptoms, *signature.causes)}
     names = {"Drive", "Scenario", "answered", "case_arrived", "play_case", "trigger_ended"} | calls
@@ -93,13 +92,14 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
         names |= {"Finding", "Requests", "symptom"}
     if not signature.causes:
         names |= {"Finding", "Logs", "cause"}
-    model = models.get(case.server.model, "TinyQwen2VL")
+    own = case.server.model in TINY
+    model = type(TINY[case.server.model if own else "qwen2-vl"]).__name__
     text: str = (
         templates()
         .get_template("scenario_from.py.j2")
         .render(
             title=_docstring(f"{view.finding_title(finding)}."),
-            said=_docstring(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}"),
+            said=_docstring(f"{view.said(finding)}. Expected: {view.expected(finding)}"),
             why=_docstring(_why(finding)),
             module=module,
             folder=f"{module}_case",
@@ -108,7 +108,7 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
             engine=case.server.engine,
             release=case.server.release,
             model=model,
-            foreign="" if case.server.model in models else "FOLDER",
+            foreign="" if own else "FOLDER",
             max_model_len=case.server.max_model_len,
             server=repr(shlex.join(case.server.args)),
             env=repr(case.server.env) if case.server.env else "",

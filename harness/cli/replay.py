@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-TINY_MODELS = {
-    "TinyQwen2VL": "qwen2-vl",
-    "TinyDotsOCR": "dots-ocr",
-    "TinyQwen3": "qwen3",
-    "TinyText": "text",
-}
-"""Class of :mod:`mmrepro.models`: what a case calls it."""
-
-
 class TimeChoice(StrEnum):
     REAL = "real"
     FAST = "fast"
@@ -219,12 +210,13 @@ def usual_server(engine: str) -> ServerWanted:
     """The newest release that a known scenario runs, and the tiny model that goes with it."""
     from mmrepro.case.model import ServerWanted
     from mmrepro.cli.new import last_known
+    from mmrepro.models import TINY
 
     known = last_known(engine)
     return ServerWanted(
         engine=engine,
         release=known.release,
-        model=TINY_MODELS[type(known.model).__name__],
+        model=next(name for name, tiny in TINY.items() if type(tiny) is type(known.model)),
         max_model_len=known.max_model_len,
     )
 

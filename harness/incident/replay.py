@@ -12,6 +12,8 @@ from pydantic import Field
 
 REPLAY_FILE = "replay.json"
 REPLAY_VERSION: Final = 1
+PUBLIC_DIR = "anonymised"
+"""Below a finding's folder: its case with other words and pictures, which was played and fails."""
 VERDICTS_FILE = "verdicts.jsonl"
 """Beside it: one line for each play that began and each that ended; ``--resume`` reads it."""
 

@@ -23,7 +23,7 @@ from mmrepro.oracle import near_ties
 from mmrepro.oracle.buckets import silent
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer, Verdict
-from mmrepro.oracle.reference import with_logprobs
+from mmrepro.oracle.reference import comparable
 from mmrepro.traffic.pictures import Picture
 
 LEAST_RUNS = 5
@@ -56,7 +56,7 @@ def crosstalk(
         for id in suspects[MOST_SUSPECTS:]
     ]
     each = runs_needed(len(tested), runs)
-    asked = with_logprobs(case)
+    asked = comparable(case)
     sizes = pictures(case, contents)
     as_it_is: list[Played] = []
     for id in tested:
@@ -182,14 +182,13 @@ class _Others:
         return Noise(seed=seed, size=(max(picture.width, 1), max(picture.height, 1)))
 
     def case(self) -> Case:
-        operations = [
-            op if op.id == self.target.id else self._other(op) for op in self.source.operations
-        ]
+        operations = [self._other(op) for op in self.source.operations]
         images = self.source.images | {new: self._noise(old) for old, new in self.names.items()}
         made = self.source.model_copy(update={"operations": operations, "images": images})
         return made.keeping({op.id for op in operations})  # without pictures that nobody needs
 
     def _other(self, op: Operation) -> Operation:
+        """All of the target's is shared with it, so that it comes out as it was."""
         changed: dict[str, object] = {}
         if op.messages is not None:
             changed["messages"] = self._messages(op.messages)

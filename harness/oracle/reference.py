@@ -27,8 +27,9 @@ from packaging.version import Version
 TOP_LOGPROBS = 5
 NAMED = 3
 """Operations whose answers a sighting tells of; all that it is about are listed."""
-LEAST_ALIKE = 2
-"""Tokens that another request's answer must share with one that is taken for it, at least."""
+LEAST_ALIKE = 4
+"""Tokens that another request's answer must share with one that is taken for it, at least: short
+answers are alike by chance. One token is enough where the prompt is as long as the other's too."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ SHAPING = frozenset(
 )
 """Parameters by which another token than the likeliest may be taken; logprobs are told without
 them."""
+CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
 LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
 
@@ -116,7 +118,7 @@ def reference_case(case: Case, engine: Engine, release: str = "") -> Case:
     """
     plain = PLAIN[engine.name]
     tokens = max(case.server.max_model_len, LEAST_TOKENS)
-    asked = with_logprobs(case)
+    asked = comparable(case)
     args = _without(asked.server.args, plain.flags)
     args += [arg.format(tokens=tokens) for arg in plain.args]
     server = case.server.model_copy(
@@ -140,34 +142,40 @@ def reference_limits(engine: Engine) -> list[str]:
     return list(PLAIN[engine.name].cannot)
 
 
-def with_logprobs(case: Case) -> Case:
-    """The case with logprobs asked for, without which a near-tie cannot be told from an error.
+def comparable(case: Case) -> Case:
+    """The case as its answers can be compared: greedy, since others follow from chance as well, and
+    with logprobs, without which a near-tie cannot be told from an error.
 
-    It changes what the sampler computes, so it is for the plays that are compared only: a failure
-    is looked for, and shrunk, with the case as it is.
+    It changes what the sampler computes, so it is for the plays that are compared only: a loud
+    failure is looked for, and shrunk, with the case as it is.
     """
     plain = PLAIN.get(case.server.engine, Plain(args=()))
-    if Version(case.server.release) < Version(plain.logprobs_since) or plain.exact:
-        return case
-    operations = [
-        op.model_copy(update={"parameters": _asking(op, plain)}) for op in case.operations
-    ]
-    server = case.server.model_copy(update={"args": [*case.server.args, *plain.logprobs]})
+    told = not plain.exact and Version(case.server.release) >= Version(plain.logprobs_since)
+    operations = []
+    for op in case.operations:
+        asked = _greedily(op) | (_asking_logprobs(op, plain) if told else {})
+        operations.append(op.model_copy(update={"parameters": asked}))
+    args = [*case.server.args, *(plain.logprobs if told else ())]
+    server = case.server.model_copy(update={"args": args})
     return case.model_copy(update={"server": server, "operations": operations})
 
 
-def _asking(op: Operation, plain: Plain) -> dict[str, Any]:
+def _greedily(op: Operation) -> dict[str, Any]:
+    """Its parameters, without chance; several choices stay as they are, being no greedy ones."""
     asked = dict(op.parameters)
-    if op.path == CHAT:
-        told = asked.get("top_logprobs")
-        top = max(told if isinstance(told, int) else 0, TOP_LOGPROBS)
-        asked |= {"logprobs": True, "top_logprobs": top}
-    elif op.path == COMPLETIONS:
-        told = asked.get("logprobs")
-        asked["logprobs"] = max(told if isinstance(told, int) else 0, TOP_LOGPROBS)
-    else:
+    several = {asked.get("n"), asked.get("best_of")} - {None, 1}
+    if greedy(op) or several or asked.get("use_beam_search") or op.path not in (CHAT, COMPLETIONS):
         return asked
-    return asked | ({"return_token_ids": True} if plain.tells_ids else {})
+    return {name: asked[name] for name in asked if name not in CHANCE} | {"temperature": 0}
+
+
+def _asking_logprobs(op: Operation, plain: Plain) -> dict[str, Any]:
+    given = op.parameters.get("top_logprobs" if op.path == CHAT else "logprobs")
+    top = max(given if isinstance(given, int) else 0, TOP_LOGPROBS)
+    told = {"return_token_ids": True} if plain.tells_ids else {}
+    if op.path == CHAT:
+        return {"logprobs": True, "top_logprobs": top, **told}
+    return {"logprobs": top, **told} if op.path == COMPLETIONS else {}
 
 
 def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
@@ -188,7 +196,10 @@ def _without(args: list[str], flags: tuple[tuple[str, int], ...]) -> list[str]:
 
 def greedy(op: Operation) -> bool:
     """Whether its answer follows from its prompt alone."""
-    return op.parameters.get("temperature") == 0 or op.parameters.get("top_k") == 1
+    said = op.parameters
+    return not said.get("use_beam_search") and (
+        said.get("temperature") == 0 or said.get("top_k") == 1
+    )
 
 
 # ---------------------------------------------------------------------- the comparison
@@ -211,7 +222,8 @@ class _Comparison:
     """One play beside the reference's."""
 
     def __init__(self, case: Case, played: Played, reference: Played) -> None:
-        self.case, self.played, self.reference = case, played, reference
+        self.case = case
+        self.mine, self.right = _records(played), _records(reference)
         self.counted: Counter[str] = Counter()
         self.exact = not _rounds(case.server)
         self.pairs = list(self._pairs())
@@ -220,7 +232,7 @@ class _Comparison:
 
     def _pairs(self) -> Iterator[tuple[Operation, Answer, Answer]]:
         for op in self.case.operations:
-            mine, right = self.played.record(op.id), self.reference.record(op.id)
+            mine, right = self.mine.get(op.id), self.right.get(op.id)
             if mine is None or right is None or (why := _not_compared(op, mine, right)):
                 self.counted[f"answers not compared: {why if mine and right else 'not sent'}"] += 1
                 continue
@@ -231,7 +243,8 @@ class _Comparison:
     def judged(self) -> Judged:
         if self.bound is None:
             unseen = ["Answers differ from the reference's by noise alone: none was compared."]
-            return Judged(counted=dict(self.counted), unseen=unseen)
+            sightings = list(_sightings({}, {}, dict(self._usage(set()))))
+            return Judged(sightings=sightings, counted=dict(self.counted), unseen=unseen)
         untold = PLAIN[self.case.server.engine].exact and self.exact
         wrong: dict[str, str] = {}
         swapped: dict[str, str] = {}
@@ -256,16 +269,16 @@ class _Comparison:
         the prompt's length must be that of the other one as well.
         """
         assert self.bound is not None
-        told = self._length(self.played, op.id)
-        foreign = told is not None and told != self._length(self.reference, op.id)
+        told = _length(self.mine, op.id)
+        foreign = told is not None and told != _length(self.right, op.id)
         same = compared.verdict is Verdict.SAME
         if same or (compared.verdict is not Verdict.DIFFERS and not foreign):
             return ""
         for other in self._beginning(mine):
-            if other == op.id or (foreign and self._length(self.reference, other) != told):
+            if other == op.id or (foreign and _length(self.right, other) != told):
                 continue
-            like = near_ties.compare(mine, self._right[other], self.bound)
-            far = like.alike >= max(LEAST_ALIKE, compared.alike + 1)
+            like = near_ties.compare(mine, self._answers[other], self.bound)
+            far = like.alike >= max(1 if foreign else LEAST_ALIKE, compared.alike + 1)
             if far and like.verdict in (Verdict.SAME, Verdict.NEAR_TIE):
                 return other
         return ""
@@ -275,11 +288,9 @@ class _Comparison:
         return self._by_start.get(_start(mine), [])
 
     @cached_property
-    def _right(self) -> dict[str, Answer]:
+    def _answers(self) -> dict[str, Answer]:
         """The reference's answers that a request may be given by mistake."""
-        records = (
-            (op.id, self.reference.record(op.id)) for op in self.case.operations if greedy(op)
-        )
+        records = ((op.id, self.right.get(op.id)) for op in self.case.operations if greedy(op))
         return {
             id: near_ties.answers(record)[0]
             for id, record in records
@@ -287,27 +298,33 @@ class _Comparison:
         }
 
     @cached_property
-    def _by_start(self) -> dict[tuple[str, ...], list[str]]:
-        starts: dict[tuple[str, ...], list[str]] = {}
-        for id, answer in self._right.items():
+    def _by_start(self) -> dict[str, list[str]]:
+        starts: dict[str, list[str]] = {}
+        for id, answer in self._answers.items():
             starts.setdefault(_start(answer), []).append(id)
         return starts
-
-    def _length(self, play: Played, id: str) -> int | None:
-        record = play.record(id)
-        return record.prompt_tokens if record is not None and record.answered else None
 
     def _usage(self, known: set[str]) -> Iterator[tuple[str, str]]:
         """Sentences on prompts that are not as long as the reference counts them."""
         for op in self.case.operations:
-            told, right = (self._length(p, op.id) for p in (self.played, self.reference))
+            told, right = _length(self.mine, op.id), _length(self.right, op.id)
             if op.id not in known and None not in (told, right) and told != right:
                 yield op.id, f"{op.id} says {told} prompt tokens, the reference {right}"
 
 
-def _start(answer: Answer) -> tuple[str, ...]:
-    texts = [token.text for token in answer.tokens] or list(answer.text)
-    return tuple(texts[:LEAST_ALIKE])
+def _records(played: Played) -> dict[str, RequestRecord]:
+    """By operation, as :meth:`Played.record`."""
+    return {record.label: record for record in reversed(played.evidence.requests)}
+
+
+def _length(records: Mapping[str, RequestRecord], id: str) -> int | None:
+    """Tokens of the prompt, as its answer tells it."""
+    record = records.get(id)
+    return record.prompt_tokens if record is not None and record.answered else None
+
+
+def _start(answer: Answer) -> str:
+    return answer.tokens[0].text if answer.tokens else answer.text[:1]
 
 
 def _rounds(server: ServerWanted) -> bool:

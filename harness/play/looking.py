@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.play.readings import cpu_ticks, of_engine, of_metrics
+from mmrepro.play.readings import cpu_ticks, of_metrics
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
 from mmrepro.probes.proc import TICKS_PER_S
@@ -18,6 +19,8 @@ from mmrepro.run.launch import Server
 from mmrepro.traffic import Traffic
 
 COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
+KV_USE = re.compile(r"cache_usage|token_usage|used_tokens|cache_used")
+"""vllm:kv_cache_usage_perc, sglang:token_usage, sglang:num_used_tokens."""
 SAMPLES, INTERVAL_S, STACKS_S = 20, 0.02, 3.0
 APART_S = 0.5
 SCRAPE_S = 1.0
@@ -38,12 +41,14 @@ class Stand:
     threads: list[ThreadStack]
 
 
-async def counters(server: Server, traffic: Traffic) -> tuple[float, ...] | None:
-    """What the engine counts of its work; None: it does not answer, or does not tell."""
+async def counters(server: Server, traffic: Traffic) -> dict[str, float]:
+    """What the engine tells of its answers: tokens and requests, and how full the KV cache is, as
+    some count an answer only once it is whole. Others may count what goes round in a loop."""
     metrics = of_metrics(await traffic.scrape(deadline_s=SCRAPE_S))
-    values = [of_engine(metrics, server.spec.engine, name) for name in COUNTERS]
-    known = tuple(value for value in values if value is not None)
-    return known or None
+    counted = {name for short in COUNTERS for name in server.spec.engine.metrics.get(short, ())}
+    return {
+        name: value for name, value in metrics.items() if name in counted or KV_USE.search(name)
+    }
 
 
 async def stand(server: Server, traffic: Traffic, client: Callable[[], int], folder: Path) -> Stand:
@@ -61,7 +66,7 @@ async def stand(server: Server, traffic: Traffic, client: Callable[[], int], fol
     after = await counters(server, traffic)
     if client() != seen or before != after:
         return Stand(False, "work goes on", threads)
-    silent = "/metrics does not answer" if after is None else "no counter moves"
+    silent = "no counter moves" if after else "no counter is told"
     if used < ASLEEP_PCT:
         return Stand(True, f"{silent}, and its processes sleep", threads)
     busiest = threads[0] if threads and threads[0].active and threads[0].frames else None

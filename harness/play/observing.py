@@ -31,7 +31,7 @@ CANARY_BEFORE, CANARY_AFTER = "canary before", "canary after"
 CANARY_TEXT, CANARY_TOKENS = "hello", 8
 FIRST_ANSWER_S = 60.0
 """For the first answer of a server: it warms up, and a scenario's gate waits as long."""
-MOST_DEADLINES = 10
+MOST_DEADLINES = 30
 """A request that has no answer after so many deadlines hangs, whatever else goes on."""
 WATCH_S, COUNT_S, LOOK_AGAIN_S = 0.1, 0.5, 1.0
 DEAD_GRACE_S, EXIT_S = 1.0, 0.5
@@ -56,7 +56,7 @@ class Observing:
         self.sending = Sending(self.traffic, pictures, deadlines.answer_s, options.time)
         self.state, self.said, self.early = PlayState.ENDED, "", False
         self.stack: list[ThreadStack] = []
-        self._warm = False
+        self.sending.alive = lambda: not self._dead()
         pid = server.core_pid
         self._core = (pid, procfs.stat(pid)) if pid is not None else None
         self._log_start = _size(server.process.log)
@@ -98,7 +98,6 @@ class Observing:
         self.recorder.phase = "gate"
         if self.options.canary:
             await self._canary(CANARY_BEFORE)
-        self._warm = True
         if looks and not stopped.is_set():
             played.before = await self._reading()
         self.recorder.phase = "trigger"
@@ -119,6 +118,7 @@ class Observing:
             "max_tokens": CANARY_TOKENS,
             "temperature": 0,
             "logprobs": True,
+            "top_logprobs": 5,
         }
         await self.sending.ask(label, json.dumps(fields).encode(), CHAT, CANARY_TEXT)
 
@@ -140,7 +140,7 @@ class Observing:
             self.sending.hold()
             if counters is None or now - counted >= COUNT_S:
                 before, counted = counters, now
-                counters = await looking.counters(self.server, self.traffic) or ()
+                counters = await looking.counters(self.server, self.traffic)
                 moved = now if before is None or before != counters else moved
             quiet = now - max(moved, self.sending.progressed)
             if self._overdue(age, quiet):
@@ -153,6 +153,11 @@ class Observing:
                     self._hangs(stand.why)
                     self.stack, self.early = stand.threads, True
                     return
+
+    @property
+    def _warm(self) -> bool:
+        """Whether it has answered anything yet."""
+        return any(r.status is not None for r in self.recorder.evidence.requests)
 
     def _overdue(self, age: float, quiet: float) -> bool:
         """Whether it hangs: no answer in time, and nothing has moved since it was suspected."""
@@ -169,7 +174,7 @@ class Observing:
         waiting = list(self.sending.pending)
         more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
         self.state = PlayState.HUNG
-        self.said = f"{waiting[0]}{more}: no answer in {time.monotonic() - since:.1f} s; {why}"
+        self.said = f"{waiting[0]}{more}: nothing came in {time.monotonic() - since:.1f} s; {why}"
 
     def _dead(self) -> bool:
         role, code = self.server.spec.engine.core_role, self.server.process.exit_code
@@ -187,6 +192,7 @@ class Observing:
         if self._dead():
             await self.sending.give_up(DEAD_GRACE_S)
             await asyncio.sleep(EXIT_S if self.server.process.exit_code is None else 0)
+            self._dead()  # how it ended is known by now
         hung = self.state is PlayState.HUNG
         self.recorder.phase = "check"
         if hung:
@@ -203,13 +209,25 @@ class Observing:
             await self.sending.give_up()
 
     async def _call(self, look: Look) -> None:
-        """In a thread, beside the waiting requests; its failure costs nothing but its result."""
+        """In a thread, beside the waiting requests; its failure costs nothing but its result.
+
+        A thread that nobody waits for, should the session be interrupted meanwhile.
+        """
         process = self.server.process
-        try:
-            await asyncio.to_thread(look, self.server.url, process.engine_pid, process.log)
-        except Exception as error:
-            why = f"a look at the server failed: {type(error).__name__}: {error}"
-            self.recorder.event(why, level="warning")
+
+        def run() -> None:
+            try:
+                look(self.server.url, process.engine_pid, process.log)
+            except Exception as error:
+                why = f"a look at the server failed: {type(error).__name__}: {error}"
+                self.recorder.event(why, level="warning")
+
+        thread = threading.Thread(target=run, name="look", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            await asyncio.sleep(WATCH_S)
+            if self.cancelled.is_set():
+                raise KeyboardInterrupt
 
     async def _look(self, hung: bool) -> None:
         spec = self.server.spec

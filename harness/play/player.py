@@ -82,6 +82,7 @@ class Player:
         self.starter = Starter(start_mode, several=True)
         self._known = _Known()
         self._cancelled = threading.Event()
+        self._tries_cold = True
 
     def __enter__(self) -> Self:
         return self
@@ -163,6 +164,8 @@ class Player:
         except EngineStartError as error:
             if any(sign in line for line in error.detail for sign in NO_ROOM):
                 raise
+            if journal.incident.engine.start_mode == StartMode.COLD:
+                self._tries_cold = False  # the mode makes no difference to this failure
             _not_started(played, error, journal, get_engine(case.server.engine))
             played.unsent = [op.id for op in case.operations]
         played.seconds = round(time.monotonic() - began, 2)
@@ -183,7 +186,8 @@ class Player:
         with self._known.lock:
             environment = self._environment(wanted, journal)
             model, journal.incident.model = tables.model_of(scenario.model, options.model)
-        spec = ServerSpec(scenario, options, environment, model, gpu=self._known.gpu)
+        gpu, cold = self._known.gpu, self._tries_cold
+        spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
         if self._cancelled.is_set():
             raise KeyboardInterrupt
         with journal.stage("start-up"):

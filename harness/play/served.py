@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mmrepro.case.model import ServerWanted
 from mmrepro.errors import UsageError
-from mmrepro.models import TinyDotsOCR, TinyModel, TinyQwen2VL, TinyQwen3, TinyText
+from mmrepro.models import TINY, TinyModel, TinyQwen2VL, TinyText
 from mmrepro.run.options import RunOptions
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import load_scenario
 
-MODELS: Mapping[str, TinyModel] = {
-    "qwen2-vl": TinyQwen2VL(),
-    "dots-ocr": TinyDotsOCR(),
-    "qwen3": TinyQwen3(),
-    "text": TinyText(),
-}
+MODELS = TINY
 NAME = "replay"
 
 
@@ -59,8 +53,10 @@ def replayed(wanted: ServerWanted, options: RunOptions) -> tuple[Scenario, RunOp
     names: tuple[str, ...] = ()
     if wanted.mitigation:
         scenario, _, name = wanted.mitigation.rpartition("/")
-        mitigation = load_scenario(scenario).mitigation(name)
-        attributes["mitigations"], names = (mitigation,), (name,)
+        known = load_scenario(scenario)
+        if known.engine != wanted.engine:
+            raise UsageError(f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}.")
+        attributes["mitigations"], names = (known.mitigation(name),), (name,)
     made = type("Replayed", (_Replayed,), attributes)()
     return made, RunOptions(
         model=given, mitigations=names, timeout_s=options.timeout_s, device=options.device

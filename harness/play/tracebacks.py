@@ -44,7 +44,8 @@ class Traceback:
 
     def named_in(self, answers: Sequence[str]) -> bool:
         """Whether one of them carries what it says."""
-        return bool(self.message) and any(self.message in answer for answer in answers)
+        plain = (answer.replace('\\"', '"') for answer in answers)  # it is inside JSON
+        return bool(self.message) and any(self.message in answer for answer in plain)
 
     def frames_of(self, engine: Engine) -> list[str]:
         """Its functions in the engine's own code, innermost first; of others, if it has none."""

@@ -53,10 +53,10 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         if self.repeat < 1:
             raise UsageError("--repeat is at least 1.", hint=f"--repeat {REPEAT}")
-        if self.budget < 1 + self.repeat:
+        if self.budget < 2 + self.repeat:
             raise UsageError(
-                f"--budget {self.budget} is not enough: one play, and {self.repeat} that confirm "
-                "what it shows.",
+                f"--budget {self.budget} is not enough: one start for the deadlines, one for the "
+                f"traffic, and {self.repeat} that confirm what it shows.",
                 hint=f"--budget {BUDGET}",
             )
         if self.resume is not None and self.out is not None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from mmrepro.case.barriers import Time
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError
 from mmrepro.incident.replay import PlayFacts
 from mmrepro.oracle.judged import Judged
-from mmrepro.play.barriers import Time
 from mmrepro.play.options import Look, PlayOptions
 from mmrepro.replay.seen import Seen, seen_of
 from mmrepro.replay.shrink import Spent
@@ -56,6 +57,10 @@ class Wanted(NamedTuple):
     what: str
 
 
+def key_of(wanted: Wanted) -> Key:
+    return Key(case_digest(wanted.case), wanted.how, wanted.nth)
+
+
 class Looker(Protocol):
     """Looks at a server that is about to be stopped, and names what it sees."""
 
@@ -90,18 +95,19 @@ class Plays:
         judge: Callable[[Case, Played], Judged],
         *,
         budget: int,
-        time: Time,
+        pace: Time,
         told: Told | None = None,
     ) -> None:
         self.player, self.store, self.folder, self.contents = player, store, folder, contents
         self.judge, self.budget = judge, budget
-        self._time = time
+        self._time = pace
         self._told = told or Told()
         self._lock = threading.Lock()
         self.deadlines: Deadlines | None = None
         self.silent = False
         self.facts: list[PlayFacts] = []
         self.smallest: dict[str, tuple[Case, Seen]] = {}
+        self._asked: dict[Key, Seen] = {}
 
     @property
     def left(self) -> int:
@@ -116,18 +122,23 @@ class Plays:
         self._began(facts)
         if kept is None or kept.deadlines is None:
             self.store.began(1, key, facts.what, 0)
+            began = time.monotonic()
             deadlines = self.player.calibrate()
+            facts.seconds = round(time.monotonic() - began, 2)
             kept_now = self.store.end(1, key, Seen(play=facts), deadlines)
             self.deadlines = kept_now.deadlines
         else:
             self.deadlines = kept.deadlines
+            facts.seconds = kept.seen.play.seconds
         assert self.deadlines is not None
         self._ended(facts, kept=kept is not None)
         return self.deadlines
 
     def play(self, wanted: Wanted, look: Looker | None = None) -> Seen:
-        """One play. Raises Spent, and as the player does."""
-        return self._finish(self._claim(wanted), wanted, look)
+        """One play; what was asked for before costs no start. Raises Spent, and as the player
+        does."""
+        known = self._asked.get(key_of(wanted))
+        return known or self._finish(self._claim(wanted), wanted, look)
 
     def several(self, wanted: Sequence[Wanted], jobs: int) -> list[Seen]:
         """At most ``jobs`` at a time; raises as :meth:`play`."""
@@ -163,12 +174,13 @@ class Plays:
         return facts
 
     def _finish(self, facts: PlayFacts, wanted: Wanted, look: Looker | None) -> Seen:
-        key = Key(case_digest(wanted.case), wanted.how, wanted.nth)
+        key = key_of(wanted)
         kept = self.store.ended.get(key)
         seen = kept.seen if kept else self._new(facts, key, wanted, look)
         for name in ("state", "buckets", "start_s", "seconds", "early"):
             setattr(facts, name, getattr(seen.play, name))
         with self._lock:
+            self._asked[key] = seen
             for bucket in facts.buckets:
                 best = self.smallest.get(bucket)
                 if best is None or len(wanted.case.operations) < len(best[0].operations):

@@ -9,7 +9,7 @@ from pathlib import Path
 from mmrepro.case.files import read_contents, write_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Sighting
-from mmrepro.replay.confirm import Candidates, confirmed, decided
+from mmrepro.replay.confirm import MOST, Candidates, confirmed, decided
 from mmrepro.replay.known import Naming
 from mmrepro.replay.plays import Looker, Plays, Wanted
 from mmrepro.replay.rate import luck, rate_of, repeats
@@ -27,6 +27,8 @@ LOUD = frozenset(
 CANDIDATES = 20
 """Of a shrinking, about: each may be wrong about a failure that comes and goes."""
 MOST_REPEATS = 8
+OF_RATE = 8
+"""Plays of what is left, at least, where it comes and goes."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Pursuit:
     shrink: bool
     grew: Callable[[Finding], None]
     look: Callable[[str, float], Looker] = Naming
+    _repeats: int = 1
 
     def pursue(self, start: Start, id: str, reserve: int = 0) -> tuple[Finding, Case, Named | None]:
         """The finding, what is left of the case, and its name. ``reserve``: starts that are not
@@ -83,22 +86,31 @@ class Pursuit:
             limits=list(start.limits),
         )
         self.plays.silent = sighting.finding_class not in LOUD
-        spent = self.plays.left
-        case, seen = start.case, start.seen
+        begun = len(self.plays.facts)
+        case, seen, named = start.case, start.seen, None
         self._keep(finding, case, seen)
-        if self.shrink:
-            case, seen = self._shrunk(finding, start, reserve)
-        else:
+        if not self.shrink:
             finding.limits.append("not shrunk: --no-shrink")
-        named = self._confirm(finding, start, case, seen)
-        finding.starts += spent - self.plays.left
+            case, named = self._confirm(finding, start, case, seen)
+        while self.shrink:
+            rate = share(finding.rate)
+            case, seen = self._shrunk(finding, start, case, seen, reserve)
+            case, named = self._confirm(finding, start, case, seen)
+            # It seemed to fail each time, and what was left out on that ground may not be all.
+            if rate < 1 or share(finding.rate) in (0, 1) or self.plays.left - reserve < CANDIDATES:
+                break
+        mine = self.plays.facts[begun:]
+        finding.starts = len(mine)
+        finding.seconds = round(sum(facts.seconds for facts in mine), 2)
         self.grew(finding)
         return finding, case, named
 
     # ------------------------------------------------------------------ shrinking
 
-    def _shrunk(self, finding: Finding, start: Start, reserve: int) -> tuple[Case, Seen]:
-        rate = start.rate.failed / max(1, start.rate.plays)
+    def _shrunk(
+        self, finding: Finding, start: Start, case: Case, seen: Seen, reserve: int
+    ) -> tuple[Case, Seen]:
+        rate = share(finding.rate)
         most = max(2, min(MOST_REPEATS, self.plays.left // CANDIDATES))
         test = Candidates(
             self.plays,
@@ -107,66 +119,90 @@ class Pursuit:
             reserve=reserve + self.repeat,
             jobs=self.jobs,
         )
+        before = finding.steps
 
         def failing(seen: Seen) -> list[str]:
             found = seen.sighting(start.bucket)
             return found.operations if found else []
 
         def grew() -> None:
-            finding.steps = shrinking.steps
-            if finding.requests != len(shrinking.case.operations) or shrinking.steps[-1].kept:
+            finding.steps = [*before, *shrinking.steps]
+            if shrinking.steps[-1].kept:
                 self._keep(finding, shrinking.case, shrinking.seen)
             self.grew(finding)
 
-        shrinking = Shrinking(
-            start.case, start.seen, test, failing, grew=grew, simpler=start.simpler
-        )
+        shrinking = Shrinking(case, seen, test, failing, grew=grew, simpler=start.simpler)
         shrinking.run()
         finding.shrunk = shrinking.minimal
         finding.needed = [*shrinking.needed.values(), *shrinking.needed_options.values()]
+        finding.limits = list(start.limits)
         finding.limits += [f"not tried: {what} (--budget)" for what in shrinking.not_tried]
-        if test.repeats > 1 or rate < 1:
-            chance = luck(rate, test.repeats)
-            finding.limits.append(
-                f"it comes and goes: a smaller case that shows nothing in {test.repeats} plays, "
-                f"though it fails {rate:.0%} of the time, is taken for sound in {chance:.1%} of "
-                "the cases; more may be left than is needed"
-            )
+        self._repeats = test.repeats
         return shrinking.case, shrinking.seen
 
     # ------------------------------------------------------------------ confirming what is left
 
-    def _confirm(self, finding: Finding, start: Start, case: Case, seen: Seen) -> Named | None:
-        """Plays what is left on fresh servers, with whole deadlines, and looks at one of them."""
+    def _confirm(
+        self, finding: Finding, start: Start, case: Case, seen: Seen
+    ) -> tuple[Case, Named | None]:
+        """Plays what is left on fresh servers, with whole deadlines, and looks at one of them.
+
+        Where nothing was left out, that was done before: it is only looked at.
+        """
+        untouched = case == start.case and len(case.operations) == start.before
         plays: list[Seen] = []
         try:
-            while not decided(sum(p.has(start.bucket) for p in plays), len(plays), self.repeat):
+            while self._open(finding.bucket, plays, start.rate, once=untouched):
                 known = any(p.named for p in plays)
-                look = None if known else self.look(start.bucket, self._deadline)
+                look = None if known else self.look(finding.bucket, self._deadline)
                 what = f"{finding.id}: what is left, on a fresh server"
                 plays.append(self.plays.play(Wanted(case, "look", len(plays) + 1, what), look))
         except Spent:
+            times = f"{len(plays)} time{'s' * (len(plays) != 1)}"
+            if not untouched:
+                finding.limits.append(f"what is left was played {times} again: --budget")
+        failing = [p for p in plays if p.has(finding.bucket)]
+        if untouched:
+            failed, made = start.rate.failed + len(failing), start.rate.plays + len(plays)
+            finding.rate = rate_of(failed, made)
+        elif plays and not failing:
             finding.limits.append(
-                f"what is left was played {len(plays)} times, not {self.repeat}: --budget"
+                f"a smaller case was found, and did not fail in {len(plays)} plays with the whole "
+                "deadline: this is the case as it was before"
             )
-        failing = [p for p in plays if p.has(start.bucket)]
-        named = next((p.named for p in plays if p.named), None)
-        self._keep(finding, case, failing[-1] if failing else seen)
-        if plays and not failing:
-            finding.limits.append(
-                f"what is left did not fail in {len(plays)} plays with the whole deadline: the "
-                "rate is that of the case before it was shrunk"
-            )
-            finding.shrunk = finding.confirmed = False
+            case, seen, finding.shrunk, finding.needed = start.case, start.seen, False, []
+            finding.rate = start.rate
         elif plays:
             finding.rate = rate_of(len(failing), len(plays))
-            finding.confirmed = confirmed(finding.rate, self.repeat)
+        finding.confirmed = confirmed(finding.rate, self.repeat)
+        self._note_rate(finding)
+        self._keep(finding, case, failing[-1] if failing else seen)
+        named = next((p.named for p in plays if p.named), None)
         if named is not None:
             finding.known, finding.known_variant = named.known, named.variant
             finding.known_why = named.why
             looked = next(p for p in plays if p.named)
             finding.diagnosis = f"{looked.folder}/{named.diagnosis}" if named.diagnosis else ""
-        return named
+        return case, named
+
+    def _open(self, bucket: str, plays: list[Seen], before: Rate, *, once: bool) -> bool:
+        """Whether one more play tells something. What came and went before is not taken for
+        something else because it shows a few times in a row."""
+        if once:
+            return not plays
+        failed = sum(p.has(bucket) for p in plays)
+        least = max(self.repeat, OF_RATE if failed else MOST) if share(before) < 1 else self.repeat
+        return not decided(failed, len(plays), least)
+
+    def _note_rate(self, finding: Finding) -> None:
+        rate = share(finding.rate)
+        if rate < 1 and self.shrink:
+            times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
+            finding.limits.append(
+                f"it comes and goes: at this rate {times} of a case that fails show nothing in "
+                f"{luck(rate, self._repeats):.1%} of the cases, and a smaller case was taken for "
+                "sound after that; more may be left than is needed"
+            )
 
     @property
     def _deadline(self) -> float:
@@ -181,6 +217,10 @@ class Pursuit:
         finding.observed = {op.id: seen.observed.get(op.id, "") for op in case.operations}
         finding.stack, finding.log_lines = seen.stack, seen.log_lines
         write_case(case, self.folder / finding.folder, read_contents(case, self.folder))
+
+
+def share(rate: Rate) -> float:
+    return rate.failed / max(1, rate.plays)
 
 
 def show(finding: Finding, sighting: Sighting) -> None:

@@ -36,6 +36,10 @@ class Seen(Record):
     unseen: list[str] = []
     said: str = ""
     sent: Annotated[list[str], Field(description="operations in the order they were sent")] = []
+    times: Annotated[
+        dict[str, tuple[float, float | None]],
+        Field(description="operation: sent and ended, in seconds; None: it has no answer"),
+    ] = {}
     answers: Annotated[
         dict[str, str], Field(description="operation: its status, stuck, left, unsent or broken")
     ] = {}
@@ -66,6 +70,7 @@ def seen_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Seen
     play.start_s, play.seconds = played.start_s, played.seconds
     records = {r.label: r for r in played.evidence.requests}
     mine = [(op, records.get(op.id)) for op in case.operations]
+    began = min((r.sent.mono for _, r in mine if r is not None), default=0.0)
     sent = sorted((r.sent.mono, number) for number, (_, r) in enumerate(mine) if r is not None)
     stuck = set(played.stuck)
     return Seen(
@@ -75,6 +80,14 @@ def seen_of(case: Case, played: Played, judged: Judged, play: PlayFacts) -> Seen
         unseen=judged.unseen,
         said=played.said,
         sent=[case.operations[number].id for _, number in sent],
+        times={
+            op.id: (
+                round(r.sent.mono - began, 4),
+                None if op.id in stuck else round(r.sent.mono - began + r.latency_s, 4),
+            )
+            for op, r in mine
+            if r is not None
+        },
         answers={op.id: _answer(op, r, stuck) for op, r in mine},
         observed={op.id: _observed(op, r, stuck) for op, r in mine},
         sizes={

@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 import mmrepro
 from mmrepro.capture.anonymise import anonymise
@@ -19,7 +18,7 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
-from mmrepro.incident import Fidelity
+from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.incident.folder import is_there, new_folder, prepared
 from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay, Sighting
 from mmrepro.machine.facts import host_facts
@@ -28,11 +27,12 @@ from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.player import Player
 from mmrepro.records import Moment
-from mmrepro.replay.confirm import decided, tally
-from mmrepro.replay.known import mitigation
+from mmrepro.replay.confirm import GIVE_UP, decided, tally
+from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
-from mmrepro.replay.plays import PlayerLike, Plays, Told, Wanted
-from mmrepro.replay.pursue import LOUD, Pursuit, Start
+from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike, Plays, Told, Wanted
+from mmrepro.replay.public import play_publicly
+from mmrepro.replay.pursue import LOUD, Pursuit, Start, show
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Named, Seen
 from mmrepro.replay.shrink import Spent
@@ -40,9 +40,12 @@ from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import Head, Store, holds_replay
 from mmrepro.replay.watcher import Watcher
 from mmrepro.text.redact import Redactor
+from pydantic import ValidationError
 
 DEFAULT_ROOT = "replays"
 NOT_ENDED = "the replay has not ended"
+QUIET_S = 120.0
+"""For playing traffic again that showed nothing."""
 OF_ANOTHER = 3
 """Starts that a further finding takes besides its confirmation, about."""
 JOB_BYTES = 3 << 30
@@ -50,14 +53,8 @@ JOB_BYTES = 3 << 30
 FATAL = frozenset({FindingClass.START_FAILURE, FindingClass.DEATH, FindingClass.HANG})
 
 
-class SessionPlayer(PlayerLike, Protocol):
-    """A player with what a replay tells of its servers."""
-
-    start_mode: str
-    fidelity: Fidelity
-
-
-MakePlayer = Callable[..., AbstractContextManager[SessionPlayer]]
+MakePlayer = Callable[..., AbstractContextManager[PlayerLike]]
+Judge = Callable[..., Judged]
 
 
 class Replaying:
@@ -70,11 +67,14 @@ class Replaying:
         *,
         write: Callable[[Replay, Path], object],
         make_player: MakePlayer = Player,
+        judge: Judge = judge,
+        look: Callable[[str, float], Looker] = Naming,
     ) -> None:
         """``write`` writes the replay's documents below its folder, each time that it has grown;
         the findings' folders with their ``case.json`` are there by then."""
         self.options, self.watcher = options, watcher
         self._write_documents, self._make_player = write, make_player
+        self._judge, self._look = judge, look
         self.dir: Path
         self.replay: Replay
 
@@ -117,12 +117,12 @@ class Replaying:
 
     # ------------------------------------------------------------------ the plays
 
-    def _play(self, case: Case, player: SessionPlayer, store: Store) -> None:
+    def _play(self, case: Case, player: PlayerLike, store: Store) -> None:
         engine = get_engine(case.server.engine)
-        self._player = player
 
         def judged(case: Case, played: Played) -> Judged:
-            return Judged.of([judge(case, played, engine=engine), self._silent.judge(case, played)])
+            alone = self._judge(case, played, engine=engine)
+            return Judged.of([alone, self._silent.judge(case, played)])
 
         self._plays = Plays(
             player,
@@ -131,7 +131,7 @@ class Replaying:
             self.dir,
             judged,
             budget=self.options.budget,
-            time=self.options.time,
+            pace=self.options.time,
             told=Told(self._began, self._ended),
         )
         self._silent = Silent(self._plays, engine, self.dir)
@@ -142,6 +142,7 @@ class Replaying:
             self.options.jobs or jobs_here(),
             self.options.shrink,
             self._grew,
+            self._look,
         )
         deadlines = self._plays.calibrate(case)
         self.replay.deadline_s = deadlines.answer_s
@@ -164,7 +165,7 @@ class Replaying:
             first = self._plays.play(Wanted(case, "whole", 1, what))
             seens.append(first)
             self._note(first)
-            while self._open(seens):
+            while self._open(seens) or self._quiet(seens):
                 again = Wanted(case, "confirm", len(seens), f"{what}, again")
                 seens.append(self._plays.play(again))
         except Spent:
@@ -192,6 +193,8 @@ class Replaying:
             start = Start(bucket, smaller, small_seen, rate, before, limits, simpler)
             later = len(sure) - sure.index(bucket) - 1
             reserve = later * (self.options.repeat + OF_ANOTHER)
+            if sighting.finding_class in FATAL:
+                reserve += 1  # to see what comes after it, if it is known
             named = self._finding(start, min(reserve, self._plays.left // 2))
             if sighting.finding_class in FATAL and fatal is None:
                 fatal = named
@@ -199,7 +202,9 @@ class Replaying:
 
     def _finding(self, start: Start, reserve: int) -> Named | None:
         id = f"f{len(self.replay.findings) + 1}"
-        finding, _, named = self._pursuit.pursue(start, id, reserve)
+        finding, left, named = self._pursuit.pursue(start, id, reserve)
+        play_publicly(self._plays, finding, left, self.dir, self.options.seed)
+        self._grew(finding)
         return named if finding.known else None
 
     def _mitigated(self, case: Case, keep_away: str) -> None:
@@ -207,19 +212,23 @@ class Replaying:
         server = case.server.model_copy(update={"mitigation": keep_away})
         limit = f"found with the mitigation {keep_away} on, which keeps a known failure away"
         kept = case.model_copy(update={"server": server})
-        known = len(self.replay.findings)
+        known = [f.bucket for f in self.replay.findings]
+        if self._plays.left < 1:
+            why = f"what comes after it, with {keep_away}, was not looked at: --budget"
+            self.replay.limits.append(why)
+            return
+        begun = len(self._plays.facts)
         loud, _ = self._round(kept, f"the whole case, with {keep_away}", (limit,))
-        if self._last_has_known(known):
-            self.replay.limits.append(f"the mitigation {keep_away} did not keep it away")
+        seen = {bucket for facts in self._plays.facts[begun:] for bucket in facts.buckets}
+        if any(alike(one, other) for one in seen for other in known):
+            why = f"with the mitigation {keep_away} something of what is known is still seen"
+            self.replay.limits.append(why)
         elif not loud:
             self._compared(kept, (limit,))
 
-    def _last_has_known(self, known: int) -> bool:
-        buckets = self._plays.facts[-1].buckets
-        return any(alike(b, f.bucket) for b in buckets for f in self.replay.findings[:known])
-
     def _compared(self, case: Case, limits: tuple[str, ...] = ()) -> None:
         """Nothing loud: are the answers right?"""
+        known = len(self.replay.findings)
         try:
             found = self._silent.compare(case)
             if found is None:
@@ -230,19 +239,26 @@ class Replaying:
             while self._open(seens):
                 again = Wanted(asked, "confirm", len(seens), "held against the reference, again")
                 seens.append(self._plays.play(again))
-            crossed = self._silent.cross_talk(asked, first)
-            self._say(crossed)
-            for sighting in crossed.sightings:
-                # Ten plays of its own tell of it: it is proven, and each candidate would take as
-                # many.
-                self.replay.unconfirmed.append(sighting)
             limit = "found with logprobs asked for, by which answers are compared"
             self._found(asked, seens, (*limits, limit), simpler=False)
+            for finding in self.replay.findings[known:]:
+                if finding.finding_class is FindingClass.WRONG_ANSWER and finding.confirmed:
+                    self._crossed(finding)
         except Spent:
             self.replay.unseen.append("whether the answers are right: no start is left (--budget)")
         finally:
-            for said in self._silent.judged:
-                self._say(said)
+            self._silent.reference = None
+            self._say(Judged.of(self._silent.judged))
+
+    def _crossed(self, finding: Finding) -> None:
+        """Does the wrong answer follow from what other requests hold? Then it is that."""
+        left, _ = read_case(self.dir / finding.case_file)
+        judged = self._silent.cross_talk(left, finding.operations)
+        self._say(judged)
+        for sighting in judged.sightings:
+            finding.finding_class, finding.bucket = sighting.finding_class, sighting.bucket
+            show(finding, sighting)
+            self._grew(finding)
 
     def _strays(self) -> None:
         """What only a smaller case showed, on the way: is it there again?"""
@@ -263,6 +279,13 @@ class Replaying:
         counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
         repeat = self.options.repeat
         return any(not decided(failed, plays, repeat) for failed, plays in counts.values())
+
+    def _quiet(self, seens: list[Seen]) -> bool:
+        """Whether a case that showed nothing is worth one more play: what comes and goes may not
+        have come. Not of traffic that takes minutes."""
+        nothing = not any(seen.sightings for seen in seens)
+        took = sum(seen.play.seconds for seen in seens)
+        return nothing and len(seens) < GIVE_UP and took < QUIET_S
 
     def _handled(self, bucket: str) -> bool:
         told: list[Finding | Sighting] = [*self.replay.findings, *self.replay.unconfirmed]
@@ -285,11 +308,26 @@ class Replaying:
 
     def _ended(self, facts: PlayFacts, kept: bool) -> None:
         self.replay.plays = [play for play in self._plays.facts if play.state]
-        self.replay.start_mode = self._player.start_mode or self.replay.start_mode
-        self.replay.fidelity = self._player.fidelity
+        self._note_server()
         self._write()
         if self.watcher is not None:
             self.watcher.ended(self.replay, facts, kept=kept)
+
+    def _note_server(self) -> None:
+        """How the first server was set up, by the incident of its start."""
+        if self.replay.start_mode:
+            return
+        for folder in sorted(self.dir.glob(f"{PLAYS_DIR}/*")):
+            try:
+                incident = Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
+            except (OSError, ValidationError):
+                continue
+            engine, replay = incident.engine, self.replay
+            replay.settings, replay.wheel = engine.settings, engine.wheel
+            replay.packages, replay.start_mode = engine.packages, engine.start_mode
+            replay.fidelity, replay.stand_ins = incident.fidelity, incident.stand_ins
+            replay.host = incident.host
+            return
 
     def _grew(self, finding: Finding) -> None:
         others = [f for f in self.replay.findings if f.id != finding.id]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.engines import Engine
-from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.crosstalk import crosstalk, runs_needed
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
     PLAIN,
+    comparable,
     compare_with_reference,
     reference_case,
     reference_limits,
-    with_logprobs,
 )
 from mmrepro.replay.plays import Plays, Wanted
 from mmrepro.replay.seen import Seen
@@ -54,7 +53,7 @@ class Silent:
         self.judged.append(Judged(unseen=limits))
         if self.engine.name not in PLAIN or not case.operations:
             return None
-        asked = with_logprobs(case)
+        asked = comparable(case)
         plain = reference_case(case, self.engine)
         said = "the reference: one after another, caches off"
         reference = self.plays.play(Wanted(plain, "silent", 1, said))
@@ -63,23 +62,17 @@ class Silent:
             Wanted(asked, "silent", 1, "what is held against the reference")
         )
 
-    def cross_talk(self, case: Case, seen: Seen) -> Judged:
+    def cross_talk(self, case: Case, suspects: Sequence[str]) -> Judged:
         """Whether a wrong answer follows from what its neighbours hold. Raises Spent."""
-        suspects = [
-            op
-            for s in seen.sightings
-            if s.finding_class is FindingClass.WRONG_ANSWER
-            for op in s.operations
-        ][:MOST_SUSPECTS]
-        if not suspects or len(case.operations) < 2:
+        asked = [op.id for op in case.operations if op.id in suspects][:MOST_SUSPECTS]
+        if not asked or len(case.operations) < 2:
             return Judged()
-        needed = 2 * runs_needed(len(suspects))
+        needed = 2 * runs_needed(len(asked))
         if self.plays.left < needed:
             why = f"{needed} plays are needed, {self.plays.left} are left: --budget"
-            return Judged(
-                unseen=[f"{', '.join(suspects)}: whether its neighbours' content matters: {why}."]
-            )
-        return crosstalk(case, suspects, self._player(), contents=self.contents)
+            whose = ", ".join(asked)
+            return Judged(unseen=[f"{whose}: whether its neighbours' content matters: {why}"])
+        return crosstalk(case, asked, self._player(), contents=self.contents)
 
     def _player(self) -> Callable[[Case], Played]:
         count = 0

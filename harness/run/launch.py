@@ -121,7 +121,11 @@ def launch_plan(
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """A server that is to be started: the run's own, or its ``control`` server."""
+    """A server that is to be started: the run's own, or its ``control`` server.
+
+    ``tries_cold``: if it does not start, in a mode that replaces nothing; not where that was seen
+    to make no difference.
+    """
 
     scenario: Scenario
     options: RunOptions
@@ -129,6 +133,7 @@ class ServerSpec:
     model: Path
     control: Control | None = None
     gpu: Choice | None = None
+    tries_cold: bool = True
 
     def plan(self, port: int) -> LaunchPlan:
         """As :func:`launch_plan`."""
@@ -199,7 +204,8 @@ def start(
                 starter.note_unusable(attempt.mode, plan, environment, why, certain=True)
             attempt = attempt.refused(why)
         except EngineStartError as error:
-            following = attempt.ended(error, worth_another(engine, error.detail))
+            race = worth_another(engine, error.detail)
+            following = attempt.ended(error, race, cold=spec.tries_cold)
             if following is None:
                 raise
             log = spec.log(journal)

@@ -74,10 +74,11 @@ class Attempt:
         """The next one, if the mode cannot be used there: in a safer one."""
         return self._in(SAFER[self.mode], f"not {self.mode}: {why}")
 
-    def ended(self, error: EngineStartError, race: str) -> Attempt | None:
+    def ended(self, error: EngineStartError, race: str, *, cold: bool = True) -> Attempt | None:
         """The next one, if the server did not become ready; None: that would not either.
 
-        ``race``: why the start failed by chance; "" if it did not.
+        ``race``: why the start failed by chance; "" if it did not. ``cold``: a start that failed
+        in a mode that replaces something may be tried without.
         """
         if self.number == START_ATTEMPTS:
             return None
@@ -86,7 +87,7 @@ class Attempt:
             restart = Setting(name="start-up", value="repeated", why=race)
             restarts = (*self.restarts, restart)
             return replace(again, restarts=restarts, because=f"{race}; starting it again")
-        if self.mode not in SAFER or error.usage:
+        if self.mode not in SAFER or error.usage or not cold:
             return None
         failed = (*self.failed, (self.mode, error.message))
         why = f"a start in mode {self.mode} failed: {error.message}"

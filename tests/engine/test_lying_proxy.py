@@ -19,7 +19,7 @@ from mmrepro.evidence.model import RequestRecord
 from mmrepro.incident.journal import Journal
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.judge import judge
-from mmrepro.oracle.reference import compare_with_reference, greedy, reference_case, with_logprobs
+from mmrepro.oracle.reference import comparable, compare_with_reference, greedy, reference_case
 from mmrepro.play.player import Player, PlayOptions
 from mmrepro.run.launch import Server
 from mmrepro.run.options import RunOptions
@@ -58,16 +58,15 @@ class Stage:
         self.count += 1
         proxy = self.player.proxy = LyingProxy(lie=lie, p=p, seed=seed)
         folder = self.folder / f"play-{self.count}"
-        played = self.player.play(with_logprobs(self.case), None, PlayOptions(), folder)
+        played = self.player.play(self.case, None, PlayOptions(), folder)
         assert played.state is PlayState.ENDED, played.said
         return played, proxy
 
     def touched(self, proxy: LyingProxy) -> list[set[str]]:
         """The operations of each lie, without the canary; two requests with equal bodies have equal
         answers."""
-        case = with_logprobs(self.case)
-        made = pictures(case, None)
-        ids = {body(op, made, SERVED_MODEL): op.id for op in case.operations}
+        made = pictures(self.case, None)
+        ids = {body(op, made, SERVED_MODEL): op.id for op in self.case.operations}
         lies = [{ids[r] for r in told.requests if r in ids} for told in proxy.told]
         return [lie for lie in lies if lie]
 
@@ -75,7 +74,7 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     server = ServerWanted(engine="minivllm", release="0.1", model="qwen3")
-    case = healthy_trace(17, REQUESTS, 8, server)
+    case = comparable(healthy_trace(17, REQUESTS, 8, server))
     folder = tmp_path_factory.mktemp("lies")
     with contextlib.ExitStack() as held:
         player = held.enter_context(Proxied(server, folder=folder / "player"))

@@ -64,6 +64,10 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Seen:
         play=PlayFacts(number=number, what="fake", requests=len(ops), state=state, buckets=buckets),
         sightings=sightings,
         sent=[op for op in answers if answers[op] != UNSENT],
+        times={
+            op: (float(n), None if answer == STUCK else n + 0.5)
+            for n, (op, answer) in enumerate(answers.items())
+        },
         answers=answers,
         sizes={
             id: " ".join(f"{w}x{h}" for w, h in (case.images[n].size for n in op.images))

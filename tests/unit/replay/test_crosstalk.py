@@ -161,6 +161,27 @@ def test_other_words_are_as_long_and_share_as_much(
     assert reworded(start + one, seed, len(start))[: len(start)] == start
 
 
+def test_nothing_is_shared_behind_the_first_difference() -> None:
+    """A cache that goes by beginnings takes nothing from there."""
+    case = case_of("the same text", "the same text")
+    op = case.operations[1]
+    assert op.messages is not None
+    op.messages[0] = Message(role="system", content="You are rude.... ")
+    made = other_neighbours(case, "r0", 1, {}).operations[1]
+    assert made.messages is not None
+    system, user = (message.content for message in made.messages)
+    assert isinstance(system, str)
+    assert system[:8] == "You are "
+    assert len(user) == len("the same text")
+    assert user != "the same text"
+
+
+def test_neighbours_stay_apart() -> None:
+    """What the contents are is another matter than whether they are the same."""
+    texts = ["one two", "six ten", "one ten", "ton two"]
+    assert len({reworded(text, 4, 0) for text in texts}) == len(texts)
+
+
 def test_other_words_are_others() -> None:
     text = "What does the picture show, 42 times? Привет 你好 🙂"
     made = [reworded(text, seed, 0) for seed in range(20)]

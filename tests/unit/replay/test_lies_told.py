@@ -17,11 +17,11 @@ from mmrepro.case.played import Played, PlayState
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.reference import compare_with_reference, with_logprobs
+from mmrepro.oracle.reference import comparable, compare_with_reference
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.reading import Watch
 
-REQUESTS, TOKENS = 160, 8
+REQUESTS, TOKENS = 120, 8
 
 
 def case_of() -> Case:
@@ -95,7 +95,7 @@ async def played_through(proxy: LyingProxy, tmp_path: Path) -> Played:
                     asked = body(op, {}, "tiny")
                     await traffic.send(op.id, asked, watch, stream=op.stream, deadline_s=30)
 
-            await asyncio.gather(*map(send, with_logprobs(CASE).operations))
+            await asyncio.gather(*map(send, comparable(CASE).operations))
             await traffic.close()
     return Played(state=PlayState.ENDED, evidence=recorder.evidence)
 
@@ -107,25 +107,28 @@ def judged_through(proxy: LyingProxy, tmp_path: Path) -> tuple[Played, Judged]:
 
 def touched(proxy: LyingProxy) -> list[set[str]]:
     """The operations of each lie."""
-    ids = {body(op, {}, "tiny"): op.id for op in with_logprobs(CASE).operations}
+    ids = {body(op, {}, "tiny"): op.id for op in comparable(CASE).operations}
     return [{ids[request] for request in told.requests} for told in proxy.told]
 
 
-def test_an_honest_proxy_is_not_noticed(tmp_path: Path) -> None:
-    for lie in (None, "swap"):
-        proxy = LyingProxy(lie=lie, p=0.0)
-        played, judged = judged_through(proxy, tmp_path)
-        assert all(record.answered for record in played.evidence.requests)
-        assert judged.sightings == []
-        assert judged.counted["answers compared: same"] > 0.5 * REQUESTS
-        assert judged.counted["answers compared: near-tie"] > 5
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> tuple[Played, Judged]:
+    return judged_through(LyingProxy(), tmp_path_factory.mktemp("honest"))
+
+
+def test_an_honest_proxy_is_not_noticed(honest: tuple[Played, Judged]) -> None:
+    played, judged = honest
+    assert all(record.answered for record in played.evidence.requests)
+    assert judged.sightings == []
+    assert judged.counted["answers compared: same"] > 0.5 * REQUESTS
+    assert judged.counted["answers compared: near-tie"] > 2
 
 
 def test_swapped_answers_are_flagged_and_no_others(tmp_path: Path) -> None:
     """Enough of them to say 95 %."""
     swaps = found = 0
     for seed in range(3):
-        proxy = LyingProxy(lie="swap", p=0.25, seed=seed)
+        proxy = LyingProxy(lie="swap", p=0.5, seed=seed)
         _, judged = judged_through(proxy, tmp_path)
         lies = touched(proxy)
         flagged = {id for sighting in judged.sightings for id in sighting.operations}
@@ -136,22 +139,23 @@ def test_swapped_answers_are_flagged_and_no_others(tmp_path: Path) -> None:
         }
         swaps += len(lies)
         found += sum(lie <= flagged for lie in lies)
-    assert swaps >= 40
+    assert swaps >= 30
     assert found >= 0.95 * swaps
 
 
-def test_flipped_near_ties_are_counted_and_not_flagged(tmp_path: Path) -> None:
-    honest = judged_through(LyingProxy(), tmp_path)[1]
+def test_flipped_near_ties_are_counted_and_not_flagged(
+    honest: tuple[Played, Judged], tmp_path: Path
+) -> None:
     proxy = LyingProxy(lie="flip-near-tie", p=1.0, bound=0.15)
     _, judged = judged_through(proxy, tmp_path)
-    assert len(proxy.told) > 50
+    assert len(proxy.told) > 25
     assert judged.sightings == []
     flipped = judged.counted["answers compared: near-tie"]
-    assert flipped > honest.counted["answers compared: near-tie"] + 0.5 * len(proxy.told)
+    assert flipped > honest[1].counted["answers compared: near-tie"] + 0.5 * len(proxy.told)
 
 
 def test_flips_of_what_led_clearly_are_flagged(tmp_path: Path) -> None:
-    proxy = LyingProxy(lie="flip-near-tie", p=0.1, bound=9.0)
+    proxy = LyingProxy(lie="flip-near-tie", p=0.3, bound=9.0)
     _, judged = judged_through(proxy, tmp_path)
     flagged = {id for sighting in judged.sightings for id in sighting.operations}
     assert len(flagged) > 0.5 * len(proxy.told) > 5

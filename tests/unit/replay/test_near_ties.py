@@ -142,7 +142,8 @@ def test_an_answer_that_was_cut_short_is_compared_as_far_as_it_came() -> None:
 
 def test_an_early_end_is_a_near_tie_only_where_the_next_token_hardly_led() -> None:
     for lead, verdict in ((0.1, Verdict.NEAR_TIE), (1.0, Verdict.DIFFERS)):
-        tokens = tuple(Token(t, -0.5, ((t, -0.5), ("<end>", -0.5 - lead))) for t in "abc")
+        leads = {"a": 1.1 - lead, "b": 1.1 - lead, "c": lead}  # those before it say nothing of it
+        tokens = tuple(Token(t, -0.5, ((t, -0.5), ("<end>", -0.5 - leads[t]))) for t in "abc")
         compared = near_ties.compare(Answer("ab", tokens[:2]), Answer("abc", tokens), BOUND)
         assert (compared.verdict, compared.alike) == (verdict, 2)
 

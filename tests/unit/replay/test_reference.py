@@ -9,15 +9,15 @@ from made_up_answers import answered, play, prompt_of, record
 from mmrepro.case.model import COMPLETIONS, Case, Message, Operation, ServerWanted
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import get_engine
-from mmrepro.evidence import RequestRecord
+from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
     PLAIN,
+    comparable,
     compare_with_reference,
     reference_case,
     reference_limits,
-    with_logprobs,
 )
 
 
@@ -81,20 +81,38 @@ def test_what_an_engine_cannot_is_said() -> None:
     assert "float32" in reference_limits(get_engine("lmdeploy"))[0]
 
 
-def test_logprobs_are_added_and_nothing_else() -> None:
+def test_logprobs_are_asked_for() -> None:
     case = case_of(1, "sglang")
     case.operations += [
         operation(1, path=COMPLETIONS, prompt="p", messages=None),
         operation(2, parameters={"temperature": 0, "top_logprobs": 9, "logprobs": False}),
         operation(3, path="/v1/embeddings", messages=None),
     ]
-    chat, plain, more, other = (op.parameters for op in with_logprobs(case).operations)
+    chat, plain, more, other = (op.parameters for op in comparable(case).operations)
     assert chat == case.operations[0].parameters | {"logprobs": True, "top_logprobs": 5}
     assert plain["logprobs"] == 5
     assert (more["logprobs"], more["top_logprobs"]) == (True, 9)
     assert other == case.operations[3].parameters
-    of_vllm = with_logprobs(case_of(1)).operations[0].parameters
+    of_vllm = comparable(case_of(1)).operations[0].parameters
     assert of_vllm["return_token_ids"] is True
+
+
+def test_what_is_compared_is_asked_for_greedily() -> None:
+    """But for several choices and beams, which no greedy request can have."""
+    case = case_of(6, "minivllm")
+    given: list[dict[str, object]] = [
+        {"max_tokens": 3},
+        {"temperature": 0.7, "top_p": 0.9, "seed": 3, "stop": ["x"]},
+        {"temperature": 0.7, "n": 2},
+        {"use_beam_search": True, "n": 1},
+        {"temperature": 0, "top_p": 0.9},
+        {"input": "an embedding"},
+    ]
+    case.operations = [operation(number, parameters=p) for number, p in enumerate(given)]
+    case.operations[5] = operation(5, parameters=given[5], path="/v1/embeddings", messages=None)
+    asked = [op.parameters for op in comparable(case).operations]
+    assert asked[:2] == [{"max_tokens": 3, "temperature": 0}, {"stop": ["x"], "temperature": 0}]
+    assert asked[2:] == given[2:]
 
 
 # ---------------------------------------------------------------------- the comparison
@@ -127,6 +145,15 @@ def test_a_swapped_answer_is_named_after_its_owner() -> None:
     assert "r7 got the answer to r20; r20 got the answer to r7" in judged.sightings[0].said
 
 
+@pytest.mark.parametrize(("tokens", "seen"), [(2, "WRONG_ANSWER"), (6, "CROSS_TALK")])
+def test_a_short_answer_that_is_anothers_may_be_so_by_chance(tokens: int, seen: str) -> None:
+    case = case_of(40)
+    wrong = play(case, answers={"r7": prompt_of(case.operations[20])}, tokens=tokens)
+    wrong.evidence.requests[7].prompt_tokens = len(prompt_of(case.operations[7]))
+    judged = compare_with_reference(case, wrong, play(case, tokens=tokens))
+    assert classes(judged) == [FindingClass[seen]]
+
+
 def test_swaps_are_flagged() -> None:
     """At least 95 of 100, with noise."""
     case = case_of(400)
@@ -141,25 +168,29 @@ def test_swaps_are_flagged() -> None:
     assert len(flagged) >= 0.95 * len(swapped)
 
 
-def test_a_foreign_prompt_length_tells_a_swap_where_the_answer_is_a_near_tie() -> None:
-    """The answer alone would pass: it parts from its own at a near-tie."""
-    case = case_of(40)
-    right = play(case)
-    tied = next(
-        (op, other)
-        for op in case.operations
-        for other in case.operations
-        if len(prompt_of(op)) != len(prompt_of(other))
-        and _nearly_tied(prompt_of(op), prompt_of(other))
-    )
-    answers = {tied[0].id: prompt_of(tied[1])}
-    judged = compare_with_reference(case, play(case, answers=answers), right)
-    assert classes(judged) == [FindingClass.CROSS_TALK]
-    assert f"{tied[0].id} got the answer to {tied[1].id}" in judged.sightings[0].said
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_foreign_prompt_length_tells_a_swap_where_the_answer_is_a_near_tie(
+    foreign: bool,
+) -> None:
+    """The answer alone would pass: it parts from its own at a near-tie, and by chance it is that of
+    a request that is much alike. The prompt's length tells which."""
+    case = case_of(2)
 
+    def spelled(text: str, likely: str) -> ChoiceSeen:
+        first = (likely, -1.0), ("x" if likely == "a" else "a", -1.01)
+        top = [list(first), *([(letter, -0.1), ("?", -4.0)] for letter in text[1:])]
+        logprobs = [dict(places)[letter] for letter, places in zip(text, top, strict=True)]
+        return ChoiceSeen(index=0, text=text, tokens=list(text), logprobs=logprobs, top=top)
 
-def _nearly_tied(one: str, other: str) -> bool:
-    return one != other and answered(one).tokens[0] == answered(other).tokens[0]
+    def played(first: str, length: int) -> Played:
+        choices = spelled(first, first[0]), spelled("xyz", "x")
+        lengths = length, 20
+        records = map(record, case.operations, choices, lengths)
+        return Played(state=PlayState.ENDED, evidence=Evidence(requests=list(records)))
+
+    judged = compare_with_reference(case, played("xyz", 20 if foreign else 10), played("abc", 10))
+    assert classes(judged) == ([FindingClass.CROSS_TALK] if foreign else [])
+    assert judged.counted.get("answers compared: near-tie", 0) == (0 if foreign else 1)
 
 
 def test_a_falsified_length_of_the_prompt_is_no_swap() -> None:
@@ -177,7 +208,8 @@ def test_a_falsified_length_of_the_prompt_is_no_swap() -> None:
 def test_what_is_not_greedy_refused_or_lost_is_not_compared() -> None:
     case = case_of(6)
     case.operations[0] = operation(0, parameters={"temperature": 0.7})
-    case.operations[1] = operation(1, parameters={})
+    beams = {"temperature": 0, "use_beam_search": True}
+    case.operations[1] = operation(1, parameters=beams)
 
     def failed(op: Operation, seen: RequestRecord) -> RequestRecord:
         change = {"r2": {"status": 400, "error": "no", "choices": []}, "r3": {"timed_out": True}}
@@ -196,6 +228,15 @@ def test_what_is_not_greedy_refused_or_lost_is_not_compared() -> None:
         "answers not compared: not sent": 1,
         "answers compared: same": 1,
     }
+
+
+def test_where_noise_drowns_the_answers_none_is_compared() -> None:
+    case = case_of(100)
+    judged = compare_with_reference(case, play(case, noise=2.0, seed=1), play(case))
+    assert judged.sightings == []
+    assert judged.unseen == [
+        "Answers differ from the reference's by noise alone: none was compared."
+    ]
 
 
 def test_a_reference_that_does_not_start_is_said() -> None:

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import random
-import sys
-from pathlib import Path
 
 import pytest
-from hypothesis import given, strategies as st
-from mmrepro.case.model import Case
-from mmrepro.replay.seen import STUCK, Seen
-from mmrepro.replay.shrink import Shrinking
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from fake_plays import (
     FakeGhostKey,
     FakeTest,
@@ -22,6 +13,10 @@ from fake_plays import (
     fake_op,
     fake_seen,
 )
+from hypothesis import given, strategies as st
+from mmrepro.case.model import Case
+from mmrepro.replay.seen import STUCK, Seen
+from mmrepro.replay.shrink import Shrinking
 
 
 def shrunk(case: Case, test: FakeTest) -> Shrinking:

@@ -1,0 +1,159 @@
+"""A fake player: fake engines behind the interface of the real one, and a fake judge."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from fake_plays import SERVER, Answers, fake_seen
+from mmrepro.case.files import case_digest, write_case
+from mmrepro.case.model import Case
+from mmrepro.case.played import Played, PlayState
+from mmrepro.evidence import Evidence, ImageSent, RequestRecord
+from mmrepro.incident import Fidelity
+from mmrepro.incident.replay import Replay
+from mmrepro.oracle.judged import Judged
+from mmrepro.records import Moment
+from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.seen import STUCK
+from mmrepro.replay.session import Replaying
+from mmrepro.run.deadline import Deadlines
+
+NOW = Moment.now()
+
+
+class FakePlayer:
+    """Asks ``engine``; before each play ``before`` is called with its number."""
+
+    start_mode = "fake"
+    fidelity = Fidelity.TEACHING_ENGINE
+
+    def __init__(
+        self, engine: Answers, before: Callable[[int, Case], None] = lambda _number, _case: None
+    ) -> None:
+        self.engine, self.before = engine, before
+        self.plays = 0
+        self.calibrated = 0
+        self.cases: list[str] = []
+
+    def __call__(self, *_: object, **__: object) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def cancel(self) -> None:
+        return
+
+    def calibrate(self) -> Deadlines:
+        self.calibrated += 1
+        return Deadlines(6.0, 2.4)
+
+    def play(
+        self, case: Case, contents: Path | None, options: object, folder: Path, **_: object
+    ) -> Played:
+        self.plays += 1
+        self.before(self.plays, case)
+        folder.mkdir(parents=True)
+        self.cases.append(case_digest(case))
+        return played(case, self.engine(case))
+
+
+def played(case: Case, answers: dict[str, str]) -> Played:
+    stuck = [op for op, answer in answers.items() if answer == STUCK]
+    return Played(
+        state=PlayState.HUNG if stuck else PlayState.ENDED,
+        evidence=Evidence(
+            requests=[record(n, case, op, answers[op.id]) for n, op in enumerate(case.operations)]
+        ),
+        stuck=stuck,
+        deadline_s=6.0,
+    )
+
+
+def record(number: int, case: Case, op: Any, answer: str) -> RequestRecord:
+    sent = Moment(wall=NOW.wall, mono=NOW.mono + number)
+    images = []
+    for name in op.images:
+        width, height = getattr(case.images[name], "size", (28, 28))
+        images.append(ImageSent(sha256="0" * 64, width=width, height=height, bytes=1, name=name))
+    return RequestRecord(
+        id=number,
+        phase="trigger",
+        label=op.id,
+        sent=sent,
+        images=images,
+        status=None if answer == STUCK else int(answer),
+        latency_s=6.0 if answer == STUCK else 0.1,
+        deadline_s=6.0,
+        timed_out=answer == STUCK,
+        error="" if answer in ("200", STUCK) else f"it is {answer}",
+    )
+
+
+def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
+    answers = {}
+    for op in case.operations:
+        request = played.record(op.id)
+        assert request is not None
+        answers[op.id] = STUCK if op.id in played.stuck else str(request.status)
+    return Judged(sightings=fake_seen(case, answers).sightings)
+
+
+class FakeNaming:
+    """Nobody knows it."""
+
+    def __init__(self, bucket: str, deadline_s: float) -> None:
+        self.bucket = bucket
+
+    def on_look(self, url: str, pid: int, log: Path) -> None:
+        raise AssertionError("a fake server has no address")
+
+    def name(self, seen: Any, case: Case, played: Played, folder: Path) -> Any:
+        return seen
+
+
+class FlakyEngine:
+    """Fails as ``engine`` does in some of the plays, and never in the others; which ones follows
+    from the seed and the order in which a case is asked for."""
+
+    def __init__(self, engine: Answers, chance: float, seed: int) -> None:
+        self.engine, self.chance = engine, chance
+        self.random = random.Random(seed)
+
+    def __call__(self, case: Case) -> dict[str, str]:
+        if self.random.random() < self.chance:
+            return self.engine(case)
+        return {op.id: "200" for op in case.operations}
+
+
+def replaying(
+    case: Case, folder: Path, player: FakePlayer, *, resume: bool = False, **options: Any
+) -> tuple[Replaying, list[str]]:
+    """A session on a fake player; and each state of its document, as JSON."""
+    file = folder / "traffic" / "case.json"
+    if not file.exists():
+        write_case(case, file.parent)
+    place: dict[str, Any] = {"resume" if resume else "out": folder / "replay"}
+    options = {"server": SERVER, **place, **options}
+    states: list[str] = []
+
+    def write(replay: Replay, where: Path) -> None:
+        assert where == (folder / "replay").resolve()
+        Replay.model_validate_json(replay.model_dump_json())
+        states.append(replay.model_dump_json())
+
+    look = options.pop("look", FakeNaming)
+    session = Replaying(
+        ReplayOptions(file=file, **options),
+        write=write,
+        make_player=player,
+        judge=fake_judge,
+        look=look,
+    )
+    return session, states

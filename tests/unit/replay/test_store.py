@@ -1,0 +1,210 @@
+"""Plays on disk: what ended is never played again, whatever a kill leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from fake_player import FakePlayer, replaying
+from fake_plays import SERVER, FakeGhostKey
+from mmrepro.case.files import case_digest
+from mmrepro.errors import BadIncident, UsageError
+from mmrepro.incident.replay import VERDICTS_FILE, PlayFacts
+from mmrepro.replay.seen import Seen
+from mmrepro.replay.store import Head, Key, Store
+from mmrepro.run.deadline import Deadlines
+from test_session import ended_once, lines, told
+from test_shrink import ghost_trace
+
+HEAD = Head(mmrepro_version="1", id="abc", case="d" * 64, decides={"--time": "fast"})
+HERE = Path(__file__).parent
+
+
+def seen(number: int) -> Seen:
+    facts = PlayFacts(number=number, what="a play", requests=3, state="ended", buckets=["b"])
+    return Seen(play=facts, answers={"r1": "200"}, folder=f"plays/{number:04d}")
+
+
+def key(number: int) -> Key:
+    return Key(f"{number:064d}", "shrink", 1)
+
+
+def test_what_ended_is_there_again_and_what_only_began_is_not(tmp_path: Path) -> None:
+    with Store(tmp_path, HEAD) as store:
+        for number in (1, 2):
+            store.began(number, key(number), "a play", 3)
+        store.end(1, key(1), seen(1))
+        limits = Deadlines(6.0, 2.4, "a rule")
+        store.end(3, Key("", "calibration", 1), seen(3), limits)
+    with Store(tmp_path, HEAD) as again:
+        assert set(again.ended) == {key(1), Key("", "calibration", 1)}
+        assert again.ended[key(1)].seen == seen(1)
+        assert again.ended[Key("", "calibration", 1)].deadlines == limits
+        with pytest.raises(UsageError, match="ended twice"):
+            again.end(9, key(1), seen(9))
+
+
+@pytest.mark.parametrize("torn", [b"{", b'{"kind": "ended", "number": 7', b"x" * 5000])
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes) -> None:
+    with Store(tmp_path, HEAD) as store:
+        store.end(1, key(1), seen(1))
+    with (tmp_path / VERDICTS_FILE).open("ab") as file:
+        file.write(torn)
+    with Store(tmp_path, HEAD) as again:
+        again.end(2, key(2), seen(2))
+    with Store(tmp_path, HEAD) as third:
+        assert set(third.ended) == {key(1), key(2)}
+
+
+def test_a_line_that_somebody_changed_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path, HEAD) as store:
+        store.end(1, key(1), seen(1))
+        store.end(2, key(2), seen(2))
+    file = tmp_path / VERDICTS_FILE
+    texts = file.read_text().splitlines()
+    file.write_text("\n".join([texts[0], texts[1][:40], texts[2]]) + "\n")
+    with pytest.raises(BadIncident, match="line 2"):
+        Store(tmp_path, HEAD)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"case": "e" * 64}, "another case"),
+        ({"mmrepro_version": "2"}, "made by mmrepro 1, this is 2"),
+        ({"decides": {"--time": "real"}}, "another --time: fast"),
+    ],
+)
+def test_of_something_else_it_says_so_in_a_sentence(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    with Store(tmp_path, HEAD):
+        pass
+    before = (tmp_path / VERDICTS_FILE).read_bytes()
+    with pytest.raises(UsageError, match=said) as raised:
+        Store(tmp_path, HEAD.model_copy(update=change))
+    assert raised.value.hint
+    assert (tmp_path / VERDICTS_FILE).read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"kind": "began"}\n', "\xff\n"])
+def test_what_is_no_replay_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / VERDICTS_FILE).write_text(text)
+    if not text:  # nothing was written yet: it begins
+        with Store(tmp_path, HEAD) as store:
+            assert not store.ended
+        return
+    with pytest.raises(UsageError, match="can go on with"):
+        Store(tmp_path, HEAD)
+
+
+def test_a_newer_store_is_refused(tmp_path: Path) -> None:
+    newer = HEAD.model_dump(mode="json") | {"version": 9}
+    (tmp_path / VERDICTS_FILE).write_text(json.dumps(newer) + "\n")
+    with pytest.raises(UsageError, match="can go on with"):
+        Store(tmp_path, HEAD)
+
+
+def test_one_writer(tmp_path: Path) -> None:
+    with Store(tmp_path, HEAD), pytest.raises(UsageError, match="Another mmrepro goes on"):
+        Store(tmp_path, HEAD)
+
+
+def test_no_secret_is_kept(tmp_path: Path) -> None:
+    secret = "sk-" + "a1" * 20
+    told = seen(1).model_copy(update={"observed": {"r1": f"401 wrong key {secret}"}})
+    with Store(tmp_path, HEAD) as store:
+        kept = store.end(1, key(1), told)
+    assert secret not in (tmp_path / VERDICTS_FILE).read_text()
+    assert secret not in kept.seen.observed["r1"], "this call sees what a later one will see"
+
+
+def _killed_child(folder: Path, seed: int, after: float, *, resume: bool) -> int:
+    """A session in a process of its own, killed after ``after`` seconds of playing."""
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from fake_plays import FakeGhostKey; from fake_player import FakePlayer, replaying\n"
+        "from test_shrink import ghost_trace\n"
+        "folder, seed, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == 'True'\n"
+        "wait = lambda number, case: time.sleep(0.01)\n"
+        "player = FakePlayer(FakeGhostKey(1000), wait)\n"
+        "session = replaying(ghost_trace(seed), folder, player, resume=resume)[0]\n"
+        "print('ready', flush=True); session.execute()\n"
+    )
+    paths = {"PYTHONPATH": str(HERE)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder), str(seed), str(resume)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **paths},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"ready\n"
+    timer = threading.Timer(after, child.kill)
+    timer.start()
+    code_seen = child.wait(60)
+    timer.cancel()
+    return code_seen
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_killed_at_any_moment_it_goes_on_and_repeats_no_verdict(tmp_path: Path, seed: int) -> None:
+    whole, _ = replaying(ghost_trace(seed), tmp_path / "whole", FakePlayer(FakeGhostKey(1000)))
+    wanted = told(whole.execute())
+    folder = tmp_path / "killed"
+    chance = random.Random(seed)
+    kills = 0
+    for _ in range(6):
+        before = _size(folder)
+        begun = (folder / "replay" / VERDICTS_FILE).exists()
+        code = _killed_child(folder, seed, chance.uniform(0.0, 0.8), resume=begun)
+        kills += code == -9
+        assert _size(folder) >= before, "what was written stays"
+        if code == 0:
+            break
+    assert kills, "it was killed at least once"
+    begun = (folder / "replay" / VERDICTS_FILE).exists()
+    last = FakePlayer(FakeGhostKey(1000))
+    replay = replaying(ghost_trace(seed), folder, last, resume=begun)[0].execute()
+    assert told(replay) == wanted
+    assert ended_once(folder)
+    ended = sum(line["kind"] == "ended" for line in lines(folder))
+    assert ended == len(replay.plays)
+
+
+def _size(folder: Path) -> int:
+    file = folder / "replay" / VERDICTS_FILE
+    return file.stat().st_size if file.exists() else 0
+
+
+def test_a_resumed_folder_without_a_replay_is_refused(tmp_path: Path) -> None:
+    case = ghost_trace(1)
+    (tmp_path / "replay").mkdir()
+    session, _ = replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)), resume=True)
+    with pytest.raises(UsageError, match="no replay to go on with"):
+        session.execute()
+
+
+def test_a_folder_with_a_replay_is_not_begun_anew(tmp_path: Path) -> None:
+    case = ghost_trace(1, 60)
+    replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)))[0].execute()
+    second, _ = replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)))
+    with pytest.raises(UsageError, match="already holds a replay") as raised:
+        second.execute()
+    assert "--resume" in raised.value.hint
+
+
+def test_another_server_is_not_gone_on_with(tmp_path: Path) -> None:
+    case = ghost_trace(1, 60)
+    replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)))[0].execute()
+    server = SERVER.model_copy(update={"release": "0.24.0"})
+    other, _ = replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)), resume=True, server=server)
+    with pytest.raises(UsageError, match="another case"):
+        other.execute()
+    assert case_digest(case) != case_digest(case.model_copy(update={"server": server}))

@@ -1,0 +1,121 @@
+"""Tracebacks in logs, and the one that tells what went wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given, strategies as st
+from mmrepro.engines import get_engine
+from mmrepro.evidence import RequestRecord
+from mmrepro.play.tracebacks import of_engine, read_tracebacks, telling, tracebacks
+from mmrepro.records import Moment
+
+REFUSED = """\
+(APIServer pid=1) ERROR 11-23 07:04:47 [serving.py:2] Error in preprocessing
+(APIServer pid=1) ERROR 11-23 07:04:47 [serving.py:2] Traceback (most recent call last):
+(APIServer pid=1) ERROR 11-23 07:04:47 [serving.py:2]   File "/x/vllm/a.py", line 3, in create
+(APIServer pid=1) ERROR 11-23 07:04:47 [serving.py:2]     raise ValueError(
+(APIServer pid=1) ERROR 11-23 07:04:47 [serving.py:2] ValueError: Input length (2166) exceeds
+"""
+TWO = """\
+(APIServer pid=1) Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-23 07:04:47 [core.py:1616] Traceback (most recent call last):
+(APIServer pid=1)   File "/x/uvicorn/b.py", line 9, in run_asgi
+(EngineCore pid=2) ERROR 11-23 07:04:47 [core.py:1616]   File "/x/vllm/c.py", line 1, in outer
+(APIServer pid=1)     result = await app(  # type: ignore
+(EngineCore pid=2) ERROR 11-23 07:04:47 [core.py:1616]     inner()
+(EngineCore pid=2) ERROR 11-23 07:04:47 [core.py:1616]     ^^^^^^^
+(EngineCore pid=2) ERROR 11-23 07:04:47 [core.py:1616]   File "/x/vllm/c.py", line 5, in inner
+(EngineCore pid=2) ERROR 11-23 07:04:47 [core.py:1616] AssertionError: Expected a cached item
+(APIServer pid=1) asyncio.exceptions.CancelledError: gone
+(APIServer pid=1) INFO:     127.0.0.1 - "POST /v1/chat/completions HTTP/1.1" 500
+"""
+SGLANG = """\
+[2026-11-23 06:50:05] Scheduler hit an exception: Traceback (most recent call last):
+  File "/x/sglang/srt/s.py", line 7, in run
+    self.step()
+  File "/x/torch/nn.py", line 7, in forward
+
+RuntimeError
+"""
+
+
+def answer(status: int | None, error: str) -> RequestRecord:
+    return RequestRecord(
+        id=1,
+        phase="trigger",
+        label="r",
+        sent=Moment.now(),
+        deadline_s=6,
+        status=status,
+        error=error,
+    )
+
+
+def test_processes_that_write_in_turn() -> None:
+    core, server = tracebacks(TWO.splitlines())
+    assert (core.error, core.frames) == (
+        "AssertionError: Expected a cached item",
+        ["inner", "outer"],
+    )
+    assert (server.frames, server.of_leaving) == (["run_asgi"], True)
+
+
+def test_a_traceback_after_a_message_and_without_a_text() -> None:
+    (one,) = tracebacks(SGLANG.splitlines())
+    assert (one.error, one.message, one.frames) == ("RuntimeError", "", ["forward", "run"])
+
+
+def test_colours_and_groups() -> None:
+    lines = (
+        "\x1b[1;36m(EngineCore pid=2)\x1b[0;0m Traceback (most recent call last):",
+        '\x1b[1;36m(EngineCore pid=2)\x1b[0;0m   |   File "/x/vllm/c.py", line 1, in outer',
+        "\x1b[1;36m(EngineCore pid=2)\x1b[0;0m   | KeyError: 'x'",
+    )
+    (one,) = tracebacks(lines)
+    assert (one.error, one.frames) == ("KeyError: 'x'", ["outer"])
+
+
+def test_a_refusal_and_a_client_that_left_tell_nothing() -> None:
+    found = tracebacks((REFUSED + TWO).splitlines())
+    refused = answer(400, "Input length (2166) exceeds model's maximum context length (2048).")
+    told = telling(found, [refused, answer(500, "Internal server error")])
+    assert [one.error for one in told] == ["AssertionError: Expected a cached item"]
+    told = telling(found, [answer(500, "x")])  # without the refusal it may be what failed
+    assert told[0].error.startswith("ValueError: Input length")
+
+
+def test_a_message_with_quotes_is_known_inside_json() -> None:
+    found = tracebacks(REFUSED.replace("Input", '"Input"').splitlines())
+    assert telling(found, [answer(400, '{"message": "\\"Input\\" length (2166) exceeds"}')]) == []
+
+
+def test_what_an_answer_names_comes_first() -> None:
+    found = tracebacks((REFUSED + TWO).splitlines())
+    told = telling(found, [answer(500, '{"message": "Expected a cached item"}')])
+    assert told[0].error.startswith("AssertionError")
+
+
+def test_a_start_fails_in_the_engines_own_code() -> None:
+    noise = SGLANG.replace("/x/sglang/srt", "/x/sglang-0.5.6-cpu/venv").replace("Runtime", "OS")
+    found = tracebacks((noise + SGLANG).splitlines())
+    one = of_engine(found, get_engine("sglang"))
+    assert one is not None
+    assert one.error == "RuntimeError"
+    assert of_engine(found[:1], get_engine("sglang")) == found[0]
+    assert of_engine([], get_engine("sglang")) is None
+
+
+def test_from_a_place_on(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(SGLANG + TWO)
+    assert len(read_tracebacks(log)) == 3
+    assert len(read_tracebacks(log, len(SGLANG))) == 2
+    assert read_tracebacks(tmp_path / "none.log") == []
+
+
+@given(st.lists(st.sampled_from((REFUSED + TWO + SGLANG).splitlines()) | st.text(max_size=20)))
+def test_any_lines(lines: list[str]) -> None:
+    for one in tracebacks(lines):
+        assert one.error
+        assert len(one.frames) == len(one.files)

@@ -1,0 +1,136 @@
+"""What of a replay leaves the machine: the issue and the bundle."""
+
+from __future__ import annotations
+
+import re
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from mmrepro.case.files import read_case, write_case
+from mmrepro.case.model import Case, Recorded
+from mmrepro.cli.app import app
+from mmrepro.incident.replay import Finding, Replay
+from mmrepro.reports import load, replay as reports
+from mmrepro.reports.issue_form import MAX_CHARS, Report, filled, finding_issue, incident_issue
+from mmrepro.reports.replay_bundle import write_replay_bundle
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "replay"))
+from made_up_replay import SECRET, finding, ghost_case, operation, replay
+
+RECORDED = Path(__file__).parents[2] / "evidence"
+
+
+def written(folder: Path, *findings: Finding, case: Case | None = None) -> Replay:
+    made = replay(*findings)
+    for one in findings:
+        write_case(case or ghost_case(), folder / one.folder)
+    reports.write_replay(made, folder)
+    return made
+
+
+def private_case() -> Case:
+    case = ghost_case()
+    for op in case.operations:
+        op.recorded = Recorded(status=200, text="the answer about Erika Mustermann")
+    return case
+
+
+def test_an_issue_has_the_engines_own_headings(tmp_path: Path) -> None:
+    written(tmp_path, finding(), case=private_case())
+    forms = {
+        "vllm": [
+            "Your current environment", "🐛 Describe the bug", "Before submitting a new issue",
+        ],
+        "sglang": ["Checklist", "Describe the bug", "Reproduction", "Environment"],
+        "lmdeploy": [
+            "Checklist", "Describe the bug", "Reproduction", "Environment", "Error traceback",
+        ],
+        "minivllm": ["Describe the bug", "Reproduction", "Environment"],
+    }  # fmt: skip
+    for engine, headings in forms.items():
+        shown = reports.load_finding(tmp_path / "f1")
+        shown.replay.server = shown.replay.server.model_copy(update={"engine": engine})
+        text = finding_issue(shown)
+        found = re.findall(r"^### (.*)$", text, re.MULTILINE)
+        assert [name.removesuffix("...") for name in found] == headings
+        for word in ("**Observed:**", "**Expected:**", "every request is answered", "popitem",
+                     "3 of 3 plays", "Made-up CPU", "reproduce.py"):  # fmt: skip
+            assert word in text
+        assert "- [x]" not in text
+        assert "Mustermann" not in text
+        assert len(text) <= MAX_CHARS
+
+
+def test_a_long_script_is_attached_not_pasted(tmp_path: Path) -> None:
+    case = ghost_case()
+    long = "".join(chr(97 + (i * i * 7 + i // 5) % 26) for i in range(70_000))
+    case.operations[0] = operation("r1", text=long, images=("X",))
+    written(tmp_path, finding(), case=case)
+    text = finding_issue(reports.load_finding(tmp_path / "f1"))
+    assert len(text) <= MAX_CHARS
+    assert "attach the file" in text
+
+
+def test_no_issue_is_longer_than_github_takes() -> None:
+    text = filled(Report("vllm", "t", "d" * 90_000, "r", "e"))
+    assert len(text) <= MAX_CHARS
+    assert text.endswith("[cut: too long]\n")
+
+
+@pytest.mark.parametrize("name", ["ghost-key-eviction-0.23.0", "kv-growth-crash"])
+def test_an_incident_of_a_run_is_an_issue_too(name: str) -> None:
+    path = sorted(RECORDED.glob(f"{name}*.zip"))[0]
+    incident = load(path)
+    text = incident_issue(incident)
+    assert "### Describe the bug" in text or "### 🐛 Describe the bug" in text
+    assert incident.engine.release in text
+    assert len(text) <= MAX_CHARS
+    done = CliRunner().invoke(app, ["report", str(path), "--format", "issue"])
+    assert (done.exit_code, done.stdout.strip()) == (0, text.strip())
+
+
+def test_a_bundle_has_other_words_and_no_prompt(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    made = written(
+        folder,
+        finding(private_case(), log_lines=[f"Received request: prompt: '{SECRET}', params"]),
+        case=private_case(),
+    )
+    target = tmp_path / "r.zip"
+    write_replay_bundle(folder, made, target)
+    with zipfile.ZipFile(target) as archive:
+        names = set(archive.namelist())
+        texts = {name: archive.read(name).decode() for name in names}
+    assert {
+        "replay.json",
+        "f1/case.json",
+        "f1/reproduce.py",
+        "f1/report.md",
+        "f1/issue.md",
+    } <= names
+    for name, text in texts.items():
+        assert "Mustermann" not in text, name
+        assert "patient" not in text, name
+    (tmp_path / "case.json").write_text(texts["f1/case.json"])
+    public, _ = read_case(tmp_path / "case.json")
+    assert public.origin.anonymised
+    assert [op.images for op in public.operations] == [op.images for op in ghost_case().operations]
+    assert "the random ones were not played" in texts["f1/report.md"]
+    done = CliRunner().invoke(app, ["report", str(target)])
+    assert done.exit_code == 0, done.stderr
+    assert "# Replay of night.har" in done.stdout
+
+
+def test_where_the_other_words_were_played_the_bundle_has_those(tmp_path: Path) -> None:
+    made = written(tmp_path, finding(), case=private_case())
+    played = ghost_case()
+    played.operations[1] = operation("r2", "r1.end", text="played words", images=("X",))
+    write_case(played, tmp_path / "f1" / "anonymised")
+    target = tmp_path / "r.zip"
+    write_replay_bundle(tmp_path, made, target)
+    with zipfile.ZipFile(target) as archive:
+        assert "played words" in archive.read("f1/reproduce.py").decode()
+        assert "were not played" not in archive.read("f1/report.md").decode()

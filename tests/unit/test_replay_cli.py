@@ -1,0 +1,331 @@
+"""``mmrepro replay`` as it is typed; no server is started."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jsonschema
+import pytest
+from mmrepro.case.files import write_case
+from mmrepro.case.model import CASE_FILE
+from mmrepro.cli.app import app
+from mmrepro.cli.new_from import exception_pattern, hang_path
+from mmrepro.cli.replay import usual_server
+from mmrepro.cli.replay_progress import ReplayProgress
+from mmrepro.engines import ENGINES
+from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
+from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
+from mmrepro.replay import session
+from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.watcher import Watcher
+from mmrepro.scenario.registry import load_scenario
+from rich.console import Console
+from typer.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent / "replay"))
+from made_up_replay import SERVER, finding, ghost_case, replay
+
+runner = CliRunner()
+
+
+class FakeReplaying:
+    """A FAKE session: it tells what a test gave it and starts nothing."""
+
+    result: ClassVar[Replay]
+    error: ClassVar[BaseException | None]
+    asked: ClassVar[ReplayOptions]
+
+    def __init__(
+        self,
+        options: ReplayOptions,
+        watcher: Watcher | None = None,
+        *,
+        write: Callable[[Replay, Path], object],
+    ) -> None:
+        type(self).asked = options
+        self.options, self.watcher, self.write = options, watcher, write
+        self.dir = options.resume or options.out or Path("replays/r")
+
+    @property
+    def resume_command(self) -> str:
+        return self.options.command(self.dir)
+
+    def execute(self) -> Replay:
+        self.dir.mkdir(parents=True, exist_ok=True)
+        made = self.result
+        assert self.watcher is not None
+        for play in made.plays:
+            self.watcher.began(made, play.what, play.requests)
+            self.watcher.ended(made, play, kept=play.number == 1)
+        for one in made.findings:
+            self.watcher.grew(made, one)
+            write_case(ghost_case(), self.dir / one.folder)
+        if self.error is not None:
+            raise self.error
+        self.write(made, self.dir)
+        return made
+
+
+@pytest.fixture(autouse=True)
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type[FakeReplaying]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "Replaying", FakeReplaying)
+    FakeReplaying.result, FakeReplaying.error = replay(finding()), None
+    (tmp_path / "night.har").write_text("{}")
+    return FakeReplaying
+
+
+def typed(*argv: str) -> tuple[int, str, str]:
+    done = runner.invoke(app, ["replay", *argv])
+    if isinstance(done.exception, Exception) and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+def refused(*argv: str) -> MmreproError:
+    with pytest.raises(MmreproError) as told:
+        typed(*argv)
+    assert told.value.exit_code == ExitCode.USAGE
+    assert "\n" not in told.value.message
+    return told.value
+
+
+HAR = ("night.har", "--engine", "vllm")
+
+
+def test_for_machines_and_for_people(tmp_path: Path) -> None:
+    code, out, err = typed(*HAR, "--json", "--out", "r")
+    assert code == 1
+    document = json.loads(out)
+    assert (document["exit_code"], document["folder"]) == (1, "r")
+    assert document["findings"][0]["class"] == "hang"
+    assert Path(document["findings"][0]["folder"], "reproduce.py").is_file()
+    assert "play 2 of at most 40 (confirm, 200 requests): hung" in err
+    schema = json.loads(runner.invoke(app, ["schema", "--of", "replay-json"]).stdout)
+    jsonschema.validators.validator_for(schema).check_schema(schema)
+    jsonschema.validate(document, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**document, "exit_code": "one"}, schema)
+
+    code, out, _ = typed(*HAR, "--out", "s")
+    assert code == 1
+    assert "UNKNOWN FAILURE  Replay of night.har (200 requests) on vllm 0.23.0" in out
+    assert "kept from before" in out
+    assert "to reproduce f1: s/f1/reproduce.py" in out
+    for form, sign in (("md", "# Replay of"), ("html", "<!doctype"), ("json", '"findings"')):
+        done = runner.invoke(app, ["report", "s", "--format", form])
+        assert (done.exit_code, sign in done.stdout) == (0, True)
+        done = runner.invoke(app, ["report", "s/f1", "--format", form])
+        assert done.exit_code == 0
+    for of in ("replay", "case"):
+        assert json.loads(runner.invoke(app, ["schema", "--of", of]).stdout)["properties"]
+
+
+@pytest.mark.parametrize(
+    ("result", "code"),
+    [
+        (replay(), 0),
+        (replay(finding(known="ghost-key-eviction")), 0),
+        (replay(finding()), 1),
+        (replay(finding(confirmed=False)), 3),
+        (replay(state="failed", failure="no environment"), 4),
+    ],
+)
+def test_the_exit_code_says_what_was_found(
+    fake: type[FakeReplaying], result: Replay, code: int
+) -> None:
+    fake.result = result
+    assert typed(*HAR)[0] == code
+    told, out, _ = typed(*HAR, "--json", "--out", "again")
+    assert (told, json.loads(out)["exit_code"]) == (code, code)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "to resume, run: mmrepro replay night.har --engine vllm"),
+        (InfrastructureError("no disk"), "Partial replay: replays/r"),
+    ],
+)
+def test_what_ends_early_says_how_to_go_on(
+    fake: type[FakeReplaying], capsys: pytest.CaptureFixture[str], error: BaseException, said: str
+) -> None:
+    fake.error = error
+    done = runner.invoke(app, ["replay", *HAR])
+    assert said in done.stderr
+    assert done.exit_code != 0
+
+
+def test_every_option_arrives(fake: type[FakeReplaying]) -> None:
+    typed(
+        *HAR, "--release", "0.24.0", "--model", "dots-ocr", "--server-arg=--dtype=float32",
+        "--server-arg=--seed=1", "--max-model-len", "1024", "--env", "A=b=c", "--time", "order",
+        "--no-anonymise", "--scale", "--host", "a.example", "--concurrency", "4", "--no-shrink",
+        "--repeat", "5", "--budget", "60", "--jobs", "2", "--seed", "7", "--start-mode", "cold",
+        "--timeout", "99", "--out", "o",
+    )  # fmt: skip
+    asked, server = fake.asked, fake.asked.server
+    assert (server.release, server.model, server.max_model_len) == ("0.24.0", "dots-ocr", 1024)
+    assert server.args == ["--dtype=float32", "--seed=1"]
+    assert server.env == {"A": "b=c"}
+    assert (asked.time, asked.anonymise, asked.scale, asked.shrink) == ("order", False, True, False)
+    assert (asked.host, asked.concurrency, asked.repeat, asked.budget) == ("a.example", 4, 5, 60)
+    assert (asked.jobs, asked.seed, asked.start_mode, asked.timeout_s) == (2, 7, "cold", 99)
+    assert asked.out == Path("o")
+    again = asked.command().split()[2:]
+    typed(*(word.strip("'") for word in again), "--out", "o2")
+    assert {**vars(fake.asked), "out": None} == {**vars(asked), "out": None}
+
+
+def test_a_case_brings_its_own_server(fake: type[FakeReplaying], tmp_path: Path) -> None:
+    write_case(ghost_case(), tmp_path / "f1")
+    for file in ("f1", f"f1/{CASE_FILE}"):
+        typed(file)
+        assert fake.asked.server == SERVER
+    typed("f1", "--engine", "vllm", "--release", "0.24.0", "--server-arg=--x")
+    assert fake.asked.server == SERVER.model_copy(update={"release": "0.24.0", "args": ["--x"]})
+    assert "a case of vllm, not of sglang" in refused("f1", "--engine", "sglang").message
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_recording_gets_what_the_scenarios_of_the_engine_have(engine: str) -> None:
+    server = usual_server(engine)
+    assert server.engine == engine
+    assert server.release
+    assert server.model in ("qwen2-vl", "dots-ocr", "qwen3", "text")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("night.har",), "--engine says which engine"),
+        (("night.har", "--engine", "tgi"), "tgi"),
+        ((*HAR, "--release", "x.y"), "x.y"),
+        ((*HAR, "--env", "A"), "NAME=VALUE"),
+        ((*HAR, "--budget", "3"), "--budget 3 is not enough"),
+        ((*HAR, "--resume", "night.har", "--out", "o"), "--resume"),
+    ],
+)
+def test_bad_options_are_one_sentence(argv: tuple[str, ...], said: str) -> None:
+    assert said in refused(*argv).message
+
+
+def test_the_live_view_shows_plays_and_findings() -> None:
+    console = Console(width=120, force_terminal=True, record=True)
+    view = ReplayProgress(console, 40)
+    made = replay(finding(shrunk=False))
+    view.began(made, "first play", 200)
+    view.began(made, "confirm", 200)
+    view.ended(made, PlayFacts(number=1, what="first play", requests=200, state="hung",
+                               buckets=["vllm/hang/x"]), kept=False)  # fmt: skip
+    view.ended(made, PlayFacts(number=9, what="odd", requests=1, state="", error="no disk"),
+               kept=False)  # fmt: skip
+    view.began(made, "without r1", 12)
+    view.grew(made, made.findings[0])
+    console.print(view._draw())
+    text = console.export_text()
+    for word in ("hang in x", "counts for nothing: no disk", "without r1", "12 requests",
+                 "3 of 3 plays", "f1: unknown, confirmed"):  # fmt: skip
+        assert word in text, word
+
+
+# ---------------------------------------------------------------------- new --from, report
+
+
+def kept(folder: Path, kind: FindingClass = FindingClass.HANG, **more: Any) -> Path:
+    from mmrepro.reports.replay import write_replay
+
+    made = finding(ghost_case(), kind, **more)
+    case = ghost_case() if kind is not FindingClass.START_FAILURE else ghost_case().keeping([])
+    write_case(case, folder / "f1")
+    write_replay(replay(made), folder)
+    return folder / "f1"
+
+
+@pytest.mark.parametrize("kind", list(FindingClass))
+def test_new_from_writes_a_scenario_of_every_class(tmp_path: Path, kind: FindingClass) -> None:
+    place = kept(tmp_path / "r", kind)
+    argv = ["new", "last-night", "--from", str(place), "--out", str(tmp_path), "--json"]
+    done = runner.invoke(app, argv)
+    if kind is FindingClass.START_FAILURE:
+        assert isinstance(done.exception, MmreproError)
+        assert "no requests that a scenario could send" in done.exception.message
+        return
+    assert done.exit_code == 0, done.exception
+    document = json.loads(done.stdout)
+    file, folder = map(Path, document["files"])
+    assert (document["engine"], document["release"]) == ("vllm", "0.23.0")
+    assert (folder / CASE_FILE).is_file()
+    text = file.read_text()
+    assert len(text.splitlines()) <= 100
+    scenario = load_scenario(str(file))
+    assert (scenario.name, scenario.engine, scenario.release) == ("last-night", "vllm", "0.23.0")
+    assert scenario.server_args == ("--mm-processor-cache-gb", "0.02")
+    assert scenario.affects("0.23.0")
+    assert not scenario.affects("0.24.0")
+    parts = [condition.part for condition in scenario.declared()]
+    assert set(parts) == {"precondition", "symptom", "cause"}
+    loud = kind in (FindingClass.HANG, FindingClass.DEATH, FindingClass.SERVER_ERROR)
+    assert ("TODO" in text) is not loud
+    again = runner.invoke(app, argv)
+    assert isinstance(again.exception, MmreproError)
+    assert "exist already" in again.exception.message
+    assert runner.invoke(app, [*argv, "--force"]).exit_code == 0
+
+
+def test_new_refuses_what_contradicts_the_finding(tmp_path: Path) -> None:
+    place = kept(tmp_path / "r")
+    for argv, said in (
+        (["new", "odd-image"], "--engine says"),
+        (["new", "odd-image", "--from", str(place), "--engine", "vllm"], "--from says"),
+        (["new", "odd-image", "--from", str(tmp_path)], "is no finding"),
+        (["new", "ghost-key-eviction", "--from", str(place)], "already"),
+    ):
+        done = runner.invoke(app, argv)
+        assert isinstance(done.exception, MmreproError), argv
+        assert said in done.exception.message
+
+
+def test_an_issue_is_of_one_finding(tmp_path: Path) -> None:
+    place = kept(tmp_path / "r")
+    done = runner.invoke(app, ["report", str(place), "--format", "issue"])
+    assert "### 🐛 Describe the bug" in done.stdout
+    for argv, said in (
+        (["report", str(place.parent), "--format", "issue"], "of one finding"),
+        (["report", str(place), "--format", "junit"], "no JUnit report"),
+    ):
+        done = runner.invoke(app, argv)
+        assert isinstance(done.exception, MmreproError)
+        assert said in done.exception.message
+
+
+@pytest.mark.parametrize(
+    ("bucket", "path"),
+    [
+        ("vllm/hang/a > b > c", ["a", "b", "c"]),
+        ("vllm/hang/a", ["a"]),
+        ("vllm/hang/", []),
+    ],
+)
+def test_a_hangs_bucket_says_where_it_stands(bucket: str, path: list[str]) -> None:
+    assert hang_path(bucket) == path
+
+
+@pytest.mark.parametrize(
+    ("line", "pattern"),
+    [
+        (
+            "AssertionError: Expected a cached item for mm_hash='ab12'",
+            "AssertionError: Expected a cached item for mm_hash=",
+        ),
+        ("RuntimeError: 225 placeholders", "RuntimeError:"),
+        ("torch.OutOfMemoryError: CUDA", "OutOfMemoryError: CUDA"),
+        ("nothing of it", ""),
+    ],
+)
+def test_the_logs_line_becomes_a_pattern(line: str, pattern: str) -> None:
+    assert exception_pattern(["INFO fine", line]) == pattern
