@@ -245,7 +245,7 @@ def environment(
 def _described(told: Told) -> str:
     finding = told.finding
     parts = [
-        f"**Observed:** {gfm.text(finding.said.rstrip('.'))}.",
+        f"**Observed:** {gfm.text(replay_view.said(finding))}.",
         f"**Expected:** {gfm.text(replay_view.expected(finding))}.",
         f"Seen in {gfm.text(replay_view.rate_words(finding.rate))} on fresh servers. "
         f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}",
@@ -256,7 +256,7 @@ def _described(told: Told) -> str:
         name = gfm.code(replay_view.known_name(finding))
         parts.append(f"It fits the known failure {name}: {gfm.text(finding.known_why)}")
     if finding.needed:
-        parts.append(gfm.details("Why each request is needed", replays.needed(finding)))
+        parts.append(gfm.details("Why each request is needed", replays.needed(told)))
     limits = list(dict.fromkeys([*finding.limits, *told.replay.limits]))
     if limits:
         parts.append("What this does not show:\n\n" + replays.lines(limits))

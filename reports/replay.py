@@ -10,7 +10,7 @@ from typing import Final
 from mmrepro.case.files import read_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.errors import BadIncident, UsageError
-from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Finding, Replay
+from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Finding, Needed, Replay
 from mmrepro.reports import gfm, replay_sequence as drawn, replay_view as view
 from mmrepro.reports.bundle_file import holds, is_bundle, read_listed
 from mmrepro.reports.document import document_json, load_document, read_document
@@ -36,7 +36,18 @@ class Told:
     def sequence(self) -> drawn.Sequence | None:
         if self.case is None or not self.case.operations:
             return None
-        return drawn.sequence(self.case, self.finding.observed, self.finding.operations)
+        return drawn.sequence(self.case, self.observed, self.finding.operations)
+
+    @property
+    def observed(self) -> dict[str, str]:
+        return {id: view.observed(self.finding, id) for id in self.finding.observed}
+
+    @property
+    def needed(self) -> list[Needed]:
+        """What the finding needs: the requests in their order, then the rest."""
+        order = [op.id for op in self.case.operations] if self.case else []
+        place = {id: number for number, id in enumerate(order)}
+        return sorted(self.finding.needed, key=lambda one: place.get(one.what, len(place)))
 
     @property
     def images(self) -> list[tuple[str, str, str]]:
@@ -197,7 +208,7 @@ def _findings(replay: Replay) -> str:
                 f"[{gfm.text(name)}]({finding.folder}/{MARKDOWN_FILE})"
                 if finding.folder.isalnum()
                 else gfm.cell(name),
-                gfm.cell(finding.said),
+                gfm.cell(view.said(finding)),
                 gfm.cell(row.known),
                 row.state,
                 gfm.cell(row.requests),
@@ -265,7 +276,7 @@ def finding_markdown(told: Told) -> str:
     sections = [
         ("", _finding_head(told)),
         ("The sequence", sequence_markdown(told)),
-        ("Why each is needed", needed(finding)),
+        ("Why each is needed", needed(told)),
         ("How often", rate(finding)),
         ("Known or not", known(finding)),
         ("Where it stands", gfm.fence("\n".join(finding.stack), "text", 40) * bool(finding.stack)),
@@ -282,7 +293,7 @@ def finding_markdown(told: Told) -> str:
 def _finding_head(told: Told) -> str:
     finding = told.finding
     rows = [
-        ["observed", gfm.cell(finding.said)],
+        ["observed", gfm.cell(view.said(finding))],
         ["expected", gfm.cell(view.expected(finding))],
         ["known", gfm.cell(view.known_name(finding) or "no")],
         ["requests", gfm.cell(view.requests_words(finding))],
@@ -320,8 +331,8 @@ def sequence_markdown(told: Told) -> str:
     return "\n\n".join(parts)
 
 
-def needed(finding: Finding) -> str:
-    rows = [[gfm.code(n.what), gfm.cell(n.why), gfm.code(n.by) or "itself"] for n in finding.needed]
+def needed(told: Told) -> str:
+    rows = [[gfm.code(n.what), gfm.cell(n.why), gfm.code(n.by) or "itself"] for n in told.needed]
     return gfm.table(["needed", "without it", "argued by"], rows) if rows else ""
 
 
@@ -331,8 +342,7 @@ def rate(finding: Finding) -> str:
 
 def known(finding: Finding) -> str:
     if not finding.known:
-        why = f": {gfm.text(finding.known_why)}" if finding.known_why else ""
-        return f"No known scenario's signature fits{why.rstrip('.')}."
+        return f"{gfm.paragraph(view.unknown_why(finding))}."
     name = gfm.code(view.known_name(finding))
     return f"{name}: {gfm.text(finding.known_why.rstrip('.'))}." if finding.known_why else name
 

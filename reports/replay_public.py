@@ -84,6 +84,9 @@ def _without_words(told: Told, redactor: Redactor) -> Finding:
     from mmrepro.reports.bundle import redact_log
 
     finding = told.finding.model_copy(deep=True)
+    for op, text in finding.observed.items():
+        if text[:1] == "2":  # the answer to words that do not go out
+            finding.observed[op] = text[:3]
     finding.log_lines = [redact_log(text, redactor) for text in finding.log_lines]
     if finding.finding_class in _SPOKEN:
 

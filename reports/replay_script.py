@@ -86,7 +86,7 @@ def script(
     kind = finding.finding_class.value
     text: str = _template().render(
         title=_comment(f"{view.finding_title(finding)}."),
-        said=_wrapped(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}."),
+        said=_wrapped(f"{view.said(finding)}. Expected: {view.expected(finding)}."),
         commands=server_steps(case, settings, project),
         note=_comment(_note(case)),
         kind=kind,
@@ -182,8 +182,7 @@ def server_steps(case: Case, settings: list[Setting], project: str = "") -> list
     model = MODEL_DIR if written else _public_model(server.model)
     lines = [f"pip install {project or server.engine}=={server.release}"]
     if server.engine == "minivllm":
-        lines.clear()
-        lines.append("cd reproducers   # of the sources of mmrepro: minivllm is there")
+        lines = ["export PYTHONPATH=reproducers   # of the sources of mmrepro: minivllm is there"]
     if written and case.operations:
         lines.append(f"python3 {SCRIPT_FILE} --write-model {MODEL_DIR}")
     return [*lines, server_command(case, settings, model)]

@@ -73,10 +73,10 @@ def end(replay: Replay) -> str:
 def _finding(finding: Finding, line: partial[None]) -> None:
     line()
     line((f"{finding.id}  {view.CLASS_WORDS[finding.finding_class]}", "bold"))
-    line(f"  {finding.said}")
+    line(f"  {view.said(finding)}")
     line(f"  expected: {view.expected(finding)}")
     if finding.known:
         line(f"  known: {view.known_name(finding)}", (f"  {finding.known_why}", "dim"))
-    line(f"  {view.requests_words(finding)} requests; {view.rate_words(finding.rate)}")
+    line(f"  {view.requests_words(finding)}; {view.rate_words(finding.rate)}")
     for frame in finding.stack[:3]:
         line("    ", (frame, "dim"))

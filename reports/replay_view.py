@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Any, Final
@@ -134,10 +135,26 @@ def known_name(finding: Finding) -> str:
     return f"{finding.known} ({finding.known_variant})" if finding.known_variant else finding.known
 
 
+def unknown_why(finding: Finding) -> str:
+    """Why it counts as unknown, without a full stop."""
+    told = finding.known_why.rstrip(".") or "no known scenario's signature fits"
+    return told[:1].upper() + told[1:]
+
+
 def requests_words(finding: Finding) -> str:
-    """``13 of 200``, and whether fewer were tried."""
-    told = f"{finding.requests} of {finding.requests_before}"
+    """``13 of 200 requests``, and whether fewer may do."""
+    told = f"{finding.requests} of {count(finding.requests_before, 'request')}"
     return told if finding.shrunk else f"{told}, not shrunk to the end"
+
+
+def observed(finding: Finding, operation: str) -> str:
+    """What came of a request; of an error's JSON its message."""
+    told = finding.observed.get(operation, "")
+    named = _MESSAGE.search(told)
+    return f"{told[:3]} {named[1]}" if named and told[:3].isdigit() else told
+
+
+_MESSAGE: Final = re.compile(r'"message": ?"((?:[^"\\]|\\.)*)')
 
 
 def rate_words(rate: Rate) -> str:
@@ -155,7 +172,13 @@ def count(number: int, word: str) -> str:
 
 
 def expected(finding: Finding) -> str:
-    return finding.expected or EXPECTED[finding.finding_class]
+    told = finding.expected or EXPECTED[finding.finding_class]
+    return told.rstrip(".")
+
+
+def said(finding: Finding) -> str:
+    """What was observed, without a full stop."""
+    return finding.said.rstrip(".")
 
 
 def starts(replay: Replay) -> int:

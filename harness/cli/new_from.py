@@ -99,7 +99,7 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
         .get_template("scenario_from.py.j2")
         .render(
             title=_docstring(f"{view.finding_title(finding)}."),
-            said=_docstring(f"{finding.said.rstrip('.')}. Expected: {view.expected(finding)}"),
+            said=_docstring(f"{view.said(finding)}. Expected: {view.expected(finding)}"),
             why=_docstring(_why(finding)),
             module=module,
             folder=f"{module}_case",

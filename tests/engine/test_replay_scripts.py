@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -14,7 +15,7 @@ from live_server import Server, serving
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case, Message, Noise, Operation, Origin, Part, ServerWanted
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay
-from mmrepro.models import TinyQwen3
+from mmrepro.models import TinyQwen2VL, TinyQwen3
 from mmrepro.records import Fidelity, HostFacts, Moment
 from mmrepro.reports.replay import write_replay
 
@@ -58,17 +59,22 @@ def case() -> Case:
 def found(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finding's folder. Its words are made up; what is made of it runs."""
     folder = tmp_path_factory.mktemp("replay")
+    return written(case, folder, bucket="minivllm/hang/_loop > _take > add > received > put")
+
+
+def written(case: Case, folder: Path, bucket: str) -> Path:
+    """A finding's folder in a replay's."""
     write_case(case, folder / "f1")
     finding = Finding(
         id="f1",
         finding_class=FindingClass.HANG,
-        bucket="minivllm/hang/_loop > _take > add > received > put",
+        bucket=bucket,
         said="A request had no answer after 6 s, and nothing moved",
         operations=["r4"],
         confirmed=True,
         rate=Rate(failed=3, plays=3, low=0.292, high=1.0),
-        requests=6,
-        requests_before=6,
+        requests=len(case.operations),
+        requests_before=len(case.operations),
         observed={"r1": "400 too long", "r2": "200", "r3": "200", "r4": "no answer in 6.0 s"},
         folder="f1",
         case_file="f1/case.json",
@@ -82,7 +88,7 @@ def found(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
         command="mmrepro replay case.json",
         origin=Origin(),
         server=case.server,
-        requests=6,
+        requests=len(case.operations),
         host=HostFacts(os="", kernel="", cpu="", cores=1, memory_bytes=1, python=""),
         fidelity=Fidelity.TEACHING_ENGINE,
         budget=40,
@@ -119,6 +125,28 @@ def test_and_not_one_that_is_put_right(found: Path, tmp_path: Path) -> None:
     with serving("minivllm", "0.1", MODEL, tmp_path / "s", *FIXED) as server:
         code, said = reproduce(found, server)
     assert (code, said.splitlines()[-1]) == (0, "Not reproduced: every request was answered.")
+
+
+@pytest.mark.parametrize(("release", "code"), [("0.23.0", 1), ("0.24.0", 0)])
+def test_the_ghost_key_of_vllm(tmp_path: Path, release: str, code: int) -> None:
+    """0.24.0 has the fix (vllm#43595)."""
+    model, options = TinyQwen2VL(), ["--mm-processor-cache-gb", "0.02"]
+    fills = [f"F{number}" for number in range(14)]
+    operations = [asking("r1", "x " * 2100, "X"), asking("r2", "hi", "X", "r1.end")]
+    for name in fills:
+        operations.append(asking(f"r{len(operations) + 1}", "hi", name, f"{operations[-1].id}.end"))
+    case = Case(
+        server=ServerWanted(engine="vllm", release=release, args=options),
+        images={
+            name: Noise(seed=i, size=model.image_size()) for i, name in enumerate(["X", *fills])
+        },
+        operations=operations,
+    )
+    found = written(case, tmp_path / "replay", bucket="vllm/hang/process_input_sockets")
+    with serving("vllm", release, model, tmp_path / "s", *options) as server:
+        shown, said = reproduce(found, server)
+    assert shown == code, said
+    assert re.search(r"^ +r1 +400 ", said, re.MULTILINE)
 
 
 def test_a_scenario_made_of_it_reproduces_and_its_fix_does_not(
