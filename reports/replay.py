@@ -342,8 +342,7 @@ def rate(finding: Finding) -> str:
 
 def known(finding: Finding) -> str:
     if not finding.known:
-        why = f": {gfm.text(finding.known_why)}" if finding.known_why else ""
-        return f"No known scenario's signature fits{why.rstrip('.')}."
+        return f"{gfm.paragraph(view.unknown_why(finding))}."
     name = gfm.code(view.known_name(finding))
     return f"{name}: {gfm.text(finding.known_why.rstrip('.'))}." if finding.known_why else name
 

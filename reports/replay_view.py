@@ -135,6 +135,12 @@ def known_name(finding: Finding) -> str:
     return f"{finding.known} ({finding.known_variant})" if finding.known_variant else finding.known
 
 
+def unknown_why(finding: Finding) -> str:
+    """Why it counts as unknown, without a full stop."""
+    told = finding.known_why.rstrip(".") or "no known scenario's signature fits"
+    return told[:1].upper() + told[1:]
+
+
 def requests_words(finding: Finding) -> str:
     """``13 of 200 requests``, and whether fewer may do."""
     told = f"{finding.requests} of {count(finding.requests_before, 'request')}"

@@ -21,13 +21,14 @@ WORDS = "texts and images are random ones of the same shape"
 
 
 def play_publicly(plays: Plays, finding: Finding, case: Case, folder: Path, seed: int) -> None:
-    """Plays ``case``, what is left of a confirmed finding, without what people wrote; if it fails
-    likewise it is kept below the finding's folder, for what leaves the machine.
+    """Plays ``case``, what is left of a confirmed and unknown finding, without what people wrote;
+    if it fails likewise it is kept below the finding's folder, for what leaves the machine.
 
     ``folder``: the replay's, with the pictures. Without a start that is left nothing is played.
     """
-    known = case.origin.anonymised or not case.operations
-    if known or not finding.confirmed or finding.finding_class in COMPARED or plays.left < 1:
+    told = finding.known is not None or not finding.confirmed  # there is nothing to report
+    random = case.origin.anonymised or not case.operations
+    if told or random or finding.finding_class in COMPARED or plays.left < 1:
         return
     try:
         changed = anonymise(Captured(case, read_contents(case, folder)), seed, _tokenizer(case))

@@ -228,7 +228,7 @@ def test_the_live_view_shows_plays_and_findings() -> None:
     view.grew(made, made.findings[0])
     console.print(view._draw())
     text = console.export_text()
-    for word in ("vllm/hang/x", "counts for nothing: no disk", "without r1", "12 requests",
+    for word in ("hang in x", "counts for nothing: no disk", "without r1", "12 requests",
                  "3 of 3 plays", "f1: unknown, confirmed"):  # fmt: skip
         assert word in text, word
 

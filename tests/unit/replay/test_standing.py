@@ -39,7 +39,6 @@ def test_a_loop_stands_where_all_samples_are() -> None:
 
 
 def test_torn_samples_change_nothing() -> None:
-    """py-spy pauses nothing: of a busy loop two of twenty stacks were seen with one frame alone."""
     seen = samples(*([thread(*OUTER)] for _ in range(19)), [thread("rubbish")])
     assert names(standing(seen)[0]) == ["put", "loop", "run"]
     two = samples(*([thread(*OUTER)] for _ in range(18)), *[[thread("rubbish")]] * 2)
