@@ -8,6 +8,7 @@ unticked.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -274,7 +275,8 @@ def _steps(told: Told, script: str) -> str:
     parts = [gfm.fence("\n".join(told.steps), "sh", 12, 4000)] if told.steps else []
     if script:
         if len(script) <= SCRIPT_CHARS:
-            ticks = "`" * 4
+            longest = max((len(run) for run in re.findall(r"`+", script)), default=0)
+            ticks = "`" * max(3, longest + 1)
             inside = f"{ticks}python\n{script}{ticks}"
             parts.append(gfm.details(f"<code>{SCRIPT_FILE}</code>", inside))
         else:

@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import pprint
+import re
 import shlex
 import tempfile
 import textwrap
@@ -170,7 +171,7 @@ _PRIVATE: Final = ("NO_USAGE_STATS", "DO_NOT_TRACK", "LOGGING", "OFFLINE", "SAGE
 
 def _of_use(setting: Setting) -> bool:
     """A variable that is neither a path of this machine nor something that only mmrepro wants."""
-    if setting.name.startswith("-") or "/" in setting.value:
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", setting.name) or "/" in setting.value:
         return False
     return not any(word in setting.name for word in _PRIVATE)
 

@@ -74,6 +74,18 @@ def test_a_long_script_is_attached_not_pasted(tmp_path: Path) -> None:
     assert "attach the file" in text
 
 
+def test_what_was_said_does_not_end_the_script(tmp_path: Path) -> None:
+    case = ghost_case()
+    case.operations[1] = operation("r2", "r1.end", text="``` and ````` end it", images=("X",))
+    case.origin.anonymised = True
+    written(tmp_path, finding(), case=case)
+    text = finding_issue(reports.load_finding(tmp_path / "f1"))
+    script = re.search(r"^(`{3,})python$(.*?)^\1$", text, re.MULTILINE | re.DOTALL)
+    assert script is not None
+    assert script[1] == "``````"
+    assert script[2].strip().endswith("sys.exit(main())")
+
+
 def test_no_issue_is_longer_than_github_takes() -> None:
     text = filled(Report("vllm", "t", "d" * 90_000, "r", "e"))
     assert len(text) <= MAX_CHARS
