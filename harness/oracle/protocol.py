@@ -34,6 +34,9 @@ OWN_LIMITS = (
     *("--override-generation-config", "--generation-config"),
 )
 """Options that set another limit than the case's."""
+HOLDS_BACK = ("sglang",)
+"""Engines whose streams do not tell the logprobs of tokens at the end that are half a character
+(0.5.6: 21 of 24 in a play of a sound server)."""
 TELLS_USAGE = ("vllm", "sglang", "minivllm")
 LEAVES = 16
 """Tokens that an engine may leave of the server's limit: SGLang stops some before it."""
@@ -183,7 +186,9 @@ def _counts(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     shown = sum(len(choice.tokens) for choice in choices)
     cut = any(len(choice.tokens) >= MAX_LOGPROBS for choice in choices)
     told = all(choice.tokens for choice in choices) and engine.name in SEVERAL
-    if told and choices and not cut and not tokens - len(choices) <= shown <= tokens:
+    held_back = record.stream and engine.name in HOLDS_BACK
+    least = 0 if held_back else tokens - len(choices)
+    if told and choices and not cut and not least <= shown <= tokens:
         yield "completion-tokens", f"{shown} tokens with logprobs, and {tokens} in the usage"
 
 

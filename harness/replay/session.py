@@ -193,6 +193,8 @@ class Replaying:
             start = Start(bucket, smaller, small_seen, rate, before, limits, simpler)
             later = len(sure) - sure.index(bucket) - 1
             reserve = later * (self.options.repeat + OF_ANOTHER)
+            if sighting.finding_class in FATAL:
+                reserve += 1  # to see what comes after it, if it is known
             named = self._finding(start, min(reserve, self._plays.left // 2))
             if sighting.finding_class in FATAL and fatal is None:
                 fatal = named
@@ -210,16 +212,19 @@ class Replaying:
         server = case.server.model_copy(update={"mitigation": keep_away})
         limit = f"found with the mitigation {keep_away} on, which keeps a known failure away"
         kept = case.model_copy(update={"server": server})
-        known = len(self.replay.findings)
+        known = [f.bucket for f in self.replay.findings]
+        if self._plays.left < 1:
+            why = f"what comes after it, with {keep_away}, was not looked at: --budget"
+            self.replay.limits.append(why)
+            return
+        begun = len(self._plays.facts)
         loud, _ = self._round(kept, f"the whole case, with {keep_away}", (limit,))
-        if self._last_has_known(known):
-            self.replay.limits.append(f"the mitigation {keep_away} did not keep it away")
+        seen = {bucket for facts in self._plays.facts[begun:] for bucket in facts.buckets}
+        if any(alike(one, other) for one in seen for other in known):
+            why = f"with the mitigation {keep_away} something of what is known is still seen"
+            self.replay.limits.append(why)
         elif not loud:
             self._compared(kept, (limit,))
-
-    def _last_has_known(self, known: int) -> bool:
-        buckets = self._plays.facts[-1].buckets
-        return any(alike(b, f.bucket) for b in buckets for f in self.replay.findings[:known])
 
     def _compared(self, case: Case, limits: tuple[str, ...] = ()) -> None:
         """Nothing loud: are the answers right?"""

@@ -22,8 +22,6 @@ from mmrepro.replay.simplify import Change, all_at_once, changes, options_left_o
 
 FEW, MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most likely."""
-DENSE = 2
-"""So many needed in a row: very likely all are."""
 
 
 class Spent(Exception):
@@ -188,36 +186,29 @@ class Shrinking:
     def _search(self, rest: list[str], name: str) -> None:
         """The operations that matter, oldest first: all before the next one may go.
 
-        ``rest`` was left out as a whole before, and it did not fail then. Where one after another
-        is needed, very likely all are, each by itself; that is asked last.
+        ``rest`` was left out as a whole before, and it did not fail then.
         """
-        step = 1 if len(rest) <= MANY else len(rest) // 2
-        dense = 0
-        while len(rest) > 1:
-            count = self._most(rest, step, name)
-            rest = rest[count + 1 :]
-            dense = 0 if count else dense + 1
-            step = max(1, count)
-            if dense == DENSE and len(rest) > 1:
-                half = rest[: (len(rest) + 1) // 2]
-                if not self.drop(half, f"without {len(half)} of the other {len(rest)} × {name}"):
-                    return
-                rest, dense = rest[len(half) :], 0
-            elif not dense and rest and self.drop(rest, f"without the other {len(rest)} × {name}"):
+        while len(rest) > MANY:
+            rest = rest[self._most(rest, name) + 1 :]
+            if self.drop(rest, f"without the other {len(rest)} × {name}"):
                 return
+        while len(rest) >= FEW:  # of a few, halves; what stays then is left out one by one
+            halves = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+            what = f"of the other {len(rest)} × {name}"
+            gone = next((h for h in halves if self.drop(h, f"without {len(h)} {what}")), None)
+            if gone is None:
+                return
+            rest = [op for op in rest if op not in gone]
 
-    def _most(self, rest: Sequence[str], step: int, name: str) -> int:
-        """How many of the first of ``rest`` may go together: the next one is needed.
-
-        Asked in steps that grow from ``step``, and by halving from there.
-        """
+    def _most(self, rest: Sequence[str], name: str) -> int:
+        """How many of the first of ``rest`` may go together: the next one is needed."""
         low, high = 0, len(rest)  # without `low` it fails, without `high` it does not
         while high - low > 1:
-            middle = min(low + step, (low + high) // 2) if step else (low + high) // 2
+            middle = (low + high) // 2
             if self.drop(rest[:middle], f"without the first {middle} of {len(rest)} × {name}"):
-                low, step = middle, 2 * step
+                low = middle
             else:
-                high, step = middle, 0
+                high = middle
         return low
 
     # ------------------------------------------------------------------ one by one

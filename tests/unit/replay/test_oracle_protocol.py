@@ -91,6 +91,13 @@ def test_the_servers_own_limit_ends_an_answer_too():
         assert not protocol(case, played([answer(op, **short)]), get_engine("vllm")).sightings
 
 
+def test_sglangs_streams_hold_logprobs_back():
+    few, many = choice(tokens=["a", "b"]), choice(tokens=["a"] * 5)
+    assert broken("sglang", choices=[few]) == set()
+    assert broken("sglang", choices=[many]) == {"completion-tokens"}
+    assert broken("sglang", parameters={"stream": False}, choices=[few]) == {"completion-tokens"}
+
+
 def test_usage_that_was_not_asked_for_is_not_missed():
     options = {"stream_options": {"include_usage": False}}
     empty = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None, "usages": 0}

@@ -38,11 +38,11 @@ def test_a_loop_stands_where_all_samples_are() -> None:
     assert stays(first, seen)
 
 
-def test_one_torn_sample_of_twenty_changes_nothing() -> None:
+def test_torn_samples_change_nothing() -> None:
     seen = samples(*([thread(*OUTER)] for _ in range(19)), [thread("rubbish")])
     assert names(standing(seen)[0]) == ["put", "loop", "run"]
     two = samples(*([thread(*OUTER)] for _ in range(18)), *[[thread("rubbish")]] * 2)
-    assert standing(two)[0].frames == []
+    assert names(standing(two)[0]) == ["put", "loop", "run"]
 
 
 def test_work_that_goes_deep_does_not_stay() -> None:
