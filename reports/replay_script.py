@@ -15,6 +15,7 @@ import tempfile
 import textwrap
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -199,6 +200,7 @@ def _note(case: Case) -> str:
     return f"Made by mmrepro {__version__}{done}."
 
 
+@cache
 def _model(name: str) -> tuple[str, str] | None:
     """Files and weights of a tiny model, packed; None: it is somebody's own."""
     tiny = TINY.get(name)
@@ -350,6 +352,7 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(_comment(text), WIDTH)
 
 
+@cache
 def _template() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
