@@ -9,6 +9,7 @@ unticked.
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -174,7 +175,7 @@ def incident_issue(incident: Incident) -> str:
     ]
     rows = [[gfm.cell(r.check), gfm.cell(r.healthy), gfm.cell(r.observed)] for r in shown.symptoms]
     table = gfm.table(["check", "healthy", "observed"], rows) if rows else ""
-    command = " ".join(shown.engine.command)
+    command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
     report = Report(
         engine=shown.engine.name,
@@ -192,6 +193,16 @@ def incident_issue(incident: Incident) -> str:
         traceback=_trace(frames, lines),
     )
     return redactor.redact(filled(report))
+
+
+def public_command(command: list[str]) -> str:
+    """Of a server, for a reader: without the places where things lie on this machine."""
+    told = ["python3", *(_placeless(word) for word in command[1:])] if command else []
+    return shlex.join(told)
+
+
+def _placeless(word: str) -> str:
+    return f"./{word.rstrip('/').rpartition('/')[2]}" if re.match(r"[/~]", word) else word
 
 
 def filled(report: Report) -> str:

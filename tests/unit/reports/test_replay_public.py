@@ -13,7 +13,14 @@ from mmrepro.case.model import Case, Recorded
 from mmrepro.cli.app import app
 from mmrepro.incident.replay import Finding, Replay
 from mmrepro.reports import load, replay as reports
-from mmrepro.reports.issue_form import MAX_CHARS, Report, filled, finding_issue, incident_issue
+from mmrepro.reports.issue_form import (
+    MAX_CHARS,
+    Report,
+    filled,
+    finding_issue,
+    incident_issue,
+    public_command,
+)
 from mmrepro.reports.replay_bundle import write_replay_bundle
 from typer.testing import CliRunner
 
@@ -99,6 +106,10 @@ def test_an_incident_of_a_run_is_an_issue_too(name: str) -> None:
     text = incident_issue(incident)
     assert "### Describe the bug" in text or "### 🐛 Describe the bug" in text
     assert incident.engine.release in text
+    command = public_command(incident.engine.command)
+    assert command.startswith("python3 ")
+    assert " /" not in command
+    assert command in text
     assert len(text) <= MAX_CHARS
     done = CliRunner().invoke(app, ["report", str(path), "--format", "issue"])
     assert (done.exit_code, done.stdout.strip()) == (0, text.strip())
