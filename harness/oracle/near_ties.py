@@ -274,9 +274,9 @@ def _leads(answer: Answer, alike: int) -> Iterator[float]:
 
 
 def _unique(top: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Without tokens that are spelled alike."""
+    """Without tokens that are spelled alike, or may be: SGLang tells one of those only."""
     texts = [text for text, _ in top]
-    return {text: logprob for text, logprob in top if texts.count(text) == 1}
+    return {t: logprob for t, logprob in top if texts.count(t) == 1 and t not in HIDDEN}
 
 
 def _named(token: Token | None) -> str:

@@ -121,6 +121,7 @@ def test_a_falsified_usage_and_a_dropped_end_are_flagged(stage: Stage) -> None:
         judged = judge(stage.case, played, engine=get_engine("minivllm"))
         compared = compare_with_reference(stage.case, played, stage.reference)
         lies = set().union(*stage.touched(proxy))
+        lies = {id for id in lies if not answer(played, id).left}  # who was gone before the lie
         assert len(lies) > 5
         told = {s.said: set(s.operations) for s in (*judged.sightings, *compared.sightings)}
         assert {said: ids - lies for said, ids in told.items() if ids - lies} == {}

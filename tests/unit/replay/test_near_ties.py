@@ -188,6 +188,15 @@ def test_noise_is_seen_where_the_answers_agree_only() -> None:
     assert list(near_ties.drift(of("a prompt"), of("another"))) == []
 
 
+def test_noise_is_not_read_off_tokens_that_may_be_two() -> None:
+    """SGLang tells one of all tokens that are spelled alike, and not the same one each time."""
+
+    def first(other: float) -> Answer:
+        return Answer("a", (Token("a", -1.0, (("a", -1.0), ("\ufffd", other), ("b", -2.0))),))
+
+    assert list(near_ties.drift(first(-1.5), first(-3.5))) == [0.0]
+
+
 def test_tokens_without_logprobs_are_left_out() -> None:
     choice = ChoiceSeen(index=0, text="ab", tokens=["a", "b"], logprobs=[-0.1])
     assert [token.text for token in Answer.of(choice).tokens] == ["a"]
