@@ -75,7 +75,10 @@ class Token:
 
     @property
     def lead(self) -> float | None:
-        """Over the likeliest other token; None: it cannot be told."""
+        """Over the likeliest other token; None: it cannot be told. (Of tokens that are spelled alike
+        SGLang tells the last one only: there, its own entry is that of another.)"""
+        if self.hidden and (self.text, self.logprob) not in self.top:
+            return None
         return self.logprob - max(p for _, p in self.others) if self.others else None
 
     @property
@@ -214,7 +217,7 @@ def _judged(one: Answer, other: Answer, place: int, bound: float, shaped: bool) 
 def _parted_unseen(pair: tuple[Token, Token], bound: float, shaped: bool) -> str:
     """Why the answers may have parted at two tokens that look alike; "": they have not."""
     leads = [token.lead for token in pair if token.lead is not None]
-    if any(token.hidden for token in pair) and (not leads or min(leads) < bound):
+    if any(token.hidden for token in pair) and (len(leads) < len(pair) or min(leads) < bound):
         return "is part of a character, and may be another one"
     if not shaped and leads and -bound < min(leads) < 0 <= max(leads):
         return "is not the likeliest in one of the plays"  # what follows may be about the other

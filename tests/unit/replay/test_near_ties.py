@@ -162,6 +162,18 @@ def test_half_a_character_may_hide_the_near_tie() -> None:
     assert told.verdict is Verdict.DIFFERS
 
 
+def test_half_a_character_whose_rivals_are_not_told_may_hide_one() -> None:
+    """As SGLang 0.5.17 told it of a sound play: of several such tokens the last one's logprob."""
+
+    def spelled(logprob: float, last: str, lead: float) -> Answer:
+        half = Token("\ufffd", logprob, (("\ufffd", -3.82), ("8", -3.49)))
+        end = Token(last, -3.0, ((last, -3.0), ("z", -3.0 - lead)))
+        return Answer("\ufffd" + last, (half, end))
+
+    compared = near_ties.compare(spelled(-3.227, "v", 0.6), spelled(-3.217, "w", 0.6), BOUND)
+    assert (compared.verdict, compared.alike) == (Verdict.NEAR_TIE, 0)
+
+
 def test_numbers_tell_tokens_apart_that_are_spelled_alike() -> None:
     def half(id: int, second: float) -> Answer:
         top = (("\ufffd", -1.0), ("\ufffd", second))
