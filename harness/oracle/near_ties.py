@@ -75,8 +75,10 @@ class Token:
 
     @property
     def lead(self) -> float | None:
-        """Over the likeliest other token; None: it cannot be told. (Of tokens that are spelled alike
-        SGLang tells the last one only: there, its own entry is that of another.)"""
+        """Over the likeliest other token; None: it cannot be told.
+
+        Of tokens that are spelled alike SGLang tells the last one only, in the place of all.
+        """
         if self.hidden and (self.text, self.logprob) not in self.top:
             return None
         return self.logprob - max(p for _, p in self.others) if self.others else None
