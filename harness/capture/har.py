@@ -98,21 +98,18 @@ class Har:
         for entry in self._entries():
             self.tally.read += 1
             try:
-                if (heard := self._heard(entry)) is not None:
-                    yield heard
+                yield self._heard(entry)
             except Unusable as why:
                 self.tally.left_out[str(why)] += 1
 
     # ------------------------------------------------------------------ one entry
 
-    def _heard(self, entry: Entry) -> Heard | None:
+    def _heard(self, entry: Entry) -> Heard:
         """Raises Unusable."""
         if not entry.is_object:
             raise Unusable("an entry that is no object")
         path, host = self._address(entry)
         self.hosts[host] += 1
-        if len(self.hosts) > 1 and not self._wanted[0]:
-            return None  # the caller says so when it has seen all of them
         body = _body(entry)
         try:
             parsed = json.loads(body, parse_constant=no_constant)

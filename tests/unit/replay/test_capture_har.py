@@ -130,7 +130,8 @@ def test_a_broken_picture_stays_broken(tmp_path: Path) -> None:
     """It may be what made the server fail."""
     junk = "data:image/png;base64," + base64.b64encode(b"no picture").decode()
     odd = "data:image/png;base64,%%%not base64"
-    sent = chat([shown(junk), shown(odd)])
+    unusual = [f"data:image/png;base64,{text}" for text in ("AAAA\nBBBB", "AR==", "AAAA=")]
+    sent = chat([shown(junk), shown(odd), *map(shown, unusual)])
     captured = read_entries(tmp_path, entry(sent))
     assert bodies(captured, tmp_path / "case") == [sent]
     content = captured.case.operations[0].messages
