@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,8 +182,11 @@ class Pursuit:
         if named is not None:
             finding.known, finding.known_variant = named.known, named.variant
             finding.known_why = named.why
-            looked = next(p for p in plays if p.named)
-            finding.diagnosis = f"{looked.folder}/{named.diagnosis}" if named.diagnosis else ""
+            if named.diagnosis:
+                looked = next(p for p in plays if p.named)
+                finding.diagnosis = f"{finding.folder}/{named.diagnosis}"
+                source = self.folder / looked.folder / named.diagnosis
+                shutil.copytree(source, self.folder / finding.diagnosis, dirs_exist_ok=True)
         return case, named
 
     def _open(self, bucket: str, plays: list[Seen], before: Rate, *, once: bool) -> bool:

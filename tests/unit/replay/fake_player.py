@@ -13,7 +13,7 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played, PlayState
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.incident import Fidelity
-from mmrepro.incident.replay import Replay
+from mmrepro.incident.replay import FindingClass, Replay, Sighting
 from mmrepro.oracle.judged import Judged
 from mmrepro.records import Moment
 from mmrepro.replay.options import ReplayOptions
@@ -22,6 +22,8 @@ from mmrepro.replay.session import Replaying
 from mmrepro.run.deadline import Deadlines
 
 NOW = Moment.now()
+NO_START = "the server"
+"""In a fake engine's answers: it does not start."""
 
 
 class FakePlayer:
@@ -65,6 +67,9 @@ class FakePlayer:
 
 
 def played(case: Case, answers: dict[str, str]) -> Played:
+    if NO_START in answers:
+        unsent = [op.id for op in case.operations]
+        return Played(state=PlayState.START_FAILED, unsent=unsent)
     stuck = [op for op, answer in answers.items() if answer == STUCK]
     return Played(
         state=PlayState.HUNG if stuck else PlayState.ENDED,
@@ -97,6 +102,9 @@ def record(number: int, case: Case, op: Any, answer: str) -> RequestRecord:
 
 
 def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
+    if played.state is PlayState.START_FAILED:
+        kind = FindingClass.START_FAILURE
+        return Judged(sightings=[Sighting(finding_class=kind, bucket="fake start", said="no")])
     answers = {}
     for op in case.operations:
         request = played.record(op.id)

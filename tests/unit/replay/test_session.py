@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_player import FakeNaming, FakePlayer, FlakyEngine, replaying
-from fake_plays import BUCKET, OTHER, FakeGhostKey, answered_until, fake_case, fake_op
+from fake_player import NO_START, FakeNaming, FakePlayer, FlakyEngine, replaying
+from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
@@ -34,10 +34,11 @@ def ended_once(folder: Path) -> bool:
     return max(keys.values()) == 1
 
 
-def test_the_ghost_key_in_forty_starts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_the_ghost_key_in_forty_starts(tmp_path: Path, jobs: int) -> None:
     case = ghost_trace(3)
     player = FakePlayer(FakeGhostKey(1000))
-    session, states = replaying(case, tmp_path, player)
+    session, states = replaying(case, tmp_path, player, jobs=jobs)
     replay = session.execute()
     assert replay.state == "complete"
     assert replay.exit_code == 1
@@ -145,10 +146,11 @@ class _Killed(BaseException):
     """As a kill: nothing is caught on the way but what says so."""
 
 
-@pytest.mark.parametrize("stop", [0, 1, 5, 17, 30])
-def test_interrupted_it_goes_on_and_repeats_no_play(tmp_path: Path, stop: int) -> None:
+@pytest.mark.parametrize(("stop", "jobs"), [(0, 1), (1, 1), (5, 1), (17, 1), (30, 1), (24, 2)])
+def test_interrupted_it_goes_on_and_repeats_no_play(tmp_path: Path, stop: int, jobs: int) -> None:
     case = ghost_trace(7)
-    whole, _ = replaying(case, tmp_path / "whole", FakePlayer(FakeGhostKey(1000)))
+    player = FakePlayer(FakeGhostKey(1000))
+    whole, _ = replaying(case, tmp_path / "whole", player, jobs=jobs)
     wanted = whole.execute()
 
     def before(number: int, _case: Case) -> None:
@@ -156,15 +158,17 @@ def test_interrupted_it_goes_on_and_repeats_no_play(tmp_path: Path, stop: int) -
             raise KeyboardInterrupt
 
     first = FakePlayer(FakeGhostKey(1000), before)
-    session, states = replaying(case, tmp_path, first)
+    session, states = replaying(case, tmp_path, first, jobs=jobs)
     with pytest.raises(KeyboardInterrupt):
         session.execute()
     assert json.loads(states[-1])["state"] == "interrupted"
     assert f"--resume {session.dir}" in json.loads(states[-1])["failure"]
     second = FakePlayer(FakeGhostKey(1000))
-    again, _ = replaying(case, tmp_path, second, resume=True)
+    again, _ = replaying(case, tmp_path, second, resume=True, jobs=jobs)
     replay = again.execute()
-    assert first.plays - 1 + second.plays == len(wanted.plays) - 1
+    ended = sum(line["kind"] == "ended" for line in lines(tmp_path))
+    assert ended == len(wanted.plays)
+    assert second.plays <= len(wanted.plays) - stop
     assert second.calibrated == 0
     assert told(replay) == told(wanted)
     assert ended_once(tmp_path)
@@ -257,6 +261,24 @@ def test_a_known_failure_alone_is_no_unknown_one(tmp_path: Path) -> None:
     replay = session.execute()
     assert replay.exit_code == 0
     assert [f.known for f in replay.findings] == ["ghost-key-eviction"]
+
+
+def test_a_server_that_does_not_start_needs_no_request(tmp_path: Path) -> None:
+    ops = [fake_op(f"r{n}") for n in range(6)]
+    args = ["--cache", "10", "--broken", "--more=3"]
+    server = SERVER.model_copy(update={"args": args})
+    case = fake_case(ops).model_copy(update={"server": server})
+
+    def engine(c: Case) -> dict[str, str]:
+        return {NO_START: ""} if "--broken" in c.server.args else answered_until(c, None)
+
+    session, _ = replaying(case, tmp_path, FakePlayer(engine), server=server)
+    (finding,) = session.execute().findings
+    assert finding.finding_class is FindingClass.START_FAILURE
+    assert (finding.requests, finding.requests_before) == (0, 6)
+    assert (finding.confirmed, finding.shrunk) == (True, True)
+    assert finding.server.args == ["--broken"]
+    assert [needed.what for needed in finding.needed] == ["--broken"]
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
