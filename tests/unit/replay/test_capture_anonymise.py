@@ -136,7 +136,7 @@ def test_many_prompts_of_ids_that_differ_at_once_stay_different(
 ) -> None:
     prompts = [[n, 5] for n in [*range(0, 1200, 2), *range(2000, 90_000, 500)]]
     made = MadeUp([], prompts, vocabularies["bytes"], 0)
-    assert len({tuple(made.ids(ids)) for ids in prompts}) == len(prompts)
+    assert len({made.ids(ids)[0] for ids in prompts}) == len(prompts)
     assert made.alike == 0
 
 
