@@ -34,13 +34,13 @@ from traces import as_har, healthy_trace
 CONCURRENCY = 8
 
 
-def round_of(player: Player, seed: int, requests: int, folder: Path) -> Judged:
+def round_of(player: Player, seed: int, requests: int, blocks: int, folder: Path) -> Judged:
     """What every oracle says of one round."""
     case = healthy_trace(seed, requests, CONCURRENCY, player.server)
     engine = get_engine(case.server.engine)
     parts = []
     for name, played_case in (("as it is", case), ("greedy", comparable(case))):
-        played = player.play(played_case, None, PlayOptions(), folder / name)
+        played = player.play(played_case, None, PlayOptions(blocks=blocks), folder / name)
         parts.append(judge(played_case, played, engine=engine))
         if played.state is not PlayState.ENDED:
             print(f"{name}: {played.state}: {played.said}")
@@ -56,9 +56,16 @@ def main() -> int:
     parser.add_argument("--release", default="0.23.0")
     parser.add_argument("--model", default="qwen2-vl")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--server-arg", action="append", default=[], metavar="ARG")
+    parser.add_argument("--blocks", type=int, default=4, help="readings of the idle server between")
     parser.add_argument("--write", type=Path, metavar="FILE")
     options = parser.parse_args()
-    server = ServerWanted(engine=options.engine, release=options.release, model=options.model)
+    server = ServerWanted(
+        engine=options.engine,
+        release=options.release,
+        model=options.model,
+        args=options.server_arg,
+    )
     if options.write:
         case = healthy_trace(options.seed, options.requests, CONCURRENCY, server)
         options.write.write_bytes(as_har(case))
@@ -67,7 +74,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, Player(server, folder=Path(folder)) as player:
         seed = options.seed
         while time.monotonic() - began < options.minutes * 60:
-            judged = round_of(player, seed, options.requests, Path(folder) / f"round-{seed}")
+            round_dir = Path(folder) / f"round-{seed}"
+            judged = round_of(player, seed, options.requests, options.blocks, round_dir)
             total = Judged.of([total, judged])
             seen.update(str(sighting.finding_class) for sighting in judged.sightings)
             for sighting in judged.sightings:

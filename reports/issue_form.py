@@ -8,6 +8,8 @@ unticked.
 
 from __future__ import annotations
 
+import re
+import shlex
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -173,7 +175,7 @@ def incident_issue(incident: Incident) -> str:
     ]
     rows = [[gfm.cell(r.check), gfm.cell(r.healthy), gfm.cell(r.observed)] for r in shown.symptoms]
     table = gfm.table(["check", "healthy", "observed"], rows) if rows else ""
-    command = " ".join(shown.engine.command)
+    command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
     report = Report(
         engine=shown.engine.name,
@@ -191,6 +193,16 @@ def incident_issue(incident: Incident) -> str:
         traceback=_trace(frames, lines),
     )
     return redactor.redact(filled(report))
+
+
+def public_command(command: list[str]) -> str:
+    """Of a server, for a reader: without the places where things lie on this machine."""
+    told = ["python3", *(_placeless(word) for word in command[1:])] if command else []
+    return shlex.join(told)
+
+
+def _placeless(word: str) -> str:
+    return f"./{word.rstrip('/').rpartition('/')[2]}" if re.match(r"[/~]", word) else word
 
 
 def filled(report: Report) -> str:
@@ -274,7 +286,8 @@ def _steps(told: Told, script: str) -> str:
     parts = [gfm.fence("\n".join(told.steps), "sh", 12, 4000)] if told.steps else []
     if script:
         if len(script) <= SCRIPT_CHARS:
-            ticks = "`" * 4
+            longest = max((len(run) for run in re.findall(r"`+", script)), default=0)
+            ticks = "`" * max(3, longest + 1)
             inside = f"{ticks}python\n{script}{ticks}"
             parts.append(gfm.details(f"<code>{SCRIPT_FILE}</code>", inside))
         else:

@@ -233,7 +233,7 @@ def _plays(replay: Replay) -> str:
             gfm.cell(play.what),
             str(play.requests),
             gfm.cell(play.error or play.state),
-            gfm.cell(", ".join(play.buckets)),
+            gfm.cell(view.shown(play.buckets)),
             duration(play.start_s),
             duration(play.seconds),
         ]

@@ -9,11 +9,13 @@ import base64
 import io
 import json
 import pprint
+import re
 import shlex
 import tempfile
 import textwrap
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,7 +172,7 @@ _PRIVATE: Final = ("NO_USAGE_STATS", "DO_NOT_TRACK", "LOGGING", "OFFLINE", "SAGE
 
 def _of_use(setting: Setting) -> bool:
     """A variable that is neither a path of this machine nor something that only mmrepro wants."""
-    if setting.name.startswith("-") or "/" in setting.value:
+    if not re.fullmatch(r"[A-Z][A-Z0-9_]*", setting.name) or "/" in setting.value:
         return False
     return not any(word in setting.name for word in _PRIVATE)
 
@@ -198,6 +200,7 @@ def _note(case: Case) -> str:
     return f"Made by mmrepro {__version__}{done}."
 
 
+@cache
 def _model(name: str) -> tuple[str, str] | None:
     """Files and weights of a tiny model, packed; None: it is somebody's own."""
     tiny = TINY.get(name)
@@ -349,6 +352,7 @@ def _wrapped(text: str) -> str:
     return textwrap.fill(_comment(text), WIDTH)
 
 
+@cache
 def _template() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 

@@ -10,9 +10,11 @@ from typing import Final
 
 from markupsafe import Markup
 from mmrepro.case.model import COMPLETIONS, Barrier, Case, Operation
-from mmrepro.text.sanitize import one_line
+from mmrepro.text.sanitize import clip, one_line
 
 MAX_LANES: Final = 60
+TOLD: Final = 64
+"""Characters of what came of a request, in the drawing; the table has the rest."""
 KINDS: Final = ("ok", "client", "server", "lost", "left", "unsent", "unknown")
 ENDS: Final = {
     "ok": "■",
@@ -178,7 +180,7 @@ def drawing(drawn: Sequence) -> str:
         fails = "!" if lane.fails else " "
         letters = "".join(f"[{drawn.letters[name]}]" for name in lane.images[:6])
         waits = f"after {', '.join(lane.operation.after)}" if lane.operation.after else "at once"
-        told = " · ".join(filter(None, (lane.told, letters, waits)))
+        told = " · ".join(filter(None, (clip(lane.told, TOLD), letters, waits)))
         row = f"{fails} {lane.operation.id:<{width}} {''.join(cells)} {told}"
         lines.append(_row(row))
     if drawn.hidden:

@@ -135,6 +135,17 @@ def known_name(finding: Finding) -> str:
     return f"{finding.known} ({finding.known_variant})" if finding.known_variant else finding.known
 
 
+def shown(buckets: list[str]) -> str:
+    """Their classes, and of a hang where it stands: ``hang in put, server-error``."""
+    told = []
+    for bucket in buckets:
+        parts = bucket.split("/")
+        kind = next((part for part in parts if part in list(FindingClass)), parts[0])
+        place = parts[-1].rpartition(" > ")[2]
+        told.append(f"{kind} in {place}" if kind == FindingClass.HANG and place else kind)
+    return ", ".join(dict.fromkeys(told))
+
+
 def unknown_why(finding: Finding) -> str:
     """Why it counts as unknown, without a full stop."""
     told = finding.known_why.rstrip(".") or "no known scenario's signature fits"
@@ -231,7 +242,8 @@ def _deadline(replay: Replay) -> str:
 def origin(replay: Replay) -> list[str]:
     """Sentences on what was read, left out and changed; none ends with a full stop."""
     found = replay.origin
-    told = [f"{count(found.read, 'entry').replace('entrys', 'entries')} read from {found.format}"]
+    read = "1 entry" if found.read == 1 else f"{found.read} entries"
+    told = [f"{read} read from {found.format}"] if found.read else []
     if found.left_out:
         told.append(f"left out: {counts(found.left_out)}")
     if found.dropped:

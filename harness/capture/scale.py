@@ -92,8 +92,8 @@ def _prompts(operation: Operation) -> tuple[list[str], list[list[int]]]:
 class _Lengths:
     """Counts tokens of requests, as a model's tokenizer and Qwen2-VL's patches make them."""
 
-    def __init__(self, case: Case, contents: Mapping[str, bytes], model: Path | None) -> None:
-        self._vocabulary = Vocabulary(model, case.server.model)
+    def __init__(self, case: Case, contents: Mapping[str, bytes], vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._known: dict[str, int] = {}
         self.images = {n: _tokens(_size(n, case.images, contents)) for n in case.images}
 
@@ -132,7 +132,8 @@ def scale(
         UsageError: there is no such tokenizer.
     """
     case, contents = captured.case, captured.contents
-    lengths = _Lengths(case, contents, model)
+    vocabulary = Vocabulary(model, case.server.model)
+    lengths = _Lengths(case, contents, vocabulary)
     limit = recorded_limit or _limit(case)
     refused = {op.id for op in case.operations if _too_long(op, lengths, limit)}
     answered = [op for op in case.operations if op.id not in refused]
@@ -141,7 +142,7 @@ def scale(
     units = _Units(case)
     for _ in range(_STEPS):
         scaled = _scaled(case, contents, units, factor)
-        measured = _Lengths(scaled.case, scaled.contents, model)
+        measured = _Lengths(scaled.case, scaled.contents, vocabulary)
         kept = [op for op in scaled.case.operations if op.id not in refused]
         over = [op.id for op in kept if measured.whole(op) > max_model_len]
         if not over:

@@ -8,10 +8,10 @@ from mmrepro.cli.building import Sparse
 from mmrepro.cli.progress import LiveView
 from mmrepro.evidence import Event
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
-from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay
+from mmrepro.incident.replay import Finding, PlayFacts, Replay
 from mmrepro.reports.lines import TONES
 from mmrepro.reports.replay_terminal import finding_table
-from mmrepro.reports.replay_view import count, standing
+from mmrepro.reports.replay_view import count, shown, standing
 from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
@@ -77,7 +77,7 @@ class ReplayProgress(LiveView):
         if play.error:
             said, tone = f"counts for nothing: {play.error}", "unsure"
         elif play.buckets:
-            said, tone = ", ".join(dict.fromkeys(map(shown, play.buckets))), "bad"
+            said, tone = shown(play.buckets), "bad"
         else:
             said, tone = "nothing is wrong" if play.state == "ended" else play.state, "soft"
         how = "kept from before" if kept else f"in {duration(play.seconds)}"
@@ -110,11 +110,3 @@ class ReplayProgress(LiveView):
             if self._latest:
                 parts.append(Text(self._latest, style="dim", overflow="ellipsis", no_wrap=True))
             return Group(*parts)
-
-
-def shown(bucket: str) -> str:
-    """The class of a bucket, and of a hang where it stands: ``hang in put``."""
-    parts = bucket.split("/")
-    kind = next((part for part in parts if part in list(FindingClass)), parts[0])
-    place = parts[-1].rpartition(" > ")[2]
-    return f"{kind} in {place}" if kind == FindingClass.HANG and place else kind

@@ -243,11 +243,12 @@ class _Comparison:
     def judged(self) -> Judged:
         if self.bound is None:
             unseen = ["Answers differ from the reference's by noise alone: none was compared."]
-            sightings = list(_sightings({}, {}, dict(self._usage(set()))))
+            sightings = list(_sightings({}, {}, dict(self._usage(set(), set()))))
             return Judged(sightings=sightings, counted=dict(self.counted), unseen=unseen)
         untold = PLAIN[self.case.server.engine].exact and self.exact
         wrong: dict[str, str] = {}
         swapped: dict[str, str] = {}
+        same: set[str] = set()
         for op, mine, right in self.pairs:
             compared = near_ties.compare(
                 mine, right, self.bound, exact=untold, shaped=not SHAPING.isdisjoint(op.parameters)
@@ -258,7 +259,10 @@ class _Comparison:
                 wrong.setdefault(op.id, f"{op.id}, {compared.said}")
             else:
                 self.counted[f"answers compared: {compared.verdict}"] += 1
-        usage = dict(self._usage({*swapped, *wrong}))
+                token_by_token = untold or (mine.tokens and right.tokens)
+                if compared.verdict is Verdict.SAME and mine.whole and token_by_token:
+                    same.add(op.id)
+        usage = dict(self._usage({*swapped, *wrong}, same))
         sightings = list(_sightings(swapped, wrong, usage))
         return Judged(sightings=sightings, counted=dict(self.counted))
 
@@ -304,12 +308,21 @@ class _Comparison:
             starts.setdefault(_start(answer), []).append(id)
         return starts
 
-    def _usage(self, known: set[str]) -> Iterator[tuple[str, str]]:
-        """Sentences on prompts that are not as long as the reference counts them."""
+    def _usage(self, known: set[str], same: set[str]) -> Iterator[tuple[str, str]]:
+        """Operations and what is told of them otherwise than by the reference: of those that got
+        the ``same`` answer the length of that too; nothing of those of which it is ``known``."""
         for op in self.case.operations:
-            told, right = _length(self.mine, op.id), _length(self.right, op.id)
-            if op.id not in known and None not in (told, right) and told != right:
-                yield op.id, f"{op.id} says {told} prompt tokens, the reference {right}"
+            mine, right = self.mine.get(op.id), self.right.get(op.id)
+            if mine is None or right is None or not (mine.answered and right.answered):
+                continue
+            fields = ["prompt_tokens"] if op.id not in known else []
+            if op.id in same:
+                fields += ["completion_tokens", "finish_reason"]
+            for field in fields:
+                told, expected = getattr(mine, field), getattr(right, field)
+                if None not in (told, expected) and told != expected:
+                    yield op.id, f"{op.id} says {field} {told}, the reference {expected}"
+                    break
 
 
 def _records(played: Played) -> dict[str, RequestRecord]:
@@ -378,10 +391,11 @@ def _sightings(
     if usage:
         yield Sighting(
             finding_class=FindingClass.PROTOCOL,
-            bucket=silent(FindingClass.PROTOCOL, "length of the prompt"),
+            bucket=silent(FindingClass.PROTOCOL, "not the reference's usage"),
             operations=list(usage),
-            said=f"The length of a prompt is told wrongly: {_some(usage)}.",
-            expected="As many prompt tokens as the same server counts in the same request alone.",
+            said=f"Usage is not as the reference tells it: {_some(usage)}.",
+            expected="As many prompt tokens as the same server counts in the same request alone; "
+            "for the same answer as many tokens, and the same reason to end.",
         )
 
 

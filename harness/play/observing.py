@@ -104,7 +104,8 @@ class Observing:
         for block in blocks(operations, self.options.blocks):
             await self.sending.perform(block)
             if self.options.blocks and not stopped.is_set():
-                played.blocks.append(await self._reading())
+                block_end = await self._reading()
+                played.blocks += [block_end] if block_end else []
         self.recorder.phase = "after"
         if looks and not stopped.is_set():
             played.after = await self._reading()
@@ -122,8 +123,10 @@ class Observing:
         }
         await self.sending.ask(label, json.dumps(fields).encode(), CHAT, CANARY_TEXT)
 
-    async def _reading(self) -> Reading:
-        return await reading(self.traffic, self.server.spec.engine, self.server.process)
+    async def _reading(self) -> Reading | None:
+        """None: the server died meanwhile, or before."""
+        made = await reading(self.traffic, self.server.spec.engine, self.server.process)
+        return None if self._dead() else made
 
     # ------------------------------------------------------------------ is it alive?
 
@@ -163,7 +166,7 @@ class Observing:
         """Whether it hangs: no answer in time, and nothing has moved since it was suspected."""
         limits = self.deadlines
         answer_s = limits.answer_s if self._warm else max(limits.answer_s, FIRST_ANSWER_S)
-        if age >= answer_s and quiet >= limits.answer_s - limits.suspect_s:
+        if age >= answer_s and quiet >= max(limits.answer_s - limits.suspect_s, 2 * COUNT_S):
             self._hangs("nothing moves")
         elif age >= MOST_DEADLINES * answer_s:
             self._hangs("others are answered")

@@ -120,11 +120,11 @@ def test_a_falsified_usage_and_a_dropped_end_are_flagged(stage: Stage) -> None:
         played, proxy = stage.through(lie, p=0.2)
         judged = judge(stage.case, played, engine=get_engine("minivllm"))
         compared = compare_with_reference(stage.case, played, stage.reference)
-        both = [*judged.sightings, *compared.sightings]
-        flagged = {id for s in both for id in s.operations}
         lies = set().union(*stage.touched(proxy))
         assert len(lies) > 5
-        assert flagged == lies
+        told = {s.said: set(s.operations) for s in (*judged.sightings, *compared.sightings)}
+        assert {said: ids - lies for said, ids in told.items() if ids - lies} == {}
+        assert set().union(*told.values()) == lies
 
 
 def test_retold_answers_are_flagged(stage: Stage) -> None:

@@ -69,9 +69,9 @@ def of_note(fault: str) -> tuple[str, dict[str, Image], list[Operation]]:
     images: dict[str, Image] = {"X": Noise(seed=1, size=WHOLE), "Y": Noise(seed=2, size=ODD)}
     operations = [
         asked("t1"),
-        asked("x", "describe", "X"),
-        asked("y", "describe", "Y"),
-        asked("again", "describe", "X", stream=True),
+        asked("x", "hello", "X"),
+        asked("y", "hello", "Y"),  # with that text its last block is fuller than the text's alone
+        asked("again", "hello", "X", stream=True),
         asked("t2"),
     ]
     return "--no-prefix-caching", images, one_after_another(operations)

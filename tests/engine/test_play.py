@@ -192,7 +192,7 @@ def test_slow_work_is_no_hang(player: Player, tmp_path: Path, quick: PlayOptions
     played = player.play(made, None, options, tmp_path / "b")
     record = sent(played, "long")
     assert record.latency_s > usual / 4, "the answer was too fast for this test"
-    assert (played.state, record.completion_tokens) == (PlayState.ENDED, 1500)
+    assert (played.state, record.completion_tokens) == (PlayState.ENDED, 1500), played.said
 
 
 def test_a_server_that_is_killed_has_died(

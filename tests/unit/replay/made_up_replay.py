@@ -126,6 +126,7 @@ def replay(*findings: Finding, **more: Any) -> Replay:
         "settings": [
             Setting(name="--enforce-eager", value="", why="no graph capture"),
             Setting(name="VLLM_CPU_KVCACHE_SPACE", value="1", why="a tiny model"),
+            Setting(name="start mode", value="warm", why="many starts"),
             Setting(name="VLLM_CACHE_ROOT", value="/made/up", why="kept"),
         ],
         "start_mode": "warm",

@@ -109,8 +109,7 @@ def test_texts_begin_alike_exactly_as_long_as_they_did(
 @settings(max_examples=10)
 @given(texts=TEXTS)
 def test_no_word_of_the_input_comes_about_by_chance(texts: list[str], words_model: Path) -> None:
-    marks = {"start", "image"}  # of special tokens, which stay
-    said = words_of(texts) - marks
+    said = words_of(texts) - {"start", "image"}  # of special tokens, which stay
     for vocabulary in (Vocabulary(None, "qwen2-vl", said), Vocabulary(words_model, "", said)):
         made = MadeUp(texts, [], vocabulary, 0)
         assert not said & words_of(made.text(text) for text in texts)
@@ -159,7 +158,7 @@ def test_all_places_are_found(texts: list[str]) -> None:
 # ---------------------------------------------------------------------- whole cases
 
 
-def captured(folder: Path, *bodies: dict[str, Any], contents: Any = None) -> Captured:
+def captured(folder: Path, *bodies: dict[str, Any]) -> Captured:
     file = write(folder, har([entry(body, at=n) for n, body in enumerate(bodies)]))
     return read(file, SERVER)
 
@@ -415,8 +414,7 @@ def test_pictures_that_collide_are_no_pair_any_more_and_that_is_said(tmp_path: P
 
 
 def test_recipes_stay(tmp_path: Path) -> None:
-    there = "https://pictures.example/a.png"
-    found = captured(tmp_path, chat([shown(there)]))
+    found = captured(tmp_path, chat([shown("https://pictures.example/a.png")]))
     hidden = anonymise(found)
     assert hidden.case.images == found.case.images
     assert "pictures" not in " ".join(hidden.case.origin.notes[-1:])

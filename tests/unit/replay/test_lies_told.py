@@ -173,15 +173,19 @@ def test_answers_that_were_retold_are_flagged(lie: Lie, tmp_path: Path) -> None:
     assert flagged <= lies
 
 
-def test_a_falsified_prompt_length_is_flagged(tmp_path: Path) -> None:
-    proxy = LyingProxy(lie="falsify-usage", p=0.2, seed=5)
+def test_a_falsified_usage_is_flagged(tmp_path: Path) -> None:
+    """The length of a prompt always; that of an answer where it is the reference's. (That a sum is
+    wrong one play tells.)"""
+    proxy = LyingProxy(lie="falsify-usage", p=0.3, seed=5)
     played, judged = judged_through(proxy, tmp_path)
     right = {op.id: len(prompt_of(op)) for op in CASE.operations}
-    wrong = {r.label for r in played.evidence.requests if r.prompt_tokens != right[r.label]}
-    assert len(wrong) > 5
-    assert [(s.finding_class, set(s.operations)) for s in judged.sightings] == [
-        (FindingClass.PROTOCOL, wrong)
-    ]
+    prompts = {r.label for r in played.evidence.requests if r.prompt_tokens != right[r.label]}
+    answers = {r.label for r in played.evidence.requests if r.completion_tokens != TOKENS}
+    assert min(len(prompts), len(answers)) > 5
+    assert [s.finding_class for s in judged.sightings] == [FindingClass.PROTOCOL]
+    flagged = set(judged.sightings[0].operations)
+    assert prompts <= flagged <= prompts | answers
+    assert len(flagged & answers) > 0.6 * len(answers)
 
 
 def test_a_stream_without_its_end_is_no_answer(tmp_path: Path) -> None:

@@ -193,16 +193,31 @@ def test_a_foreign_prompt_length_tells_a_swap_where_the_answer_is_a_near_tie(
     assert judged.counted.get("answers compared: near-tie", 0) == (0 if foreign else 1)
 
 
-def test_a_falsified_length_of_the_prompt_is_no_swap() -> None:
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("prompt_tokens", 99), ("completion_tokens", 9), ("finish_reason", "stop")],
+)
+def test_a_falsified_usage_is_no_swap(field: str, told: object) -> None:
     case = case_of(40)
 
     def falsified(op: Operation, seen: RequestRecord) -> RequestRecord:
-        more = {"prompt_tokens": (seen.prompt_tokens or 0) + 1} if op.id == "r5" else {}
-        return seen.model_copy(update=more)
+        return seen.model_copy(update={field: told} if op.id == "r5" else {})
 
     judged = compare_with_reference(case, play(case, change=falsified), play(case))
-    assert classes(judged) == [FindingClass.PROTOCOL]
-    assert judged.sightings[0].operations == ["r5"]
+    assert [(s.finding_class, s.operations) for s in judged.sightings] == [
+        (FindingClass.PROTOCOL, ["r5"])
+    ]
+    assert f"r5 says {field} {told}, the reference " in judged.sightings[0].said
+
+
+def test_the_length_of_an_answer_is_told_of_the_same_answer_only() -> None:
+    """Behind a near-tie it may be another one."""
+    case = case_of(200)
+    noisy = play(case, noise=0.05, seed=1)
+    for seen in noisy.evidence.requests:
+        if seen.text != play(case.keeping([seen.label])).evidence.requests[0].text:
+            seen.completion_tokens, seen.finish_reason = 1, "stop"
+    assert compare_with_reference(case, noisy, play(case)).sightings == []
 
 
 def test_what_is_not_greedy_refused_or_lost_is_not_compared() -> None:

