@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from mmrepro.case.barriers import Time
 from mmrepro.case.files import case_digest
@@ -81,6 +81,7 @@ class Plays:
     """Plays cases, or says what the plays of an earlier call said.
 
     Attributes:
+        blocks: into so many blocks a case is cut, with a reading of the idle server after each.
         silent: candidates are judged by what the idle server looks like, too.
         facts: of all plays, in the order in which they were asked for.
         smallest: of each bucket the smallest case that showed it, and that play.
@@ -104,7 +105,7 @@ class Plays:
         self._told = told or Told()
         self._lock = threading.Lock()
         self.deadlines: Deadlines | None = None
-        self.silent = False
+        self.silent, self.blocks = False, 0
         self.facts: list[PlayFacts] = []
         self.smallest: dict[str, tuple[Case, Seen]] = {}
         self._asked: dict[Key, Seen] = {}
@@ -218,10 +219,10 @@ class Plays:
             return self.store.end(facts.number, key, seen).seen
 
     def _options(self, how: How) -> PlayOptions:
+        common = PlayOptions(self.deadlines, time=self._time, blocks=self.blocks)
         if how == "shrink":
-            look: Literal["none", "quick"] = "quick" if self.silent else "none"
-            return PlayOptions(self.deadlines, time=self._time, look=look, early=True)
-        return PlayOptions(self.deadlines, time=self._time, look="quick", early=False)
+            return replace(common, look="quick" if self.silent else "none", early=True)
+        return replace(common, look="quick", early=False)
 
     # ------------------------------------------------------------------ telling
 

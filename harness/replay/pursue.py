@@ -132,7 +132,9 @@ class Pursuit:
                 self._keep(finding, shrinking.case, shrinking.seen)
             self.grew(finding)
 
-        shrinking = Shrinking(case, seen, test, failing, grew=grew, simpler=start.simpler)
+        shrinking = Shrinking(
+            case, seen, test, failing, grew=grew, simpler=start.simpler, plainer=rate >= 1
+        )
         shrinking.run()
         finding.shrunk = shrinking.minimal
         finding.needed = [*shrinking.needed.values(), *shrinking.needed_options.values()]
@@ -200,6 +202,8 @@ class Pursuit:
 
     def _note_rate(self, finding: Finding) -> None:
         rate = share(finding.rate)
+        if rate < 1 and self.shrink and self._repeats > 1:
+            finding.limits.append("the server's options are all kept: the rate is that with them")
         if rate < 1 and self.shrink:
             times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
             finding.limits.append(

@@ -239,7 +239,8 @@ class Replaying:
             while self._open(seens):
                 again = Wanted(asked, "confirm", len(seens), "held against the reference, again")
                 seens.append(self._plays.play(again))
-            limit = "found with logprobs asked for, by which answers are compared"
+            self._plays.blocks = 0  # what is left out may lie in another block then
+            limit = "found with the requests made greedy and with logprobs: so answers compare"
             self._found(asked, seens, (*limits, limit), simpler=False)
             for finding in self.replay.findings[known:]:
                 if finding.finding_class is FindingClass.WRONG_ANSWER and finding.confirmed:
@@ -247,7 +248,7 @@ class Replaying:
         except Spent:
             self.replay.unseen.append("whether the answers are right: no start is left (--budget)")
         finally:
-            self._silent.reference = None
+            self._silent.reference, self._plays.blocks = None, 0
             self._say(Judged.of(self._silent.judged))
 
     def _crossed(self, finding: Finding) -> None:

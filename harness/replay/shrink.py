@@ -66,6 +66,7 @@ class Shrinking:
         failing: operations whose answers show the failure, from a play.
         grew: told of each step.
         simpler: requests may be changed, and not only left out.
+        plainer: options of the server may be left out.
         not_tried: what the budget did not allow.
         minimal: each operation was left out by itself, or one that is alike.
     """
@@ -76,6 +77,7 @@ class Shrinking:
     failing: Callable[[Seen], list[str]]
     grew: Callable[[], None] = lambda: None
     simpler: bool = True
+    plainer: bool = True
     steps: list[Step] = field(default_factory=list)
     needed: dict[str, Needed] = field(default_factory=dict)
     needed_options: dict[str, Needed] = field(default_factory=dict)
@@ -281,6 +283,8 @@ class Shrinking:
 
     def options(self) -> None:
         """Each option of the server left out by itself."""
+        if not self.plainer:
+            return
         for change in list(options_left_out(self.case)):
             if not self._affords(1):
                 self.not_tried.append("further options of the server")

@@ -21,6 +21,8 @@ from mmrepro.oracle.reference import (
 from mmrepro.replay.plays import Plays, Wanted
 from mmrepro.replay.seen import Seen
 
+BLOCKS, LEAST_OF_BLOCK = 6, 8
+"""Of a case that is compared, in operations: an idle server is read between, for what grows."""
 MOST_SUSPECTS = 1
 """Of whom cross-talk is asked: each takes ten plays."""
 
@@ -58,9 +60,10 @@ class Silent:
         said = "the reference: one after another, caches off"
         reference = self.plays.play(Wanted(plain, "silent", 1, said))
         self.reference = self.plays.whole(reference)
-        return asked, self.plays.play(
-            Wanted(asked, "silent", 1, "what is held against the reference")
-        )
+        if len(asked.operations) >= BLOCKS * LEAST_OF_BLOCK:
+            self.plays.blocks = BLOCKS
+        told = "what is held against the reference"
+        return asked, self.plays.play(Wanted(asked, "silent", 1, told))
 
     def cross_talk(self, case: Case, suspects: Sequence[str]) -> Judged:
         """Whether a wrong answer follows from what its neighbours hold. Raises Spent."""

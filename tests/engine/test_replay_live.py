@@ -18,7 +18,7 @@ from live import COMMAND, children, wait_for
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE
-from mmrepro.run.starter import ROOT_VARIABLE
+from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
 from traces import culprits, culprits_trace
 
 pytestmark = pytest.mark.engine
@@ -81,12 +81,14 @@ def test_a_fault_of_every_second_server_has_a_rate_with_an_interval(tmp_path: Pa
     left, _ = read_case(tmp_path / "replay" / finding["folder"])
     assert {op.id for op in left.operations} >= set(culprits(seed)[:2])
     assert finding["requests"] <= 6
+    assert "--fault-probability" in left.server.args
 
 
 def test_killed_while_it_shrinks_it_goes_on_and_repeats_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "warm"))
+    monkeypatch.setenv(IDLE_VARIABLE, "0")  # a warm parent ends with the command that made it
     variables = {ROOT_VARIABLE: str(tmp_path / "warm")}
     file = write_case(errors_trace(4), tmp_path / "traffic")
     out = tmp_path / "replay"

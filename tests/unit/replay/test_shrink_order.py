@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from fake_plays import fake_case, fake_op, fake_seen
+from fake_plays import FakeTest, answered_until, fake_case, fake_op, fake_seen
 from hypothesis import given, strategies as st
 from mmrepro.case.model import Barrier, Case
 from mmrepro.replay.order import as_it_went
 from mmrepro.replay.seen import STUCK
+from mmrepro.replay.shrink import Shrinking
 
 SPANS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), min_size=1, max_size=14)
 
@@ -55,3 +56,20 @@ def test_a_long_case_takes_no_long_time() -> None:
     seen.times = {f"r{n}": (n, n + 8.5) for n in range(count)}
     ordered = as_it_went(case, seen)
     assert max(len(op.after) for op in ordered.operations) <= 9
+
+
+def test_what_is_left_is_played_in_the_order_of_the_first_play() -> None:
+    """A fake engine that fails only where the first request has ended before the last is sent:
+    what kept them apart, ninety others and eight at a time, goes."""
+
+    def engine(case: Case) -> dict[str, str]:
+        apart = "r0" in waits(case).get("r99", set())
+        return answered_until(case, "r99" if apart else None)
+
+    ops = [fake_op(f"r{n}", after=["running<=7"]) for n in range(100)]
+    case = fake_case(ops)
+    seen = fake_seen(case, answered_until(case, "r99"))
+    test = FakeTest(engine)
+    shrinking = Shrinking(case, seen, test, lambda s: ["r99"], simpler=False)
+    shrinking.run()
+    assert shrinking.ids == ["r0", "r99"]
