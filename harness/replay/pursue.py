@@ -154,6 +154,8 @@ class Pursuit:
         Where nothing was left out, that was done before: it is only looked at.
         """
         untouched = case == start.case and len(case.operations) == start.before
+        if finding.finding_class is FindingClass.HANG and self.shrink:
+            untouched = False  # the plays before were judged early
         plays: list[Seen] = []
         try:
             while self._open(finding.bucket, plays, start.rate, once=untouched):

@@ -137,6 +137,7 @@ class Replaying:
             pace=self.options.time,
             told=Told(self._began, self._ended),
         )
+        self._plays.hurried = self.options.shrink
         self._silent = Silent(self._plays, engine, self.dir)
         self._pursuit = Pursuit(
             self._plays,
