@@ -51,8 +51,8 @@ class _Texts:
         self.prompts.append(ids)
         return ids
 
-    def code(self, text: str) -> str | None:
-        return text
+    def code(self, text: str) -> bool:
+        return True
 
     def data(self, payload: str) -> str:
         return payload
@@ -82,9 +82,9 @@ class _Changed:
     def ids(self, ids: list[int]) -> list[int]:
         return self._made.ids(ids)
 
-    def code(self, text: str) -> str | None:
+    def code(self, text: str) -> bool:
         self.dropped["a pattern, grammar or template"] += 1
-        return None
+        return False
 
     def data(self, payload: str) -> str:
         if payload not in self._payloads:

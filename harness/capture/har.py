@@ -91,28 +91,25 @@ class Har:
         self.hosts: Counter[str] = Counter()
         self._wanted = _chosen(host) if host else ("", None)
         self._answers = Answers()
-        self._creator = ""
+        self.creator = ""
 
     def requests(self) -> Iterator[Heard]:
         """Raises UsageError: the file is none that can be read."""
         for entry in self._entries():
             self.tally.read += 1
             try:
-                if (heard := self._heard(entry)) is not None:
-                    yield heard
+                yield self._heard(entry)
             except Unusable as why:
                 self.tally.left_out[str(why)] += 1
 
     # ------------------------------------------------------------------ one entry
 
-    def _heard(self, entry: Entry) -> Heard | None:
+    def _heard(self, entry: Entry) -> Heard:
         """Raises Unusable."""
         if not entry.is_object:
             raise Unusable("an entry that is no object")
         path, host = self._address(entry)
         self.hosts[host] += 1
-        if len(self.hosts) > 1 and not self._wanted[0]:
-            return None  # the caller says so when it has seen all of them
         body = _body(entry)
         try:
             parsed = json.loads(body, parse_constant=no_constant)
@@ -149,7 +146,7 @@ class Har:
         """Seconds until the answer was complete. mitmproxy adds to them what its own connection to
         the server took, which lies within the waiting."""
         took = entry.seconds("time")
-        if took is not None and self._creator == "mitmproxy":
+        if took is not None and self.creator == "mitmproxy":
             own = (entry.seconds(f"timings.{name}") or 0.0 for name in ("connect", "ssl"))
             took = max(0.0, took - sum(own))
         return took
@@ -168,7 +165,7 @@ class Har:
             error = entry.text("response._error")
             return not error or bool(_BY_CLIENT.search(error))
         # mitmproxy: a stream that it did not keep, and whose end it never saw
-        endless = self._creator == "mitmproxy" and entry.values.get("timings.receive") == 0
+        endless = self.creator == "mitmproxy" and entry.values.get("timings.receive") == 0
         return not answer.whole or (endless and not entry.text("response.content.text"))
 
     # ------------------------------------------------------------------ the file
@@ -218,7 +215,7 @@ class Har:
         elif here in _WANTED:
             entry.values[".".join(here[len(_ENTRY) :])] = value
         elif here == ("log", "creator", "name"):
-            self._creator = str(value)
+            self.creator = str(value)
 
     def _broken(self, number: int, why: str) -> UsageError:
         where = f"entry {number}" if number else "its beginning"
@@ -280,18 +277,34 @@ def _moment(text: str) -> float | None:
         return None
 
 
-def settled(found: Sequence[Heard]) -> list[Heard]:
+def settled(found: Sequence[Heard], creator: str) -> list[Heard]:
     """Without times of a clock that was far off, and with the requests of clients that waited in
-    vain for a server: they did not leave on purpose, and stay."""
+    vain for a server: they did not leave on purpose, and stay.
+
+    Of a client that left, mitmproxy writes no time; but its entries stand in the order in which
+    they ended. After the last answer, everybody waited in vain.
+    """
     moments = [h.begin for h in found if h.begin is not None]
     middle = statistics.median_low(moments) if moments else 0.0
-    answered = [_took(h) for h in found if not h.left]
-    patience = max(PATIENCE_S, 2 * max(answered, default=0.0))
+    believed = [
+        replace(h, begin=None, end=None)
+        if h.begin is not None and abs(h.begin - middle) > FAR_OFF_S
+        else h
+        for h in found
+    ]
+    patience = max(PATIENCE_S, 2 * max((_took(h) for h in believed if not h.left), default=0.0))
+    by_end = creator == "mitmproxy"
+    last = max((n for n, h in enumerate(believed) if not h.left), default=-1)
+    latest: float | None = None
     settled = []
-    for h in found:
-        if h.begin is not None and abs(h.begin - middle) > FAR_OFF_S:
-            h = replace(h, begin=None, end=None)
-        settled.append(replace(h, left=False) if h.left and _took(h) > patience else h)
+    for number, h in enumerate(believed):
+        if h.left and by_end and h.end is not None and latest is not None:
+            h = replace(h, end=max(h.end, latest))
+        if h.left and (_took(h) > patience or (by_end and number > last)):
+            h = replace(h, left=False, end=None if by_end else h.end)
+        elif h.end is not None:
+            latest = max(h.end, latest or h.end)
+        settled.append(h)
     return settled
 
 

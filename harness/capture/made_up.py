@@ -29,6 +29,7 @@ class MadeUp:
         """Texts whose stand-in has another number of tokens."""
         self._vocabulary = vocabulary
         self._chance = random.Random(f"made up {seed}")  # noqa: S311 - no secret
+        self._ordinary = [i for i in range(vocabulary.size) if i not in vocabulary.special]
         self._texts: dict[str, str] = {"": ""}
         self._prompts: dict[tuple[int, ...], list[int]] = {(): []}
         self._of_texts(set(texts) - {""})
@@ -74,8 +75,7 @@ class MadeUp:
             taken = used.setdefault(shared, set())
             taken.update(before[shared : shared + 1])
             if ids[shared] not in special:
-                last = pieces[shared - 1] if shared else ""
-                other = self._vocabulary.other(taken, last, self._chance)
+                other = self._vocabulary.other(taken, self._chance)
                 self.alike += other is None
                 pieces[shared] = other or pieces[shared]
             taken.add(pieces[shared])
@@ -83,7 +83,6 @@ class MadeUp:
 
     def _of_prompts(self, prompts: set[tuple[int, ...]]) -> None:
         """Ids that the vocabulary lacks become others that it lacks."""
-        size = self._vocabulary.size
         before: list[int] = []
         used: dict[int, set[int]] = {}
         for branch in branches(sorted(prompts)):
@@ -94,8 +93,7 @@ class MadeUp:
             if shared < len(made):
                 taken = used.setdefault(shared, set())
                 taken.update(before[shared : shared + 1])
-                while made[shared] in taken and len(taken) < size // 2:
-                    made[shared] = self._id(branch.units[shared])
+                made[shared] = self._other_id(made[shared], taken)
                 taken.add(made[shared])
             self._prompts[tuple(branch.units)] = made
             before = made
@@ -104,8 +102,14 @@ class MadeUp:
         if real in self._vocabulary.special:
             return real
         if 0 <= real < self._vocabulary.size:
-            return self._chance.choice(self._ordinary())
-        return self._vocabulary.size + self._chance.randrange(1 << 16)
+            return self._chance.choice(self._ordinary)
+        return self._vocabulary.size + self._chance.randrange(1 << 24)
 
-    def _ordinary(self) -> range:
-        return range(min(256, self._vocabulary.size))
+    def _other_id(self, made: int, taken: set[int]) -> int:
+        if made not in taken or made in self._vocabulary.special:
+            return made
+        if made >= self._vocabulary.size:
+            return max(taken) + 1
+        left = [i for i in self._ordinary if i not in taken]
+        self.alike += not left
+        return self._chance.choice(left) if left else made

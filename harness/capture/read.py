@@ -109,7 +109,7 @@ def _recording(
         for one in har.requests():
             found.add(one)
         _one_host(har, tally)
-        heard = settled(list(found))
+        heard = settled(list(found), har.creator)
     elif tally.format == "batch":
         for one in batch.requests(lines(file, progress), bodies, tally):
             found.add(one)

@@ -65,8 +65,8 @@ class _Texts:
     def ids(self, ids: list[int]) -> list[int]:
         return self._become(ids)
 
-    def code(self, text: str) -> str | None:
-        return text
+    def code(self, text: str) -> bool:
+        return True
 
     def data(self, payload: str) -> str:
         return payload

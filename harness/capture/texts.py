@@ -68,8 +68,8 @@ class Changes(Protocol):
     def ids(self, ids: list[int]) -> list[int]:
         """A prompt as ids of tokens."""
 
-    def code(self, text: str) -> str | None:
-        """A pattern, grammar or template; None: it is left away."""
+    def code(self, text: str) -> bool:
+        """Whether a pattern, grammar or template stays."""
 
     def data(self, payload: str) -> str:
         """A picture, sound or film in a text: a data: URL, or Base64."""
@@ -142,13 +142,12 @@ def _parameters(parameters: dict[str, Any], by: Changes) -> dict[str, Any]:
 
 
 def _coded(fields: dict[str, Any], by: Changes) -> dict[str, Any]:
-    """With patterns, grammars and templates as they become."""
-    coded = {}
-    for name, value in fields.items():
-        told = by.code(value) if name in _CODE and isinstance(value, str) else value
-        if told is not None or value is None:
-            coded[name] = told
-    return coded
+    """Without the patterns, grammars and templates that do not stay."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if not (name in _CODE and isinstance(value, str)) or by.code(value)
+    }
 
 
 def _structured(name: str, value: Any, by: Changes) -> Any:

@@ -22,15 +22,14 @@ _ENOUGH_WORDS: Final = 400
 _MOST_WORDS: Final = 4000
 _WORD = re.compile(r"[a-z]{3,8}")
 _FILLER = re.compile(r"<t\d+>")
-_LETTERS: Final = frozenset(string.ascii_letters)
 _SIGNS: Final = "".join(sorted(set(string.digits + string.punctuation) - set("<>|\\\"'")))
 
 
 class Vocabulary:
     """A tokenizer, and pieces of text that are a token each, whatever pieces stand beside them.
 
-    Words where it knows many. Else (one token a byte) signs and digits: no two letters stand side
-    by side, so that no word comes about by chance.
+    Words where it knows many. Else (one token a byte) signs and digits, of which no word comes
+    about by chance.
 
     Args:
         model: folder with ``tokenizer.json``; None: the tiny models' tokenizer.
@@ -51,15 +50,12 @@ class Vocabulary:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
-    def other(self, used: Collection[str], before: str, chance: random.Random) -> str | None:
+    def other(self, used: Collection[str], chance: random.Random) -> str | None:
         """A piece that is none of ``used``; None: there is no other."""
         for _ in range(8):
             if (piece := chance.choice(self.pieces)) not in used:
                 return piece
-        left = [p for p in self.pieces if p not in used]
-        if not left:
-            lonely = before[-1:] not in _LETTERS
-            left = [p for p in self._more if p not in used and (lonely or p not in _LETTERS)]
+        left = [p for p in self.pieces if p not in used] or [p for p in self._more if p not in used]
         return chance.choice(left) if left else None
 
     def text(self, pieces: Sequence[str]) -> str:
@@ -98,8 +94,7 @@ class Vocabulary:
 
     def _spare(self) -> list[str]:
         known = self._tokenizer.get_added_tokens_decoder().values()
-        fillers = sorted(t.content for t in known if _FILLER.fullmatch(t.content))
-        return [*fillers, *self._single(string.ascii_letters)]
+        return sorted(t.content for t in known if _FILLER.fullmatch(t.content))
 
 
 def _tokenizer(model: Path | None, kind: str) -> Tokenizer:

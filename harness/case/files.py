@@ -55,12 +55,13 @@ def write_case(case: Case, folder: Path, contents: Mapping[str, bytes] | None = 
         UnwritableOutput: the folder cannot be written.
     """
     wanted = {image.sha256 for image in case.images.values() if isinstance(image, Content)}
-    given = {name: data for name, data in (contents or {}).items() if name in wanted}
+    contents = contents or {}
+    given = sorted(wanted & contents.keys())
     file = folder / CASE_FILE
     try:
         (folder / IMAGES_DIR if given else folder).mkdir(parents=True, exist_ok=True)
-        for name, data in given.items():
-            (folder / IMAGES_DIR / name).write_bytes(data)
+        for name in given:  # one at a time: they may be a night's
+            (folder / IMAGES_DIR / name).write_bytes(contents[name])
         file.write_text(case_text(case), encoding="utf-8")
     except OSError as error:
         raise UnwritableOutput(f"{folder} cannot be written: {error.strerror or error}.") from error

@@ -24,7 +24,7 @@ def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
         return loud.start_failure(played, engine)
     return Judged.of(
         [
-            loud.death(played, engine),
+            loud.death(case, played, engine),
             loud.hang(played, engine),
             loud.server_errors(case, played, engine),
             cache_bound(case, played, engine),

@@ -55,7 +55,7 @@ def start_failure(played: Played, engine: Engine) -> Judged:
     )
 
 
-def death(played: Played, engine: Engine) -> Judged:
+def death(case: Case, played: Played, engine: Engine) -> Judged:
     """The server ended by itself."""
     if played.state is not PlayState.DIED:
         return Judged()
@@ -66,12 +66,18 @@ def death(played: Played, engine: Engine) -> Judged:
             Sighting(
                 finding_class=kind,
                 bucket=buckets.loud(engine.name, kind, played.causes, played.frames, ended),
-                operations=played.stuck,
+                operations=played.stuck or _lost(case, played),
                 said=_because(f"The server ended by itself ({ended})", played),
                 expected="It goes on, whatever is sent.",
             )
         ]
     )
+
+
+def _lost(case: Case, played: Played) -> list[str]:
+    """Operations that were on their way when the server died."""
+    lost = (s for s in sent_of(case, played) if not s.record.left)
+    return [s.op.id for s in lost if _DEAD.search(_failure(s.record))]
 
 
 def hang(played: Played, engine: Engine) -> Judged:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from mmrepro.capture import Captured, read
 from mmrepro.case.model import ServerWanted
 from mmrepro.traffic.pictures import noise
 
@@ -92,3 +93,9 @@ def write(folder: Path, what: Any, name: str = "it.har") -> Path:
     else:
         file.write_text(what if isinstance(what, str) else json.dumps(what, indent=1))
     return file
+
+
+def captured(folder: Path, *bodies: dict[str, Any]) -> Captured:
+    """What is read of these requests, one after the other."""
+    file = write(folder, har([entry(body, at=n) for n, body in enumerate(bodies)]))
+    return read(file, SERVER)

@@ -76,23 +76,25 @@ def test_a_large_har_is_read_piece_by_piece(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("begin", "piece"),
+    ("begin", "piece", "why"),
     [
-        ('{"log": {"entries": [{"request": {"postData": {"text": "', "a"),
-        ('{"log": {"entries": [{"time": ', "9"),
-        ('{"log": {"entries": [{"', "a"),
-        ('{"log": {"entries": [{}', " "),
-        ('{"log": {"entries": [', "[" * 64),
+        ('{"request": {"postData": {"text": "', "a", "entry 1 on: the file ends in the middle"),
+        ('{"time": ', "9", "entry 1 on: a value of more than 4 MiB"),
+        ('{"', "a", "entry 1 on: the file ends in the middle"),
+        ("{}", " ", "entry 1 on: a value of more than 4 MiB"),
+        ("", "[" * 64, "entry 1 on: it is nested deeper than 100"),
     ],
 )
-def test_a_value_without_end_is_one_sentence(begin: str, piece: str, tmp_path: Path) -> None:
+def test_a_value_without_end_is_one_sentence(
+    begin: str, piece: str, why: str, tmp_path: Path
+) -> None:
     file = tmp_path / "endless.har"
     with file.open("w") as out:
-        out.write(begin)
+        out.write('{"log": {"entries": [' + begin)
         for _ in range(100):
             out.write(piece * (MIB // len(piece)))
     said, most = read_in_a_child(file)
-    assert said.startswith("endless.har cannot be read as a HAR, from")
+    assert said == f"endless.har cannot be read as a HAR, from {why}."
     assert most < 400
 
 

@@ -130,7 +130,8 @@ def test_a_broken_picture_stays_broken(tmp_path: Path) -> None:
     """It may be what made the server fail."""
     junk = "data:image/png;base64," + base64.b64encode(b"no picture").decode()
     odd = "data:image/png;base64,%%%not base64"
-    sent = chat([shown(junk), shown(odd)])
+    unusual = [f"data:image/png;base64,{text}" for text in ("AAAA\nBBBB", "AR==", "AAAA=")]
+    sent = chat([shown(junk), shown(odd), *map(shown, unusual)])
     captured = read_entries(tmp_path, entry(sent))
     assert bodies(captured, tmp_path / "case") == [sent]
     content = captured.case.operations[0].messages
@@ -260,10 +261,39 @@ def test_clients_that_went_away(tmp_path: Path) -> None:
     assert [op.leave for op in captured.case.operations] == ["", "sent", "tokens>=3", "", "", ""]
 
 
+def test_of_clients_that_left_mitmproxy_tells_by_its_order_only(tmp_path: Path) -> None:
+    """As version 11 wrote it: the time of a client that left is that of the connection."""
+    gone = {"took": 0.001, "response": GONE}
+    captured = read_entries(
+        tmp_path,
+        entry(chat("a"), at=0, took=1),
+        entry(chat("left, and b goes on"), at=0.2, **gone),
+        entry(chat("b"), at=0.1, took=3),
+        entry(chat("c"), at=21, took=1),
+        entry(chat("in vain"), at=2.5, **gone),
+        entry(chat("d"), at=23, took=1),
+        entry(chat("hung"), at=24.5, **gone),
+        entry(chat("hung too"), at=25, **gone),
+        creator="mitmproxy",
+    )
+    operations = {
+        str(op.messages and op.messages[0].content): op for op in captured.case.operations
+    }
+    assert [text for text, op in operations.items() if op.leave] == ["left, and b goes on"]
+    left, b, vain, c, hung, last = (
+        operations[text]
+        for text in ("left, and b goes on", "b", "in vain", "c", "hung", "hung too")
+    )
+    assert f"{b.id}.end" in c.after
+    assert f"{left.id}.end" in vain.after, "it left before a ended, or soon after"
+    assert f"{vain.id}.end" not in " ".join(op.model_dump_json() for op in operations.values())
+    assert last.after[-1] == f"{hung.id}.sent"
+
+
 def test_a_stream_that_mitmproxy_did_not_keep_has_no_end(tmp_path: Path) -> None:
     one = entry(chat("gone", stream=True), response={"status": 200, "content": {"text": ""}})
     one["timings"]["receive"] = 0
-    captured = read_entries(tmp_path, one, creator="mitmproxy")
+    captured = read_entries(tmp_path, one, entry(at=1), creator="mitmproxy")
     assert captured.case.operations[0].leave == "first-token"
 
 

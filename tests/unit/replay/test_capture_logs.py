@@ -193,6 +193,45 @@ def test_a_request_that_the_log_has_cut_is_left_out(tmp_path: Path) -> None:
     assert "too long" not in found.case.model_dump_json()
 
 
+def test_a_request_that_a_log_in_json_has_cut_is_left_out(tmp_path: Path) -> None:
+    """As SGLang 0.5.17 cuts at level 2: half of 2048 characters at each end."""
+    lines = text_of("sglang-0.5.17-json").splitlines(True)
+    cut = f'"{"x" * 1024}...{"y" * 1024}"'
+    of_one = [re.sub(r'"[^"]*stop here[^"]*"', cut, line) for line in lines if "stop here" in line]
+    for kept in (of_one, [line for line in of_one if "received.openai" not in line]):
+        found = read(write(tmp_path, "".join([*lines[-3:], *kept]), "engine.log"), SERVER)
+        assert list(found.case.origin.left_out) == [
+            "a request that the log has cut (--log-requests-level 3 does not)"
+        ]
+        assert "xxxx" not in found.case.model_dump_json()
+
+
+def test_two_requests_of_one_moment_are_told_apart_by_their_texts(tmp_path: Path) -> None:
+    lines = text_of("sglang-0.5.17-l3").splitlines(True)
+
+    def line(event: str, number: int) -> str:
+        return next(x for x in lines if f"{event}: obj=" in x and f"together {number}" in x)
+
+    crossed = [line("Receive OpenAI", 0), line("Receive OpenAI", 1)]
+    crossed += [line("Receive", 1), line("Receive", 0), line("Finish", 1)]
+    crossed += [line("Receive OpenAI", 2), line("Receive", 2), line("Finish", 2), line("Finish", 0)]
+    found = read(write(tmp_path, "".join(crossed), "engine.log"), SERVER)
+    texts = [str(op.messages and op.messages[0].content) for op in found.case.operations]
+    assert texts == ["together 0", "together 1", "together 2"]
+    assert found.case.operations[2].after == ["r2.end"], "not r1.end: that one ran on"
+
+
+def test_a_picture_in_an_unknown_template_is_left_out(tmp_path: Path) -> None:
+    whole = text_of("sglang-0.5.6-l3")
+    why = "pictures in a prompt whose chat template is not known"
+    for changed in (
+        whole.replace("<|im_start|>user", "[INST]"),
+        whole.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>"),
+    ):
+        found = read(write(tmp_path, changed, "engine.log"), SERVER)
+        assert found.case.origin.left_out == {why: 3}
+
+
 def test_below_level_2_there_is_no_prompt(tmp_path: Path) -> None:
     printed = re.compile(rf"\b(?:text|input_ids)=(?:{TEXT}|None|\[[\d, ]*\]), ")
     lines = printed.sub("", text_of("sglang-0.5.6-l3"))
@@ -240,6 +279,8 @@ def test_any_part_of_a_log_is_read_or_one_sentence(name: str, tmp_path: Path) ->
         "SamplingParams(stop=" + "(" * 90 + ")" * 90 + ")",
         "SamplingParams(n=1, stop=<object at 0x7f>)",
         "SamplingParams(*a, **b)",
+        "SamplingParams(n=1 + __import__('os').system('touch ran'))",
+        "SamplingParams(n=[__import__('os').system('touch ran') for x in (1, 2)])",
     ],
 )
 def test_what_a_log_prints_is_never_run(

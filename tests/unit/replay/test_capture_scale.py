@@ -130,6 +130,13 @@ def test_what_was_too_long_is_too_long_again(tmp_path: Path) -> None:
     assert 20 < common(*texts) < 420
 
 
+def test_what_was_a_little_too_long_is_too_long_again(tmp_path: Path) -> None:
+    entries = [entry(chat("x" * 8200), response=TOO_LONG), entry(chat("y" * 8000), at=1)]
+    found = read(write(tmp_path, har(entries)), SERVER)
+    first, second = (size(op) for op in scale(found, 512).case.operations)
+    assert second < 512 < first < 1500
+
+
 def test_a_limit_may_be_given_where_no_refusal_tells_it(tmp_path: Path) -> None:
     refused = {"status": 400, "content": {"text": "no"}}
     entries = [entry(chat("x" * 5000), response=refused), entry(chat("y" * 3000), at=1)]

@@ -37,10 +37,10 @@ def test_a_taken_port_is_nobodys_failure():
 def test_a_death_is_known_by_its_exception_or_by_how_it_ended():
     causes = ["AssertionError: nothing to preempt"]
     play = played([], PlayState.DIED, causes=causes, frames=["_decode", "schedule"], exit_code=1)
-    assert loud.death(play, VLLM).sightings[0].bucket == (
+    assert loud.death(case_of([]), play, VLLM).sightings[0].bucket == (
         "vllm/death/AssertionError/_decode < schedule"
     )
-    silent = loud.death(played([], PlayState.DIED, exit_code=-11), VLLM)
+    silent = loud.death(case_of([]), played([], PlayState.DIED, exit_code=-11), VLLM)
     assert silent.sightings[0].bucket == "vllm/death/SIGSEGV"
 
 
@@ -52,6 +52,7 @@ def test_answers_that_were_lost_with_the_server_are_no_failures_besides():
     found = loud.server_errors(case_of([op, other]), play, VLLM)
     assert [s.operations for s in found.sightings] == [["r2"]]
     assert found.counted == {"answers lost when the server died": 1}
+    assert loud.death(case_of([op, other]), play, VLLM).sightings[0].operations == ["r1"]
 
 
 def test_a_hang_names_where_it_stands_and_who_waits():
