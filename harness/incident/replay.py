@@ -111,6 +111,9 @@ class Finding(Record):
     operations: Annotated[
         list[str], Field(description="of the case that is left: whose answers show it")
     ] = []
+    also: Annotated[
+        list[str], Field(description="what else the same requests show; the class comes first")
+    ] = []
     known: Annotated[str | None, Field(description="a scenario's name")] = None
     known_variant: str = ""
     known_why: str = ""

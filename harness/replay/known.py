@@ -70,11 +70,10 @@ class Naming:
             named = Named(why=f"the same requests also show a {worse}: a name would be of that")
         else:
             named = best(matches)
-        return seen.model_copy(update={"named": named.model_copy(update=self._kept(played))})
-
-    def _kept(self, played: Played) -> dict[str, str]:
         hung = played.state is PlayState.HUNG
-        return {"diagnosis": self._diagnosis if hung else ""}
+        diagnosis = self._diagnosis if hung else ""
+        named = named.model_copy(update={"bucket": self.bucket, "diagnosis": diagnosis})
+        return seen.model_copy(update={"named": named})
 
 
 def by_log(case: Case, played: Played, folder: Path) -> list[Match]:

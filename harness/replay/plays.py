@@ -82,6 +82,8 @@ class Plays:
 
     Attributes:
         blocks: into so many blocks a case is cut, with a reading of the idle server after each.
+        hurried: a hang is judged early in plays that confirm a case before it is shrunk; what is
+            left is confirmed with the whole deadline.
         silent: candidates are judged by what the idle server looks like, too.
         facts: of all plays, in the order in which they were asked for.
         smallest: of each bucket the smallest case that showed it, and that play.
@@ -105,7 +107,7 @@ class Plays:
         self._told = told or Told()
         self._lock = threading.Lock()
         self.deadlines: Deadlines | None = None
-        self.silent, self.blocks = False, 0
+        self.silent, self.hurried, self.blocks = False, False, 0
         self.facts: list[PlayFacts] = []
         self.smallest: dict[str, tuple[Case, Seen]] = {}
         self._asked: dict[Key, Seen] = {}
@@ -222,7 +224,7 @@ class Plays:
         common = PlayOptions(self.deadlines, time=self._time, blocks=self.blocks)
         if how == "shrink":
             return replace(common, look="quick" if self.silent else "none", early=True)
-        return replace(common, look="quick", early=False)
+        return replace(common, look="quick", early=how == "confirm" and self.hurried)
 
     # ------------------------------------------------------------------ telling
 

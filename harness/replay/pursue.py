@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.case.files import read_contents, write_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Sighting
+from mmrepro.oracle.buckets import alike
 from mmrepro.replay.confirm import MOST, Candidates, confirmed, decided
 from mmrepro.replay.known import Naming
 from mmrepro.replay.plays import Looker, Plays, Wanted
@@ -153,11 +154,16 @@ class Pursuit:
         Where nothing was left out, that was done before: it is only looked at.
         """
         untouched = case == start.case and len(case.operations) == start.before
+        if finding.finding_class is FindingClass.HANG and self.shrink:
+            untouched = False  # the plays before were judged early
         plays: list[Seen] = []
         try:
             while self._open(finding.bucket, plays, start.rate, once=untouched):
-                known = any(p.named for p in plays)
-                look = None if known else self.look(finding.bucket, self._deadline)
+                look = (
+                    None
+                    if _name(plays, finding.bucket)
+                    else self.look(finding.bucket, self._deadline)
+                )
                 what = f"{finding.id}: what is left, on a fresh server"
                 plays.append(self.plays.play(Wanted(case, "look", len(plays) + 1, what), look))
         except Spent:
@@ -180,12 +186,12 @@ class Pursuit:
         finding.confirmed = confirmed(finding.rate, self.repeat)
         self._note_rate(finding)
         self._keep(finding, case, failing[-1] if failing else seen)
-        named = next((p.named for p in plays if p.named), None)
+        named = _name(plays, finding.bucket)
         if named is not None:
             finding.known, finding.known_variant = named.known, named.variant
             finding.known_why = named.why
             if named.diagnosis:
-                looked = next(p for p in plays if p.named)
+                looked = next(p for p in plays if p.named is named)
                 finding.diagnosis = f"{finding.folder}/{named.diagnosis}"
                 source = self.folder / looked.folder / named.diagnosis
                 shutil.copytree(source, self.folder / finding.diagnosis, dirs_exist_ok=True)
@@ -225,6 +231,12 @@ class Pursuit:
         finding.observed = {op.id: seen.observed.get(op.id, "") for op in case.operations}
         finding.stack, finding.log_lines = seen.stack, seen.log_lines
         write_case(case, self.folder / finding.folder, read_contents(case, self.folder))
+
+
+def _name(plays: Sequence[Seen], bucket: str) -> Named | None:
+    """That one of the plays gave to this failure: the case may have been played for another."""
+    names = (play.named for play in plays)
+    return next((n for n in names if n is not None and alike(n.bucket, bucket)), None)
 
 
 def share(rate: Rate) -> float:

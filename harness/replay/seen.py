@@ -19,8 +19,12 @@ _FRAMES, _LINES = 12, 12
 
 
 class Named(Record):
-    """What a look at the server, or its log, said of a known failure."""
+    """What a look at the server, or its log, said of a known failure.
 
+    ``bucket``: of the failure that was looked for.
+    """
+
+    bucket: str = ""
     known: Annotated[str | None, Field(description="a scenario that fits in all conditions")] = None
     variant: str = ""
     why: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -77,6 +78,8 @@ class Replaying:
         self._judge, self._look = judge, look
         self.dir: Path
         self.replay: Replay
+        self._left: list[tuple[Finding, tuple[list[str], str]]] = []
+        self._with_another: list[str] = []
 
     @property
     def resume_command(self) -> str:
@@ -134,6 +137,7 @@ class Replaying:
             pace=self.options.time,
             told=Told(self._began, self._ended),
         )
+        self._plays.hurried = self.options.shrink
         self._silent = Silent(self._plays, engine, self.dir)
         self._pursuit = Pursuit(
             self._plays,
@@ -203,9 +207,26 @@ class Replaying:
     def _finding(self, start: Start, reserve: int) -> Named | None:
         id = f"f{len(self.replay.findings) + 1}"
         finding, left, named = self._pursuit.pursue(start, id, reserve)
+        if self._comes_with_another(finding, left):
+            return None
         play_publicly(self._plays, finding, left, self.dir, self.options.seed)
         self._grew(finding)
         return named if finding.known else None
+
+    def _comes_with_another(self, finding: Finding, case: Case) -> bool:
+        """Whether exactly the same requests were left of another failure: then it is what else
+        they show, and no finding of its own."""
+        left = [op.id for op in case.operations], case.server.mitigation
+        other = next((f for f, of in self._left if of == left and left[0]), None)
+        if other is None or not (finding.shrunk and other.shrunk):
+            self._left.append((finding, left))
+            return False
+        other.also.append(f"{finding.finding_class}: {finding.said}")
+        self._with_another.append(finding.bucket)
+        self.replay.findings.remove(finding)
+        shutil.rmtree(self.dir / finding.folder, ignore_errors=True)
+        self._grew(other)
+        return True
 
     def _mitigated(self, case: Case, keep_away: str) -> None:
         """Once more, with the known fatal failure kept away: what did it hide?"""
@@ -290,7 +311,8 @@ class Replaying:
 
     def _handled(self, bucket: str) -> bool:
         told: list[Finding | Sighting] = [*self.replay.findings, *self.replay.unconfirmed]
-        return any(alike(bucket, one.bucket) for one in told)
+        known = [*(one.bucket for one in told), *self._with_another]
+        return any(alike(bucket, one) for one in known)
 
     # ------------------------------------------------------------------ telling
 

@@ -222,7 +222,9 @@ class FakeKnown(FakeNaming):
 
     def name(self, seen: Seen, case: Case, played: Played, folder: Path) -> Seen:
         known = "ghost-key-eviction" if self.bucket == BUCKET else None
-        return seen.model_copy(update={"named": Named(known=known, why="a fake")})
+        return seen.model_copy(
+            update={"named": Named(bucket=self.bucket, known=known, why="a fake")}
+        )
 
 
 def test_a_known_fatal_failure_is_kept_away_to_see_what_it_hides(tmp_path: Path) -> None:
@@ -261,6 +263,24 @@ def test_a_known_failure_alone_is_no_unknown_one(tmp_path: Path) -> None:
     replay = session.execute()
     assert replay.exit_code == 0
     assert [f.known for f in replay.findings] == ["ghost-key-eviction"]
+
+
+def test_what_the_same_requests_show_besides_is_no_further_finding(tmp_path: Path) -> None:
+    """Nor does it get the name of the first."""
+
+    def engine(case: Case) -> dict[str, str]:
+        ids = [op.id for op in case.operations]
+        both = {"r2", "r5"} <= set(ids)
+        return {id: STUCK if both and id == "r5" else "500" if both and id == "r2" else "200"
+                for id in ids}  # fmt: skip
+
+    ops = [fake_op(f"r{n}") for n in range(8)]
+    session, _ = replaying(fake_case(ops), tmp_path, FakePlayer(engine), look=FakeKnown)
+    replay = session.execute()
+    (hang,) = replay.findings
+    assert list(hang.observed) == ["r2", "r5"]
+    assert hang.also == ["server-error: it fails"]
+    assert not (session.dir / "f2").exists()
 
 
 def test_a_server_that_does_not_start_needs_no_request(tmp_path: Path) -> None:
