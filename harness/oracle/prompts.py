@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from mmrepro.capture.prefixes import common
 from mmrepro.case.model import Message
 from mmrepro.evidence import ImageSent, RequestRecord
 from mmrepro.models.qwen_images import FACTOR
@@ -134,7 +135,7 @@ class Rules:
     def _of_ids(self, prompt: Prompt, earlier: Prompt) -> int | None:
         if prompt.ids is None or earlier.ids is None:
             return None
-        same = _same(prompt.ids, earlier.ids)
+        same = common(prompt.ids, earlier.ids)
         if same < len(earlier.ids) or earlier.generated is not None:
             more = (earlier.generated or 0) if same == len(earlier.ids) else 0
             return same + more
@@ -164,7 +165,7 @@ class Rules:
                 return mine[place:], True
             other = theirs[place]
             if isinstance(item, str) and isinstance(other, str):
-                same = _same(item, other)
+                same = common(item, other)
                 last = place == len(theirs) - 1
                 if same == len(other) and last:
                     if not told:  # the rest of it may be equal
@@ -183,18 +184,6 @@ def _pairs(
     pictures = any(not isinstance(item, str) for item in (*one.orders[0], *other.orders[0]))
     pairs = list(zip(one.orders, other.orders, strict=True))
     yield from pairs if pictures else pairs[:1]
-
-
-def _same(one: Sequence[object], other: Sequence[object]) -> int:
-    """Length of what both begin with: by halves, as texts may be long and many."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 # ---------------------------------------------------------------------- prompts of a play

@@ -1,7 +1,4 @@
-"""Traffic on real minivllm servers: what fails is found, shrunk and named; killed and gone on with.
-
-The ghost key among 200 requests on vLLM 0.23.0 is in ``test_replay_vllm.py``.
-"""
+"""Traffic on real minivllm servers: found, shrunk and named; killed, and gone on with."""
 
 from __future__ import annotations
 
