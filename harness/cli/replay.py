@@ -110,7 +110,9 @@ def replay(
             help="How servers are started; see mmrepro run --help. auto means warm here.",
         ),
     ] = StartMode.AUTO,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one play.")] = 600.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds that a server may take to become ready.")
+    ] = 600.0,
     resume: Annotated[
         Path | None,
         typer.Option(help="Go on with the replay in this folder; no play is repeated."),

@@ -30,7 +30,7 @@ class ReplayOptions:
         repeat: plays on fresh servers that confirm a finding.
         jobs: servers at a time while shrinking; None: chosen from the machine.
         resume: folder of a replay that is gone on with: the case is read there, not from ``file``.
-        timeout_s: for one play.
+        timeout_s: that a server may take to become ready.
     """
 
     file: Path
