@@ -16,7 +16,7 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import Engine
 from mmrepro.evidence import RequestRecord
-from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.incident.replay import Expectation, FindingClass, Sighting
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.loud import INVALID
@@ -124,7 +124,7 @@ def _judged(one: Sent, earlier: Sequence[_Earlier], rules: Rules) -> tuple[Sight
     mine = next(e.prompt for e in earlier if e.prompt.name == one.op.id)
     cached, tokens = record.cached_tokens or 0, record.prompt_tokens or 0
     if cached > tokens:
-        return _sighting(one, "whole", f"its prompt has {tokens}"), True
+        return _sighting(one, "whole", tokens, f"its prompt has {tokens}"), True
     if not cached:
         return None, True
     best, whose = rules.most_shared(mine, NOTHING), ""
@@ -141,7 +141,7 @@ def _judged(one: Sent, earlier: Sequence[_Earlier], rules: Rules) -> tuple[Sight
         if best >= cached:
             return None, True
     with_whom = f"{whose} shares" if whose else "what a template puts before a prompt has"
-    return _sighting(one, _kind(mine), f"{with_whom} at most {best} with it"), True
+    return _sighting(one, _kind(mine), best, f"{with_whom} at most {best} with it"), True
 
 
 def _kind(prompt: Prompt) -> str:
@@ -152,7 +152,7 @@ def _kind(prompt: Prompt) -> str:
     return "picture" if pictures else "text"
 
 
-def _sighting(one: Sent, kind: str, bound: str) -> Sighting:
+def _sighting(one: Sent, kind: str, most: int, bound: str) -> Sighting:
     record = one.record
     return Sighting(
         finding_class=FindingClass.CACHE_BOUND,
@@ -161,6 +161,7 @@ def _sighting(one: Sent, kind: str, bound: str) -> Sighting:
         said=f"{one.op.id}: {record.cached_tokens} of {record.prompt_tokens} prompt tokens came "
         f"from the prefix cache; {bound}.",
         expected="No more tokens come from the cache than an earlier prompt shares.",
+        expectations=[Expectation(operation=one.op.id, cached_at_most=most)],
     )
 
 
@@ -170,6 +171,7 @@ def _by_bucket(sightings: Sequence[Sighting]) -> list[Sighting]:
     for one in sightings:
         if one.bucket in merged:
             merged[one.bucket].operations += one.operations
+            merged[one.bucket].expectations += one.expectations
         else:
-            merged[one.bucket] = one.model_copy(update={"operations": list(one.operations)})
+            merged[one.bucket] = one.model_copy(deep=True)
     return list(merged.values())

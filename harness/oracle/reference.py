@@ -8,7 +8,7 @@ against that answer, up to the first near-tie.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from mmrepro.case.model import CHAT, COMPLETIONS, Case, Operation, ServerWanted
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import Engine
 from mmrepro.evidence import RequestRecord
-from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.incident.replay import Expectation, FindingClass, Sighting
 from mmrepro.oracle import near_ties
 from mmrepro.oracle.buckets import silent
 from mmrepro.oracle.judged import Judged
@@ -264,7 +264,15 @@ class _Comparison:
                     same.add(op.id)
         usage = dict(self._usage({*swapped, *wrong}, same))
         sightings = list(_sightings(swapped, wrong, usage))
+        for one in sightings:
+            if untold and one.finding_class is not FindingClass.PROTOCOL:
+                one.expectations = self._texts(one.operations)
         return Judged(sightings=sightings, counted=dict(self.counted))
+
+    def _texts(self, ids: Sequence[str]) -> list[Expectation]:
+        """The reference's answers, which a sound server gives to the letter."""
+        whole = [op.id for op in self.case.operations if op.id in ids and not op.leave]
+        return [Expectation(operation=id, text=self.right[id].text) for id in whole]
 
     def _whose(self, op: Operation, mine: Answer, compared: Compared) -> str:
         """The operation to which the reference gave the answer that ``op`` got; "": to none.

@@ -160,6 +160,11 @@ def test_a_cache_that_takes_one_picture_for_another_is_seen(simulated, engine, t
         return  # how long a picture's tokens are is not known there
     assert [s.bucket for s in found.sightings] == ["cache-bound/picture"]
     assert found.sightings[0].operations == ["r2"]
+    (told,) = found.sightings[0].expectations
+    assert (told.operation, f"at most {told.cached_at_most} " in found.sightings[0].said) == (
+        "r2",
+        True,
+    )
     sound = judged(SimulatedEngine(), [asks(text, "A"), asks(text, "B")], engine)
     assert sound.sightings == []
 

@@ -292,8 +292,11 @@ def test_without_logprobs_an_exact_engine_is_compared_all_the_same() -> None:
     ):
         case = case_of(20, engine, *args)
         wrong = play(case, answers={"r3": "Prompt 3!!!"}, change=bare)
-        judged = compare_with_reference(case, wrong, play(case, change=bare))
+        right = play(case, change=bare)
+        judged = compare_with_reference(case, wrong, right)
         assert classes(judged) == seen, (engine, args)
+        told = [(e.operation, e.text) for s in judged.sightings for e in s.expectations]
+        assert told == [("r3", right.record("r3").text)] * len(seen)
 
 
 def test_a_play_of_fewer_requests_is_held_against_the_same_reference() -> None:
