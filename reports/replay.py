@@ -295,6 +295,7 @@ def _finding_head(told: Told) -> str:
     rows = [
         ["observed", gfm.cell(view.said(finding))],
         ["expected", gfm.cell(view.expected(finding))],
+        *(["also", gfm.cell(one)] for one in finding.also),
         ["known", gfm.cell(view.known_name(finding) or "no")],
         ["requests", gfm.cell(view.requests_words(finding))],
         ["rate", gfm.cell(view.rate_words(finding.rate))],

@@ -38,6 +38,7 @@ class ToldFinding(Record):
     bucket: str
     said: str
     expected: str
+    also: Annotated[list[str], Field(description="what else the same requests show")] = []
     starts: int
     seconds: float
 
@@ -110,6 +111,7 @@ def _finding(finding: Finding, folder: Path) -> ToldFinding:
         bucket=finding.bucket,
         said=finding.said,
         expected=view.expected(finding),
+        also=finding.also,
         starts=finding.starts,
         seconds=finding.seconds,
     )

@@ -75,6 +75,8 @@ def _finding(finding: Finding, line: partial[None]) -> None:
     line((f"{finding.id}  {view.CLASS_WORDS[finding.finding_class]}", "bold"))
     line(f"  {view.said(finding)}")
     line(f"  expected: {view.expected(finding)}")
+    for one in finding.also:
+        line(f"  also: {one}")
     if finding.known:
         line(f"  known: {view.known_name(finding)}", (f"  {finding.known_why}", "dim"))
     line(f"  {view.requests_words(finding)}; {view.rate_words(finding.rate)}")

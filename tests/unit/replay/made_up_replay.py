@@ -67,6 +67,7 @@ def finding(
         "bucket": f"vllm/{kind.value}/process_input_sockets > get_and_update_item > popitem",
         "said": f"{last} has no answer after 6.0 s, and nothing moves",
         "operations": [last],
+        "also": ["metrics: the counter of prompts says 7"],
         "confirmed": True,
         "shrunk": True,
         "rate": Rate(failed=3, plays=3, low=0.292, high=1.0),

@@ -153,6 +153,7 @@ def test_a_finding_of_every_class_has_its_reports(tmp_path: Path, kind: FindingC
         assert "vllm serve ./tiny-model --max-model-len 2048" in text
         assert "popitem" in text
         assert "Two plays left each request out" in text
+        assert "metrics: the counter of prompts says 7" in text
     assert (tmp_path / "f1" / "reproduce.py").exists() is (kind is not FindingClass.START_FAILURE)
     assert "/made/up" not in (tmp_path / "f1" / "report.md").read_text()
 
@@ -258,6 +259,7 @@ def test_the_json_has_what_is_promised() -> None:
         True,
     )
     assert one["folder"] == "replays/r/f1"
+    assert one["also"] == ["metrics: the counter of prompts says 7"]
     assert {k: one["rate"][k] for k in ("failed", "plays", "low", "high")} == {
         "failed": 3, "plays": 3, "low": 0.292, "high": 1.0,
     }  # fmt: skip
