@@ -99,3 +99,7 @@ def captured(folder: Path, *bodies: dict[str, Any]) -> Captured:
     """What is read of these requests, one after the other."""
     file = write(folder, har([entry(body, at=n) for n, body in enumerate(bodies)]))
     return read(file, SERVER)
+
+
+def read_entries(folder: Path, *entries: Any, creator: str = "made up", **options: Any) -> Captured:
+    return read(write(folder, har(list(entries), creator)), SERVER, **options)
