@@ -19,7 +19,7 @@ from mmrepro.incident.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.replay.seen import Seen
 from mmrepro.replay.store import Head, Key, Store
 from mmrepro.run.deadline import Deadlines
-from test_session import ended_once, lines, told
+from test_replay_session import ended_once, lines, told
 from test_shrink import ghost_trace
 
 HEAD = Head(mmrepro_version="1", id="abc", case="d" * 64, decides={"--time": "fast"})
