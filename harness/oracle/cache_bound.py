@@ -17,12 +17,12 @@ from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import Engine
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Expectation, FindingClass, Sighting
+from mmrepro.models import TINY
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.loud import INVALID
 from mmrepro.oracle.prompts import NOTHING, Prompt, Rules, prompt_of, prompt_of_record
 from mmrepro.oracle.sent import Sent, sent_of
-from mmrepro.play.served import MODELS
 from mmrepro.signature.answers import grade
 
 BY_PICTURE = ("vllm", "minivllm")
@@ -54,7 +54,7 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
                 "come again: the cache bound was not judged."
             ]
         )
-    rules = Rules(bytewise=case.server.model in MODELS, by_features=engine.name not in BY_PICTURE)
+    rules = Rules(bytewise=case.server.model in TINY, by_features=engine.name not in BY_PICTURE)
     earlier = _prompts(case, played, rules, salted=engine.name in SALTED)
     sightings, unknown = [], 0
     for one in told:

@@ -16,12 +16,12 @@ from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.evidence import ChoiceSeen
 from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.models import TINY
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.loud import INVALID, NO_SUCH, error_object
 from mmrepro.oracle.near_ties import HIDDEN
 from mmrepro.oracle.sent import Sent, sent_of
-from mmrepro.play.served import MODELS
 from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
 
 SEVERAL = ("vllm", "sglang")
@@ -155,7 +155,7 @@ def _length(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
 def _limit_is_known(case: Case, engine: Engine) -> bool:
     server = case.server
     own = any(has_option(server.args, option) for option in OWN_LIMITS)
-    return engine.name in KNOWN_LIMIT and server.model in MODELS and not own
+    return engine.name in KNOWN_LIMIT and server.model in TINY and not own
 
 
 def _usage(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:

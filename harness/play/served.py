@@ -14,7 +14,6 @@ from mmrepro.run.options import RunOptions
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import load_scenario
 
-MODELS = TINY
 NAME = "replay"
 
 
@@ -40,12 +39,12 @@ def replayed(wanted: ServerWanted, options: RunOptions) -> tuple[Scenario, RunOp
     Raises:
         UsageError: there is no such model or mitigation.
     """
-    given = None if wanted.model in MODELS else Path(wanted.model)
+    given = None if wanted.model in TINY else Path(wanted.model)
     attributes: dict[str, Any] = {
         "__doc__": _Replayed.__doc__,
         "engine": wanted.engine,
         "release": wanted.release,
-        "model": MODELS[wanted.model] if given is None else _stand_in(given),
+        "model": TINY[wanted.model] if given is None else _stand_in(given),
         "max_model_len": wanted.max_model_len,
         "server": shlex.join(wanted.args),
         "server_env": wanted.env,
@@ -68,7 +67,7 @@ def _stand_in(folder: Path) -> TinyModel:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        names = ", ".join(MODELS)
+        names = ", ".join(TINY)
         raise UsageError(
             f"{folder} holds no model: its config.json cannot be read.",
             hint=f"--model DIR, or one of {names}",

@@ -41,7 +41,6 @@ class PlayerLike(Protocol):
         options: PlayOptions,
         folder: Path,
         *,
-        on_stuck: Look | None = None,
         on_look: Look | None = None,
     ) -> Played: ...
 
