@@ -198,9 +198,10 @@ def starts(replay: Replay) -> int:
 
 
 def seconds(replay: Replay) -> float:
+    """That it took, with those of the plays that an earlier call had made."""
     if replay.finished is None:
         return sum(play.seconds for play in replay.plays)
-    return max(0.0, (replay.finished.wall - replay.created.wall).total_seconds())
+    return replay.kept_s + max(0.0, (replay.finished.wall - replay.created.wall).total_seconds())
 
 
 def setup(replay: Replay) -> list[tuple[str, str]]:

@@ -189,6 +189,7 @@ class Replay(Record):
     start_mode: str = ""
     deadline_s: float | None = None
     plays: list[PlayFacts] = []
+    kept_s: Annotated[float, Field(description="in plays that an earlier call had made")] = 0.0
     budget: Annotated[int, Field(description="most starts of servers")]
     findings: list[Finding] = []
     unconfirmed: Annotated[

@@ -38,6 +38,10 @@ SHARE_OF_REQUESTS = 0.25
 """A leak that is worth a report takes a thread or a file in every fourth request at least: a pool
 that is still filling adds fewer, one at a time."""
 LEAST_STEP = 2
+NO_BLOCKS = (
+    f"Threads, files and memory were not judged: that needs equal blocks of requests, "
+    f"{LEAST_BLOCKS} at least."
+)
 MIB = 1 << 20
 PER_REQUEST = 32 << 10
 """Bytes: what a log, a counter's labels or a request's text may leave."""
@@ -97,12 +101,7 @@ def _gauge(reading: Reading, names: Sequence[str]) -> float | None:
 def _growth(case: Case, played: Played) -> Judged:
     blocks = played.blocks
     if len(blocks) < LEAST_BLOCKS:
-        return Judged(
-            unseen=[
-                "Threads, files and memory were not judged: that needs equal blocks of "
-                f"requests, {LEAST_BLOCKS} at least."
-            ]
-        )
+        return Judged(unseen=[NO_BLOCKS])
     requests = len(sent_of(case, played)) / len(blocks)
     step = max(LEAST_STEP, SHARE_OF_REQUESTS * requests)
     sightings = []
@@ -125,6 +124,12 @@ _COUNTED: tuple[tuple[str, str, Callable[[Reading], float | None]], ...] = (
     ("files", "open files", lambda reading: reading.files),
     ("shm", "files in /dev/shm", lambda reading: len(reading.shm)),
 )
+
+
+def grows(bucket: str) -> bool:
+    """Whether the failure is one that only equal blocks of requests show."""
+    kinds = (*(name for name, _, _ in _COUNTED), "memory")
+    return bucket in {buckets.silent(FindingClass.RESIDUE, kind) for kind in kinds}
 
 
 def _grown(

@@ -25,6 +25,8 @@ from mmrepro.replay.store import How, Key, Store
 from mmrepro.run.deadline import Deadlines
 
 PLAYS_DIR, PLAYED_FILE = "plays", "played.json"
+BLOCKS = 6
+"""Of a case that is played in blocks: an idle server is read after each, for what grows."""
 ATTEMPTS = 2
 """Of a play that told nothing of the engine."""
 
@@ -54,10 +56,6 @@ class Wanted(NamedTuple):
     how: How
     nth: int
     what: str
-
-
-def key_of(wanted: Wanted) -> Key:
-    return Key(case_digest(wanted.case), wanted.how, wanted.nth)
 
 
 class Looker(Protocol):
@@ -139,7 +137,7 @@ class Plays:
     def play(self, wanted: Wanted, look: Looker | None = None) -> Seen:
         """One play; what was asked for before costs no start. Raises Spent, and as the player
         does."""
-        known = self._asked.get(key_of(wanted))
+        known = self._asked.get(self._key(wanted))
         return known or self._finish(self._claim(wanted), wanted, look)
 
     def several(self, wanted: Sequence[Wanted], jobs: int) -> list[Seen]:
@@ -166,6 +164,10 @@ class Plays:
 
     # ------------------------------------------------------------------ one play
 
+    def _key(self, wanted: Wanted) -> Key:
+        cut = f"/{self.blocks}" if self.blocks else ""
+        return Key(case_digest(wanted.case) + cut, wanted.how, wanted.nth)
+
     def _claim(self, wanted: Wanted) -> PlayFacts:
         """Its number, and a start of the budget. Raises Spent."""
         if self.left < 1:
@@ -176,7 +178,7 @@ class Plays:
         return facts
 
     def _finish(self, facts: PlayFacts, wanted: Wanted, look: Looker | None) -> Seen:
-        key = key_of(wanted)
+        key = self._key(wanted)
         kept = self.store.ended.get(key)
         seen = kept.seen if kept else self._new(facts, key, wanted, look)
         for name in ("state", "buckets", "start_s", "seconds", "early"):

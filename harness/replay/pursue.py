@@ -11,9 +11,10 @@ from mmrepro.case.files import read_contents, write_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Sighting
 from mmrepro.oracle.buckets import alike
+from mmrepro.oracle.quiescence import grows
 from mmrepro.replay.confirm import MOST, Candidates, confirmed, decided
 from mmrepro.replay.known import Naming
-from mmrepro.replay.plays import Looker, Plays, Wanted
+from mmrepro.replay.plays import BLOCKS, Looker, Plays, Wanted
 from mmrepro.replay.rate import luck, rate_of, repeats
 from mmrepro.replay.seen import Named, Seen
 from mmrepro.replay.shrink import Shrinking, Spent
@@ -88,6 +89,7 @@ class Pursuit:
             limits=list(start.limits),
         )
         self.plays.silent = sighting.finding_class not in LOUD
+        self.plays.blocks = BLOCKS if grows(start.bucket) else 0
         begun = len(self.plays.facts)
         case, seen, named = start.case, start.seen, None
         self._keep(finding, case, seen)
@@ -141,6 +143,8 @@ class Pursuit:
         finding.needed = [*shrinking.needed.values(), *shrinking.needed_options.values()]
         finding.limits = list(start.limits)
         finding.limits += [f"not tried: {what} (--budget)" for what in shrinking.not_tried]
+        if not shrinking.plainer:
+            finding.limits.append("the server's options are all kept: the whole case came and went")
         self._repeats = test.repeats
         return shrinking.case, shrinking.seen
 
@@ -208,8 +212,6 @@ class Pursuit:
 
     def _note_rate(self, finding: Finding) -> None:
         rate = share(finding.rate)
-        if rate < 1 and self.shrink and self._repeats > 1:
-            finding.limits.append("the server's options are all kept: the rate is that with them")
         if rate < 1 and self.shrink:
             times = f"{self._repeats} play{'s' * (self._repeats > 1)}"
             finding.limits.append(

@@ -26,6 +26,7 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.quiescence import NO_BLOCKS
 from mmrepro.play.player import Player
 from mmrepro.records import Moment
 from mmrepro.replay.confirm import GIVE_UP, decided, tally
@@ -255,6 +256,8 @@ class Replaying:
             if found is None:
                 return
             asked, first = found
+            if self._plays.blocks:  # what the whole case's play could not see was seen now
+                self.replay.unseen = [text for text in self.replay.unseen if text != NO_BLOCKS]
             self._note(first)
             seens = [first]
             while self._open(seens):
@@ -331,6 +334,7 @@ class Replaying:
 
     def _ended(self, facts: PlayFacts, kept: bool) -> None:
         self.replay.plays = [play for play in self._plays.facts if play.state]
+        self.replay.kept_s += facts.seconds if kept else 0.0
         self._note_server()
         self._write()
         if self.watcher is not None:

@@ -18,11 +18,11 @@ from mmrepro.oracle.reference import (
     reference_case,
     reference_limits,
 )
-from mmrepro.replay.plays import Plays, Wanted
+from mmrepro.replay.plays import BLOCKS, Plays, Wanted
 from mmrepro.replay.seen import Seen
 
-BLOCKS, LEAST_OF_BLOCK = 6, 8
-"""Of a case that is compared, in operations: an idle server is read between, for what grows."""
+LEAST_OF_BLOCK = 8
+"""Operations: of fewer nothing is told by what grows from block to block."""
 MOST_SUSPECTS = 1
 """Of whom cross-talk is asked: each takes ten plays."""
 

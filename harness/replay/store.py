@@ -23,7 +23,8 @@ How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "s
 
 
 class Key(NamedTuple):
-    """One play: its case, how it was played, and which of several alike it is."""
+    """One play: its case (and into how many blocks it was cut), how it was played, and which of
+    several alike it is."""
 
     digest: str
     how: How

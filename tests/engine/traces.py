@@ -145,7 +145,8 @@ CULPRITS_ARGS = (
 def culprits_trace(seed: int, n: int = 60, concurrency: int = 4) -> Case:
     """``n`` requests to a minivllm whose picture cache holds one picture, and among them three that
     hang it (``culprits`` tells which): X with a text that is too long, X again, and one request
-    with two new pictures, of which the second never finds room."""
+    with two new pictures, of which the second never finds room. X waits for the pictures before it:
+    one that is still on its way would push X out again, and nothing would hang."""
     server = ServerWanted(engine="minivllm", release="0.1", model="qwen3", args=list(CULPRITS_ARGS))
     trace = _Trace(seed, server, concurrency)
     pool = [trace.picture(f"p{i}", (168, 168)) for i in range(3)]
@@ -153,7 +154,8 @@ def culprits_trace(seed: int, n: int = 60, concurrency: int = 4) -> Case:
     for number in range(n):
         if number == first:
             trace.picture("x", (168, 168))
-            refused = trace.add("x" * (server.max_model_len + 50), ["x"])
+            seen = [f"{op.id}.end" for op in trace.operations if op.images]
+            refused = trace.add("x" * (server.max_model_len + 50), ["x"], after=seen)
         elif number == second:
             trace.add("again", ["x"], after=[f"{refused}.end"])
         elif number == third:

@@ -78,6 +78,7 @@ def played(case: Case, answers: dict[str, str]) -> Played:
         ),
         stuck=stuck,
         deadline_s=6.0,
+        seconds=1.0,
     )
 
 
@@ -156,12 +157,12 @@ def replaying(
         Replay.model_validate_json(replay.model_dump_json())
         states.append(replay.model_dump_json())
 
-    look = options.pop("look", FakeNaming)
+    look, judge = options.pop("look", FakeNaming), options.pop("judge", fake_judge)
     session = Replaying(
         ReplayOptions(file=file, **options),
         write=write,
         make_player=player,
-        judge=fake_judge,
+        judge=judge,
         look=look,
     )
     return session, states

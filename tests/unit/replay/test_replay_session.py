@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_player import NO_START, FakeNaming, FakePlayer, FlakyEngine, replaying
+from fake_player import NO_START, NOW, FakeNaming, FakePlayer, FlakyEngine, replaying
 from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played
+from mmrepro.case.played import Played, Reading
 from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.incident.replay import VERDICTS_FILE, FindingClass
+from mmrepro.oracle.quiescence import LEAST_STEP, quiescence
+from mmrepro.play.observing import blocks
 from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.plays import BLOCKS
 from mmrepro.replay.seen import STUCK, Named, Seen
+from mmrepro.reports.replay_view import seconds
 from test_shrink import ghost_trace, planted
 
 
@@ -86,6 +90,36 @@ def test_traffic_that_takes_minutes_is_not_played_again_for_nothing(tmp_path: Pa
     assert len(told) == 5
 
 
+class FakeLeak(FakePlayer):
+    """Each request with a picture leaves a thread behind; blocks are cut as a player does."""
+
+    def play(
+        self, case: Case, contents: Path | None, options: Any, folder: Path, **more: Any
+    ) -> Played:
+        made = super().play(case, contents, options, folder, **more)
+        threads, ends = 20, []
+        for block in blocks(case.operations, options.blocks) if options.blocks else ():
+            threads += sum(bool(op.images) for op in block)
+            ends.append(Reading(mono=NOW.mono, threads=threads, files=9, rss_bytes=1))
+        idle = Reading(mono=NOW.mono)
+        return made.model_copy(update={"before": idle, "after": idle, "blocks": ends})
+
+
+def test_a_leak_that_only_blocks_show_is_found_and_shrunk_in_blocks(tmp_path: Path) -> None:
+    ops = [fake_op(f"r{n}", *["p"] * (n % 2)) for n in range(96)]
+    player = FakeLeak(lambda c: answered_until(c, None))
+    session, _ = replaying(fake_case(ops, {"p": 28}), tmp_path, player, judge=quiescence)
+    replay = session.execute()
+    (finding,) = replay.findings
+    assert (finding.bucket, finding.confirmed) == ("residue/threads", True)
+    left, _ = read_case(session.dir / finding.case_file)
+    assert all(op.images for op in left.operations), "the others leave nothing"
+    least = LEAST_STEP * (BLOCKS - 1) + 1
+    assert (len(left.operations), finding.shrunk) == (least, True)
+    assert not any("blocks" in text for text in replay.unseen), "the second play saw it"
+    assert ended_once(tmp_path)
+
+
 def test_seen_once_is_told_and_not_counted(tmp_path: Path) -> None:
     case, test = planted([2, 5], [0] * 8)
     player = FakePlayer(lambda c: {op.id: "200" for op in c.operations})
@@ -111,6 +145,7 @@ def test_what_comes_and_goes_has_a_rate_with_an_interval(tmp_path: Path, seed: i
     if finding.rate.failed < finding.rate.plays:
         assert finding.rate.plays >= 8
         assert any("it comes and goes" in limit for limit in finding.limits)
+    assert any("options are all kept" in limit for limit in finding.limits)
     assert len(finding.observed) <= 6, "about as few as without chance"
     assert "deterministic" not in "".join(states).lower()
     left, _ = read_case(session.dir / finding.case_file)
@@ -173,8 +208,10 @@ def test_interrupted_it_goes_on_and_repeats_no_play(tmp_path: Path, stop: int, j
     assert told(replay) == told(wanted)
     assert ended_once(tmp_path)
     third = FakePlayer(FakeGhostKey(1000))
-    replaying(case, tmp_path, third, resume=True)[0].execute()
+    kept = replaying(case, tmp_path, third, resume=True)[0].execute()
     assert (third.plays, third.calibrated) == (0, 0)
+    assert seconds(kept) > kept.kept_s == pytest.approx(sum(play.seconds for play in kept.plays))
+    assert kept.kept_s >= len(kept.plays) - 1, "each took a second, and the deadlines none"
 
 
 def told(replay: object) -> object:

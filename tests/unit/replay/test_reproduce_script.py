@@ -85,8 +85,14 @@ def well(fake: FakeOpenAI, sent: dict[str, Any]) -> None:
 
 
 def text_of(case: Case, kind: FindingClass = FindingClass.HANG, **more: Any) -> str:
-    made = script(finding(case, kind, **more), case, None, settings=[], deadline_s=6.0)
-    return re.sub(r"^DEADLINE_S = .*", "DEADLINE_S = 0.5", made, flags=re.MULTILINE)
+    return script(finding(case, kind, **more), case, None, settings=[], deadline_s=30.0)
+
+
+def impatient(text: str) -> str:
+    """For a hang; on a busy machine a healthy answer still takes less."""
+    changed = re.sub(r"^DEADLINE_S = .*", "DEADLINE_S = 3", text, flags=re.MULTILINE)
+    assert changed != text
+    return changed
 
 
 def run(text: str, port: int, folder: Path, *more: str) -> tuple[int, str]:
@@ -190,10 +196,10 @@ def test_a_hang_shows_and_ends_the_play(tmp_path: Path) -> None:
         fake.reply(400 if len(fake.bodies) == 1 else 200, completion())
 
     with serving(hangs) as (port, bodies):
-        code, said = run(text_of(ghost_case()), port, tmp_path)
+        code, said = run(impatient(text_of(ghost_case())), port, tmp_path)
         over.set()
     assert code == 1
-    assert "HANG reproduced: request r4 has no answer after 0.5 s" in said
+    assert "HANG reproduced: request r4 has no answer after 3 s" in said
     assert len(bodies) == 4
 
 
@@ -370,7 +376,7 @@ def test_what_waits_for_a_hanging_request_is_not_sent(tmp_path: Path) -> None:
         operations=[operation("a", text="slow"), operation("b"), operation("c", "a.end")],
     )
     with serving(hangs) as (port, bodies):
-        code, said = run(text_of(case), port, tmp_path)
+        code, said = run(impatient(text_of(case)), port, tmp_path)
         over.set()
     assert code == 1
     assert "HANG reproduced: request a has no answer" in said
