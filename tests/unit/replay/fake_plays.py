@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case, Message, Noise, Operation, Part, ServerWanted
-from mmrepro.incident.replay import FindingClass, PlayFacts, Sighting
+from mmrepro.incident.replay import Expectation, FindingClass, PlayFacts, Sighting
 from mmrepro.replay.seen import STUCK, UNSENT, Seen
 from mmrepro.replay.shrink import Spent, Verdict
 
@@ -55,6 +55,7 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Seen:
                 bucket=OTHER,
                 operations=errors,
                 said="it fails",
+                expectations=[Expectation(operation=op, text="right") for op in errors],
             )
         )
     state = "hung" if stuck else "ended"

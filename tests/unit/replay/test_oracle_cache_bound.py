@@ -16,7 +16,13 @@ from mmrepro.oracle.cache_bound import cache_bound
 
 PICTURES = {
     one.name: one
-    for one in (picture("A"), picture("B"), picture("C", (84, 84)), picture("D", (100, 90)))
+    for one in (
+        picture("A"),
+        picture("B"),
+        picture("C", (84, 84)),
+        picture("D", (100, 90)),
+        picture("E"),
+    )
 }
 
 
@@ -167,6 +173,12 @@ def test_a_cache_that_takes_one_picture_for_another_is_seen(simulated, engine, t
     )
     sound = judged(SimulatedEngine(), [asks(text, "A"), asks(text, "B")], engine)
     assert sound.sightings == []
+
+
+def test_each_operation_that_took_too_much_has_its_bound():
+    simulated = SimulatedEngine(one_key={"B": "A", "E": "A"}, block=1)
+    (both,) = judged(simulated, [asks("a", name) for name in "ABE"]).sightings
+    assert both.operations == ["r2", "r3"] == [told.operation for told in both.expectations]
 
 
 @given(ENGINES, st.text("ab", min_size=10, max_size=20))

@@ -57,6 +57,7 @@ def test_the_ghost_key_in_forty_starts(tmp_path: Path, jobs: int) -> None:
     assert hang.requests <= 15
     assert (hang.rate.failed, hang.rate.plays) == (3, 3)
     assert (error.requests, error.requests_before, error.shrunk) == (2, 200, True)
+    assert [told.operation for told in error.expectations] == list(error.observed)[1:]
     for finding in replay.findings:
         left, _ = read_case(session.dir / finding.case_file)
         assert [op.id for op in left.operations] == list(finding.observed)

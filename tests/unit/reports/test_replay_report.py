@@ -182,6 +182,7 @@ def test_the_replay_names_its_findings_and_what_was_seen_besides(tmp_path: Path)
     assert "UNKNOWN FAILURE" in said
     assert "replays/r/f1/reproduce.py" in said
     assert "seen once, not again: metrics" in said
+    assert "also: metrics: the counter of prompts says 7" in said
 
 
 @pytest.mark.parametrize(
