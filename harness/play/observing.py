@@ -17,7 +17,7 @@ from mmrepro.evidence.recorder import Recorder
 from mmrepro.play import looking
 from mmrepro.play.options import Look, PlayOptions
 from mmrepro.play.readings import reading
-from mmrepro.play.tracebacks import read_tracebacks, telling
+from mmrepro.play.tracebacks import failed, read_tracebacks, telling
 from mmrepro.probes.data import ThreadStack
 from mmrepro.run.deadline import Deadlines
 from mmrepro.run.launch import Server
@@ -242,11 +242,7 @@ class Observing:
             await probing.logs()
 
     def _failed(self) -> bool:
-        """Whether a request got no proper answer: 500 or above, or a broken connection."""
-        return any(
-            not r.left and (r.status is None or r.status >= 500)
-            for r in self.recorder.evidence.requests
-        )
+        return any(map(failed, self.recorder.evidence.requests))
 
     def _tell(self, played: Played) -> None:
         played.state, played.said, played.early = self.state, self.said, self.early

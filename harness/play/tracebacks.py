@@ -102,6 +102,15 @@ def tracebacks(lines: Iterable[str]) -> list[Traceback]:
     return found
 
 
+def failed(record: RequestRecord) -> bool:
+    """Whether it got no proper answer: 500 or above, a broken connection, or a stream that began
+    well and has no end, which is all that a stream can show of an exception in vLLM's core."""
+    if record.left:
+        return False
+    cut_short = record.status == 200 and record.stream and record.finish_reason is None
+    return record.status is None or record.status >= 500 or cut_short
+
+
 def telling(found: Sequence[Traceback], requests: Sequence[RequestRecord]) -> list[Traceback]:
     """Those that are more than a refused request or a client that went away; first those whose
     message an answer of 500 or above carries, last the echoes of a death."""

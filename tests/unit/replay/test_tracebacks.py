@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, strategies as st
+from made_up_plays import answer as answered, operation
 from mmrepro.engines import get_engine
 from mmrepro.evidence import RequestRecord
-from mmrepro.play.tracebacks import of_engine, read_tracebacks, telling, tracebacks
+from mmrepro.play.tracebacks import failed, of_engine, read_tracebacks, telling, tracebacks
 from mmrepro.records import Moment
 
 REFUSED = """\
@@ -119,3 +122,23 @@ def test_any_lines(lines: list[str]) -> None:
     for one in tracebacks(lines):
         assert one.error
         assert len(one.frames) == len(one.files)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, False),
+        ({"status": 400, "finish_reason": None}, False),
+        ({"status": 500, "finish_reason": None}, True),
+        ({"status": None, "finish_reason": None}, True),
+        ({"finish_reason": None}, False),
+        ({"finish_reason": None, "stream": True}, True),
+        ({"finish_reason": None, "stream": True, "left": True}, False),
+        ({"stream": True}, False),
+        ({"status": 500, "left": True}, False),
+    ],
+)
+def test_what_failed_is_looked_for_in_the_log(fields: dict[str, Any], told: bool) -> None:
+    """Of an exception in vLLM's core a stream shows no more than that it has no end."""
+    record = answered(operation("r1"), **fields)
+    assert failed(record) is told
