@@ -216,15 +216,16 @@ def in_log(statement: str, *patterns: str, part: Any = cause, **more: Any) -> De
 # ------------------------------------------------------------------ requests that fail
 
 
-def some_requests_fail() -> tuple[Declared, ...]:
-    """For an observer: single requests get 500, the rest goes on."""
+def some_requests_fail(**more: Any) -> tuple[Declared, ...]:
+    """For an observer: single requests get 500, the rest goes on. ``more``: of the first, where
+    streams fail as well, which have answered 200 by then."""
 
     def requests_fail(logs: Logs) -> Finding:
         return checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
 
     works = "the engine works otherwise: a small text-only request is answered"
     return (
-        symptom("requests end with HTTP 500, as the access log shows", requests_fail),
+        symptom("requests end with HTTP 500, as the access log shows", requests_fail, **more),
         symptom(works, checks.engine_works, id="others-answered"),
         endpoints_green(),
     )
