@@ -130,6 +130,12 @@ class RequestRecord(Record):
         return self.status == 200 and not self.timed_out and not self.error and not self.left
 
     @property
+    def cut_short(self) -> bool:
+        """A stream that began well and has no end: all that it can show of an exception in vLLM's
+        core."""
+        return self.answered and self.stream and self.finish_reason is None
+
+    @property
     def reply(self) -> str:
         """For people: the status, and the message of an error."""
         if self.timed_out:

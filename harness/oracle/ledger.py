@@ -107,7 +107,7 @@ class _Entry:
     @property
     def told(self) -> bool:
         """It was served whole, and says how many tokens that took."""
-        return self.record.answered and self.n == 1
+        return self.record.answered and self.n == 1 and not self.record.cut_short
 
     def span(self, exact: float | None, most: float) -> Span:
         """``exact`` where the answer tells it."""
@@ -137,7 +137,8 @@ def _finished(entry: _Entry, case: Case) -> Span:
     # An answer is counted once, or once for each choice, and a prompt that several share once more.
     if entry.told:
         return entry.span(1.0, 1.0)
-    least = 1.0 if entry.record.answered and not entry.late else 0.0
+    whole = entry.record.answered and not entry.record.cut_short
+    least = 1.0 if whole and not entry.late else 0.0
     return Span(least, entry.n + 1.0)
 
 

@@ -103,12 +103,11 @@ def tracebacks(lines: Iterable[str]) -> list[Traceback]:
 
 
 def failed(record: RequestRecord) -> bool:
-    """Whether it got no proper answer: 500 or above, a broken connection, or a stream that began
-    well and has no end, which is all that a stream can show of an exception in vLLM's core."""
+    """Whether it got no proper answer: 500 or above, a broken connection, a stream without an
+    end."""
     if record.left:
         return False
-    cut_short = record.status == 200 and record.stream and record.finish_reason is None
-    return record.status is None or record.status >= 500 or cut_short
+    return record.status is None or record.status >= 500 or record.cut_short
 
 
 def telling(found: Sequence[Traceback], requests: Sequence[RequestRecord]) -> list[Traceback]:

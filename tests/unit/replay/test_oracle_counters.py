@@ -73,6 +73,14 @@ def test_a_client_that_left_leaves_room(left, tokens, prompt, finished):
     assert found_by_ledger(OPS, [*RECORDS[:2], gone], beyond) == ["generation_tokens-too-many"]
 
 
+def test_a_stream_without_an_end_leaves_room():
+    """vLLM tells its usage, and counts nothing of it: the core had failed on it."""
+    cut = answer(OPS[2], 5.0, stream=True, finish_reason=None, completion_tokens=0)
+    two = counted(7 + 2, 70 + 44, 700 + 8)
+    assert found_by_ledger(OPS, [*RECORDS[:2], cut], two) == []
+    assert found_by_ledger(OPS, [*RECORDS[:2], answer(OPS[2], 5.0, stream=True)], two) != []
+
+
 def test_several_answers_may_be_counted_once_or_each():
     op = operation("r1", n=3)
     for finished, prompt in ((1, 22), (3, 66), (4, 88)):
