@@ -22,6 +22,9 @@ from mmrepro.scenario import (
 
 RETRIES = 4
 OTHER, TEXT = "control: another image", "control: text only"
+GIVEN_UP = "request-given-up"
+"""EngineCore's line before it answers a request with an error, and the API server's when it passes
+that on (``_handle_request_preproc_error``, ``_raise_if_error``; 0.14.0 to 0.32.0)."""
 
 
 def fails_for_ever(requests: Requests) -> Finding:
@@ -55,6 +58,10 @@ class MmCacheDesync(vllm.MmCacheScenario):
     release = "0.24.0"
     affected = ">=0.14.0"
     references = (vllm.MM_CACHE_ISSUE,)
+    log_patterns = vllm.MmCacheScenario.log_patterns | {
+        GIVEN_UP: "Unexpected error pre-processing request |"
+        r"Request \S+ failed with an internal error during generation",
+    }
     sources = (
         quote(
             "vllm/multimodal/cache.py",
@@ -102,9 +109,9 @@ class MmCacheDesync(vllm.MmCacheScenario):
             required=False,
         ),
     )
-    # Which image fails is not known to one who does not send it: the log tells that some do. Of
-    # streams only EngineCore's log does: their clients get 200, no token and [DONE].
-    live_only = some_requests_fail(required=False)
+    # Which image fails is not known to one who does not send it: the log tells that some do. A
+    # stream that fails has answered 200; by 0.23.0 its client gets no token and [DONE].
+    live_only = some_requests_fail(GIVEN_UP)
 
     @cause(
         "EngineCore logs that it does not hold the promised image, of one and the same mm_hash, "

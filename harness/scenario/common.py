@@ -216,16 +216,24 @@ def in_log(statement: str, *patterns: str, part: Any = cause, **more: Any) -> De
 # ------------------------------------------------------------------ requests that fail
 
 
-def some_requests_fail(**more: Any) -> tuple[Declared, ...]:
-    """For an observer: single requests get 500, the rest goes on. ``more``: of the first, where
-    streams fail as well, which have answered 200 by then."""
+def some_requests_fail(*given_up: str) -> tuple[Declared, ...]:
+    """For an observer: single requests get 500, the rest goes on. ``given_up``: patterns of lines
+    in which the engine tells of a request that it ended with an error, where streams fail as well:
+    they have answered 200 by then."""
 
     def requests_fail(logs: Logs) -> Finding:
-        return checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
+        found = checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
+        for pattern in given_up:
+            if found.truth is not Truth.MET:
+                found = checks.logged(logs, pattern, "requests that the engine gave up")
+        return found
 
+    statement = "requests end with HTTP 500, as the access log shows"
+    if given_up:
+        statement = "requests fail, as the access log shows, or the engine's own lines"
     works = "the engine works otherwise: a small text-only request is answered"
     return (
-        symptom("requests end with HTTP 500, as the access log shows", requests_fail, **more),
+        symptom(statement, requests_fail),
         symptom(works, checks.engine_works, id="others-answered"),
         endpoints_green(),
     )

@@ -38,7 +38,7 @@ OBSERVED = {
     "encoder-cache-overflow": "no-progress no-answer core-alive counted-as-running "
     "larger-than-the-budget schedules-nothing",
     "kv-growth-crash": "every-request-fails front-lives assertion",
-    "mm-cache-desync": "requests-fail? others-answered endpoints-green receiver-misses",
+    "mm-cache-desync": "requests-fail others-answered endpoints-green receiver-misses",
     "undersized-kv-budget": "requests-fail others-answered endpoints-green validation-error "
     "input-length-error",
     "chunked-mm-prefill generated-placeholder": "core-died first-error",

@@ -411,7 +411,7 @@ def test_the_rows_of_the_mm_caches_say_what_is_abnormal() -> None:
 def test_what_an_observer_asks_of_the_mm_caches() -> None:
     live = LiveFacts("vllm", "0.23.0", (), 13.0)
     told = [c.id for c in DESYNC.live_conditions(live) if c.required]
-    assert told == ["others-answered", "endpoints-green", "receiver-misses"]
+    assert told == ["requests-fail", "others-answered", "endpoints-green", "receiver-misses"]
     optional = [c.id for c in DESYNC.conditions(facts(DESYNC)) if not c.required]
     assert optional == ["for-ever"]
 
