@@ -44,6 +44,8 @@ def round_of(player: Player, seed: int, requests: int, blocks: int, folder: Path
         parts.append(judge(played_case, played, engine=engine))
         if played.state is not PlayState.ENDED:
             print(f"{name}: {played.state}: {played.said}")
+        for cause in played.causes:
+            print(f"{name}: the log says: {cause}")
     alone = player.play(reference_case(case, engine), None, PlayOptions(), folder / "reference")
     return Judged.of([*parts, compare_with_reference(played_case, played, alone)])
 

@@ -105,11 +105,17 @@ def healthy_trace(
     server: ServerWanted | None = None,
 ) -> Case:
     """Text, pictures, streams, aborts, several choices and prompts that are too long; nothing in it
-    makes an engine fail that we know of."""
+    makes an engine fail that we know of.
+
+    Each picture is asked for alone first. Where two requests at once brought vLLM 0.23.0 a new
+    picture, its core once said in 8000 requests that it did not hold it.
+    """
     server = server or ServerWanted(engine="vllm", release="0.23.0")
     trace = _Trace(seed, server, concurrency)
     pool = [trace.picture(f"p{i}") for i in range(8)]
-    for _ in range(n):
+    for name in pool:
+        trace.before.append(trace.add(trace.words(2, 5), [name]) + ".end")
+    for _ in range(n - len(pool)):
         _mixed(trace, pool, n=server.engine != "minivllm", images=0.25)
     return trace.case(f"healthy traffic, seed {seed}")
 
