@@ -19,14 +19,8 @@ from mmrepro.replay.rate import luck, rate_of, repeats
 from mmrepro.replay.seen import Named, Seen
 from mmrepro.replay.shrink import Shrinking, Spent
 
-LOUD = frozenset(
-    {
-        FindingClass.START_FAILURE,
-        FindingClass.DEATH,
-        FindingClass.HANG,
-        FindingClass.SERVER_ERROR,
-    }
-)
+FATAL = frozenset({FindingClass.START_FAILURE, FindingClass.DEATH, FindingClass.HANG})
+LOUD = FATAL | {FindingClass.SERVER_ERROR}
 CANDIDATES = 20
 """Of a shrinking, about: each may be wrong about a failure that comes and goes."""
 MOST_REPEATS = 8

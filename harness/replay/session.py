@@ -34,7 +34,7 @@ from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike, Plays, Told, Wanted
 from mmrepro.replay.public import play_publicly
-from mmrepro.replay.pursue import LOUD, Pursuit, Start, show
+from mmrepro.replay.pursue import FATAL, LOUD, Pursuit, Start, show
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Named, Seen
 from mmrepro.replay.shrink import Spent
@@ -52,8 +52,6 @@ OF_ANOTHER = 3
 """Starts that a further finding takes besides its confirmation, about."""
 JOB_BYTES = 3 << 30
 """Memory that a second server must find free: vLLM's, with a tiny model, takes about 1.5 GiB."""
-FATAL = frozenset({FindingClass.START_FAILURE, FindingClass.DEATH, FindingClass.HANG})
-
 
 MakePlayer = Callable[..., AbstractContextManager[PlayerLike]]
 Judge = Callable[..., Judged]
