@@ -44,14 +44,14 @@ def chat(content: Any, model: str, **more: Any) -> dict[str, Any]:
     return {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0, **more}
 
 
-def ask(url: str, path: str, body: dict[str, Any]) -> int:
+def ask(url: str, path: str, body: dict[str, Any], timeout_s: float = 60) -> int:
     """The status. Follows no proxy of the environment."""
     data = json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **SECRETS}
     request = urllib.request.Request(url + path, data, headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=60) as answer:
+        with opener.open(request, timeout=timeout_s) as answer:
             answer.read()
             return answer.status
     except urllib.error.HTTPError as error:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import signal
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mitmproxy_recording
 import pytest
-from live import wait_for
-from live_server import answers, serving
+from live_server import serving
 from mmrepro.capture import Captured, read
 from mmrepro.case.bodies import body
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import ServerWanted
 from mmrepro.case.pictures import pictures
 from mmrepro.models import TinyQwen3
-from mmrepro.supervise import free_port
 from recorded_traffic import SECRETS, Sent, requests, send
 
 pytestmark = pytest.mark.engine
 
-RECIPE = Path(__file__).parents[2] / "docs" / "capture.md"
 SERVER = ServerWanted(engine="minivllm", release="0.1", model="qwen3")
 
 
@@ -37,42 +33,17 @@ class Recording:
     """Of the HAR."""
 
 
-def recipe() -> tuple[str, list[str]]:
-    """The script of docs/capture.md, and the options of its command behind ``mitmdump``."""
-    text = RECIPE.read_text()
-    script = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    command = re.search(r"^uvx --from '(mitmproxy[^']*)' mitmdump (.*?)\n```", text, re.M | re.S)
-    assert script, "the page has the script"
-    assert command, "the page has the command"
-    return script[1], [command[1], *command[2].replace("\\\n", " ").split()]
-
-
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     folder = tmp_path_factory.mktemp("har")
-    script, (package, *options) = recipe()
-    (folder / "streams.py").write_text(script)
-    har, port = folder / "night.har", free_port()
-    with serving(
-        "minivllm", "0.1", TinyQwen3(), folder, *("--vision", "fake", "--block-size", "16")
-    ) as server:
-        told = {"http://127.0.0.1:8000": server.url, "8001": str(port)}
-        shown = [told.get(o.removeprefix("reverse:"), o) for o in options]
-        shown = [f"reverse:{s}" if s == server.url else s for s in shown]
-        with (folder / "mitmdump.log").open("w") as log:
-            proxy = subprocess.Popen(
-                ["uvx", "--from", package, "mitmdump", "--listen-host", "127.0.0.1", *shown],
-                cwd=folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        try:
-            wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"), 120, "the proxy")
-            sent = send(f"http://127.0.0.1:{port}", requests("tiny", completions=False))
-        finally:
-            proxy.send_signal(signal.SIGINT)
-            proxy.wait(60)
-        assert har.is_file(), (folder / "mitmdump.log").read_text()
+    with (
+        serving(
+            "minivllm", "0.1", TinyQwen3(), folder, *("--vision", "fake", "--block-size", "16")
+        ) as server,
+        mitmproxy_recording.recording(server.url, folder) as url,
+    ):
+        sent = send(url, requests("tiny", completions=False))
+    har = folder / mitmproxy_recording.HAR_NAME
     return Recording(sent, read(har, SERVER), har.read_text())
 
 
