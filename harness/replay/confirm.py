@@ -16,6 +16,8 @@ from mmrepro.replay.shrink import Spent, Verdict
 GIVE_UP, MOST = 7, 12
 """Plays without a second sighting, and plays in all, of what comes and goes. A failure of every
 second play shows itself again within seven in 99 of 100 cases."""
+SELDOM = 24
+"""Plays in all of what was seen again, and not yet as often as confirms it."""
 WIDE = 0.6
 """An interval as wide as this tells little more than that it comes and goes."""
 _ORDER = list(FindingClass)
@@ -36,16 +38,22 @@ def tally(seens: Sequence[Seen]) -> dict[str, tuple[int, int]]:
     return dict(sorted(found.items(), key=lambda item: classes[item[0]]))
 
 
-def decided(failed: int, plays: int, repeat: int) -> bool:
-    """Whether further plays would tell nothing worth a server."""
-    if plays < repeat:
+def decided(failed: int, plays: int, repeat: int, least: int = 0) -> bool:
+    """Whether further plays would tell nothing worth a server.
+
+    Args:
+        repeat: failures that confirm it.
+        least: plays that there must be in any case; never fewer than ``repeat``.
+    """
+    least = max(least, repeat)
+    if plays < least:
         return False
     if failed in (0, plays):
-        return failed == plays or plays >= max(GIVE_UP, repeat)
-    if plays >= max(MOST, repeat):
-        return True
+        return failed == plays or plays >= max(GIVE_UP, least)
+    if failed < repeat:
+        return plays >= max(SELDOM, least)
     rate = rate_of(failed, plays)
-    return failed >= repeat and rate.high - rate.low <= WIDE
+    return plays >= max(MOST, least) or rate.high - rate.low <= WIDE
 
 
 def confirmed(rate: Rate, repeat: int) -> bool:

@@ -201,8 +201,8 @@ class Pursuit:
         if once:
             return not plays
         failed = sum(p.has(bucket) for p in plays)
-        least = max(self.repeat, OF_RATE if failed else MOST) if share(before) < 1 else self.repeat
-        return not decided(failed, len(plays), least)
+        least = 0 if share(before) == 1 else OF_RATE if failed else MOST
+        return not decided(failed, len(plays), self.repeat, least)
 
     def _note_rate(self, finding: Finding) -> None:
         rate = share(finding.rate)
