@@ -17,9 +17,30 @@ from typing import Self
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut
 from mmrepro.probes.data import EndpointAnswer, HttpData
 from mmrepro.probes.fetch import api_root, fetch
+from pydantic_core import from_json
 
 MAX_BODY_BYTES = 256 << 10
 BODY_CHARS = 2000
+
+
+def field_of(body: str | bytes, *path: str | int, max_chars: int = 500) -> str:
+    """The text at ``path`` of a JSON document; "" where there is none, or none that can be read.
+
+    A server may send anything, nested without end, too: never raises. What was cut is read as far
+    as it goes.
+    """
+    try:
+        value = from_json(body, allow_partial=True)
+        for step in path:
+            value = value[step]
+    except (ValueError, LookupError, TypeError):
+        return ""
+    return value if isinstance(value, str) and len(value) <= max_chars else ""
+
+
+def first_model(body: str | bytes) -> str:
+    """The first model that an answer of ``/v1/models`` lists; "" if it lists none."""
+    return field_of(body, "data", 0, "id")
 
 
 class HttpProbe(Probe[HttpData]):
