@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import threading
 import time
@@ -23,7 +22,7 @@ from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.fetch import fetch
 from mmrepro.probes.gpu import GpuProbe
-from mmrepro.probes.http import HttpProbe
+from mmrepro.probes.http import HttpProbe, field_of, first_model
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.log_files import LogFilesProbe, recent
 from mmrepro.probes.log_life import Life
@@ -103,11 +102,9 @@ class Collector:
         if self.plan.model:
             return self.plan.model
         for _, data in self.evidence.results(HttpData, partial=True):
-            if (answer := data.answer("/v1/models")) and answer.status == 200:
-                try:
-                    return str(json.loads(answer.body)["data"][0]["id"])
-                except (ValueError, LookupError, TypeError):
-                    pass
+            answer = data.answer("/v1/models")
+            if answer and answer.status == 200 and (name := first_model(answer.body)):
+                return name
         words = self.target.facts.command
         for option in ("--served-model-name", "--model-name", "--model", "--model-path"):
             for index, word in enumerate(words[:-1]):
@@ -129,10 +126,7 @@ class Collector:
                 max_bytes=1 << 20,
                 headers=self.plan.headers,
             )
-            try:
-                release = discover.public_release(str(json.loads(got.body)["version"]))
-            except (ValueError, LookupError, TypeError):
-                continue
+            release = discover.public_release(field_of(got.body, "version"))
             if got.status == 200 and release:
                 facts.release, facts.release_from = release, f"its endpoint {path}"
                 return
@@ -325,7 +319,8 @@ class Collector:
         self, probe: Probe[ProbeData], *, seconds: float = FRONT_S * 2, label: str = ""
     ) -> Future[None]:
         def run() -> None:
-            result = run_probe(probe, self.recorder.dir, seconds, phase="check", label=label)
+            to, mask = self.recorder.dir, self.recorder.mask
+            result = run_probe(probe, to, seconds, phase="check", label=label, mask=mask)
             self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
 
         return self._pool.submit(run)

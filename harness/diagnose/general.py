@@ -55,7 +55,7 @@ def _dead(view: View) -> Assessment | None:
     if view.front_answers and not gone:
         return None
     if facts.place == "remote":
-        if facts.root_pid is not None:
+        if facts.root_pid is not None or view.garbled:
             return None
         state, what = ServerState.UNREACHABLE, "nothing answers there"
         if view.refused_connection:
@@ -235,6 +235,8 @@ def _errors(view: View) -> Assessment | None:
     data = view.inference
     if data is None or view.answer not in ("failed", "overload"):
         return None
+    if view.front_answers is False:
+        return None
     if view.answer == "overload":
         return Assessment(
             state=ServerState.OVERLOADED,
@@ -271,6 +273,13 @@ def _silence(view: View) -> Assessment:
                 sentence="A process listens there, but connections from here are refused.",
                 why=why,
                 advice=["run mmrepro where its clients are, or in its network namespace"],
+            )
+        if not view.mute:
+            return Assessment(
+                state=ServerState.UNKNOWN,
+                sentence="Something listens there, and sends no whole HTTP answer back.",
+                why=why,
+                advice=["is that its address: the port, http or https, a proxy on the way?"],
             )
         if view.core_is_front:
             return frozen.engine(view, why, asked=True)

@@ -76,13 +76,23 @@ def spins_in_python() -> None:
         count = (count + 1) % 1000
 
 
-def moves(depth: int = 0) -> None:
-    """A forward pass of eight layers: no two looks find it at one place."""
-    while not depth or depth < 8:
-        sum(range(20_000 * (depth + 1)))
-        moves(depth + 1)
-        if depth:
-            return
+def layer(depth: int = 12) -> None:
+    sum(range(5_000))
+    if depth:
+        layer(depth - 1)
+
+
+def moves() -> None:
+    """A forward pass of eight deep layers: no few looks find it at one place."""
+    while True:
+        layer()
+        layer()
+        layer()
+        layer()
+        layer()
+        layer()
+        layer()
+        layer()
 
 
 def spins_in_c() -> None:

@@ -166,7 +166,8 @@ def test_a_probes_result_is_kept_under_its_label(
 ) -> None:
     seen: list[Any] = []
 
-    def run(probe: Any, folder: Path, seconds: float, *, phase: str, label: str) -> Any:
+    def run(probe: Any, folder: Path, seconds: float, *, phase: str, label: str, mask: Any) -> Any:
+        assert mask is made.recorder.mask
         seen.append((probe, folder, seconds, phase, label))
         return probed(answer())
 
