@@ -184,9 +184,8 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
             f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] {line.text}\n"
             for number, line in sorted({line.number: line for line in lines}.items())
         )
-        RawSink(recorder.dir, mask=recorder.mask).write(
-            Path(data.file).name, f"# lines of {data.file}\n{text}"
-        )
+        sink = RawSink(recorder.dir, mask=recorder.mask)
+        sink.write(Path(data.file).name, f"# lines of {data.file}\n{text}")
 
 
 def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:

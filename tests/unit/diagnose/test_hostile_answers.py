@@ -19,6 +19,7 @@ from mmrepro.errors import RunTimeout
 from mmrepro.incident.diagnosis import Assessment, ServerState
 from mmrepro.probes.data import AnyProbeData, EndpointAnswer, HttpData, ThreadStack
 from mmrepro.probes.fetch import fetch
+from mmrepro.probes.http import field_of, first_model
 from seen import (
     CORE,
     FRONT,
@@ -169,8 +170,13 @@ DEEP = b'{"data": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
     ],
     ids=["cut", "deep", "huge int", "NaN", "surrogate", "types", "text", "utf-16", "long"],
 )
-def test_any_json_is_an_observation(body: bytes, tmp_path: Path) -> None:
-    found = looked(answering(said(200, body)), tmp_path, engine="vllm")
+def test_what_is_no_model_and_no_version_is_none(body: bytes) -> None:
+    assert first_model(body) == first_model(body.decode("utf-8", "replace")) == ""
+    assert field_of(body, "version") == ""
+
+
+def test_json_that_is_nested_deeply_is_an_observation(tmp_path: Path) -> None:
+    found = looked(answering(said(200, DEEP)), tmp_path, engine="vllm")
     assert found.folder is not None
     assert (found.folder / "incident.json").is_file()
     assert found.diagnosis.state not in FROZEN
