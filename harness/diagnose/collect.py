@@ -41,12 +41,18 @@ GLANCE_S = 3.0
 """A request that is answered by then leaves nothing more to wait for."""
 SECOND_LOOK = 0.6
 """Part of the deadline after which the second look begins."""
-LAST_S = 0.8
+LAST_S = 1.5
 """How long before the deadline the last readings are taken."""
+BESIDE_S = 4.0
+"""Of a whole look, beside the deadline: what is still asked then is given up."""
 WINDOW_S = 1.0
 """Over which processor time is measured."""
 EVIDENCE_S = 2.5
 """For a round of stacks and CPU readings."""
+WORTH_S = 1.0
+"""A cheap endpoint that has less time than that is not called late for it."""
+LEAST_S = 0.3
+"""For a probe that begins at the end of it."""
 MAX_LOG_BYTES = 512 << 20
 MAX_LOGS = 8
 MAX_SAMPLED = 6
@@ -81,6 +87,7 @@ class Collector:
         self.log_patterns: Mapping[str, str] = {}
         self.inferences = 0
         self._started = time.monotonic()
+        self._end = self._started + plan.deadline_s + BESIDE_S
         self._usage = _usage()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="diagnose")
@@ -115,7 +122,7 @@ class Collector:
     def ask_release(self) -> None:
         """Where no file tells the release: an endpoint that does."""
         engine, facts = self.target.engine, self.target.facts
-        if engine is None or facts.release:
+        if engine is None or facts.release or View(facts, self.evidence).front_answers is False:
             return
         for path in engine.version_paths:
             self._note_request(f"GET {path}")
@@ -168,7 +175,8 @@ class Collector:
         # The last readings shortly before the deadline: after it there is only judging to do.
         self._until(end - LAST_S, unless=request)
         last = [self._start(self._metrics(), label="metrics-3")]
-        last.append(self._start(self._http(self._cheap()), label="http-2"))
+        if self._end - time.monotonic() >= WORTH_S:
+            last.append(self._start(self._http(self._cheap()), label="http-2"))
         if request is not None:
             _wait(request, end + 1.0)
         self._all(*last)
@@ -318,6 +326,8 @@ class Collector:
     def _start(
         self, probe: Probe[ProbeData], *, seconds: float = FRONT_S * 2, label: str = ""
     ) -> Future[None]:
+        seconds = min(seconds, max(LEAST_S, self._end - time.monotonic()))
+
         def run() -> None:
             to, mask = self.recorder.dir, self.recorder.mask
             result = run_probe(probe, to, seconds, phase="check", label=label, mask=mask)
@@ -334,9 +344,9 @@ class Collector:
         for future in futures:
             future.result()
 
-    @staticmethod
-    def _until(moment: float, unless: Future[None] | None = None) -> None:
+    def _until(self, moment: float, unless: Future[None] | None = None) -> None:
         """Wait for ``moment``, or until ``unless`` is done."""
+        moment = min(moment, self._end)
         if unless is not None:
             _wait(unless, moment)
         else:
