@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import random
 import socket
 import struct
@@ -246,8 +247,9 @@ def main() -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=128)
     print(listener.getsockname()[1], flush=True)
     threading.Thread(target=accept, args=(listener, kind, where, seed), daemon=True).start()
-    while True:
-        time.sleep(FOR_EVER)
+    parent = os.getppid()
+    while os.getppid() == parent:  # else who started it was killed
+        time.sleep(0.5)
 
 
 def accept(listener: socket.socket, kind: Kind, where: str, seed: int) -> None:

@@ -265,14 +265,15 @@ def watched(url: str, hostile: Hostile, row: Row) -> None:
 
 @dataclass
 class Simulated:
-    """A checker whose clock makes ``APART_S`` of what passes between two checks."""
+    """A checker whose clock makes ``apart_s`` of what passes between two checks."""
 
     checker: Checker
+    apart_s: float = APART_S
     now: float = 0.0
 
     def check(self) -> Check:
         made = self.checker.check()
-        self.now += APART_S
+        self.now += self.apart_s
         return Check(made.verdict, self.now, made.seconds, made.why)
 
 

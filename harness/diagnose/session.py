@@ -20,11 +20,13 @@ from mmrepro.evidence.recorder import Listener, Recorder
 from mmrepro.incident import EVIDENCE_DIR, Incident
 from mmrepro.incident.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.incident.folder import discard, make_run_dir, write_incident
+from mmrepro.machine.lateness import SHORT, Lateness
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData, MetricsData
 from mmrepro.probes.py_spy import HOW_TO_ALLOW
 from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.signature.live_server import LATENESS
 from mmrepro.text.mask import mask_of
 from mmrepro.text.redact import Redactor
 
@@ -120,11 +122,14 @@ def _look(
     collector = Collector(target, options, recorder)
     try:
         try:
-            _collect(options, target, collector, scenarios)
+            with Lateness() as lateness:
+                _collect(options, target, collector, scenarios)
         except MmreproError:
             raise
         except Exception as error:  # what was seen by then is judged and kept all the same
             target.unseen.append(f"the rest of the look: mmrepro failed ({type(error).__name__})")
+        if lateness.share > SHORT:
+            evidence.facts[LATENESS] = round(lateness.share, 2)
         kernel.note(target, evidence)
         _keep_log_lines(recorder, evidence)
         assessment = general.assess(evidence, facts)

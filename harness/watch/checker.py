@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmrepro.engines import ENGINES
+from mmrepro.machine.lateness import SHORT, Lateness
 from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
 from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.probes.fetch import api_root, connection_refused, fetch
@@ -61,6 +62,7 @@ class Checker:
         self.image = image
         self.headers = dict(headers or {})
         self._worked = False
+        self._lateness = Lateness()
         self._scratch = tempfile.TemporaryDirectory(prefix="mmrepro-watch-")
         self._processes = Processes(self.url, Path(self._scratch.name))
 
@@ -70,7 +72,8 @@ class Checker:
     def check(self) -> Check:
         """One check; never raises for what a server does."""
         started = time.monotonic()
-        verdict, why = self._find_model() or self._ask()
+        with Lateness() as self._lateness:
+            verdict, why = self._find_model() or self._ask()
         return Check(verdict, time.monotonic(), time.monotonic() - started, why)
 
     def _find_model(self) -> Seen | None:
@@ -149,6 +152,8 @@ class Checker:
         if moved := moved_signs(before, after or {}):
             return CheckOutcome.BUSY, f"{told}; meanwhile {moved[0]} moved: it works"
         verdict, why = seen
+        if self._lateness.share > SHORT:
+            return CheckOutcome.ERROR, f"{told}; this machine is short of processors"
         counted = after is not None and bool(before.keys() & after.keys())
         mute = after is None and self._processes.near
         if verdict is CheckOutcome.SILENT and not counted and not mute:

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import pytest
 from fake_server import Reply, answering, completion, http, in_turn, serving, silent, then_silent
+from mmrepro.machine.lateness import SHORT, Lateness
 from mmrepro.watch.checker import GAUGES, PROGRESS, Checker
 from mmrepro.watch.health import Check, CheckOutcome, Health
 
@@ -267,3 +268,15 @@ def test_a_process_that_ended_is_dead_until_its_command_runs_again() -> None:
             finally:
                 starting.kill()
         assert made.check().verdict is CheckOutcome.FAILED
+
+
+def test_on_a_machine_short_of_processors_silence_is_no_standstill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Lateness, "share", SHORT + 0.01)
+    assert checked(counting(silent, PROGRESS[0], 7)) == [CheckOutcome.ERROR]
+    with fake_engine("python") as (process, url), checker(url) as made:
+        assert made.check().verdict is CheckOutcome.ERROR
+        process.kill()
+        process.wait()
+        assert made.check().verdict is CheckOutcome.FAILED, "it was seen to end"

@@ -20,6 +20,7 @@ from mmrepro.incident.diagnosis import Assessment, ServerState
 from mmrepro.probes.data import AnyProbeData, EndpointAnswer, HttpData, ThreadStack
 from mmrepro.probes.fetch import fetch
 from mmrepro.probes.http import field_of, first_model
+from mmrepro.signature.live_server import LATENESS
 from seen import (
     CORE,
     FRONT,
@@ -264,3 +265,20 @@ def test_a_server_that_floods_keeps_no_thread_of_ours() -> None:
             return ", ".join(t.name for t in threading.enumerate())
 
     assert "probe-fetch" not in asyncio.run(main())
+
+
+# ---------------------------------------------------------------- a machine without a processor
+
+
+def test_on_a_machine_short_of_processors_nobody_stands_still() -> None:
+    spins = five(thread(frames("pop c.py:5", "loop core.py:1"), gil=True))
+    hung = evidence(http(200, 200), failed(None, "late", 15.1), spins, use(98.0))
+    assert general.assess(hung, target()).state is ServerState.FROZEN_PYTHON
+    hung.facts[LATENESS] = 0.4
+    found = general.assess(hung, target())
+    assert (found.state, found.why[-1]) == (
+        ServerState.UNKNOWN,
+        "mmrepro itself waited for one 40% of its time",
+    )
+    dead = evidence(**{LATENESS: 0.9})
+    assert general.assess(dead, target(states="SZ")).state is ServerState.PART_DEAD
