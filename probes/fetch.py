@@ -6,6 +6,7 @@ middle, drip one byte a second or send without end. All of that comes back as a 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -32,6 +33,12 @@ class Fetched:
 def api_root(base_url: str) -> str:
     """The server's root: people give ``http://host:8000``, ``…:8000/`` and ``…:8000/v1``."""
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def connection_refused(error: str) -> bool:
+    """Whether that was why there is no answer: nobody listens. A name that does not resolve, a
+    network without a way and TLS that fails are connections that failed as well."""
+    return error.startswith("ConnectError") and "refused" in error
 
 
 def fetch(
@@ -81,6 +88,7 @@ class _Exchange:
         self._status: int | None = None
         self._body = bytearray()
         self._abandoned = threading.Event()
+        self._client: httpx2.Client | None = None
 
     def run(self) -> None:
         try:
@@ -91,7 +99,11 @@ class _Exchange:
             self.result = Fetched(None, bytes(self._body), 0.0, self._explain(error))
 
     def give_up(self) -> None:
+        """Its connection is closed: a server that never ends its head would be read for ever."""
         self._abandoned.set()
+        if self._client is not None:
+            with contextlib.suppress(Exception):  # it is in use, in another thread
+                self._client.close()
 
     def timed_out(self, seconds: float) -> Fetched:
         where = "" if self._status is None else f" in the body of a {self._status} answer"
@@ -107,8 +119,8 @@ class _Exchange:
                 timeout=self.timeout_s,
                 # Reading the certificate store takes tens of milliseconds: only for https.
                 verify=self.url.lower().startswith("https:"),
-            ) as client,
-            client.stream(
+            ) as self._client,
+            self._client.stream(
                 self.method, self.url, json=self.json_body, headers=self.headers
             ) as response,
         ):

@@ -135,7 +135,7 @@ def read_completion(body: bytes) -> dict[str, Any]:
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     fields: dict[str, Any] = {
         "text": text.encode("utf-8", "replace").decode()[:2000],
-        "completion_tokens": tokens if type(tokens) is int else None,
+        "completion_tokens": tokens if type(tokens) is int and 0 <= tokens < 1 << 53 else None,
     }
     if finish not in WHOLE:
         return {**fields, "error": f"the completion ended with finish_reason {finish[:80]!r}"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import threading
 import time
@@ -23,7 +22,7 @@ from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.fetch import fetch
 from mmrepro.probes.gpu import GpuProbe
-from mmrepro.probes.http import HttpProbe
+from mmrepro.probes.http import HttpProbe, field_of, first_model
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.log_files import LogFilesProbe, recent
 from mmrepro.probes.log_life import Life
@@ -42,12 +41,18 @@ GLANCE_S = 3.0
 """A request that is answered by then leaves nothing more to wait for."""
 SECOND_LOOK = 0.6
 """Part of the deadline after which the second look begins."""
-LAST_S = 0.8
+LAST_S = 1.5
 """How long before the deadline the last readings are taken."""
+BESIDE_S = 4.0
+"""Of a whole look, beside the deadline: what is still asked then is given up."""
 WINDOW_S = 1.0
 """Over which processor time is measured."""
 EVIDENCE_S = 2.5
 """For a round of stacks and CPU readings."""
+WORTH_S = 1.0
+"""A cheap endpoint that has less time than that is not called late for it."""
+LEAST_S = 0.3
+"""For a probe that begins at the end of it."""
 MAX_LOG_BYTES = 512 << 20
 MAX_LOGS = 8
 MAX_SAMPLED = 6
@@ -82,6 +87,7 @@ class Collector:
         self.log_patterns: Mapping[str, str] = {}
         self.inferences = 0
         self._started = time.monotonic()
+        self._end = self._started + plan.deadline_s + BESIDE_S
         self._usage = _usage()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="diagnose")
@@ -103,11 +109,9 @@ class Collector:
         if self.plan.model:
             return self.plan.model
         for _, data in self.evidence.results(HttpData, partial=True):
-            if (answer := data.answer("/v1/models")) and answer.status == 200:
-                try:
-                    return str(json.loads(answer.body)["data"][0]["id"])
-                except (ValueError, LookupError, TypeError):
-                    pass
+            answer = data.answer("/v1/models")
+            if answer and answer.status == 200 and (name := first_model(answer.body)):
+                return name
         words = self.target.facts.command
         for option in ("--served-model-name", "--model-name", "--model", "--model-path"):
             for index, word in enumerate(words[:-1]):
@@ -118,7 +122,7 @@ class Collector:
     def ask_release(self) -> None:
         """Where no file tells the release: an endpoint that does."""
         engine, facts = self.target.engine, self.target.facts
-        if engine is None or facts.release:
+        if engine is None or facts.release or View(facts, self.evidence).front_answers is False:
             return
         for path in engine.version_paths:
             self._note_request(f"GET {path}")
@@ -129,10 +133,7 @@ class Collector:
                 max_bytes=1 << 20,
                 headers=self.plan.headers,
             )
-            try:
-                release = discover.public_release(str(json.loads(got.body)["version"]))
-            except (ValueError, LookupError, TypeError):
-                continue
+            release = discover.public_release(field_of(got.body, "version"))
             if got.status == 200 and release:
                 facts.release, facts.release_from = release, f"its endpoint {path}"
                 return
@@ -174,7 +175,8 @@ class Collector:
         # The last readings shortly before the deadline: after it there is only judging to do.
         self._until(end - LAST_S, unless=request)
         last = [self._start(self._metrics(), label="metrics-3")]
-        last.append(self._start(self._http(self._cheap()), label="http-2"))
+        if self._end - time.monotonic() >= WORTH_S:
+            last.append(self._start(self._http(self._cheap()), label="http-2"))
         if request is not None:
             _wait(request, end + 1.0)
         self._all(*last)
@@ -324,8 +326,11 @@ class Collector:
     def _start(
         self, probe: Probe[ProbeData], *, seconds: float = FRONT_S * 2, label: str = ""
     ) -> Future[None]:
+        seconds = min(seconds, max(LEAST_S, self._end - time.monotonic()))
+
         def run() -> None:
-            result = run_probe(probe, self.recorder.dir, seconds, phase="check", label=label)
+            to, mask = self.recorder.dir, self.recorder.mask
+            result = run_probe(probe, to, seconds, phase="check", label=label, mask=mask)
             self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
 
         return self._pool.submit(run)
@@ -339,9 +344,9 @@ class Collector:
         for future in futures:
             future.result()
 
-    @staticmethod
-    def _until(moment: float, unless: Future[None] | None = None) -> None:
+    def _until(self, moment: float, unless: Future[None] | None = None) -> None:
         """Wait for ``moment``, or until ``unless`` is done."""
+        moment = min(moment, self._end)
         if unless is not None:
             _wait(unless, moment)
         else:

@@ -109,6 +109,7 @@ class SglangEngine(Engine):
         "finished": ("sglang:num_requests_total",),
         "prompt_tokens": ("sglang:prompt_tokens_total",),
         "generation_tokens": ("sglang:generation_tokens_total",),
+        "kv_usage": ("sglang:token_usage",),
         "cached_tokens": ("sglang:cached_tokens_total",),
     }
     log_patterns: ClassVar[Mapping[str, str]] = {

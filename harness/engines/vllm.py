@@ -91,6 +91,7 @@ class VllmEngine(Engine):
         "finished": ("vllm:request_success_total",),
         "prompt_tokens": ("vllm:prompt_tokens_total",),
         "generation_tokens": ("vllm:generation_tokens_total",),
+        "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         "mm_cache_queries": ("vllm:mm_cache_queries_total",),
         "mm_cache_hits": ("vllm:mm_cache_hits_total",),
     }

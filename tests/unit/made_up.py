@@ -70,7 +70,7 @@ def probed(data: AnyProbeData, phase: str = "check") -> AnyProbeResult:
 def http(*statuses: int | None) -> HttpData:
     paths = ("/health", "/v1/models")
     answers = [
-        EndpointAnswer(path=p, status=s, seconds=0.01, error="" if s else "refused")
+        EndpointAnswer(path=p, status=s, seconds=0.01, error="" if s else "late", timed_out=not s)
         for p, s in zip(paths, statuses, strict=True)
     ]
     return HttpData(base_url="http://127.0.0.1:8000", answers=answers)

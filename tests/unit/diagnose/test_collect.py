@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looked import Told, collector, told
+from looked import NOW, Told, collector, told
 from made_up import http
 from mmrepro.diagnose import collect
 from mmrepro.diagnose.collect import Collector, LookOptions
@@ -59,9 +59,9 @@ def test_a_silent_one_is_looked_at_again_before_the_deadline(tmp_path: Path, tol
     rest = ["metrics-3", "http-2"]
     assert told.labels == ["inference", *first, "gpu", "metrics-2", *second, *rest]
     # -1.0: the processes are looked at again.
-    assert told.until == pytest.approx([2.0, 6.0, -1.0, 9.2, -1.0])
+    assert told.until == pytest.approx([2.0, 6.0, -1.0, 8.5, -1.0])
     assert told.waited == pytest.approx([3.0, 11.0])
-    assert told.seconds("2-stacks") == pytest.approx(9.2)
+    assert told.seconds("2-stacks") == pytest.approx(8.5)
     assert made.inferences == 1
     assert made.requests[0] == "POST /v1/chat/completions"
 
@@ -94,9 +94,17 @@ def test_a_short_deadline_still_leaves_time_for_stacks(tmp_path: Path, told: Tol
     assert told.seconds("2-stacks") == collect.EVIDENCE_S
 
 
+def test_what_has_no_time_for_an_answer_is_not_asked_again(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    made._end = NOW + collect.WORTH_S - 0.1
+    look(made)
+    assert told.labels[-1] == "metrics-3"
+
+
 def test_the_bounds_of_a_look() -> None:
     assert (collect.FRONT_S, collect.APART_S, collect.GLANCE_S) == (3.0, 2.0, 3.0)
-    assert (collect.SECOND_LOOK, collect.LAST_S, collect.WINDOW_S) == (0.6, 0.8, 1.0)
+    assert (collect.SECOND_LOOK, collect.LAST_S, collect.WINDOW_S) == (0.6, 1.5, 1.0)
+    assert (collect.BESIDE_S, collect.LEAST_S, collect.WORTH_S) == (4.0, 0.3, 1.0)
     assert (collect.EVIDENCE_S, collect.MAX_LOG_BYTES) == (2.5, 536_870_912)
     assert (collect.MAX_LOGS, collect.MAX_SAMPLED, collect.TOKENS) == (8, 6, 8)
     assert LookOptions() == LookOptions(15.0, 5, True, False, "", {})

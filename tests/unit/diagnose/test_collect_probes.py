@@ -166,7 +166,8 @@ def test_a_probes_result_is_kept_under_its_label(
 ) -> None:
     seen: list[Any] = []
 
-    def run(probe: Any, folder: Path, seconds: float, *, phase: str, label: str) -> Any:
+    def run(probe: Any, folder: Path, seconds: float, *, phase: str, label: str, mask: Any) -> Any:
+        assert mask is made.recorder.mask
         seen.append((probe, folder, seconds, phase, label))
         return probed(answer())
 
@@ -190,13 +191,18 @@ def test_a_probes_result_is_kept_under_its_label(
 # ---------------------------------------------------------------- waiting
 
 
-def test_waiting_ends_with_the_moment_or_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_with_the_moment_or_with_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr(collect.time, "monotonic", lambda: NOW)
     monkeypatch.setattr(collect.time, "sleep", slept.append)
-    Collector._until(NOW + 2)
-    Collector._until(NOW - 2)
+    made = collector(tmp_path)
+    made._until(NOW + 2)
+    made._until(NOW - 2)
     assert slept == [2, 0]
+    made._until(NOW + 60)
+    assert slept.pop() == made.plan.deadline_s + collect.BESIDE_S
     waits: list[float] = []
 
     class Pending:
@@ -205,7 +211,7 @@ def test_waiting_ends_with_the_moment_or_with_the_request(monkeypatch: pytest.Mo
             raise TimeoutError
 
     pending: Any = Pending()
-    Collector._until(NOW + 3, unless=pending)
+    made._until(NOW + 3, unless=pending)
     collect._wait(pending, NOW - 3)
     assert (waits, slept) == ([3, 0], [2, 0])
     never: Future[None] = Future()

@@ -172,11 +172,13 @@ def test_an_address_that_is_none_is_an_error(evidence):
     assert all(a.status is None and a.error for a in answers)
 
 
-def test_what_was_asked_before_the_deadline_is_kept(evidence):
+def test_silent_endpoints_take_the_time_of_one(evidence):
     with raw_server(never_answers) as url:
         result = run_probe(HttpProbe(url, ["/a", "/b"], timeout_s=5), evidence, 0.3)
-    assert result.status is ProbeStatus.TIMED_OUT
-    assert [a.path for a in result.data.answers] == ["/a"]
+        late = run_probe(HttpProbe(url, ["/a"]), evidence, 0.0)
+    assert [(a.path, a.timed_out) for a in result.data.answers] == [("/a", True), ("/b", True)]
+    assert result.seconds < 3
+    assert late.status is ProbeStatus.TIMED_OUT
 
 
 # ------------------------------------------------------------------ inference
