@@ -8,7 +8,9 @@ import sys
 from types import FrameType
 
 from mmrepro.cli.streams import Streams
-from mmrepro.errors import ExitCode, MmreproError
+from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
+
+DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 
 
 def main() -> None:
@@ -35,7 +37,17 @@ def _run(streams: Streams) -> int:
         _tell(error)
         return error.exit_code
     except Exception as error:
-        return ExitCode.INFRASTRUCTURE if streams.lost else _foreign(error)
+        if streams.lost:
+            return ExitCode.INFRASTRUCTURE
+        return _refused(error) if isinstance(error, OSError) else _foreign(error)
+
+
+def _refused(error: OSError) -> int:
+    """What the system does not let us do, and nothing closer to it has told: no bug, so far."""
+    _debug(error)
+    where = f"{error.filename}: " if error.filename is not None else ""
+    _tell(InfrastructureError(f"{where}{error.strerror or error}.", hint=DEBUG_HINT))
+    return ExitCode.INFRASTRUCTURE
 
 
 def _foreign(error: Exception) -> int:
@@ -48,14 +60,18 @@ def _foreign(error: Exception) -> int:
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", ExitCode.INTERRUPTED))
     _say(
-        f"mmrepro failed: {type(error).__name__}: {error}\n"
-        "This is a bug of mmrepro; set MMREPRO_DEBUG=1 to see where."
+        f"mmrepro failed: {type(error).__name__}: {str(error)[:1000]}\n"
+        f"This is a bug of mmrepro; {DEBUG_HINT}."
     )
+    _debug(error)
+    return ExitCode.INFRASTRUCTURE
+
+
+def _debug(error: Exception) -> None:
     import os
 
     if os.environ.get("MMREPRO_DEBUG"):
         raise error
-    return ExitCode.INFRASTRUCTURE
 
 
 def _tell(error: MmreproError) -> None:

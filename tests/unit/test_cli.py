@@ -77,6 +77,15 @@ def refused(*argv: object, cwd: Path | None = None) -> str:
     return done.stderr
 
 
+@pytest.mark.parametrize("command", [("incidents",), ("matrix", "diff"), ("replay",)])
+def test_a_name_that_no_file_can_have(here: Here, command: tuple[str, ...]) -> None:
+    """Whoever looks for it raises OSError, wherever that is."""
+    said = here(*command, "x" * 300)
+    assert said.returncode in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE)
+    assert "File name too long" in said.stderr
+    assert "bug of mmrepro" not in said.stderr
+
+
 def test_an_unknown_scenario(tmp_path: Path) -> None:
     said = refused("run", "ghost-key-evicton", cwd=tmp_path)
     assert said == (
