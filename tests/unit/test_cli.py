@@ -77,6 +77,26 @@ def refused(*argv: object, cwd: Path | None = None) -> str:
     return done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bisect", "chunked-mm-prefill", "--by=commit", "--commits"),
+        ("env", "wheelhouse", "vllm", "0.23.0", "--into=house", "--python=3.12", "--have"),
+        ("show",),
+    ],
+)
+def test_a_file_without_end_is_not_read_to_its_end(
+    here: Here, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    with (tmp_path / "huge.py").open("wb") as file:
+        file.truncate(1 << 40)  # it takes no room on the disk
+    said = here(*command, "huge.py")
+    assert said.returncode == ExitCode.USAGE
+    assert "it is too large" in said.stderr
+    os.truncate(tmp_path / "huge.py", 0)
+    assert "it is too large" not in here(*command, "huge.py").stderr
+
+
 @pytest.mark.parametrize("command", [("incidents",), ("matrix", "diff"), ("replay",)])
 def test_a_name_that_no_file_can_have(here: Here, command: tuple[str, ...]) -> None:
     """Whoever looks for it raises OSError, wherever that is."""
