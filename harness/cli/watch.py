@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 
 if TYPE_CHECKING:
     pass
@@ -29,7 +30,10 @@ def watch(
         int, typer.Option(min=1, max=100, help="Answered checks in a row that bring it back.")
     ] = 2,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that a server may take until its first answer.")
+        float,
+        typer.Option(
+            min=0, max=WEEK_S, help="Seconds that a server may take until its first answer."
+        ),
     ] = 600.0,
     http: Annotated[
         str, typer.Option(help="Serve /live, /ready and /metrics here, and go on when it is dead.")

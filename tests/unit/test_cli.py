@@ -97,6 +97,19 @@ def test_a_file_without_end_is_not_read_to_its_end(
     assert "it is too large" not in here(*command, "huge.py").stderr
 
 
+@pytest.mark.parametrize("value", ["9" * 400, "1e999", "nan", "-inf"])
+@pytest.mark.parametrize(
+    "option",
+    ["probe http --deadline", "logs x.log --deadline", "env wheelhouse vllm 1 --into=x --max-part",
+     "run x --timeout", "env prune --older-than"],
+)  # fmt: skip
+def test_a_number_that_no_clock_or_integer_holds(here: Here, option: str, value: str) -> None:
+    Path("x.log").write_text("INFO\n")
+    said = here(*option.split(), value, *(["--python=3.12"] if "wheelhouse" in option else []))
+    assert said.returncode == ExitCode.USAGE
+    assert option.split()[-1] in said.stderr or "is no size" in said.stderr
+
+
 @pytest.mark.parametrize("command", [("incidents",), ("matrix", "diff"), ("replay",)])
 def test_a_name_that_no_file_can_have(here: Here, command: tuple[str, ...]) -> None:
     """Whoever looks for it raises OSError, wherever that is."""
