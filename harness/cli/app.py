@@ -38,7 +38,7 @@ app = typer.Typer(
     help="Reproduce and diagnose failures of multimodal LLM inference engines.\n\n"
     "Start here:  mmrepro run ghost-key-eviction",
     epilog="Exit codes: 0 as expected · 1 not as expected · 2 usage · 3 inconclusive · "
-    "4 infrastructure · 130 interrupted",
+    "4 infrastructure · 130 interrupted · 141 the reader of its output left",
 )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
 
@@ -111,7 +112,7 @@ def replay(
         ),
     ] = StartMode.AUTO,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that a server may take to become ready.")
+        float, typer.Option(min=1, max=WEEK_S, help="Seconds that a server may take to be ready.")
     ] = 600.0,
     resume: Annotated[
         Path | None,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 
 
 def watch(
@@ -26,7 +27,10 @@ def watch(
         int, typer.Option(min=1, max=100, help="Answered checks in a row that bring it back.")
     ] = 2,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that a server may take until its first answer.")
+        float,
+        typer.Option(
+            min=0, max=WEEK_S, help="Seconds that a server may take until its first answer."
+        ),
     ] = 600.0,
     stall: Annotated[
         float,
