@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import stat
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from mmrepro import __version__
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
+from mmrepro.machine.files import replacing
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
 from mmrepro.text.redact import PLACEHOLDER, Redactor
@@ -95,22 +94,14 @@ def archived(
     """What ``fill`` puts into the archive ``target``, whole or not at all. Raises as above."""
     if target.exists() and not force:
         raise UsageError(f"{target} is there already.", hint="--force, or --out another name")
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "w+b") as file, zipfile.ZipFile(file, "w") as archive:
-            manifest = fill(archive)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
+        with replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
+            return fill(archive)
     except OSError as error:
         raise UnwritableOutput(
             f"{target} cannot be written: {error.strerror or error}.",
             hint="free some space or check the permissions, or give --out FILE",
         ) from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-    return manifest
 
 
 def _fill(

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Case, Content
 from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.machine.files import write_file
 from pydantic import ValidationError
 
 MAX_CASE_BYTES = 64 << 20
@@ -61,8 +62,8 @@ def write_case(case: Case, folder: Path, contents: Mapping[str, bytes] | None = 
     try:
         (folder / IMAGES_DIR if given else folder).mkdir(parents=True, exist_ok=True)
         for name in given:  # one at a time: they may be a night's
-            (folder / IMAGES_DIR / name).write_bytes(contents[name])
-        file.write_text(case_text(case), encoding="utf-8")
+            write_file(folder / IMAGES_DIR / name, contents[name])
+        write_file(file, case_text(case))
     except OSError as error:
         raise UnwritableOutput(f"{folder} cannot be written: {error.strerror or error}.") from error
     return file

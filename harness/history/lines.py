@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.errors import MmreproError, NoSpace, UnwritableOutput
+from mmrepro.machine.files import open_plain
 
 
 class LineFile:
@@ -74,7 +75,7 @@ class LineFile:
         self._held.release()
 
     def _open(self) -> None:
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = open_plain(self.path, os.O_RDWR)
         content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         self.content = content[:whole]
