@@ -93,9 +93,10 @@ def _places(roots: Sequence[Path] | None) -> list[Path]:
     """Raises UsageError: a folder that was named is not there."""
     from mmrepro.errors import UsageError
     from mmrepro.incident.ledger import LEDGER_FILE
+    from mmrepro.machine.files import is_folder
 
     for root in roots or ():
-        if not root.is_dir():
+        if not is_folder(root):
             raise UsageError(f"There is no folder {root}.")
     if roots:
         return list(roots)

@@ -76,7 +76,8 @@ class LineFile:
 
     def _open(self) -> None:
         self._file = open_plain(self.path, os.O_RDWR)
-        content = self.path.read_bytes()
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            content = file.read()
         whole = content.rfind(b"\n") + 1
         self.content = content[:whole]
         if whole < len(content):

@@ -1,8 +1,8 @@
-"""Writing files: whole or not at all, and only ever in the place of a plain file.
+"""Files that users name: read within bounds, written whole or not at all.
 
-A link, a FIFO, a socket or a device that stands where a file shall go is somebody else's, and a
-rename over it would destroy it, as root a device node too. A link in the path of the *folder* is
-followed: that is where its user wants the file.
+Only a plain file is ever written over: a link, a FIFO, a socket or a device that stands there is
+somebody else's, and a rename would destroy it, as root a device node too. A link in the path of
+the *folder* is followed: that is where its user wants the file.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Final
 
+MAX_TOML_BYTES: Final = 4 << 20
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFIFO: "a named pipe",
@@ -61,6 +63,37 @@ def open_plain(path: Path, flags: int) -> int:
     """
     refuse_other_kinds(path)  # opening a FIFO waits, opening a device may act
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+
+
+def open_to_read(path: Path) -> BufferedReader:
+    """The plain file ``path``, or one that it is a link to.
+
+    Raises:
+        OSError: it cannot be opened, or is no plain file; ``strerror`` says which.
+    """
+    kind = stat.S_IFMT(path.stat().st_mode)
+    if kind != stat.S_IFREG:  # opening a FIFO waits for ever
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}", path)
+    return path.open("rb")
+
+
+def read_file(path: Path, most: int) -> bytes:
+    """The content of ``path``. Raises OSError, as above, and where it has over ``most`` bytes."""
+    with open_to_read(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"it is too large: more than {most >> 20} MiB", path)
+    return content
+
+
+def is_file(path: Path) -> bool:
+    """Whether a plain file can be seen there; whoever opens one that cannot is told why."""
+    return os.path.isfile(path)  # noqa: PTH113  (Path.is_file raises where a folder is closed to us)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder can be seen there."""
+    return os.path.isdir(path)  # noqa: PTH112
 
 
 def refuse_other_kinds(path: Path) -> None:
