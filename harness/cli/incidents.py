@@ -239,10 +239,10 @@ def _table(
     if len(found) > limit:
         console.print(f"{limit} of {len(found)}; --limit {len(found)} shows all")
     if not found:
-        where = ", ".join(map(str, places)) or "the current folder"
+        where = one_line(", ".join(map(str, places)), 400) or "the current folder"
         console.print(f"No such incident below {where}.", markup=False, soft_wrap=True)
     if broken:
-        first = f"{broken[0].folder}: {one_line(broken[0].why, 160)}"
+        first = one_line(f"{broken[0].folder}: {broken[0].why}", 400)
         many = "incident" if len(broken) == 1 else "incidents"
         console.print(
             f"{len(broken)} {many} could not be read, e.g. {first}", markup=False, soft_wrap=True

@@ -348,7 +348,7 @@ def test_without_metrics_it_says_why(behave, status, reason, evidence):
     assert reason in result.reason
 
 
-@pytest.mark.parametrize("line", ["m{{n=\"{}\"}} 1", "{} is {{ no metric"])
+@pytest.mark.parametrize("line", ['m{{n="{}"}} 1', "{} is {{ no metric"])
 def test_more_metrics_than_any_server_has_are_not_read(line, evidence):
     body = "\n".join(map(line.format, range(MAX_LINES + 1))).encode()
     with raw_server(says(200, body)) as url:
