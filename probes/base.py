@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 
+from mmrepro.machine.files import write_file
 from mmrepro.records import Moment, Record
 from mmrepro.text.mask import Mask, unmasked
 from pydantic import Field
@@ -91,7 +92,7 @@ class RawSink:
         with self._lock:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(self.mask(data[: self.max_bytes]))
+                write_file(path, self.mask(data[: self.max_bytes]))
             except OSError as error:
                 self.failures.append(f"{relative}: {error}")
                 return relative

@@ -207,7 +207,10 @@ class Operation(Record):
     after: Annotated[list[str], Field(description="barriers that must all hold; [] at once")] = []
     path: Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9/_.-]*$")] = CHAT
     messages: Annotated[list[Message] | None, Field(description="of a chat completion")] = None
-    prompt: Annotated[str | list[int] | None, Field(description="of a plain completion")] = None
+    prompt: Annotated[
+        str | Annotated[list[int], Field(fail_fast=True)] | None,
+        Field(description="of a plain completion"),
+    ] = None
     parameters: Annotated[
         dict[str, Any], Field(description="other fields of the body: max_tokens, n, cache_salt …")
     ] = {}

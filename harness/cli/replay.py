@@ -205,8 +205,9 @@ def server_wanted(file: Path, resume: Path | None, told: dict[str, Any]) -> Serv
 def is_case(place: Path) -> bool:
     """Whether a case is there: a folder with one, or a file called so."""
     from mmrepro.case.model import CASE_FILE
+    from mmrepro.machine.files import is_file
 
-    return place.name == CASE_FILE or (place / CASE_FILE).is_file()
+    return place.name == CASE_FILE or is_file(place / CASE_FILE)
 
 
 def usual_server(engine: str) -> ServerWanted:

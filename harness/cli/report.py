@@ -45,15 +45,16 @@ def report_command(
     from mmrepro import reports
     from mmrepro.incident.ablation import ABLATION_FILE
     from mmrepro.incident.bisection import BISECTION_FILE
+    from mmrepro.machine.files import is_file
     from mmrepro.reports.replay import is_finding, is_replay
 
     if is_replay(incident) or is_finding(incident):
         typer.echo(_of_replay(incident, format).rstrip("\n"))
         return
-    if incident.name == ABLATION_FILE or (incident / ABLATION_FILE).is_file():
+    if incident.name == ABLATION_FILE or is_file(incident / ABLATION_FILE):
         typer.echo(_of_ablation(incident, format).rstrip("\n"))
         return
-    if incident.name == BISECTION_FILE or (incident / BISECTION_FILE).is_file():
+    if incident.name == BISECTION_FILE or is_file(incident / BISECTION_FILE):
         typer.echo(_of_bisection(incident, format).rstrip("\n"))
         return
     loaded = reports.load(incident)

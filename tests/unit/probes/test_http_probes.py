@@ -16,7 +16,7 @@ from hypothesis import example, given, strategies as st
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.http import MAX_BODY_BYTES, HttpProbe
 from mmrepro.probes.inference import InferenceProbe, read_completion
-from mmrepro.probes.metrics import MetricsProbe, parse_metrics
+from mmrepro.probes.metrics import MAX_LINES, MetricsProbe, parse_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 Behave = Callable[[socket.socket], None]
@@ -348,6 +348,24 @@ def test_without_metrics_it_says_why(behave, status, reason, evidence):
         result = run_probe(MetricsProbe(url, timeout_s=0.3), evidence, 3)
     assert result.status is status
     assert reason in result.reason
+
+
+@pytest.mark.parametrize("line", ['m{{n="{}"}} 1', "{} is {{ no metric"])
+def test_more_metrics_than_any_server_has_are_not_read(line, evidence):
+    body = "\n".join(map(line.format, range(MAX_LINES + 1))).encode()
+    with raw_server(says(200, body)) as url:
+        result = run_probe(MetricsProbe(url), evidence, 30)
+    assert result.status is ProbeStatus.UNAVAILABLE
+    assert "answers more than 50,000 lines of metrics" in result.reason
+    assert (evidence / "metrics-metrics.txt").read_bytes() == body
+
+
+def test_half_of_the_metrics_does_not_tell_that_one_is_absent(evidence, monkeypatch):
+    monkeypatch.setattr("mmrepro.probes.metrics.MAX_BODY_BYTES", len(EXPOSITION) // 2)
+    with raw_server(says(200, EXPOSITION.encode())) as url:
+        result = run_probe(MetricsProbe(url), evidence, 3)
+    assert result.status is ProbeStatus.UNAVAILABLE
+    assert "answers more than 0 MiB" in result.reason
 
 
 metric_like = st.lists(
