@@ -53,7 +53,7 @@ _BROKEN: Final = re.compile(
 )
 _NO_SECRET: Final = re.compile(
     r"none|null|true|false|nil|undefined|str|int|bool|any|optional|secretstr|string|\*+|\.{3}|x{3,}"
-    r"|\$\{\w{1,80}\}|\$[A-Z_][A-Z0-9_]{0,80}|(?:self|cls|os|args|config|settings|kwargs|request)\..*"
+    r"|\$\{\w{1,80}\}?|\$[A-Z_][A-Z0-9_]{0,80}|(?:self|cls|os|args|config|settings|kwargs|request)\..*"
     r"|<[\w .-]{0,40}>|[(\[{]*<[\w. ]{1,80} at 0x[0-9a-f]+>.*|\d{1,4}(?:\.\d{1,4}){1,3}",
     re.IGNORECASE | re.DOTALL,
 )
@@ -112,9 +112,11 @@ class Redactor:
         known = self._cache.get(text)
         if known is not None:
             return known
-        result = self._settled(text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + _CUT)
-        if (seen := without_disguise(result)) != result:
-            result = self._settled(seen)
+        result = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + _CUT
+        seen = without_disguise(result)
+        if seen != result and (shown := self._settled(seen)) != seen:
+            result = shown  # without its colours, since something private stands among them
+        result = self._settled(result)
         if len(text) <= 4096 and len(self._cache) < 50_000:
             self._cache[text] = result
         return result
@@ -157,8 +159,8 @@ class Redactor:
         yield lambda t: shapes.BASE64.sub(self._base64, t)
         yield lambda t: self.hide("email", t, shapes.emails(t))
         yield self._home_paths
-        yield lambda t: self.hide("opaque", t, opaque_spans(t))
         yield lambda t: _sub(_BROKEN, self._broken, t, "\n")
+        yield lambda t: self.hide("opaque", t, opaque_spans(t))
 
     def _known(self, text: str) -> str:
         for secret, placeholder in self._registered:
@@ -223,6 +225,8 @@ class Redactor:
         """A token that is only one with what stands on the next line."""
         head, gap, tail = match.groups()
         joint = len(head)
+        if DIGEST.fullmatch(head) or DIGEST.fullmatch(tail):
+            return match[0]
         if not any(begin + 4 <= joint <= end - 4 for begin, end in opaque_spans(head + tail)):
             return match[0]
         return self.placeholder("opaque", head) + gap + self.placeholder("opaque", tail)
