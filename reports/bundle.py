@@ -286,10 +286,9 @@ def _without_words(incident: Incident, redactor: Redactor) -> Incident:
                         frame.locals.update(_harmless_of(frame.locals))
         elif isinstance(result.data, LogsData):
             logs = result.data
-            last = [logs.last_progress] if logs.last_progress else []
-            for line in chain(
-                logs.errors, logs.last_by_process.values(), last, *logs.matches.values()
-            ):
+            single = (logs.last_progress, logs.first_line, logs.last_line)
+            several = (logs.errors, logs.last_by_process.values(), logs.stuck_requests)
+            for line in chain(filter(None, single), *several, *logs.matches.values()):
                 line.text = redact_log(line.text, redactor)
     for excerpt in copy.log_lines:
         excerpt.text = redact_log(excerpt.text, redactor)
