@@ -43,7 +43,9 @@ def of(alphabet: str, length: int, prefix: str = "", suffix: str = "") -> Draw:
 
 def password(r: random.Random) -> str:
     """Eleven characters: nothing but what stands around tells that it is one."""
-    return r.choice(("Blue", "tiger", "S3a", "moon")) + "".join(r.choices(ALNUM, k=6)) + r.choice("7x")
+    return (
+        r.choice(("Blue", "tiger", "S3a", "moon")) + "".join(r.choices(ALNUM, k=6)) + r.choice("7x")
+    )
 
 
 VENDORS: Final[dict[str, Draw]] = {
@@ -126,7 +128,9 @@ def _kinds() -> dict[str, Kind]:
         for n in NAMES
     }
     kinds |= {
-        f"header {n}": Kind(password, tuple(f.replace("{n}", n).replace("{s}", "{}") for f in HEADED))
+        f"header {n}": Kind(
+            password, tuple(f.replace("{n}", n).replace("{s}", "{}") for f in HEADED)
+        )
         for n in HEADERS
     }
     kinds |= {f"opaque {name}": Kind(draw, BARE) for name, draw in OPAQUE.items()}
@@ -139,7 +143,9 @@ def _kinds() -> dict[str, Kind]:
         lambda r: base64.b64encode(r.randbytes(32)).decode(),
         ("Endpoint=sb://x.example/;SharedAccessKeyName=Root;SharedAccessKey={}", "AccountName=a;AccountKey={};EndpointSuffix=x"),
     )  # fmt: skip
-    kinds["SAS"] = Kind(of(ALNUM, 43), ("https://x.example/c?sv=2022-11-02&sr=b&sig={}%3D&se=2027", "?sig={}"))
+    kinds["SAS"] = Kind(
+        of(ALNUM, 43), ("https://x.example/c?sv=2022-11-02&sr=b&sig={}%3D&se=2027", "?sig={}")
+    )
     kinds |= {name: Kind(of(ALNUM, 8), forms, clear=False) for name, forms in OTHERS.items()}
     return kinds
 
@@ -153,7 +159,9 @@ def drawn(chance: random.Random, kind: str, place: str) -> Plant:
     secret = told.draw(chance)
     form = chance.choice(told.forms)
     if form.count("{}") == 2:
-        text = form.replace("{}", secret[: len(secret) * 2 // 3], 1).replace("{}", secret[len(secret) * 2 // 3 :])
+        text = form.replace("{}", secret[: len(secret) * 2 // 3], 1).replace(
+            "{}", secret[len(secret) * 2 // 3 :]
+        )
     else:
         text = form.replace("{{", "{").replace("}}", "}").replace("{}", secret)
     name = kind.partition(" ")[2] if kind.startswith(("named", "header")) else ""
@@ -163,7 +171,9 @@ def drawn(chance: random.Random, kind: str, place: str) -> Plant:
 def _structure(chance: random.Random, name: str, secret: str, text: str) -> Any:
     """The same as a program's data: JSON evidence that mmrepro can parse."""
     if not name:
-        return chance.choice(({"x": secret}, [secret], {"a": {"b": [text]}}, {secret: 1}, json.dumps({"x": secret})))
+        return chance.choice(
+            ({"x": secret}, [secret], {"a": {"b": [text]}}, {secret: 1}, json.dumps({"x": secret}))
+        )
     return chance.choice((
         {name: secret}, {"name": name, "value": secret}, [[name, secret]], ["--" + name, secret, "--port"],
         {"a": [{name: [secret]}]}, json.dumps({name: secret}), {"headers": {name: f"Bearer {secret}"}},

@@ -2,15 +2,16 @@
 
     python benchmarks/hardening/secrets.py [--share 0.1] [--seed N] [--detectors]
 
-Plants random secrets of more than a hundred kinds (``_plants.py``), each in every quoting, into every
+Plants random secrets of more than a hundred kinds (``_plants.py``), in every quoting and every
 place of a recorded incident, of its raw evidence and of a replay's case; writes them as mmrepro does,
-makes the bundle and each report, and searches. A clear-cut one is named, shaped as a vendor's, or 20
-characters and more of high entropy: none of these may be found. Of others each survivor is listed.
+makes the bundle and each report, and searches. A clear-cut one is named, shaped as a vendor's, or
+20 characters and more of high entropy: none of these may be found. Of others each survivor is
+listed.
 
-Then the ghost key's report is made before and after, and every frame, line number, version and digest
-of it is looked for; and the share of a real engine log's words that is replaced is measured.
+Then the ghost key's report is made before and after, and every frame, line number, version and
+digest of it is looked for; and the share of a real engine log's words that is replaced is measured.
 
-``--detectors``: also what detect-secrets finds of the same plants, line by line; it must be installed
+``--detectors``: also what detect-secrets finds of the same plants, line by line; it must be there
 (``uv run --with detect-secrets …``).
 """
 
@@ -132,7 +133,10 @@ def case_of(lines: list[str]) -> Case:
     return Case(
         title=" ".join(lines[:1]),
         server=ServerWanted(
-            engine="vllm", release="0.23.0", args=lines, env={f"V{n}": x for n, x in enumerate(lines)}
+            engine="vllm",
+            release="0.23.0",
+            args=lines,
+            env={f"V{n}": x for n, x in enumerate(lines)},
         ),
         operations=[asked.model_copy(update={"parameters": {"extra": lines}})],
     )
@@ -199,7 +203,9 @@ def seen_as(text: str) -> Iterator[str]:
 
 def survivors(chance: random.Random, number: int, work: Path) -> tuple[list[str], list[str]]:
     """Clear-cut ones and others that were found in something that leaves; a sentence each."""
-    everything = [drawn(chance, kind, PLACES[n % len(PLACES)]) for n, kind in _spread(chance, number)]
+    everything = [
+        drawn(chance, kind, PLACES[n % len(PLACES)]) for n, kind in _spread(chance, number)
+    ]
     clear, other = [], []
     for group, start in enumerate(range(0, number, AT_ONCE)):
         here = everything[start : start + AT_ONCE]
@@ -229,7 +235,8 @@ def _spread(chance: random.Random, number: int) -> Iterator[tuple[int, str]]:
 
 
 _FACT: Final = re.compile(
-    r"[\w/]+\.py:\d+|\b[\w.]+\.[a-z_]\w+(?= \()|\b\d+\.\d+\.\d+\b|\b[0-9a-f]{16,64}\b|\b[A-Z]\w+Error\b"
+    r"[\w/]+\.py:\d+|\b[\w.]+\.[a-z_]\w+(?= \()|\b\d+\.\d+\.\d+\b|\b[0-9a-f]{16,64}\b"
+    r"|\b[A-Z]\w+Error\b"
 )
 
 
@@ -285,8 +292,8 @@ def detectors(chance: random.Random) -> None:
             found[kind] += theirs
             ours[kind] += plant.secret not in kept
     total = sum(5 for kind in KINDS if KINDS[kind].clear)
-    print(f"detect-secrets flags {sum(found.values())} of {total} lines; ours replaces "
-          f"{sum(ours.values())}; of what ours leaves it flags {len(added)}: {added[:5]}")  # fmt: skip
+    print(f"detect-secrets flags {found.total()} of {total} lines; ours replaces {ours.total()}")
+    print(f"of what ours leaves it flags {len(added)}: {added[:5]}")
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Which names say that what they name is secret: ``SLACK_BOT_TOKEN``, ``dbPassword``, ``X-Api-Key``.
+"""Which names say that what they name is secret: ``SLACK_BOT_TOKEN``, ``dbPassword``, ``x-key``.
 
 A name is taken apart at its joints and humps; its last words decide. What a model's vocabulary or a
 cache calls ``token`` and ``key`` is none: ``image_token``, ``cache_key``.
@@ -45,6 +45,10 @@ _WEAK: Final = frozenset(
     {"auth", "sig", "signature", "session", "sessionid", "pass", "otp", "pin", "dsn", "license"}
     | {"csrf", "xsrf", "sas", "webhook", "authentication"}
 )
+_LOGINS: Final = frozenset(
+    {"db", "smtp", "user", "root", "admin", "mysql", "pg", "postgres", "redis", "mail", "ftp"}
+    | {"ldap", "basic", "auth", "http", "proxy", "mongo", "rabbitmq", "amqp", "login", "ssh"}
+)
 _KEYS: Final = frozenset(
     {"api", "access", "private", "secret", "account", "subscription", "encryption", "signing"}
     | {"master", "shared", "storage", "auth", "ssh", "service", "admin", "app", "application"}
@@ -70,7 +74,18 @@ _MODEL_TOKENS: Final = frozenset(
 )
 _ABOUT: Final = frozenset(
     {"file", "path", "dir", "length", "len", "type", "name", "ref", "policy", "url", "uri", "count"}
-    | {"min", "max", "field", "manager", "store", "provider", "rotation", "expiry", "version", "arn"}
+    | {
+        "min",
+        "max",
+        "field",
+        "manager",
+        "store",
+        "provider",
+        "rotation",
+        "expiry",
+        "version",
+        "arn",
+    }
     | {"required", "enabled", "prompt", "size", "format", "header", "headers", "env", "var", "mode"}
     | {"hook", "class", "func", "error", "errors", "valid", "set", "missing", "empty", "check"}
     | {"server", "scheme", "level", "tokens", "ids", "factory", "manager", "params", "usage"}
@@ -100,6 +115,8 @@ def secrecy(name: str) -> Secrecy:
     if last == "key":
         shouted = name.isupper() and before and before not in _PLAIN_KEYS
         return Secrecy.STRONG if before in _KEYS or shouted else Secrecy.NONE
+    if last == "pass" and (before in _LOGINS or (before and name.isupper())):
+        return Secrecy.STRONG
     if last == "token" and plural == "token":
         return Secrecy.NONE if before in _MODEL_TOKENS else Secrecy.TOKEN
     if joined.endswith(_TOKEN_ENDS):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 Span = tuple[int, int]
@@ -29,7 +30,8 @@ _PAIRS: Final = """
 4f7jbg5fka6ooffe7am899bihjap bjabaa7bdqcsk777h8t884lkohom 685hfj4hep4kr8afafhlffnlslpk
 5a5njd5mjc6uiei98hg8ciplgopp 3bcgah7dgi9lkcejj6mhe4ojjgft 3jgcfc6jknetnebaa4pga9elhnok
 bi8kon0ophdsnfgleevmjokesnff
-""".split()
+"""
+_ROWS: Final = _PAIRS.split()
 _CASE: Final = {"UU": 1.0, "Ul": 1.0, "lU": 2.5, "ll": 0.0, " U": 1.0, " l": 0.2}
 _WORD_COST: Final = 4.8
 _DIGIT_IN_WORD: Final = 3.0
@@ -178,7 +180,7 @@ def _is_of_words(part: str) -> bool:
     words = 0
     for match in _WORDS.finditer(part):
         word = match[0]
-        gain = sum(_gain(a, b, False) for a, b in zip(word, word[1:], strict=False))
+        gain = sum(_gain(a, b, False) for a, b in pairwise(word))
         words += len(word) if gain < 0 else 0
     return words * 2 >= letters
 
@@ -187,7 +189,7 @@ def _is_of_words(part: str) -> bool:
 def _gain(previous: str, letter: str, mixed: bool) -> float:
     """Bits of ``letter`` after ``previous`` beyond what one of a word has."""
     row, column = (_LETTERS.index(_folded(c)) for c in (previous, letter))
-    bits = int(_PAIRS[row][column], 36) / 2 - _WORD_COST
+    bits = int(_ROWS[row][column], 36) / 2 - _WORD_COST
     if letter.isdigit():
         return bits + (_DIGIT_IN_WORD if mixed else 0.0)
     kind = "U" if previous.isupper() else "l" if previous.islower() else " "

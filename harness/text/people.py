@@ -85,7 +85,7 @@ def _version_6(text: str) -> Iterator[Span]:
 
 
 def _foreign(shown: str) -> int:
-    """How long the address of another machine at the beginning of ``shown`` is; 0: there is none."""
+    """The length of the address of another machine that ``shown`` begins with; else 0."""
     address = shown.rstrip(":.")
     host, colon, port = address.rpartition(":")
     # uvicorn writes an IPv6 caller without brackets: ::1:51234

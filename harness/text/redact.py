@@ -22,13 +22,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 
-from pydantic import BaseModel
-
 from mmrepro.text import shapes
 from mmrepro.text.names import HINT, Secrecy, kind_of, secrecy
 from mmrepro.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
 from mmrepro.text.sanitize import without_disguise
 from mmrepro.text.values import Value, values
+from pydantic import BaseModel
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -49,7 +48,8 @@ _WRAPPED: Final = re.compile(
     rf"""({PLACEHOLDER.pattern}["'\\]{{0,3}}\r?\n[ \t>|]{{0,24}})([A-Za-z0-9+/=_-]{{4,}})"""
 )
 _BROKEN: Final = re.compile(
-    r"(?<![A-Za-z0-9+/=_.:-])([A-Za-z0-9+/=_-]{6,256})(\\?\r?\n[ \t]{0,24})([A-Za-z0-9+/=_-]{6,256})"
+    r"(?<![A-Za-z0-9+/=_.:-])([A-Za-z0-9+/=_-]{6,256})"
+    r"(\\?\r?\n[ \t]{0,24})([A-Za-z0-9+/=_-]{6,256})"
 )
 _NO_SECRET: Final = re.compile(
     r"none|null|true|false|nil|undefined|str|int|bool|any|optional|secretstr|string|\*+|\.{3}|x{3,}"

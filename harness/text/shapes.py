@@ -30,24 +30,29 @@ TOKENS: Final = re.compile(
     | AIza[A-Za-z0-9_-]{30,} | ya29\.[A-Za-z0-9_.-]{12,} | GOCSPX-[A-Za-z0-9_-]{12,}
     | 1//0[A-Za-z0-9_-]{16,}
     | nvapi-[A-Za-z0-9_-]{16,} | xai-[A-Za-z0-9]{16,} | gsk_[A-Za-z0-9]{16,} | r8_[A-Za-z0-9]{16,}
-    | pplx-[A-Za-z0-9]{16,} | fw_[A-Za-z0-9]{16,} | tgp_v1_[A-Za-z0-9_-]{16,} | jina_[A-Za-z0-9_]{16,}
+    | pplx-[A-Za-z0-9]{16,} | fw_[A-Za-z0-9]{16,} | tgp_v1_[A-Za-z0-9_-]{16,}
+    | jina_[A-Za-z0-9_]{16,}
     | npm_[A-Za-z0-9]{16,} | pypi-[A-Za-z0-9_-]{16,} | rubygems_[a-f0-9]{16,}
     | dckr_[a-z]{2,4}_[A-Za-z0-9_-]{12,} | dop_v1_[a-f0-9]{16,} | do[or]_v1_[a-f0-9]{16,}
     | SG\.[A-Za-z0-9_-]{10,}(?:\.[A-Za-z0-9_-]{10,})? | dapi[a-f0-9]{16,}(?:-\d)?
     | hv[sbr]\.[A-Za-z0-9_-]{12,} | key-[a-f0-9]{32} | [AS][CK][a-f0-9]{32}
     | shp(?:at|ss|ca|pa)_[A-Fa-f0-9]{16,} | sq0[a-z]{3}-[A-Za-z0-9_-]{16,} | EAA[A-Za-z0-9]{24,}
-    | lin_api_[A-Za-z0-9]{16,} | ntn_[A-Za-z0-9]{16,} | secret_[A-Za-z0-9]{24,} | figd_[A-Za-z0-9_-]{16,}
+    | lin_api_[A-Za-z0-9]{16,} | ntn_[A-Za-z0-9]{16,} | secret_[A-Za-z0-9]{24,}
+    | figd_[A-Za-z0-9_-]{16,}
     | gl(?:sa|c)_[A-Za-z0-9_+/=]{16,} | sntry[su]_[A-Za-z0-9_+/=]{16,} | dt0[cs]01\.[A-Z0-9.]{20,}
     | NR(?:AK|JS|II|RA)-[A-Za-z0-9]{16,} | PMAK-[a-f0-9]{16,}(?:-[a-f0-9]{16,})? | pul-[a-f0-9]{16,}
     | sbp_[a-f0-9]{16,} | sb_(?:secret|publishable)_[A-Za-z0-9_-]{16,} | ph[cx]_[A-Za-z0-9]{16,}
     | AT(?:ATT3x|CTT3x|BB)[A-Za-z0-9_=-]{16,} | xkeysib-[a-f0-9]{16,}(?:-[A-Za-z0-9]{1,24})?
-    | CFPAT-[A-Za-z0-9_-]{16,} | tvly-[A-Za-z0-9-]{16,} | LTAI[A-Za-z0-9]{12,} | AKID[A-Za-z0-9]{16,}
+    | CFPAT-[A-Za-z0-9_-]{16,} | tvly-[A-Za-z0-9-]{16,} | LTAI[A-Za-z0-9]{12,}
+    | AKID[A-Za-z0-9]{16,}
     | AGE-SECRET-KEY-1[A-Z0-9]{20,} | \d{8,10}:AA[A-Za-z0-9_-]{24,}                # Telegram
     | eyJ[A-Za-z0-9_-]{5,512}\.[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*  # JSON Web Token
     )""",
     re.VERBOSE,
 )
-BEARER: Final = re.compile(r"\b(bearer(?:[ \t]{1,4}|%20|\+))([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
+BEARER: Final = re.compile(
+    r"\b(bearer(?:[ \t]{1,4}|%20|\+))([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE
+)
 SCHEME: Final = re.compile(
     r"(?:bearer|basic|token|apikey|negotiate|digest)(?:(?:[ \t]|%20)+|$)", re.IGNORECASE
 )

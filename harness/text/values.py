@@ -17,16 +17,17 @@ _MAX_NAME: Final = 64
 _MAX_ITEMS: Final = 32
 
 _QUOTE: Final = r"""(?:\\{0,15}["'`]|%2[27]|&quot;|&\#(?:3[49]|x2[27]);)"""
+_GAP: Final = r"(?:\s|\\{1,15}[nrt]){0,24}"
 _SIGN: Final = r"(?:=>|:=|={1,2}|:(?!/)|%3[aAdD](?:%20|\+){0,2})"
 _AFTER: Final = re.compile(
     rf"""(?P<close>{_QUOTE})? [ \t]{{0,8}}
-    (?: (?P<beside>[,;]?\s{{0,24}}(?:-[ ])?{_QUOTE}?[vV]alue{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}})
-      | (?P<sign>{_SIGN}) [ \t]{{0,8}} (?:[|>][-+]?[ \t]{{0,4}}\n[ \t]{{1,24}})?
+    (?: (?P<beside>[,;]?{_GAP}(?:-[ ])?{_QUOTE}?[vV]alue{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}})
+      | (?P<sign>{_SIGN}) [ \t]{{0,8}} (?:[|>][-+]?{_GAP})?
       | (?P<comma>,) \s{{0,24}}
       | (?P<angle>>)
       | (?P<space>[ \t]) [ \t]{{0,8}}
     )
-    (?P<open>[\[({{]{{0,2}}) \s{{0,24}}""",
+    (?:(?:Secret\w{{0,8}}|str|bytes)\()? (?P<open>[\[({{]{{0,2}}) \s{{0,24}}""",
     re.VERBOSE,
 )
 _OPENING: Final = re.compile(rf"""(?:[bBrRuUfF]{{1,2}}(?=\\*["']))?({_QUOTE})""")
@@ -35,7 +36,9 @@ _BARE: Final = re.compile(
     r"""(?!["'&\[(\\])(?:(?!\\+[nrtfbux0"'`]|%2[0267cC]|%0[aAdD]|,[A-Za-z_][\w.-]*[=:])"""
     r"""[^\s"'`&<>\x00-\x1f])+"""
 )
-_MORE: Final = re.compile(r"((?:[ \t]{1,8}(?!-)[^\s\"'\[\]{}]+){1,8})(?=[ \t]+-|[ \t]*(?:[\r\n\"']|$))")
+_MORE: Final = re.compile(
+    r"((?:[ \t]{1,8}(?!-)[^\s\"'\[\]{}]+){1,8})(?=[ \t]+-|[ \t]*(?:[\r\n\"']|$))"
+)
 _ENVIRONMENT: Final = re.compile(r"(?:\A|[\n\0])[ \t]*(?:export |declare -x |setenv |set )?\Z")
 _PART: Final = re.compile(r"[A-Za-z0-9_-]")
 _END_OF_LINE: Final = re.compile(r"[\r\n\0]|\\+[nr]")

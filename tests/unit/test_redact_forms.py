@@ -57,7 +57,7 @@ NAMED = {
     "URL with /": f"postgres://me:{S}/x@db/app",
     "environ": f"environ({{'A': 'b', 'PGPASSWORD': '{S}'}})",
     "export": f"export MYSQL_PWD='{S}'",
-    "declare": f'declare -x DB_PASS="{S}9"',
+    "declare": f'declare -x DB_PASS="{S}"',
     "spaces in a line": f"A=b\nDB_PASSWORD={S} and {T}\nC=d",
     "YAML": f"env:\n  DB_PASSWORD: {S}\n",
     "YAML block": f"password: |\n  {S}\nnext: 1",
@@ -70,6 +70,7 @@ NAMED = {
     "property": f'<property name="api_key" value="{S}"/>',
     "list of keys": f"api_keys=['{S}', '{T}']",
     "bytes": f"password=b'{S}'",
+    "a class of pydantic's": f"api_key=SecretStr('{S}')",
 }  # fmt: skip
 
 
@@ -101,7 +102,9 @@ def drawn(rng: random.Random, form: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("form", [*VENDORS, *AZURE])
-@pytest.mark.parametrize("around", ["{}", "\\n{}\\n", "\x1b[31m{}\x1b[0m", "x=%3D{}", "['{}']", "said: {}."])
+@pytest.mark.parametrize(
+    "around", ["{}", "\\n{}\\n", "\x1b[31m{}\x1b[0m", "x=%3D{}", "['{}']", "said: {}."]
+)
 def test_tokens_of_vendors_go_wherever_they_stand(form: str, around: str) -> None:
     rng = random.Random(form + around)
     for _ in range(5):
@@ -266,13 +269,54 @@ def test_what_a_name_says(name: str, told: Secrecy) -> None:
     assert secrecy(name) is told
 
 
-@pytest.mark.parametrize("text", ["", "hello", "multimodal", "2026-11-24T03:13:00", "a" * 40, "12" * 20])
+@pytest.mark.parametrize(
+    "text", ["", "hello", "multimodal", "2026-11-24T03:13:00", "a" * 40, "12" * 20]
+)
 def test_what_is_not_opaque(text: str) -> None:
     assert not is_opaque(text)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from(["password", "token", "=", ": ", '"', '\\"', "'", "[", "(", "{", ",", "-", "--api-key ", "\n", "\0", "value", "name", "<", ">", "%3D", "%22", "\x1b[1m", "b'", "S3cr3tValue", "X-Forwarded-For", "1.2.3.4", "2001:db8::1", "content", "&quot;", "\\n", "aB3dE5gH7jK9mN1pQ3sT5"]), max_size=24))
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "password",
+                "token",
+                "=",
+                ": ",
+                '"',
+                '\\"',
+                "'",
+                "[",
+                "(",
+                "{",
+                ",",
+                "-",
+                "--api-key ",
+                "\n",
+                "\0",
+                "value",
+                "name",
+                "<",
+                ">",
+                "%3D",
+                "%22",
+                "\x1b[1m",
+                "b'",
+                "S3cr3tValue",
+                "X-Forwarded-For",
+                "1.2.3.4",
+                "2001:db8::1",
+                "content",
+                "&quot;",
+                "\\n",
+                "aB3dE5gH7jK9mN1pQ3sT5",
+            ]
+        ),
+        max_size=24,
+    )
+)
 @example(["password", "=", '"', "\\n"])
 def test_idempotent_whatever_the_quotes(parts: list[str]) -> None:
     text = "".join(parts)
