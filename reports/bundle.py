@@ -12,7 +12,7 @@ import json
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,7 +26,9 @@ from mmrepro.incident.folder import incident_json
 from mmrepro.machine.files import replacing
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
-from mmrepro.text.redact import PLACEHOLDER, Redactor
+from mmrepro.text.opaque import Span, names_a_digest
+from mmrepro.text.people import callers, said
+from mmrepro.text.redact import PLACEHOLDER, Redactor, names_a_secret
 
 DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""
@@ -43,16 +45,8 @@ MAX_DEPTH: Final = 100
 """Of JSON that is looked through by its fields: py-spy's has five."""
 LEFT_OUT: Final = "[left out]"
 
-# Besides what a Redactor knows: in logs, whole messages of users stand in these.
-_MESSAGE: Final = re.compile(
-    r"""\b(text|content|messages?|input|query|image_data|image_url)"""
-    r"""(["']?[ \t]{0,4}[:=][ \t]{0,4})(["'])((?:\\.|(?!\3)[^\\\r\n])+)"""
-)
-_ADDRESS: Final = re.compile(
-    r"(?<![\d.])(?!127\.|0\.0\.0\.0)((?:\d{1,3}\.){3}\d{1,3})(?=:\d{2,5}\b)"
-)
 _HARMLESS: Final = re.compile(
-    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+ object at 0x[0-9a-f]+>|['\"]?[0-9a-f]{16,64}['\"]?"
+    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+ object at 0x[0-9a-f]+>|(['\"]?[0-9a-f]{16,64}['\"]?)"
 )
 _ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
 
@@ -317,15 +311,12 @@ def _shallow(value: Any, most: int) -> bool:
 def redact_log(text: str, redactor: Redactor) -> str:
     """``text`` of a log: besides secrets, what users wrote and where they called from."""
     text = redactor.redact(text)
-    text = _MESSAGE.sub(
-        lambda m: (
-            m[1] + m[2] + m[3] + redactor.placeholder("prompt", m[4])
-            if not PLACEHOLDER.fullmatch(m[4]) and len(m[4]) >= 6
-            else m[0]
-        ),
-        text,
-    )
-    return _ADDRESS.sub(lambda m: redactor.placeholder("address", m[1]), text)
+    text = redactor.hide("prompt", text, _uncovered(text, said(text)))
+    return redactor.hide("address", text, callers(text))
+
+
+def _uncovered(text: str, spans: Iterable[Span]) -> Iterator[Span]:
+    return (span for span in spans if not PLACEHOLDER.fullmatch(text[slice(*span)]))
 
 
 # ---------------------------------------------------------------------- local variables
@@ -340,23 +331,29 @@ def _without_words(incident: Incident, redactor: Redactor) -> Incident:
             for sample in result.data.samples:
                 for thread in sample.threads:
                     for frame in thread.frames:
-                        frame.locals.update({n: _harmless(v) for n, v in frame.locals.items()})
+                        frame.locals.update(_harmless_of(frame.locals))
         elif isinstance(result.data, LogsData):
             logs = result.data
-            last = [logs.last_progress] if logs.last_progress else []
-            for line in chain(
-                logs.errors, logs.last_by_process.values(), last, *logs.matches.values()
-            ):
+            single = (logs.last_progress, logs.first_line, logs.last_line)
+            several = (logs.errors, logs.last_by_process.values(), logs.stuck_requests)
+            for line in chain(filter(None, single), *several, *logs.matches.values()):
                 line.text = redact_log(line.text, redactor)
     for excerpt in copy.log_lines:
         excerpt.text = redact_log(excerpt.text, redactor)
     for key_frame in copy.key_stack.frames if copy.key_stack else ():
-        key_frame.locals.update({n: _harmless(v) for n, v in key_frame.locals.items()})
+        key_frame.locals.update(_harmless_of(key_frame.locals))
     return copy
 
 
-def _harmless(value: str) -> str:
-    return value if _HARMLESS.fullmatch(value.strip()) else LEFT_OUT
+def _harmless_of(variables: dict[str, str]) -> dict[str, str]:
+    return {name: _harmless(value, name) for name, value in variables.items()}
+
+
+def _harmless(value: str, name: str) -> str:
+    """A number, or a digest where one is expected; nothing of what is called a secret."""
+    found = _HARMLESS.fullmatch(value.strip())
+    known = found and (names_a_digest(name) or not found[1] or found[1].strip("'\"").isdigit())
+    return value if known and not names_a_secret(name) else LEFT_OUT
 
 
 def _harmless_locals(dump: Any) -> Any:
@@ -366,6 +363,6 @@ def _harmless_locals(dump: Any) -> Any:
     if isinstance(dump, dict):
         harmless = {key: _harmless_locals(item) for key, item in dump.items()}
         if isinstance(harmless.get("repr"), str):
-            harmless["repr"] = _harmless(harmless["repr"])
+            harmless["repr"] = _harmless(harmless["repr"], str(harmless.get("name", "")))
         return harmless
     return dump
