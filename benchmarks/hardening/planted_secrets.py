@@ -1,12 +1,12 @@
 """Do planted secrets leave with a bundle or a report, and does what was found still read?
 
-    python benchmarks/hardening/secrets.py [--share 0.1] [--seed N] [--detectors]
+    python benchmarks/hardening/planted_secrets.py [--share 0.1] [--seed N] [--detectors]
 
 Plants random secrets of more than a hundred kinds (``_plants.py``), in every quoting and every
-place of a recorded incident, of its raw evidence and of a replay's case; writes them as mmrepro does,
-makes the bundle and each report, and searches. A clear-cut one is named, shaped as a vendor's, or
-20 characters and more of high entropy: none of these may be found. Of others each survivor is
-listed.
+place of a recorded incident, of its raw evidence and of a replay's case; writes them as mmrepro
+does, makes the bundle and each report, and searches. A clear-cut one is named, shaped as a
+vendor's, or 20 characters and more of high entropy: none of these may be found. Of others each
+survivor is listed.
 
 Then the ghost key's report is made before and after, and every frame, line number, version and
 digest of it is looked for; and the share of a real engine log's words that is replaced is measured.
