@@ -2,8 +2,8 @@
 
     python benchmarks/hardening/secrets.py [--share 0.1] [--seed N] [--detectors]
 
-Plants random secrets of more than a hundred kinds (``_plants.py``), in every quoting and every
-place of a recorded incident, of its raw evidence and of a replay's case; writes them as mmrepro does,
+Plants random secrets of more than a hundred kinds (``_plants.py``), in every quoting and
+every place of a recorded incident, of its raw evidence and of a case; writes it as mmrepro does,
 makes the bundle and each report, and searches. A clear-cut one is named, shaped as a vendor's, or
 20 characters and more of high entropy: none of these may be found. Of others each survivor is
 listed.
