@@ -165,14 +165,17 @@ def drawn(chance: random.Random, kind: str, place: str) -> Plant:
     else:
         text = form.replace("{{", "{").replace("}}", "}").replace("{}", secret)
     name = kind.partition(" ")[2] if kind.startswith(("named", "header")) else ""
-    return Plant(kind, place, secret, text, _structure(chance, name, secret, text), told.clear)
+    return Plant(
+        kind, place, secret, text, _structure(chance, name, kind, secret, text), told.clear
+    )
 
 
-def _structure(chance: random.Random, name: str, secret: str, text: str) -> Any:
+def _structure(chance: random.Random, name: str, kind: str, secret: str, text: str) -> Any:
     """The same as a program's data: JSON evidence that mmrepro can parse."""
     if not name:
+        bare = secret if kind.startswith(("vendor", "opaque")) else text
         return chance.choice(
-            ({"x": secret}, [secret], {"a": {"b": [text]}}, {secret: 1}, json.dumps({"x": secret}))
+            ({"x": bare}, [bare], {"a": {"b": [text]}}, {bare: 1}, json.dumps({"x": bare}))
         )
     return chance.choice((
         {name: secret}, {"name": name, "value": secret}, [[name, secret]], ["--" + name, secret, "--port"],

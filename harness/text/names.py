@@ -92,7 +92,9 @@ _ABOUT: Final = frozenset(
     | {"only", "none", "true", "false", "is", "a", "was", "and", "or", "for", "to", "in"}
 )
 _INNER: Final = frozenset({"password", "passwd", "passphrase", "secret", "secrets", "credential"})
-_HEADER_KEYS: Final = re.compile(r"x-[a-z0-9-]{1,40}-(?:key|token|signature)", re.IGNORECASE)
+_HEADER_KEYS: Final = re.compile(
+    r"(?:x-[a-z0-9-]{1,40}-|private-|job-|deploy-)(?:key|token|signature)", re.IGNORECASE
+)
 
 
 @lru_cache(maxsize=1 << 14)

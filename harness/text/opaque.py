@@ -72,7 +72,7 @@ _SYMBOLS: Final = "!@#$%^&*~"
 _WORDS: Final = re.compile(r"[A-Z][a-z]{3,}|[a-z]{4,}")
 _CONSTANT: Final = re.compile(r"[A-Z][A-Z0-9]{0,11}(?:_[A-Z0-9]{1,12}){2,}")
 _HEX: Final = re.compile(
-    r"(?<![A-Za-z0-9])(?:[0-9a-f]{17,}|[0-9A-F]{17,}"
+    r"(?:(?<![A-Za-z0-9])|(?<=%[0-9a-fA-F]{2}))(?:[0-9a-f]{17,}|[0-9A-F]{17,}"
     r"|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12})(?![A-Za-z0-9])"
 )
 _DIGEST_WORD: Final = re.compile(

@@ -380,5 +380,5 @@ def _may_be_secret(name: str, value: str, *, assigned: bool) -> bool:
     if told is Secrecy.TOKEN:
         if value.isdigit() and len(value) < 9:
             return False
-        return assigned or numbered
+        return assigned or numbered or name.strip("-").lower() != "token"
     return True

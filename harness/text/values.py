@@ -31,6 +31,7 @@ _AFTER: Final = re.compile(
     re.VERBOSE,
 )
 _OPENING: Final = re.compile(rf"""(?:[bBrRuUfF]{{1,2}}(?=\\*["']))?({_QUOTE})""")
+_BEFORE: Final = re.compile(rf"{_QUOTE}\Z")
 _NEXT_ITEM: Final = re.compile(rf"""\s{{0,24}},\s{{0,24}}(?:[bBrRuUfF]{{1,2}})?({_QUOTE})""")
 _BARE: Final = re.compile(
     r"""(?!["'&\[(\\])(?:(?!\\+[nrtfbux0"'`]|%2[0267cC]|%0[aAdD]|,[A-Za-z_][\w.-]*[=:])"""
@@ -105,7 +106,7 @@ def _behind(text: str, start: int, end: int, line: bool, quoted: bool) -> Iterat
     closed = after["close"]
     if after["comma"] and not (closed and not quoted):
         return
-    if after["angle"] and (quoted or text[start - 1 : start] not in ("<", closed)):
+    if after["angle"] and (quoted or text[start - 1 : start] not in ("<", ".", closed)):
         return
     if after["space"] and not option:
         return
@@ -125,32 +126,35 @@ def _behind(text: str, start: int, end: int, line: bool, quoted: bool) -> Iterat
         return
     if quoted or after["open"] or after["comma"]:
         return
-    stop = _bare_end(text, start, at, bool(closed), after["sign"] or "", line)
+    sign = after["sign"] or ""
+    held = _BEFORE.search(text[max(0, start - 16) : start]) if sign and not closed else None
+    if held is not None:  # "K=V with spaces", 'Name: value'
+        stop = _closing(text, at, held[0])
+    else:
+        stop = _bare_end(text, at, line or ("=" in sign and _in_environment(text, start)))
     if stop <= at:
         return
-    yield Value(at, stop, name, assigned, False)
+    yield Value(at, stop, name, assigned or held is not None, False)
     if after["space"] and name.lower().endswith(("key", "keys")):
         more = _MORE.match(text, stop)
         for word in re.finditer(r"\S+", more[1]) if more else ():
             yield Value(stop + word.start(), stop + word.end(), name, True, False)
 
 
-def _bare_end(text: str, start: int, at: int, closed: bool, sign: str, line: bool) -> int:
-    """Where a value without quotes of its own ends."""
+def _in_environment(text: str, start: int) -> bool:
+    """Whether a line of an environment begins at ``start``, whose value has no quotes to end it."""
+    head = text[max(0, start - 24) : start]
+    return text[start : start + 1].isupper() and bool(_ENVIRONMENT.search(head))
+
+
+def _bare_end(text: str, at: int, line: bool) -> int:
+    """Where a value without quotes ends; ``line``: with its line."""
     limit = min(len(text), at + MAX_VALUE)
-    if not closed and sign:
-        before = re.search(rf"{_QUOTE}\Z", text[max(0, start - 16) : start])
-        if before is not None:  # "K=V with spaces"
-            return _closing(text, at, before[0])
-        if "=" in sign and text[start : start + 1].isupper():
-            line = line or bool(_ENVIRONMENT.search(text[max(0, start - 24) : start]))
     if line:
         found = _END_OF_LINE.search(text, at, limit)
         return found.start() if found else limit
     bare = _BARE.match(text, at, limit)
-    if bare is None:
-        return at
-    return at + len(bare[0].rstrip(",;)}]"))
+    return at + len(bare[0].rstrip(",;)}]")) if bare else at
 
 
 def _closing(text: str, at: int, quote: str) -> int:

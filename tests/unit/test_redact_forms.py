@@ -49,6 +49,7 @@ NAMED = {
     "HTML-escaped JSON": f"{{&#34;api_key&#34;: &#34;{S}&#34;}}",
     "ASGI": f"(b'authorization', b'Bearer {S}'), (b'x-api-key', b'{T}')",
     "PRIVATE-TOKEN": f"PRIVATE-TOKEN: {S}",
+    "curl -H": f"-H 'HF-TOKEN: {S}' http://h",
     "X-Vault-Token": f"X-Vault-Token: {S}",
     "X-Amz-Security-Token": f"'X-Amz-Security-Token': '{S}'",
     "Ocp-Apim-Subscription-Key": f"Ocp-Apim-Subscription-Key: {S}",
@@ -67,6 +68,7 @@ NAMED = {
     "docker -e": f"docker run -e DB_PASSWORD={S} -e 'API_KEY={T}' image",
     "systemd": f'Environment="DB_PASSWORD={S} {T}" "A=b"',
     "XML": f"<password>{S}</password>",
+    "XML, dotted": f"<spring.datasource.password>{S}</spring.datasource.password>",
     "property": f'<property name="api_key" value="{S}"/>',
     "list of keys": f"api_keys=['{S}', '{T}']",
     "bytes": f"password=b'{S}'",
@@ -80,6 +82,16 @@ def test_what_is_named_a_secret_goes_however_it_is_written(form: str) -> None:
     assert S not in out.replace("\x1b[0m", "")
     assert T not in out
     assert "[redacted:" in out
+
+
+def test_a_word_is_enough_behind_a_header_or_in_quotes() -> None:
+    for text in (
+        "PRIVATE-TOKEN: swordfish",
+        "X-Vault-Token: swordfish",
+        "-H 'hf-token: swordfish' u",
+    ):
+        assert "swordfish" not in redacted(text)
+    assert redacted("token: expected") == "token: expected"
 
 
 VENDORS = [
@@ -125,7 +137,7 @@ OPAQUE: dict[str, Callable[[random.Random], str]] = {
 }  # fmt: skip
 PLACES = [
     "{}", "value {} seen", "x={}", '{{"x": "{}"}}', "('{}',)", "/srv/{}/file.txt", "<{}>", "a:{}",
-    "http://host/p?q={}&r=1", 'vllm:info{{x="{}"}} 1.0', "\\n{}", "[x] {},", "{}: not found", "`{}`",
+    "http://host/p?q={}&r=1", "x=%22{}%22", 'vllm:info{{x="{}"}} 1.0', "\\n{}", "[x] {},", "{}: not found", "`{}`",
     'File "{}", line 1, in <module>', "--option={}", "(EngineCore pid=1) INFO 11-21 {}", "{}\\n\\t",
 ]  # fmt: skip
 
