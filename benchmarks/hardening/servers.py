@@ -232,8 +232,7 @@ def watched(url: str, hostile: Hostile, row: Row) -> None:
     row.live = health.live
     if leaks((json.dumps(state(watch)) + " ".join(told)).encode()):
         row.faults.append("the watch shows the key")
-    not_run = watch.counts[CheckOutcome.UNKNOWN]
-    silent = watch.counts[CheckOutcome.SILENT] == CHECKS - not_run
+    silent = watch.counts[CheckOutcome.SILENT] * APART_S >= health.stall_s
     if not health.live and not (silent and may_be_silent(KINDS[hostile.kind], hostile.where)):
         row.faults.append(f"not live: {row.verdicts}")
     if watch.counts[CheckOutcome.FAILED]:

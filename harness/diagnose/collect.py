@@ -43,7 +43,7 @@ SECOND_LOOK = 0.6
 """Part of the deadline after which the second look begins."""
 LAST_S = 1.5
 """How long before the deadline the last readings are taken."""
-BESIDE_S = 4.0
+BESIDE_S = 3.0
 """Of a whole look, beside the deadline: what is still asked then is given up."""
 WINDOW_S = 1.0
 """Over which processor time is measured."""

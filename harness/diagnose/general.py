@@ -9,7 +9,7 @@ is called as the core is, or what a log says, does not.
 from __future__ import annotations
 
 from mmrepro.diagnose import frozen
-from mmrepro.diagnose.readings import View
+from mmrepro.diagnose.readings import BEGUN, View
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Assessment, ServerState, TargetFacts
 from mmrepro.probes.data import InferenceData, LogsData
@@ -259,13 +259,19 @@ def _errors(view: View) -> Assessment | None:
     return Assessment(
         state=ServerState.FAILING,
         sentence="It is up, but a small valid request fails: "
-        + (f"HTTP {data.status}." if data.status else "the connection broke."),
+        + (f"HTTP {data.status}." if data.status else _unanswered(data.error)),
         why=[data.error[:300], *_front(view), *last_words(view)],
         advice=["its log around the first error; every later error may be an echo of that one"],
     )
 
 
 # ---------------------------------------------------------------- silence
+
+
+def _unanswered(error: str) -> str:
+    if BEGUN in error:
+        return "its answer began, and did not end in time."
+    return "the connection broke."
 
 
 def _with_time(view: View, silent: Assessment) -> Assessment:

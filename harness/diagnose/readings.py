@@ -25,6 +25,8 @@ from mmrepro.signature.views import metric_readings, spinning
 
 TOKENS = ("prompt_tokens", "generation_tokens")
 COUNTERS = ("finished", *TOKENS)
+BEGUN = "in the body of a"
+"""In the error of an answer that began, and was not whole."""
 NO_WAY = "ConnectError"
 """How an error begins where there was no connection."""
 HOT_PCT = checks.BUSY_PCT
@@ -52,9 +54,8 @@ class View:
         if data.answered:
             return "answered"
         if data.status is None:
-            if data.seconds >= 0.9 * data.deadline_s:
-                return "silent"
-            return "failed"
+            late = data.seconds >= 0.9 * data.deadline_s and BEGUN not in data.error
+            return "silent" if late else "failed"
         if data.status == 200:
             return "failed" if ENDED_BADLY in data.error else "malformed"
         if data.status == 429:

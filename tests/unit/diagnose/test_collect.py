@@ -104,7 +104,7 @@ def test_what_has_no_time_for_an_answer_is_not_asked_again(tmp_path: Path, told:
 def test_the_bounds_of_a_look() -> None:
     assert (collect.FRONT_S, collect.APART_S, collect.GLANCE_S) == (3.0, 2.0, 3.0)
     assert (collect.SECOND_LOOK, collect.LAST_S, collect.WINDOW_S) == (0.6, 1.5, 1.0)
-    assert (collect.BESIDE_S, collect.LEAST_S, collect.WORTH_S) == (4.0, 0.3, 1.0)
+    assert (collect.BESIDE_S, collect.LEAST_S, collect.WORTH_S) == (3.0, 0.3, 1.0)
     assert (collect.EVIDENCE_S, collect.MAX_LOG_BYTES) == (2.5, 536_870_912)
     assert (collect.MAX_LOGS, collect.MAX_SAMPLED, collect.TOKENS) == (8, 6, 8)
     assert LookOptions() == LookOptions(15.0, 5, True, False, "", {})

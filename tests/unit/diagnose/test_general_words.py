@@ -253,6 +253,10 @@ def test_requests_that_fail() -> None:
     ]
     broken = said(GREEN, failed(None, "reset"))
     assert broken.sentence == "It is up, but a small valid request fails: the connection broke."
+    cut = "no complete answer in 15.0 s in the body of a 200 answer"
+    begun = said(GREEN, failed(None, cut, 15))
+    assert begun.state is ServerState.FAILING
+    assert begun.sentence.endswith("fails: its answer began, and did not end in time.")
     full = said(GREEN, failed(429, "f" * 999), *still())
     assert full.sentence == "It turns requests away: HTTP 429."
     assert full.why[0] == "f" * 300
