@@ -167,7 +167,7 @@ class Lines:
             else:
                 value = self.value(command, one, likely)
                 line += [f"{name}={value}"] if self.chance(0.5) else [name, value]
-        return self._ends(command, self._mutated(line))
+        return self._ends(self._mutated(line))
 
     def chance(self, share: float) -> bool:
         return self.random.random() < share
@@ -212,9 +212,14 @@ class Lines:
             )
         return line
 
-    def _ends(self, command: Command, line: list[str]) -> list[str]:
-        """``watch`` goes on for ever, as it should: here it is asked once."""
-        return [*line[:1], "--once", *line[1:]] if line[:1] == ["watch"] else line
+    def _ends(self, line: list[str]) -> list[str]:
+        """``watch`` goes on for ever, as it should, and ``logs`` reads to its deadline: here they
+        are asked once, and for what has an end."""
+        if line[:1] == ["watch"]:
+            return ["watch", "--once", *line[1:]]
+        if line[:1] == ["logs"]:
+            return ["server.log" if word in ("huge", ".", "..") else word for word in line]
+        return line
 
 
 def furnish(folder: Path, huge: Path) -> list[str]:

@@ -101,13 +101,19 @@ def test_a_file_without_end_is_not_read_to_its_end(
 @pytest.mark.parametrize(
     "option",
     ["probe http --deadline", "logs x.log --deadline", "env wheelhouse vllm 1 --into=x --max-part",
-     "run x --timeout", "env prune --older-than"],
+     "run x --timeout", "env prune --older-than", "accept --device=cpu --budget"],
 )  # fmt: skip
 def test_a_number_that_no_clock_or_integer_holds(here: Here, option: str, value: str) -> None:
     Path("x.log").write_text("INFO\n")
     said = here(*option.split(), value, *(["--python=3.12"] if "wheelhouse" in option else []))
     assert said.returncode == ExitCode.USAGE
-    assert option.split()[-1] in said.stderr or "is no size" in said.stderr
+    words = (option.split()[-1], "is no size", "is no length of time")
+    assert any(one in said.stderr for one in words)
+
+
+def test_a_budget_that_no_timeout_holds(here: Here) -> None:
+    said = here("accept", "--device=cpu", "--budget=30d", "--out=accepted")
+    assert (said.returncode, "more than a week" in said.stderr) == (ExitCode.USAGE, True)
 
 
 @pytest.mark.parametrize("command", [("incidents",), ("matrix", "diff"), ("replay",)])
