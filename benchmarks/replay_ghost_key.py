@@ -18,7 +18,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import urllib.error
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -59,7 +58,7 @@ def send(case: Case, url: str, concurrency: int) -> Counter[str]:
                 leave(url, op.path, content, pieces=3)
                 return "left"
             return str(ask(url, op.path, content, timeout_s=PATIENCE_S))
-        except (OSError, urllib.error.URLError) as error:
+        except OSError as error:
             return type(error).__name__
 
     with ThreadPoolExecutor(concurrency) as pool:
