@@ -43,6 +43,8 @@ SECOND_LOOK = 0.6
 """Part of the deadline after which the second look begins."""
 LAST_S = 1.5
 """How long before the deadline the last readings are taken."""
+SOONEST_S = 4.5
+"""Since a request was sent: before that its silence decides nothing, whatever else was seen."""
 BESIDE_S = 3.0
 """Of a whole look, beside the deadline: what is still asked then is given up."""
 WINDOW_S = 1.0
@@ -89,6 +91,9 @@ class Collector:
         self._started = time.monotonic()
         self._end = self._started + plan.deadline_s + BESIDE_S
         self._usage = _usage()
+        self._asked_at = self._started
+        self._waiting: Future[None] | None = None
+        self._given_up = threading.Event()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="diagnose")
 
@@ -140,8 +145,8 @@ class Collector:
 
     # ------------------------------------------------------------ the whole look
 
-    def look(self, suspicious: Callable[[Evidence], bool], *, plain: bool) -> None:
-        """Everything else, in parallel; a second round when the first leaves a suspicion.
+    def look(self, suspicious: Callable[[Evidence], bool], *, plain: bool) -> bool:
+        """Everything else, in parallel. Returns whether that leaves a suspicion, and time.
 
         Args:
             plain: it is dead or stopped: no request is sent, and once is enough.
@@ -151,34 +156,60 @@ class Collector:
         A front that was not well is asked again in any case: its first answer may have been late
         because this machine was busy.
         """
-        front_at = time.monotonic()
-        request = self._request() if self.plan.request and not plain else None
+        self._asked_at = time.monotonic()
+        self._waiting = self._request() if self.plan.request and not plain else None
         self._all(*self._processes_round(), *self._logs(), self._start(GpuProbe()))
         if plain:
-            return
-        self._until(front_at + APART_S)
+            return False
+        self._until(self._asked_at + APART_S)
         self._all(self._start(self._metrics(), label="metrics-2"))
-        if request is not None:
-            _wait(request, front_at + GLANCE_S)
-            again = not request.done() or suspicious(self.evidence)
-        else:
-            again = suspicious(self.evidence)
-        if not again:
-            if View(self.target.facts, self.evidence).green is False:
-                self._all(self._start(self._http(self._cheap()), label="http-2"))
-            return
-        end = front_at + self.plan.deadline_s
-        self._until(front_at + SECOND_LOOK * self.plan.deadline_s, unless=request)
+        if self._waiting is not None:
+            _wait(self._waiting, self._asked_at + GLANCE_S)
+        if self.waits or suspicious(self.evidence):
+            return True
+        if View(self.target.facts, self.evidence).green is False:
+            self._all(self._start(self._http(self._cheap()), label="http-2"))
+        return False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the one request is still on its way."""
+        return self._waiting is not None and not self._waiting.done()
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._asked_at
+
+    def look_again_at_once(self) -> None:
+        """A second look without the wait for it, and readings that are ``SOONEST_S`` old or more."""
+        self._all(*self._processes_round(label="soon-"))
+        self._until(self._asked_at + SOONEST_S, unless=self._waiting)
+        self._all(
+            self._start(self._metrics(), label="metrics-soon"),
+            self._start(self._http(self._cheap()), label="http-soon"),
+        )
+        discover.refresh(self.target)
+
+    def give_up(self) -> None:
+        """The request is waited for no longer: its connection is closed."""
+        self._given_up.set()
+        if self._waiting is not None:
+            self._all(self._waiting)
+
+    def look_on(self) -> None:
+        """Until the deadline: a second look, and the last readings."""
+        end = self._asked_at + self.plan.deadline_s
+        self._until(self._asked_at + SECOND_LOOK * self.plan.deadline_s, unless=self._waiting)
         discover.refresh(self.target)
         room = end - LAST_S - time.monotonic()
         self._all(*self._processes_round(label="2-", seconds=max(room, EVIDENCE_S)))
         # The last readings shortly before the deadline: after it there is only judging to do.
-        self._until(end - LAST_S, unless=request)
+        self._until(end - LAST_S, unless=self._waiting)
         last = [self._start(self._metrics(), label="metrics-3")]
         if self._end - time.monotonic() >= WORTH_S:
             last.append(self._start(self._http(self._cheap()), label="http-2"))
-        if request is not None:
-            _wait(request, end + 1.0)
+        if self._waiting is not None:
+            _wait(self._waiting, end + 1.0)
         self._all(*last)
         discover.refresh(self.target)
 
@@ -235,6 +266,7 @@ class Collector:
             self.plan.deadline_s,
             max_tokens=TOKENS,
             headers=self.plan.headers,
+            given_up=self._given_up,
         )
         self._note_request("POST /v1/chat/completions")
         self.inferences += 1

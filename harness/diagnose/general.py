@@ -291,7 +291,10 @@ def _silence(view: View) -> Assessment:
     """No answer, or no question: what is left to tell."""
     asked = view.answer == "silent"
     data = view.inference
-    why = [f"a small request got no answer in {data.seconds:.1f} s"] if asked and data else []
+    why = []
+    if asked and data:
+        cut = f", of {data.deadline_s:.0f}: what else was seen decides" if data.cut else ""
+        why = [f"a small request got no answer in {data.seconds:.1f} s{cut}"]
     why += _front(view)
     if view.answer == "refused" and data is not None:
         why.append(f"the small request was refused ({data.error[:160]}): it proves nothing")

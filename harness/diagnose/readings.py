@@ -54,8 +54,8 @@ class View:
         if data.answered:
             return "answered"
         if data.status is None:
-            late = data.seconds >= 0.9 * data.deadline_s and BEGUN not in data.error
-            return "silent" if late else "failed"
+            late = data.cut or data.seconds >= 0.9 * data.deadline_s
+            return "silent" if late and BEGUN not in data.error else "failed"
         if data.status == 200:
             return "failed" if ENDED_BADLY in data.error else "malformed"
         if data.status == 429:

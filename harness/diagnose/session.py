@@ -14,6 +14,7 @@ from mmrepro.diagnose import discover, general, kernel
 from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
 from mmrepro.diagnose.match import all_scenarios, match_all
 from mmrepro.diagnose.patterns import union
+from mmrepro.diagnose.soon import known_hang
 from mmrepro.errors import MmreproError, NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Listener, Recorder
@@ -123,7 +124,7 @@ def _look(
     try:
         try:
             with Lateness() as lateness:
-                _collect(options, target, collector, scenarios)
+                _collect(options, target, collector, scenarios, lateness)
         except MmreproError:
             raise
         except Exception as error:  # what was seen by then is judged and kept all the same
@@ -135,7 +136,7 @@ def _look(
         assessment = general.assess(evidence, facts)
         if assessment.state in WORTH_MORE:
             _catch_locals(collector, _of_engine(scenarios, facts))
-        live = LiveFacts(facts.engine, facts.release, tuple(facts.command), options.deadline_s)
+        live = _live(facts, options.deadline_s)
         return Diagnosis(
             mmrepro_version=__version__,
             taken=taken,
@@ -155,6 +156,7 @@ def _collect(
     target: discover.Target,
     collector: Collector,
     scenarios: Sequence[Scenario],
+    lateness: Lateness,
 ) -> None:
     facts, evidence = target.facts, collector.evidence
     discover.find_logs(target, options.logs)
@@ -172,7 +174,41 @@ def _collect(
     plain = general.at_once(evidence, facts) is not None
     if not plain:
         collector.ask_release()
-    collector.look(lambda seen: general.suspicious(seen, facts), plain=plain)
+    if not collector.look(lambda seen: general.suspicious(seen, facts), plain=plain):
+        return
+    if not _decided(target, collector, _of_engine(scenarios, facts), lateness):
+        collector.look_on()
+
+
+def _decided(
+    target: discover.Target,
+    collector: Collector,
+    scenarios: Sequence[Scenario],
+    lateness: Lateness,
+) -> bool:
+    """Whether the request was given up before its deadline, for it is a hang all the same."""
+
+    def fit() -> Fit | None:
+        if not collector.waits or lateness.share > SHORT:
+            return None
+        kernel.note(target, collector.evidence)
+        live = _live(target.facts, collector.plan.deadline_s)
+        waited = collector.waited_s
+        hang = known_hang(scenarios, collector.evidence, target.facts, live, waited)
+        return hang.fit if hang else None
+
+    if fit() not in (Fit.MATCH, Fit.LIKELY):
+        return False
+    collector.look_again_at_once()
+    _catch_locals(collector, scenarios)
+    if fit() is not Fit.MATCH:
+        return False
+    collector.give_up()
+    return True
+
+
+def _live(facts: TargetFacts, deadline_s: float = 0.0) -> LiveFacts:
+    return LiveFacts(facts.engine, facts.release, tuple(facts.command), deadline_s)
 
 
 def _of_engine(scenarios: Sequence[Scenario], facts: TargetFacts) -> list[Scenario]:
@@ -196,8 +232,7 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
 def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:
     """A few more samples where a scenario looks for a local that is only there now and then."""
     looking = [s for s in scenarios if s.looks_for_locals]
-    evidence, facts = collector.evidence, collector.target.facts
-    live = LiveFacts(facts.engine, facts.release, tuple(facts.command))
+    evidence, live = collector.evidence, _live(collector.target.facts)
     close = [
         s
         for s in looking

@@ -84,10 +84,11 @@ _IS_KEY: Final = re.compile(r"""\ [ *][\w./+~-]+\.\w|["']:[ ]None\b""")
 """Behind a digest: the file that ``sha256sum`` read; what an ordered set is printed with."""
 _DIGEST_NAME: Final = re.compile(
     r"(?:.*[_\W])?(?:key|hash(?:es)?|sha\d+|digests?|rid|u?u?id|identifier|commit|revision|git"
-    r"|checksum|etag|model|path|file|dir|version)s?|[a-z]*_?sha|",
+    r"|checksum|etag|model|path|file|dir|version|case)s?|[a-z]*_?sha|",
     re.IGNORECASE,
 )
-DIGEST: Final = re.compile(r"""["']?[0-9a-fA-F]{16,128}[.…]*["']?""")
+DIGEST: Final = re.compile(r"""["']?[0-9a-fA-F]{16,128}(?:/\d{1,9})?[.…]*["']?""")
+"""A digest, cut or not, or one with the number of a step."""
 
 
 def opaque_spans(text: str) -> list[Span]:

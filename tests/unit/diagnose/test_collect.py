@@ -19,7 +19,8 @@ assert told  # a fixture
 
 
 def look(made: Collector, suspicious: bool = False, plain: bool = False) -> None:
-    made.look(lambda evidence: suspicious, plain=plain)
+    if made.look(lambda evidence: suspicious, plain=plain):
+        made.look_on()
 
 
 # ---------------------------------------------------------------- the course of a look
