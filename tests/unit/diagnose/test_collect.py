@@ -173,6 +173,7 @@ def test_the_request_is_small_and_bounded(tmp_path: Path, told: Told) -> None:
     made = collector(tmp_path, plan=LookOptions(deadline_s=7.0, model="m", headers={"A": "b"}))
     assert made._request() is not None
     words, options = (URL, "m", 7.0), {"max_tokens": 8, "headers": {"A": "b"}}
+    options["given_up"] = made._given_up
     assert told.started == [(("inference", words, options), 7.5, "")]
     assert made.target.facts.model == "m"
     assert (made.requests, made.inferences) == (["POST /v1/chat/completions"], 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -24,6 +25,20 @@ Behave = Callable[[socket.socket], None]
 OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
 
+def read_request(connection: socket.socket) -> None:
+    """All of it: what is left unread when a connection is closed resets it, and its answer is lost."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        if not (more := connection.recv(65536)):
+            return
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    left = (int(length[1]) if length else 0) - len(body)
+    while left > 0 and (more := connection.recv(65536)):
+        left -= len(more)
+
+
 @contextmanager
 def raw_server(behave: Behave) -> Iterator[str]:
     """A server that hands each connection, its request read, to ``behave``."""
@@ -33,7 +48,7 @@ def raw_server(behave: Behave) -> Iterator[str]:
         with connection:
             connection.settimeout(10)
             try:
-                connection.recv(65536)
+                read_request(connection)
                 behave(connection)
                 if behave is never_answers:
                     stop.wait(10)
