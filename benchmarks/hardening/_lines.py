@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmrepro.cli.app import app
+from mmrepro.cli.app import COMMANDS, app
 from typer.main import get_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -127,7 +127,8 @@ class Command:
 
 def commands() -> list[Command]:
     """Every command that ``mmrepro --help`` leads to."""
-    return list(_below(get_command(app), ()))
+    root: Any = get_command(app)
+    return [found for name in COMMANDS for found in _below(root.get_command(None, name), (name,))]
 
 
 def _below(command: Any, words: tuple[str, ...]) -> Iterator[Command]:

@@ -39,6 +39,10 @@ APART_S = 2.0
 """At least so long between two readings of the progress counters."""
 GLANCE_S = 3.0
 """A request that is answered by then leaves nothing more to wait for."""
+AT_ONCE_S = 0.5
+"""A request that is answered by then needs no stacks: they are the dearest of all evidence."""
+OTHERS = 2
+"""Samples of a process that is neither the core nor, where that is silent, the front."""
 SECOND_LOOK = 0.6
 """Part of the deadline after which the second look begins."""
 LAST_S = 1.5
@@ -158,7 +162,11 @@ class Collector:
         """
         self._asked_at = time.monotonic()
         self._waiting = self._request() if self.plan.request and not plain else None
-        self._all(*self._processes_round(), *self._logs(), self._start(GpuProbe()))
+        if self._waiting is not None:
+            _wait(self._waiting, self._asked_at + AT_ONCE_S)
+        stacks = plain or self._waiting is None or self.waits
+        first = self._processes_round(stacks=stacks)
+        self._all(*first, *self._logs(), self._start(GpuProbe()))
         if plain:
             return False
         self._until(self._asked_at + APART_S)
@@ -181,8 +189,8 @@ class Collector:
         return time.monotonic() - self._asked_at
 
     def look_again_at_once(self) -> None:
-        """A second look without the wait for it, and readings that are ``SOONEST_S`` old or more."""
-        self._all(*self._processes_round(label="soon-"))
+        """A second look without the wait for it, and readings not before ``SOONEST_S``."""
+        self._all(*self._processes_round(label="soon-", samples=3, others=False))
         self._until(self._asked_at + SOONEST_S, unless=self._waiting)
         self._all(
             self._start(self._metrics(), label="metrics-soon"),
@@ -272,28 +280,48 @@ class Collector:
         self.inferences += 1
         return self._start(probe, seconds=self.plan.deadline_s + 0.5)
 
-    def _processes_round(self, label: str = "", seconds: float = EVIDENCE_S) -> list[Future[None]]:
+    def _processes_round(
+        self,
+        label: str = "",
+        seconds: float = EVIDENCE_S,
+        *,
+        stacks: bool = True,
+        samples: int = 0,
+        others: bool = True,
+    ) -> list[Future[None]]:
         """Stacks of the processes that matter, system calls of the core, CPU of all.
 
         Args:
             seconds: for the stacks; a sample takes 0.05 s, on a busy machine 0.5 s.
+            samples: of the core, where it is not what the plan says.
+            others: whether there are any of processes beside the core.
         """
         facts = self.target.facts
         if facts.root_pid is None:
             return []
         cores = [p.pid for p in facts.cores]
-        others = [p.pid for p in facts.processes if p.pid not in cores and _may_matter(p.role)]
         core = cores[0] if cores else facts.root_pid
-        sampled = list(dict.fromkeys([core, facts.root_pid, *cores, *others]))[:MAX_SAMPLED]
-        stacks = StacksProbe(
-            sampled,
-            samples=self.plan.samples,
-            interval_s=max(0.02, EVIDENCE_S / 2 / self.plan.samples / len(sampled)),
-            blocking_fallback=False,
-            native=self.plan.native,
-        )
+        front = [] if cores and View(facts, self.evidence).front_answers else [facts.root_pid]
+        close = list(dict.fromkeys([core, *front, *cores]))[:MAX_SAMPLED]
+        rest = [p.pid for p in facts.processes if _may_matter(p.role) and p.pid not in close]
+        rest = rest[: MAX_SAMPLED - len(close)] if others else []
+        rounds = [(close, samples or self.plan.samples, "stacks"), (rest, OTHERS, "others")]
         return [
-            self._start(stacks, seconds=seconds + self.plan.native * 5.0, label=f"{label}stacks"),
+            *(
+                self._start(
+                    StacksProbe(
+                        pids,
+                        samples=count,
+                        interval_s=max(0.02, EVIDENCE_S / 2 / count / len(pids)),
+                        blocking_fallback=False,
+                        native=self.plan.native,
+                    ),
+                    seconds=seconds + self.plan.native * 5.0,
+                    label=f"{label}{name}",
+                )
+                for pids, count, name in rounds
+                if stacks and pids
+            ),
             self._start(
                 ProcessesProbe(facts.root_pid, WINDOW_S, self.target.role_of),
                 seconds=WINDOW_S + 2,

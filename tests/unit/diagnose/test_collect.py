@@ -39,7 +39,7 @@ def test_a_healthy_server_is_read_twice_and_asked_once(tmp_path: Path, told: Tol
     made = collector(tmp_path, "vllm", GREEN)
     made.plan = LookOptions(deadline_s=10.0, model="m", request=False)
     look(made)
-    assert told.labels == ["stacks", "processes", "syscalls", "gpu", "metrics-2"]
+    assert told.labels == ["stacks", "others", "processes", "syscalls", "gpu", "metrics-2"]
     assert told.until == [collect.APART_S]
     assert made.requests == ["GET /metrics"]
 
@@ -56,12 +56,13 @@ def test_a_silent_one_is_looked_at_again_before_the_deadline(tmp_path: Path, tol
     """The request is still on its way: a second round, and the last readings before its end."""
     made = collector(tmp_path, "vllm", GREEN)
     look(made)
-    first, second = ["stacks", "processes", "syscalls"], ["2-stacks", "2-processes", "2-syscalls"]
+    first = ["stacks", "others", "processes", "syscalls"]
+    second = [f"2-{label}" for label in first]
     rest = ["metrics-3", "http-2"]
     assert told.labels == ["inference", *first, "gpu", "metrics-2", *second, *rest]
     # -1.0: the processes are looked at again.
     assert told.until == pytest.approx([2.0, 6.0, -1.0, 8.5, -1.0])
-    assert told.waited == pytest.approx([3.0, 11.0])
+    assert told.waited == pytest.approx([0.5, 3.0, 11.0])
     assert told.seconds("2-stacks") == pytest.approx(8.5)
     assert made.inferences == 1
     assert made.requests[0] == "POST /v1/chat/completions"
@@ -71,8 +72,32 @@ def test_without_a_request_a_suspect_is_watched_as_long(tmp_path: Path, told: To
     made = collector(tmp_path, "vllm", GREEN)
     made.plan = LookOptions(deadline_s=10.0, request=False)
     look(made, suspicious=True)
-    assert told.labels[-5:] == ["2-stacks", "2-processes", "2-syscalls", "metrics-3", "http-2"]
+    second = ["2-stacks", "2-others", "2-processes", "2-syscalls"]
+    assert told.labels[-6:] == [*second, "metrics-3", "http-2"]
     assert told.waited == []
+
+
+def test_an_answer_at_once_saves_the_stacks(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: Future[None] = Future()
+    done.set_result(None)
+    monkeypatch.setattr(Collector, "_request", lambda self: done)
+    look(collector(tmp_path, "vllm", GREEN))
+    assert told.labels == ["processes", "syscalls", "gpu", "metrics-2"]
+
+
+def test_a_second_look_at_once_is_of_the_core_and_not_before_its_time(
+    tmp_path: Path, told: Told
+) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    assert made.look(lambda evidence: True, plain=False)
+    before = len(told.started)
+    made.look_again_at_once()
+    soon = ["soon-stacks", "soon-processes", "soon-syscalls", "metrics-soon", "http-soon"]
+    assert told.labels[before:] == soon
+    assert told.until[-2:] == [collect.SOONEST_S, -1.0]
+    assert not made._given_up.is_set()
 
 
 def test_an_answered_suspect_is_watched_too(

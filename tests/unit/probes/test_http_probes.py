@@ -26,7 +26,7 @@ OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
 
 
 def read_request(connection: socket.socket) -> None:
-    """All of it: what is left unread when a connection is closed resets it, and its answer is lost."""
+    """All of it: who closes with something unread resets the connection, and the answer is lost."""
     data = b""
     while b"\r\n\r\n" not in data:
         if not (more := connection.recv(65536)):
