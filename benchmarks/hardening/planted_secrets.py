@@ -31,8 +31,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.append(sys.path.pop(0))  # this file's name is a module's of the standard library
-
 from _plants import KINDS, Plant, drawn
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case, Message, Operation, ServerWanted
@@ -54,7 +52,7 @@ GHOST: Final = "ghost-key-eviction-0.23.0.zip"
 PLANTS: Final = 1600
 AT_ONCE: Final = 200
 """Plants in one incident."""
-SLOWEST_MB_S: Final = 0.4
+SLOWEST_MB_S: Final = 0.7
 MOST_REPLACED: Final = 0.02
 
 
