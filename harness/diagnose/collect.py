@@ -172,7 +172,7 @@ class Collector:
         self._until(self._asked_at + APART_S)
         self._all(self._start(self._metrics(), label="metrics-2"))
         if self._waiting is not None:
-            _wait(self._waiting, self._asked_at + GLANCE_S)
+            _wait(self._waiting, min(self._asked_at + GLANCE_S, self._end))
         if self.waits or suspicious(self.evidence):
             return True
         if View(self.target.facts, self.evidence).green is False:

@@ -46,9 +46,7 @@ def test_a_hang_and_a_death_end_liveness_and_a_new_start_is_waited_for(tmp_path:
 
         wait_for(dead, 60, "the end of its liveness")
         assert [c.verdict for c in seen[-2:]] == [CheckOutcome.FAILED] * 2
-        assert (
-            "EngineCore stands still (ImageCache." in seen[-1].why
-        )  # pop_oldest, or put around it
+        assert "EngineCore stands still (ImageCache." in seen[-1].why
         others = [c.why for c in seen if c.verdict is not CheckOutcome.FAILED]
         assert all("short of processors" in why for why in others)
         psutil.Process(server.pid).kill()
