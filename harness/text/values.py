@@ -42,6 +42,8 @@ _MORE: Final = re.compile(
 )
 _ENVIRONMENT: Final = re.compile(r"(?:\A|[\n\0])[ \t]*(?:export |declare -x |setenv |set )?\Z")
 _PART: Final = re.compile(r"[A-Za-z0-9_-]")
+_OPTION_AROUND: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,32}\.(?:[\w-]{1,32}\.){0,4}\Z")
+"""What stands before the last part of ``--spring.datasource.password``."""
 _END_OF_LINE: Final = re.compile(r"[\r\n\0]|\\+[nr]")
 
 
@@ -100,7 +102,8 @@ def _name_around(text: str, start: int, end: int) -> tuple[int, int]:
 
 def _behind(text: str, start: int, end: int, line: bool, quoted: bool) -> Iterator[Value]:
     name = text[start:end]
-    option = name.startswith("-") and not quoted
+    dotted = _OPTION_AROUND.search(text[max(0, start - _MAX_NAME) : start])
+    option = (name.startswith("-") or dotted is not None) and not quoted
     if (after := _AFTER.match(text, end)) is None or "{" in after["open"]:
         return
     closed = after["close"]

@@ -27,6 +27,7 @@ def redacted(text: str) -> str:
 NAMED = {
     "argv": f"['--api-key', '{S}', '--port', '8000']",
     "argv tuple": f"('vllm', 'serve', '--api-key', '{S}')",
+    "an option with dots": f"--spring.datasource.password {S} --port 80",
     "argv JSON": json.dumps(["--hf-token", S]),
     "both of two keys": f"['--api-key', '{S}', '{T}', '--port', '80']",
     "both of two keys, a shell's": f"vllm serve m --api-key {S} {T} --port 80",
