@@ -153,6 +153,8 @@ class Redactor:
         yield lambda t: shapes.TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
         yield self._named
         yield lambda t: shapes.BEARER.sub(self._second("key"), t)
+        for spoken in shapes.SPOKEN:
+            yield lambda t, p=spoken: p.sub(self._second("password"), t)  # type: ignore[misc]
         yield self._prompts
         yield lambda t: _sub(shapes.TOKEN_IDS, self._token_ids, t, "_ids")
         yield lambda t: _sub(shapes.GPU, lambda m: self.placeholder("gpu", m[0]), t, "-")

@@ -56,6 +56,24 @@ BEARER: Final = re.compile(
 SCHEME: Final = re.compile(
     r"(?:bearer|basic|token|apikey|negotiate|digest)(?:(?:[ \t]|%20)+|$)", re.IGNORECASE
 )
+_HIDDEN: Final = r"""(?!\d{1,9}(?![^\s"'`]))([^\s"'`]{4,256})"""
+SPOKEN: Final = (
+    # What commands take without a name that says so.
+    re.compile(r"""((?<![\w-])(?:-u|--user|--proxy-user)[ =]["']?[\w.@+-]{1,64}:)""" + _HIDDEN),
+    re.compile(
+        r"(\b(?:mysql\w{0,12}|mariadb\w{0,12}|mongo\w{0,12}|sshpass|(?:docker|podman|skopeo) login)"
+        r"(?: [^\s|;&]{1,64}){0,8}? -p[ =]?)" + _HIDDEN
+    ),
+    # What people write: "the password is x1y2z3". It is a secret if no word of a language is.
+    re.compile(
+        r"(\b(?:pass(?:word|wd|phrase)|secret|api[ _-]?key)(?: (?:for|of) [\w.@'-]{1,40})?"
+        r"(?: ?(?:is|was|:))? {1,4})"
+        r"""((?=[^\s"'`,;]{0,64}\d)(?=[^\s"'`,;]{0,64}[A-Za-z])[^\s"'`,;()\[\]/=]{6,256})""",
+        re.IGNORECASE,
+    ),
+    re.compile(r"""(\bSecretStr\(["'])(?!\*+["'])([^"'\n]{1,256})(?=["']\))"""),
+)
+"""What stands before a secret, and the secret."""
 WORD: Final = re.compile(r"""[^\s"',}]+""")
 # A user's part has no slash; of a store's address, where no path has an @, it may.
 URL: Final = re.compile(

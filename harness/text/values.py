@@ -20,7 +20,7 @@ _QUOTE: Final = r"""(?:\\{0,15}["'`]|%2[27]|&quot;|&\#(?:3[49]|x2[27]);)"""
 _GAP: Final = r"(?:\s|\\{1,15}[nrt]){0,24}"
 _SIGN: Final = r"(?:=>|:=|={1,2}|:(?!/)|%3[aAdD](?:%20|\+){0,2})"
 _AFTER: Final = re.compile(
-    rf"""(?P<close>{_QUOTE})? [ \t]{{0,8}}
+    rf"""(?:(?P<close>{_QUOTE})\]?)? [ \t]{{0,8}}
     (?: (?P<beside>[,;]?{_GAP}(?:-[ ])?{_QUOTE}?[vV]alue{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}})
       | (?P<sign>{_SIGN}) [ \t]{{0,8}} (?:[|>][-+]?{_GAP})?
       | (?P<comma>,) \s{{0,24}}

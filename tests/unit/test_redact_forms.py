@@ -74,6 +74,14 @@ NAMED = {
     "list of keys": f"api_keys=['{S}', '{T}']",
     "bytes": f"password=b'{S}'",
     "a class of pydantic's": f"api_key=SecretStr('{S}')",
+    "a class alone": f"SecretStr('{S}')",
+    "an item of an environment": f"os.environ['HF_TOKEN']='{S}'",
+    "curl -u": f"curl -u bob:{S} http://h",
+    "curl --user": f"curl --user 'bob:{S}' http://h",
+    "mysql -p": f"mysql -h db -uroot -p{S} x",
+    "docker login -p": f"docker login -u bob -p {S} registry",
+    "netrc": f"machine h login bob password {S}",
+    "prose": f"the password for bob is {S}",
 }  # fmt: skip
 
 
@@ -93,6 +101,14 @@ def test_a_word_is_enough_behind_a_header_or_in_quotes() -> None:
     ):
         assert "swordfish" not in redacted(text)
     assert redacted("token: expected") == "token: expected"
+    for text in (
+        "the password is wrong",
+        "docker run --user 1000:1000 -p 8000:8000 image",
+        "ssh -p 2222 host",
+        "mongo -p 27017",
+        "SecretStr('**********')",
+    ):
+        assert redacted(text) == text
 
 
 VENDORS = [
