@@ -208,7 +208,7 @@ class Collector:
         """Until the deadline: a second look, and the last readings."""
         end = self._asked_at + self.plan.deadline_s
         self._until(self._asked_at + SECOND_LOOK * self.plan.deadline_s, unless=self._waiting)
-        if self._end - time.monotonic() < WORTH_S:  # the front alone took all of it
+        if self._end - time.monotonic() < LEAST_S:  # the front alone took all of it
             if self._waiting is not None:
                 _wait(self._waiting, self._end)
             return

@@ -251,3 +251,13 @@ def test_a_known_release_is_not_asked_for(tmp_path: Path, fetched: Any) -> None:
     collector(tmp_path).ask_release()
     collector(tmp_path, "", release="").ask_release()
     assert fetched[0] == []
+
+
+def test_where_the_front_took_all_the_time_nothing_more_is_begun(
+    tmp_path: Path, told: Told
+) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    made._end = NOW + collect.LEAST_S - 0.1
+    look(made)
+    assert told.labels[-1] == "metrics-2"
+    assert told.waited[-1] == pytest.approx(collect.LEAST_S - 0.1)
