@@ -22,6 +22,7 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
 from collections import Counter
 from dataclasses import dataclass, field
@@ -127,6 +128,7 @@ def ended(number: int, kind: str, folder: Path, status: int) -> Ended:
 
 def warmed(place: Path) -> None:
     """Imports what the commands do, so that a fork has it, and keeps every server from starting."""
+    warnings.filterwarnings("ignore", "Duplicate name")  # two members of one name are made here
     from mmrepro.cli.app import app
     from mmrepro.errors import EngineStartError
     from mmrepro.replay import session
