@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
 EVIDENCE_DIR = "evidence"
 """Below an incident's folder: the raw files."""
@@ -17,6 +18,31 @@ class Record(BaseModel):
     """Base of all that is written to disk: unknown fields are refused, bytes never appear."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+    def model_dump_json(self, **options: Any) -> str:
+        """As pydantic's; of a path whose bytes are no UTF-8 those are shown as ``?``."""
+        try:
+            return super().model_dump_json(**options)
+        except PydanticSerializationError:
+            return super(Record, _in_utf8(self)).model_dump_json(**options)
+
+
+V = TypeVar("V")
+
+
+def _in_utf8(value: V) -> V:
+    new: Any = value
+    if isinstance(value, BaseModel):
+        new = value.model_copy(update={n: _in_utf8(v) for n, v in value.__dict__.items()})
+    elif isinstance(value, dict):
+        new = {_in_utf8(k): _in_utf8(v) for k, v in value.items()}
+    elif isinstance(value, list):
+        new = [_in_utf8(item) for item in value]
+    elif isinstance(value, tuple):
+        new = tuple(_in_utf8(item) for item in value)
+    elif type(value) is str:
+        new = value.encode("utf-8", "replace").decode()
+    return new  # type: ignore[no-any-return]
 
 
 R = TypeVar("R", bound=BaseModel)

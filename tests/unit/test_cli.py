@@ -125,6 +125,23 @@ def test_a_name_that_no_file_can_have(here: Here, command: tuple[str, ...]) -> N
     assert "bug of mmrepro" not in said.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("logs", "{}", "--json"),
+        ("logs", "{}", "server.log", "--json"),
+        ("bisect", "mm-prefill-contract", "--mitigation", "{}"),
+        ("probe", "logs", "--log", "{}"),
+    ],
+)
+def test_a_word_that_is_no_utf8(here: Here, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "server.log").write_text("INFO\n")
+    (tmp_path / "no-utf8-\udcff").write_text("INFO x\n")
+    said = here(*(word.format("no-utf8-\udcff") for word in command))
+    assert "bug of mmrepro" not in said.stderr
+    assert "Traceback" not in said.stderr
+
+
 def test_an_unknown_scenario(tmp_path: Path) -> None:
     said = refused("run", "ghost-key-evicton", cwd=tmp_path)
     assert said == (
