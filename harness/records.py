@@ -40,8 +40,8 @@ def _in_utf8(value: V) -> V:
         new = [_in_utf8(item) for item in value]
     elif isinstance(value, tuple):
         new = tuple(_in_utf8(item) for item in value)
-    elif type(value) is str:
-        new = value.encode("utf-8", "replace").decode()
+    elif type(new) is str:
+        new = new.encode("utf-8", "replace").decode()
     return new  # type: ignore[no-any-return]
 
 

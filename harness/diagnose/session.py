@@ -229,7 +229,7 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
         sink.write(Path(data.file).name, f"# lines of {data.file}\n{text}")
 
 
-def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:
+def _catch_locals(collector: Collector, scenarios: Sequence[Scenario]) -> None:
     """A few more samples where a scenario looks for a local that is only there now and then."""
     looking = [s for s in scenarios if s.looks_for_locals]
     evidence, live = collector.evidence, _live(collector.target.facts)
