@@ -164,9 +164,9 @@ def _try(folder: Path, order: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def confine(folder: Path) -> None:
-    """By Landlock: from here on this process and its children write below ``folder`` alone, and
-    signal nobody else. Raises OSError where the kernel cannot."""
+def confine(folder: Path, *devices: str) -> None:
+    """By Landlock: from here on this process and its children write below ``folder`` alone (and
+    to ``devices``), and signal nobody else. Raises OSError where the kernel cannot."""
     import ctypes
     import struct
 
@@ -180,7 +180,8 @@ def confine(folder: Path) -> None:
 
     write_file, rights, scope_signal = 1 << 1, (1 << 1 | 0x1FF0 | 1 << 13 | 1 << 14), 1 << 1
     ruleset = call(444, struct.pack("QQQ", rights, 0, scope_signal), ctypes.c_size_t(24), 0)
-    for path, allowed in ((folder, rights), (Path(os.devnull), write_file)):
+    writable = (Path(name) for name in (os.devnull, *devices))
+    for path, allowed in ((folder, rights), *((device, write_file) for device in writable)):
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         call(445, ruleset, 1, struct.pack("=Qi", allowed, place), 0)
         os.close(place)

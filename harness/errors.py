@@ -39,6 +39,7 @@ class ExitCode(IntEnum):
     INCONCLUSIVE = 3
     INFRASTRUCTURE = 4
     INTERRUPTED = 130
+    READER_GONE = 141  # of stdout or stderr; what a shell says of a program that SIGPIPE ended
 
 
 class MmreproError(Exception):

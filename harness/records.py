@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
 EVIDENCE_DIR = "evidence"
 """Below an incident's folder: the raw files."""
@@ -17,6 +18,69 @@ class Record(BaseModel):
     """Base of all that is written to disk: unknown fields are refused, bytes never appear."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="null")
+
+    def model_dump_json(self, **options: Any) -> str:
+        """As pydantic's; of a path whose bytes are no UTF-8 those are shown as ``?``."""
+        try:
+            return super().model_dump_json(**options)
+        except PydanticSerializationError:
+            return super(Record, _in_utf8(self)).model_dump_json(**options)
+
+
+V = TypeVar("V")
+
+
+def _in_utf8(value: V) -> V:
+    new: Any = value
+    if isinstance(value, BaseModel):
+        new = value.model_copy(update={n: _in_utf8(v) for n, v in value.__dict__.items()})
+    elif isinstance(value, dict):
+        new = {_in_utf8(k): _in_utf8(v) for k, v in value.items()}
+    elif isinstance(value, list):
+        new = [_in_utf8(item) for item in value]
+    elif isinstance(value, tuple):
+        new = tuple(_in_utf8(item) for item in value)
+    elif type(new) is str:
+        new = new.encode("utf-8", "replace").decode()
+    return new  # type: ignore[no-any-return]
+
+
+R = TypeVar("R", bound=BaseModel)
+MOST_VALUES: Final = 1_200_000
+"""In one document: they take half a GiB of memory at most. A run of ten minutes has 50,000."""
+MOST_PROBLEMS: Final = 1000
+
+
+class Unfit(ValueError):
+    """A document that is none of its kind. ``problems``: where, and what is wrong there."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__(problems[0])
+        self.problems = problems
+
+
+def parsed(kind: type[R], data: bytes, *, most_values: int = MOST_VALUES) -> R:
+    """The document ``data``, JSON from a file that anybody may have written.
+
+    Raises:
+        Unfit: it does not fit ``kind``, or has more values than ``kind`` ever has.
+    """
+    # Before it is parsed: each problem that is found takes more memory than a value.
+    if data.count(b",") > most_values or data.count(b'":') > MOST_VALUES:
+        raise Unfit([f"it holds more than {most_values:,} values"])
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        if error.error_count() > MOST_PROBLEMS:
+            raise Unfit([f"{error.error_count():,} of its values do not fit"]) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+    raise Unfit(
+        [
+            ": ".join(filter(None, (".".join(map(str, one["loc"])), told)))
+            for one in found
+            if (told := one["msg"].removeprefix("Value error, "))
+        ]
+    )
 
 
 class Moment(Record):

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import hyperscan
-import numpy as np
 from mmrepro.probes._log_lines import MAX_LINE_BYTES
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 PREFIX = re.compile(
     rb"\n\([^()\s]{1,120} pid=\d+\)|\n\x1b\[1;36m\([^()\s]{1,120} pid=\d+\)\x1b\[0;0m "
@@ -78,10 +81,7 @@ class BlockScan:
         if stripped or b"\x1b" not in block:
             return starts
         # Two escapes for each line that begins with one, and it begins as it should: no others.
-        bytes_ = np.frombuffer(block, np.uint8)
-        escapes = bytes_ == ord("\x1b")
-        heads = escapes[1:] & (bytes_[:-1] == ord("\n"))
-        if np.count_nonzero(escapes) != 2 * np.count_nonzero(heads):
+        if block.count(b"\x1b") != 2 * block.count(b"\n\x1b"):
             return None
         more = [match.start() for match in coloured.finditer(block)]
         if not all(PREFIX.match(block, start) for start in more):
@@ -139,8 +139,7 @@ class Lines:
     def __init__(self, block: bytes, before: int) -> None:
         self.block = block
         self.before = before
-        self._bytes = np.frombuffer(block, np.uint8)
-        self._count = int(np.count_nonzero(self._bytes == ord("\n")))
+        self._count = block.count(b"\n")
         self._starts: NDArray[np.int64] | None = None
         self._asked = 0
 
@@ -150,13 +149,26 @@ class Lines:
     @property
     def has_long(self) -> bool:
         """Whether a line is longer than what is looked at of it."""
-        ends = np.append(self.starts[1:], len(self.block))
-        return bool(np.any(ends - self.starts > MAX_LINE_BYTES))
+        start = 0
+        while len(self.block) - start > MAX_LINE_BYTES:
+            last = self.block.rfind(b"\n", start + 1, start + MAX_LINE_BYTES + 1)
+            if last < 0:
+                return True
+            start = last
+        return False
+
+    @cached_property
+    def _bytes(self) -> NDArray[np.uint8]:
+        import numpy as np
+
+        return np.frombuffer(self.block, np.uint8)
 
     @property
     def starts(self) -> NDArray[np.int64]:
         """Offsets of the newlines that lines begin with."""
         if self._starts is None:
+            import numpy as np
+
             self._starts = np.flatnonzero(self._bytes == ord("\n"))
         return self._starts
 
@@ -178,11 +190,10 @@ class Lines:
         """Of the line that begins with the newline at ``start``."""
         self._asked += 1
         if self._starts is None and self._asked <= FEW:
-            newline = ord("\n")
             if start < len(self.block) // 2:
-                return int(np.count_nonzero(self._bytes[:start] == newline))
-            return self._count - int(np.count_nonzero(self._bytes[start:] == newline))
-        return int(np.searchsorted(self.starts, start))
+                return self.block.count(b"\n", 0, start)
+            return self._count - self.block.count(b"\n", start)
+        return int(self.starts.searchsorted(start))
 
     def holding(self, offsets: Sequence[int] | None) -> Iterator[tuple[int, bytes]]:
         """The lines that hold these offsets, in order, each once; None: every line."""
@@ -194,6 +205,8 @@ class Lines:
         """Where the lines that hold these offsets begin, in order, each once."""
         if len(offsets) <= FEW:
             return sorted({self.start_at(offset) for offset in offsets})
+        import numpy as np
+
         lines = np.searchsorted(self.starts, np.asarray(offsets), side="right") - 1
         starts: list[int] = self.starts[np.unique(lines)].tolist()
         return starts
@@ -223,6 +236,8 @@ class Lines:
             end = start
         if not scan.has_unmarked(self.block):
             return -1
+        import numpy as np
+
         heads = self._bytes[np.minimum(self.starts + 1, len(self._bytes) - 1)]
         marked = (heads == ord("(")) | (heads == ord("\n")) | (heads == 0x1B)
         unmarked = np.flatnonzero(~marked)

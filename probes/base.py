@@ -16,7 +16,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
 
+from mmrepro.machine.files import write_file
 from mmrepro.records import Moment, Record
+from mmrepro.text.mask import Mask, unmasked
 from pydantic import Field
 
 
@@ -66,13 +68,17 @@ class RawSink:
     """Where a probe keeps its raw output: bounded files below ``evidence/``.
 
     Safe to use from several threads. A write that fails (a full disk) is remembered in
-    ``failures`` and never stops the probe: the typed data is still returned.
+    ``failures`` and never stops the probe: the typed data is still returned. ``mask`` takes out of
+    it what no file may hold.
     """
 
-    def __init__(self, root: Path, prefix: str = "", max_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self, root: Path, prefix: str = "", max_bytes: int = 64 << 20, *, mask: Mask = unmasked
+    ) -> None:
         self.root = root
         self.prefix = prefix
         self.max_bytes = max_bytes
+        self.mask = mask
         self.written: list[str] = []
         self.failures: list[str] = []
         self._lock = threading.Lock()
@@ -86,7 +92,7 @@ class RawSink:
         with self._lock:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data[: self.max_bytes])
+                write_file(path, self.mask(data[: self.max_bytes]))
             except OSError as error:
                 self.failures.append(f"{relative}: {error}")
                 return relative
@@ -133,14 +139,20 @@ class Probe(ABC, Generic[D_co]):
 
 
 def run_probe(
-    probe: Probe[P], sink_root: Path, seconds: float, *, phase: str = "", label: str = ""
+    probe: Probe[P],
+    sink_root: Path,
+    seconds: float,
+    *,
+    phase: str = "",
+    label: str = "",
+    mask: Mask = unmasked,
 ) -> ProbeResult[P]:
     """Run ``probe`` for at most ``seconds`` (plus one second of grace) and never raise.
 
     Raw files get the prefix ``<phase>-<label or probe name>-``.
     """
     prefix = "-".join(part for part in (phase, label or probe.name) if part) + "-"
-    sink = RawSink(sink_root, prefix)
+    sink = RawSink(sink_root, prefix, mask=mask)
     started = Moment.now()
     deadline = started.mono + seconds
     box: list[P | BaseException] = []

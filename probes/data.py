@@ -43,6 +43,9 @@ class InferenceData(ProbeData):
     status: int | None
     seconds: float
     deadline_s: float
+    cut: Annotated[
+        bool, Field(description="it was given up before its deadline: what else was seen decided")
+    ] = False
     text: str = ""
     completion_tokens: int | None = None
     error: str = ""

@@ -14,6 +14,7 @@ Alone::
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, Self
@@ -36,6 +37,7 @@ class InferenceProbe(Probe[InferenceData]):
 
     ``image_data_url``: a ``data:image/…;base64,…`` URL to put beside the prompt.
     ``deadline_s``: seconds until "no answer" is the answer; derive it from measured latencies.
+    ``given_up``: whoever waits for it may set that before.
     """
 
     name = "inference"
@@ -55,6 +57,7 @@ class InferenceProbe(Probe[InferenceData]):
         image_data_url: str | None = None,
         max_tokens: int = 1,
         headers: Mapping[str, str] | None = None,
+        given_up: threading.Event | None = None,
     ) -> None:
         self.base_url = api_root(base_url)
         self.model = model
@@ -63,6 +66,7 @@ class InferenceProbe(Probe[InferenceData]):
         self.image_data_url = image_data_url
         self.max_tokens = max_tokens
         self.headers = {**(headers or {}), MARK_HEADER: "1"}
+        self.given_up = given_up
 
     def collect(self, sink: RawSink, deadline: float) -> InferenceData:
         """Raises TimedOut if there is no time to ask; a server's silence is data instead."""
@@ -76,6 +80,7 @@ class InferenceProbe(Probe[InferenceData]):
             max_bytes=MAX_BODY_BYTES,
             json_body=self._request(),
             headers=self.headers,
+            over=self.given_up,
         )
         if got.body:
             sink.write("response.json", got.body)
@@ -84,6 +89,7 @@ class InferenceProbe(Probe[InferenceData]):
             status=got.status,
             seconds=got.seconds,
             deadline_s=timeout_s,
+            cut=got.given_up,
             error=got.error,
         )
         if got.status is None:
@@ -135,7 +141,7 @@ def read_completion(body: bytes) -> dict[str, Any]:
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
     fields: dict[str, Any] = {
         "text": text.encode("utf-8", "replace").decode()[:2000],
-        "completion_tokens": tokens if type(tokens) is int else None,
+        "completion_tokens": tokens if type(tokens) is int and 0 <= tokens < 1 << 53 else None,
     }
     if finish not in WHOLE:
         return {**fields, "error": f"the completion ended with finish_reason {finish[:80]!r}"}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -24,6 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 MAX_BODY_BYTES = 32 << 20
 MAX_LINE_CHARS = 32 << 10
+MAX_LINES = 50_000
+"""That are samples or ought to be; a server with a hundred adapters has some thousands."""
 
 # What nearly every line looks like; it spares them the library's parser (30 µs a line), which
 # gets all the others: escapes, quoted names, reserved labels, odd blanks.
@@ -66,7 +68,11 @@ class MetricsProbe(Probe[MetricsData]):
             raise Unavailable(f"{self.url}: {got.error}")
         if got.status != 200:
             raise Unavailable(f"{self.url} answered {got.status}: no metrics there")
+        if got.cut:  # half of them do not tell that one is absent
+            raise Unavailable(f"{self.url} answers more than {MAX_BODY_BYTES >> 20} MiB")
         samples, bad = parse_metrics(got.body.decode("utf-8", "replace"))
+        if len(samples) + bad > MAX_LINES:
+            raise Unavailable(f"{self.url} answers more than {MAX_LINES:,} lines of metrics")
         if not samples and bad:
             raise Unavailable(f"{self.url} answered something that is not Prometheus metrics")
         return MetricsData(url=self.url, samples=samples, bad_lines=bad)
@@ -75,13 +81,17 @@ class MetricsProbe(Probe[MetricsData]):
 def parse_metrics(text: str) -> tuple[list[MetricSample], int]:
     """Samples of a Prometheus exposition and the number of lines that are none; never raises.
 
+    What comes after more than ``MAX_LINES`` of either is not read.
+
     Line by line, because the client library's parser gives up at the first bad line. Histogram
     buckets and the ``_created`` times that prometheus_client adds to each metric are left out:
     they are nine lines of ten and no signature reads them.
     """
     samples: list[MetricSample] = []
     bad = 0
-    for line in text.split("\n"):
+    for line in _lines(text):
+        if len(samples) + bad > MAX_LINES:
+            return samples, bad
         line = line.strip()
         if not line or line.startswith("#") or "_bucket{" in line:
             continue
@@ -92,6 +102,16 @@ def parse_metrics(text: str) -> tuple[list[MetricSample], int]:
             samples.append(sample)
     names = {s.name for s in samples}
     return [s for s in samples if not _is_creation_time(s.name, names)], bad
+
+
+def _lines(text: str) -> Iterator[str]:
+    """One after the other: a list of them takes thrice the memory of the text."""
+    start = 0
+    while start <= len(text):
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        yield text[start:end]
+        start = end + 1
 
 
 def _parse_line(line: str) -> MetricSample | None:

@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import re
 import stat
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,11 +20,15 @@ from typing import Any, Final
 
 from mmrepro import __version__
 from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.evidence import Evidence
 from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
+from mmrepro.machine.files import replacing
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
-from mmrepro.text.redact import PLACEHOLDER, Redactor
+from mmrepro.text.opaque import Span, names_a_digest
+from mmrepro.text.people import callers, said
+from mmrepro.text.redact import PLACEHOLDER, Redactor, names_a_secret
 
 DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""
@@ -36,18 +38,15 @@ TAIL_BYTES: Final = 2 << 20
 """Of a longer text only so much of its beginning and its end is kept."""
 
 MAX_LINE_CHARS: Final = 16 << 10
+MAX_FILES: Final = 5000
+MAX_ITEMS: Final = 20_000
+"""Of one kind of evidence: a run has some hundreds of requests and events."""
+MAX_DEPTH: Final = 100
+"""Of JSON that is looked through by its fields: py-spy's has five."""
 LEFT_OUT: Final = "[left out]"
 
-# Besides what a Redactor knows: in logs, whole messages of users stand in these.
-_MESSAGE: Final = re.compile(
-    r"""\b(text|content|messages?|input|query|image_data|image_url)"""
-    r"""(["']?[ \t]{0,4}[:=][ \t]{0,4})(["'])((?:\\.|(?!\3)[^\\\r\n])+)"""
-)
-_ADDRESS: Final = re.compile(
-    r"(?<![\d.])(?!127\.|0\.0\.0\.0)((?:\d{1,3}\.){3}\d{1,3})(?=:\d{2,5}\b)"
-)
 _HARMLESS: Final = re.compile(
-    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+ object at 0x[0-9a-f]+>|['\"]?[0-9a-f]{16,64}['\"]?"
+    r"-?\d[\d_.eE+-]*|None|True|False|<[\w.]+ object at 0x[0-9a-f]+>|(['\"]?[0-9a-f]{16,64}['\"]?)"
 )
 _ORDER: Final = ("log", "metrics", "json", "txt", "lock", "stacks")
 
@@ -84,8 +83,9 @@ def write_bundle(
     redactor.reserve(incident_json(incident))
     for secret in secrets:
         redactor.add(secret)
+    bounded, cut = _bounded(incident)
     return archived(
-        target, lambda archive: _fill(archive, directory, incident, redactor, max_bytes), force
+        target, lambda archive: _fill(archive, directory, bounded, cut, redactor, max_bytes), force
     )
 
 
@@ -95,31 +95,25 @@ def archived(
     """What ``fill`` puts into the archive ``target``, whole or not at all. Raises as above."""
     if target.exists() and not force:
         raise UsageError(f"{target} is there already.", hint="--force, or --out another name")
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "w+b") as file, zipfile.ZipFile(file, "w") as archive:
-            manifest = fill(archive)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
+        with replacing(target) as file, zipfile.ZipFile(file, "w") as archive:
+            return fill(archive)
     except OSError as error:
         raise UnwritableOutput(
             f"{target} cannot be written: {error.strerror or error}.",
             hint="free some space or check the permissions, or give --out FILE",
         ) from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-    return manifest
 
 
 def _fill(
     archive: zipfile.ZipFile,
     directory: Path,
     incident: Incident,
+    cut: str,
     redactor: Redactor,
     max_bytes: int,
 ) -> BundleManifest:
+    """``cut``: what of the incident is not in it any more."""
     from mmrepro.reports import render_html, render_markdown
 
     public = redactor.redact_model(_without_words(incident, redactor))
@@ -134,17 +128,16 @@ def _fill(
     ):
         # Rendering may join what was apart, so that a pattern fits now that did not before.
         text = text if name == INCIDENT_FILE else redactor.redact(text)
-        add_text(
-            archive, manifest, name, BundledText(text, size if name == INCIDENT_FILE else len(text))
-        )
+        whole = size if name == INCIDENT_FILE else len(text)
+        add_text(archive, manifest, name, BundledText(text, whole, cut))
     if written(archive) > max_bytes:
         raise UsageError(
             f"The incident alone takes {written(archive) >> 10} KiB, over the limit of "
             f"{max_bytes >> 10} KiB.",
             hint="mmrepro bundle … --max-mib 25",
         )
-    for path in _evidence(directory / EVIDENCE_DIR):
-        name = f"{EVIDENCE_DIR}/" + _safe_name(redactor.redact(path.name))
+    for path, safe in _named(directory / EVIDENCE_DIR, redactor, manifest):
+        name = f"{EVIDENCE_DIR}/{safe}"
         content = _public_text(path, redactor)
         if isinstance(content, str):
             manifest.left_out.append(LeftOut(name=name, bytes=_size_of(path), why=content))
@@ -155,6 +148,21 @@ def _fill(
             add_text(archive, manifest, name, content)
     archive.writestr(entry(MANIFEST_FILE), manifest.model_dump_json(indent=1) + "\n")
     return manifest
+
+
+def _bounded(incident: Incident) -> tuple[Incident, str]:
+    """``incident`` with both ends of what there is too much of, and what was cut, in words."""
+    changes, cut = {}, []
+    for name in Evidence.model_fields:
+        value = getattr(incident.evidence, name)
+        if isinstance(value, list) and len(value) > MAX_ITEMS:
+            changes[name] = value[: MAX_ITEMS // 2] + value[-MAX_ITEMS // 2 :]
+            cut.append(f"{len(value) - MAX_ITEMS} of {len(value)} {name}")
+    if not cut:
+        return incident, ""
+    evidence = incident.evidence.model_copy(update=changes)
+    told = f"left out of the middle: {', '.join(cut)}"
+    return incident.model_copy(update={"evidence": evidence}), told
 
 
 def add_text(
@@ -200,10 +208,34 @@ def _size_of(path: Path) -> int:
 
 
 def _safe_name(name: str) -> str:
-    return re.sub(r"[^\w.\[\]:+-]", "_", name)[:200] or "_"
+    return re.sub(r"[^\w.\[\]:+-]", "_", name)[:180] or "_"
 
 
 # ---------------------------------------------------------------------- raw evidence
+
+
+def _named(
+    folder: Path, redactor: Redactor, manifest: BundleManifest
+) -> Iterator[tuple[Path, str]]:
+    """Each raw file, and a name that no other has; what is not even looked at is listed."""
+    if folder.is_symlink():
+        why = "a link: it may lead anywhere"
+        manifest.left_out.append(LeftOut(name=EVIDENCE_DIR, bytes=0, why=why))
+        return
+    paths = list(_evidence(folder))
+    if more := paths[MAX_FILES:]:
+        name = f"{EVIDENCE_DIR}: {len(more)} of {len(paths)} files"
+        size = sum(map(_size_of, more))
+        manifest.left_out.append(LeftOut(name=name, bytes=size, why="too many files"))
+    taken = {path.name for path in paths}
+    for path in paths[:MAX_FILES]:
+        name = safe = _safe_name(redactor.redact(path.name))
+        number = 1
+        while safe != path.name and safe in taken:
+            number += 1
+            safe = f"{Path(name).stem}-{number}{Path(name).suffix}"
+        taken.add(safe)
+        yield path, safe
 
 
 def _evidence(folder: Path) -> Iterator[Path]:
@@ -247,7 +279,9 @@ def _public_text(path: Path, redactor: Redactor) -> BundledText | str:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     text = raw.decode("utf-8", "replace")
-    if "-stacks-" in path.name and (dump := _json(text)) is not None:
+    if "-stacks-" in path.name:
+        if (dump := _json(text)) is None:
+            return "no JSON that can be read: the values of local variables cannot be left out"
         text = json.dumps(_harmless_locals(dump), indent=1)
         note = "values of local variables are left out, numbers and digests apart"
     elif path.suffix == ".json" and (document := _json(text)) is not None:
@@ -261,23 +295,28 @@ def _cut(line: str) -> str:
 
 
 def _json(text: str) -> Any:
+    """None: it is no JSON, or so deep that it is better taken for a text."""
     with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(text)
+        return document if _shallow(document := json.loads(text), MAX_DEPTH) else None
     return None
+
+
+def _shallow(value: Any, most: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return most > 0 and all(_shallow(item, most - 1) for item in items)
 
 
 def redact_log(text: str, redactor: Redactor) -> str:
     """``text`` of a log: besides secrets, what users wrote and where they called from."""
     text = redactor.redact(text)
-    text = _MESSAGE.sub(
-        lambda m: (
-            m[1] + m[2] + m[3] + redactor.placeholder("prompt", m[4])
-            if not PLACEHOLDER.fullmatch(m[4]) and len(m[4]) >= 6
-            else m[0]
-        ),
-        text,
-    )
-    return _ADDRESS.sub(lambda m: redactor.placeholder("address", m[1]), text)
+    text = redactor.hide("prompt", text, _uncovered(text, said(text)))
+    return redactor.hide("address", text, callers(text))
+
+
+def _uncovered(text: str, spans: Iterable[Span]) -> Iterator[Span]:
+    return (span for span in spans if not PLACEHOLDER.fullmatch(text[slice(*span)]))
 
 
 # ---------------------------------------------------------------------- local variables
@@ -292,23 +331,29 @@ def _without_words(incident: Incident, redactor: Redactor) -> Incident:
             for sample in result.data.samples:
                 for thread in sample.threads:
                     for frame in thread.frames:
-                        frame.locals.update({n: _harmless(v) for n, v in frame.locals.items()})
+                        frame.locals.update(_harmless_of(frame.locals))
         elif isinstance(result.data, LogsData):
             logs = result.data
-            last = [logs.last_progress] if logs.last_progress else []
-            for line in chain(
-                logs.errors, logs.last_by_process.values(), last, *logs.matches.values()
-            ):
+            single = (logs.last_progress, logs.first_line, logs.last_line)
+            several = (logs.errors, logs.last_by_process.values(), logs.stuck_requests)
+            for line in chain(filter(None, single), *several, *logs.matches.values()):
                 line.text = redact_log(line.text, redactor)
     for excerpt in copy.log_lines:
         excerpt.text = redact_log(excerpt.text, redactor)
     for key_frame in copy.key_stack.frames if copy.key_stack else ():
-        key_frame.locals.update({n: _harmless(v) for n, v in key_frame.locals.items()})
+        key_frame.locals.update(_harmless_of(key_frame.locals))
     return copy
 
 
-def _harmless(value: str) -> str:
-    return value if _HARMLESS.fullmatch(value.strip()) else LEFT_OUT
+def _harmless_of(variables: dict[str, str]) -> dict[str, str]:
+    return {name: _harmless(value, name) for name, value in variables.items()}
+
+
+def _harmless(value: str, name: str) -> str:
+    """A number, or a digest where one is expected; nothing of what is called a secret."""
+    found = _HARMLESS.fullmatch(value.strip())
+    known = found and (names_a_digest(name) or not found[1] or found[1].strip("'\"").isdigit())
+    return value if known and not names_a_secret(name) else LEFT_OUT
 
 
 def _harmless_locals(dump: Any) -> Any:
@@ -318,6 +363,6 @@ def _harmless_locals(dump: Any) -> Any:
     if isinstance(dump, dict):
         harmless = {key: _harmless_locals(item) for key, item in dump.items()}
         if isinstance(harmless.get("repr"), str):
-            harmless["repr"] = _harmless(harmless["repr"])
+            harmless["repr"] = _harmless(harmless["repr"], str(harmless.get("name", "")))
         return harmless
     return dump

@@ -10,8 +10,9 @@ from typing import Annotated, Final, Literal
 
 from mmrepro.errors import BadIncident
 from mmrepro.incident import INCIDENT_FILE
-from mmrepro.records import Record
-from pydantic import Field, ValidationError
+from mmrepro.machine.files import is_file
+from mmrepro.records import Record, Unfit, parsed
+from pydantic import Field
 
 MANIFEST_FILE: Final = "manifest.json"
 MAX_MEMBER_BYTES: Final = 128 << 20
@@ -44,19 +45,16 @@ class BundleManifest(Record):
 
 def is_bundle(path: Path) -> bool:
     """Whether ``path`` is a ZIP file; False for whatever cannot be read."""
-    try:
-        return path.is_file() and zipfile.is_zipfile(path)
-    except OSError:
-        return False
+    return is_file(path) and zipfile.is_zipfile(path)
 
 
 def read_manifest(path: Path) -> BundleManifest:
     """What the bundle says it holds. Raises BadIncident."""
     try:
-        return BundleManifest.model_validate_json(_member(path, MANIFEST_FILE, MAX_MANIFEST_BYTES))
-    except ValidationError as error:
+        return parsed(BundleManifest, _member(path, MANIFEST_FILE, MAX_MANIFEST_BYTES))
+    except Unfit as error:
         raise BadIncident(
-            f"{path} is no bundle of mmrepro: its {MANIFEST_FILE} does not fit the format",
+            f"{path} is no bundle of mmrepro: its {MANIFEST_FILE} does not fit the format: {error}",
             hint="make it with: mmrepro bundle INCIDENT_DIR",
         ) from error
 

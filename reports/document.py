@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from mmrepro.errors import BadIncident
-from mmrepro.records import Record
-from pydantic import ValidationError
+from mmrepro.machine.files import read_file
+from mmrepro.records import Record, Unfit, parsed
 
 MAX_BYTES: Final = 64 << 20
 T = TypeVar("T", bound=Record)
@@ -25,9 +25,7 @@ def load_document(directory: Path, file: str, kind: type[T], name: str, version:
     """
     path = directory if directory.name == file else directory / file
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BadIncident(f"{path} is too large: {MAX_BYTES >> 20} MiB are read here")
-        data = path.read_bytes()
+        data = read_file(path, MAX_BYTES)
     except OSError as error:
         raise BadIncident(f"{path} cannot be read: {error.strerror or error}") from error
     return read_document(data, path, kind, name, version)
@@ -36,12 +34,10 @@ def load_document(directory: Path, file: str, kind: type[T], name: str, version:
 def read_document(data: bytes, path: Path, kind: type[T], name: str, version: int) -> T:
     """The document that ``data``, from ``path``, is. Raises as ``load_document``."""
     try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
+        return parsed(kind, data)
+    except Unfit as error:
         raise BadIncident(
-            f"{path} is no {name} of schema version {version}: {where}: {first['msg']}",
+            f"{path} is no {name} of schema version {version}: {error}",
             hint=f"mmrepro schema --of {name}",
         ) from error
 

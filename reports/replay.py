@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from mmrepro.case.files import read_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Finding, Needed, Replay
+from mmrepro.machine.files import is_file, is_folder
 from mmrepro.reports import gfm, replay_sequence as drawn, replay_view as view
 from mmrepro.reports.bundle_file import holds, is_bundle, read_listed
 from mmrepro.reports.document import document_json, load_document, read_document
@@ -85,9 +87,10 @@ def load_replay(directory: Path) -> Replay:
 
 def load_finding(folder: Path) -> Told:
     """The finding in ``folder``, a finding's own. Raises BadIncident: there is none."""
-    folder = folder.resolve() if folder.is_dir() else folder.resolve().parent
+    whole = Path(os.path.realpath(folder))  # Path.resolve raises where links go in a circle
+    folder = whole if is_folder(whole) else whole.parent
     for above in folder.parents:
-        if (above / REPLAY_FILE).is_file():
+        if is_file(above / REPLAY_FILE):
             replay = load_replay(above)
             for finding in replay.findings:
                 if finding.folder and (above / finding.folder).resolve() == folder:
@@ -101,17 +104,19 @@ def load_finding(folder: Path) -> Told:
 
 def is_replay(place: Path) -> bool:
     """A replay's folder, its ``replay.json``, or a bundle of it."""
-    kept = place.name == REPLAY_FILE or (place / REPLAY_FILE).is_file()
+    kept = place.name == REPLAY_FILE or is_file(place / REPLAY_FILE)
     return kept or holds(place, REPLAY_FILE)
 
 
 def is_finding(folder: Path) -> bool:
     """A folder with a case, directly below that of a replay."""
-    return (folder / CASE_FILE).is_file() and (folder.resolve().parent / REPLAY_FILE).is_file()
+    return is_file(folder / CASE_FILE) and is_file(folder.resolve().parent / REPLAY_FILE)
 
 
 def told_of(replay: Replay, finding: Finding, directory: Path) -> Told:
     folder = directory / finding.folder
+    if not finding.folder or folder.is_symlink():  # a link leads out of the replay
+        return Told(replay, finding, None)
     try:
         case, _ = read_case(folder)
     except UsageError:  # a replay that was cut short has none yet

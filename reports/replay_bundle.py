@@ -71,7 +71,14 @@ def _fill(
         if told.case is not None:
             register(told.case, redactor)
     shown: list[Finding] = []
+    folders: set[str] = set()
     for told in everything:
+        name = told.finding.folder
+        if not name or name in folders:
+            why = "it has no folder of its own"
+            manifest.left_out.append(LeftOut(name=f"finding {told.finding.id}", bytes=0, why=why))
+            continue
+        folders.add(name)
         with public(told, redactor) as seen:
             shown.append(seen.finding)
             _finding(archive, manifest, seen)

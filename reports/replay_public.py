@@ -42,7 +42,7 @@ def public(told: Told, redactor: Redactor | None = None) -> Iterator[Told]:
             finding.limits.append(NOT_PLAYED)
             for one in finding.expectations:
                 one.text = None  # the answer to other words
-        yield Told(replay, finding, case, Path(temporary))
+        yield Told(replay, finding, _without_keys(case, redactor), Path(temporary))
 
 
 def register(case: Case, redactor: Redactor) -> None:
@@ -72,6 +72,22 @@ def _public_case(told: Told, folder: Path) -> tuple[Case, bool]:
         captured = anonymise(captured, told.replay.seed, _tokenizer(told.case))
     write_case(captured.case, folder, captured.contents)
     return captured.case, played
+
+
+def _without_keys(case: Case, redactor: Redactor) -> Case:
+    """``case`` with the server's settings and the requests' parameters redacted; the words stay."""
+    told = redactor.redact_model
+    return case.model_copy(
+        update={
+            "title": redactor.redact(case.title),
+            "server": told(case.server),
+            "origin": told(case.origin),
+            "operations": [
+                op.model_copy(update={"parameters": redactor.redact_value(op.parameters)})
+                for op in case.operations
+            ],
+        }
+    )
 
 
 def _tokenizer(case: Case) -> Path | None:

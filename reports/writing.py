@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
 from mmrepro.errors import UnwritableOutput
 from mmrepro.incident import Incident
+from mmrepro.machine.files import write_file
 from mmrepro.reports.markdown import render_markdown
 from mmrepro.reports.reading import load
 
@@ -43,16 +42,9 @@ def write_reports(directory: Path | str) -> list[Path]:
 
 def replace_file(path: Path, text: str) -> None:
     """Write ``path`` whole or not at all. Raises UnwritableOutput."""
-    temporary = ""
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(text.encode("utf-8", "replace"))
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        write_file(path, text)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise UnwritableOutput(
             f"{path} cannot be written: {error.strerror or error}",
             hint="free some space or check the permissions, then: mmrepro report "

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import statistics
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.environments import cache_root
 from mmrepro.incident.ablation import CellRun
+from mmrepro.machine.files import write_file
 from mmrepro.records import Record
 from pydantic import ValidationError
 
@@ -57,10 +56,7 @@ class CellStore:
         text = Stored(engine=self.engine, parts=parts, run=run).model_dump_json(indent=1)
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=".cell-", dir=self.folder)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-            Path(temporary).replace(self._path(run.key))
+            write_file(self._path(run.key), text + "\n")
 
     def estimate(self) -> Estimate:
         """What a run takes, by the median of those measured here."""

@@ -14,6 +14,7 @@ from typing import IO, Any
 from mmrepro.accept.steps import Child, Ended
 from mmrepro.machine.cache import Device
 from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.files import open_plain
 from mmrepro.matrix.child import end, spawn, spawn_program
 
 GRACE_S = 30.0
@@ -71,7 +72,7 @@ def run(
         KeyboardInterrupt: the child has been ended.
     """
     began = time.monotonic()
-    with place.printed.open("wb") as printed, place.errors.open("wb") as errors:
+    with _emptied(place.printed) as printed, _emptied(place.errors) as errors:
         process = _started(child, device, place, python, variables, printed, errors)
         code: int | None
         try:
@@ -92,6 +93,10 @@ def run(
         document=document(place.printed),
         before=dict(before),
     )
+
+
+def _emptied(path: Path) -> IO[bytes]:
+    return os.fdopen(open_plain(path, os.O_WRONLY | os.O_TRUNC), "wb")
 
 
 def _started(

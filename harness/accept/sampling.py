@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from mmrepro.incident.acceptance import GpuUse, Peak
+from mmrepro.machine.files import open_plain
 from mmrepro.machine.nvml import Nvml, NvmlAbsent
 
 INTERVAL_S = 1.0
@@ -45,9 +47,10 @@ def sampled(read: Read, file: Path, step: str, interval_s: float = INTERVAL_S) -
     A reading that fails is left out: the gap in the times tells.
     """
     over = threading.Event()
+    handle = open_plain(file, os.O_WRONLY | os.O_APPEND)
 
     def look() -> None:
-        with file.open("a", encoding="utf-8") as lines:
+        with os.fdopen(handle, "a", encoding="utf-8") as lines:
             while True:
                 at = datetime.now(UTC).isoformat(timespec="milliseconds")
                 for sample in _safely(read):

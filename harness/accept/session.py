@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from mmrepro.incident.acceptance import (
     StepRecord,
 )
 from mmrepro.machine.cache import Device
+from mmrepro.machine.files import open_plain, write_file
 from mmrepro.records import Moment, Record
 from mmrepro.text.redact import Redactor
 from pydantic import ValidationError
@@ -211,7 +213,8 @@ class Session:
 
     def _note_start(self, part: Part, step: Step) -> None:
         line = {"part": part.name, "step": step.name, "at": Moment.now().wall.isoformat()}
-        with (self.folder / STARTS_FILE).open("a", encoding="utf-8") as file:
+        handle = open_plain(self.folder / STARTS_FILE, os.O_WRONLY | os.O_APPEND)
+        with os.fdopen(handle, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
@@ -259,7 +262,4 @@ def _read(path: Path, kind: type[R]) -> R | None:
 
 
 def _write(path: Path, record: Record) -> None:
-    """Whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(record.model_dump_json(indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_file(path, record.model_dump_json(indent=1) + "\n")

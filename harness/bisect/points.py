@@ -16,9 +16,12 @@ from mmrepro.errors import UsageError
 from mmrepro.incident.bisection import Point
 from mmrepro.incident.ledger import Cell
 from mmrepro.machine.cache import Device
+from mmrepro.machine.files import read_file
 from mmrepro.scenario import Scenario
 from packaging.version import InvalidVersion, Version
 
+MAX_COMMITS_BYTES = 64 << 20
+"""Half a million commits with their subjects."""
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -171,7 +174,7 @@ def read_commits(path: Path) -> list[Point]:
         UsageError: the file cannot be read, or one of its lines; it is named.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_file(path, MAX_COMMITS_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
     points: list[Point] = []

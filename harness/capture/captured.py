@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.case.model import Case
+from mmrepro.machine.files import write_file
 
 
 class Contents(Mapping[str, bytes]):
@@ -31,7 +32,7 @@ class Contents(Mapping[str, bytes]):
         digest = hashlib.sha256(data).hexdigest()
         if digest not in self._sizes:
             self.folder.mkdir(parents=True, exist_ok=True)
-            (self.folder / digest).write_bytes(data)
+            write_file(self.folder / digest, data)
             self._sizes[digest] = len(data)
         return digest
 

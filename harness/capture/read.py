@@ -22,6 +22,7 @@ from mmrepro.capture.vllm_log import MARK as VLLM, VllmLog
 from mmrepro.case.files import read_case
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Content, Origin, ServerWanted
 from mmrepro.errors import UsageError
+from mmrepro.machine.files import is_file, is_folder, open_to_read
 
 LIMIT = 20_000
 FORMATS = "a HAR, an OpenAI batch file, a request log of vLLM or SGLang, or a case of mmrepro"
@@ -63,12 +64,12 @@ def read(
     Raises:
         UsageError: one sentence, which names the place in the file.
     """
-    if file.is_dir():
-        if not (file / CASE_FILE).is_file():
+    if is_folder(file):
+        if not is_file(file / CASE_FILE):
             raise UsageError(f"{file.name} is a folder without a {CASE_FILE}.")
         file = file / CASE_FILE
     try:
-        with file.open("rb") as opened:
+        with open_to_read(file) as opened:
             size = os.fstat(opened.fileno()).st_size
             kind = _sniffed(opened, file.name)
             opened.seek(0)

@@ -10,9 +10,13 @@ from typing import Any
 
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR, Case, Content
 from mmrepro.errors import UnwritableOutput, UsageError
-from pydantic import ValidationError
+from mmrepro.machine.files import is_folder, read_file, write_file
+from mmrepro.records import Unfit, parsed
 
 MAX_CASE_BYTES = 64 << 20
+MOST_VALUES = 6_000_000
+"""Prompts of token ids that fill as much."""
+MAX_IMAGE_BYTES = 64 << 20
 
 
 def read_case(file: Path) -> tuple[Case, Path]:
@@ -21,26 +25,15 @@ def read_case(file: Path) -> tuple[Case, Path]:
     Raises:
         UsageError: it cannot be read, is too large, or is no case; says where in the file.
     """
-    file = file / CASE_FILE if file.is_dir() else file
+    file = file / CASE_FILE if is_folder(file) else file
     try:
-        with file.open("rb") as opened:
-            data = opened.read(MAX_CASE_BYTES + 1)
+        data = read_file(file, MAX_CASE_BYTES)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
-    if len(data) > MAX_CASE_BYTES:
-        raise UsageError(f"{file} is larger than {MAX_CASE_BYTES >> 20} MiB: no case is.")
     try:
-        return Case.model_validate_json(data), file.parent
-    except ValidationError as error:
-        raise UsageError(f"{file} is no case: {_first(error)}.") from error
-
-
-def _first(error: ValidationError) -> str:
-    """One clause: where, and what is wrong there."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    what = first["msg"].removeprefix("Value error, ")
-    return f"{where}: {what}" if where else what
+        return parsed(Case, data, most_values=MOST_VALUES), file.parent
+    except Unfit as error:
+        raise UsageError(f"{file} is no case: {error}.") from error
 
 
 def case_text(case: Case) -> str:
@@ -61,8 +54,8 @@ def write_case(case: Case, folder: Path, contents: Mapping[str, bytes] | None = 
     try:
         (folder / IMAGES_DIR if given else folder).mkdir(parents=True, exist_ok=True)
         for name in given:  # one at a time: they may be a night's
-            (folder / IMAGES_DIR / name).write_bytes(contents[name])
-        file.write_text(case_text(case), encoding="utf-8")
+            write_file(folder / IMAGES_DIR / name, contents[name])
+        write_file(file, case_text(case))
     except OSError as error:
         raise UnwritableOutput(f"{folder} cannot be written: {error.strerror or error}.") from error
     return file
@@ -85,7 +78,7 @@ def read_content(name: str, image: Content, folder: Path | None) -> bytes:
     """Raises UsageError: the file is missing, or another one."""
     file = (folder or Path()) / IMAGES_DIR / image.sha256
     try:
-        data = file.read_bytes()
+        data = read_file(file, MAX_IMAGE_BYTES)
     except OSError as error:
         raise UsageError(
             f"The image {name} is kept by content, and {file} cannot be read: {error.strerror}.",

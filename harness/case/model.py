@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Final, Literal, Self
 
 from mmrepro.records import Record
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
 
 CASE_FILE = "case.json"
 CASE_VERSION: Final = 1
@@ -27,10 +27,17 @@ Size = Annotated[
     Field(description="width and height in pixels"),
 ]
 
+
+class Whole(Record):
+    """A part of a case; its validators are built when the first one is needed, by few commands."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
 # ---------------------------------------------------------------------- images
 
 
-class Content(Record):
+class Content(Whole):
     """A picture by its bytes, in a file of the folder ``images``."""
 
     kind: Literal["content"] = "content"
@@ -38,7 +45,7 @@ class Content(Record):
     media_type: str = "image/png"
 
 
-class Noise(Record):
+class Noise(Whole):
     """Noise of one seed: any two seeds look different."""
 
     kind: Literal["noise"] = "noise"
@@ -46,7 +53,7 @@ class Noise(Record):
     size: Size
 
 
-class Tiles(Record):
+class Tiles(Whole):
     """Tiles of one seed; other rows and columns are another layout of the same pixels."""
 
     kind: Literal["tiles"] = "tiles"
@@ -55,7 +62,7 @@ class Tiles(Record):
     columns: Annotated[int, Field(ge=1, le=64)]
 
 
-class Solid(Record):
+class Solid(Whole):
     """One colour."""
 
     kind: Literal["solid"] = "solid"
@@ -63,7 +70,7 @@ class Solid(Record):
     size: Size
 
 
-class Near(Record):
+class Near(Whole):
     """Another image, with a few of its pixels changed: a near duplicate."""
 
     kind: Literal["near"] = "near"
@@ -72,7 +79,7 @@ class Near(Record):
     pixels: Annotated[int, Field(ge=1)] = 1
 
 
-class Resized(Record):
+class Resized(Whole):
     """Another image in another size."""
 
     kind: Literal["resized"] = "resized"
@@ -80,7 +87,7 @@ class Resized(Record):
     size: Size
 
 
-class Relayout(Record):
+class Relayout(Whole):
     """The tiles of another image (kind ``tiles``) in other rows and columns."""
 
     kind: Literal["relayout"] = "relayout"
@@ -89,7 +96,7 @@ class Relayout(Record):
     columns: Annotated[int, Field(ge=1, le=64)]
 
 
-class Collision(Record):
+class Collision(Whole):
     """A member of a family of pictures that an engine takes for one."""
 
     kind: Literal["collision"] = "collision"
@@ -111,7 +118,7 @@ _BARRIER = re.compile(
 )
 
 
-class Barrier(Record):
+class Barrier(Whole):
     """One barrier, read from its text.
 
     Of an operation: ``r1.sent``, ``r1.first-token``, ``r1.tokens>=4``, ``r1.end``; of all:
@@ -146,7 +153,7 @@ class Barrier(Record):
 # ---------------------------------------------------------------------- operations
 
 
-class Part(Record):
+class Part(Whole):
     """A part of a message: exactly one of the three."""
 
     text: str | None = None
@@ -178,7 +185,7 @@ def _address(value: object, named: bool = False) -> str:
     return str(value) if fetched else ""
 
 
-class Message(Record):
+class Message(Whole):
     role: str
     content: Annotated[
         str | list[Part], Field(description="a plain text goes over the wire as one")
@@ -189,7 +196,7 @@ class Message(Record):
         return [Part(text=self.content)] if isinstance(self.content, str) else self.content
 
 
-class Recorded(Record):
+class Recorded(Whole):
     """What the recording's server answered; only shown, and held against what a play shows."""
 
     status: int | None = None
@@ -200,14 +207,17 @@ class Recorded(Record):
     seconds: float | None = None
 
 
-class Operation(Record):
+class Operation(Whole):
     """One request, when it is sent, and when its client goes away."""
 
     id: Name
     after: Annotated[list[str], Field(description="barriers that must all hold; [] at once")] = []
     path: Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9/_.-]*$")] = CHAT
     messages: Annotated[list[Message] | None, Field(description="of a chat completion")] = None
-    prompt: Annotated[str | list[int] | None, Field(description="of a plain completion")] = None
+    prompt: Annotated[
+        str | Annotated[list[int], Field(fail_fast=True)] | None,
+        Field(description="of a plain completion"),
+    ] = None
     parameters: Annotated[
         dict[str, Any], Field(description="other fields of the body: max_tokens, n, cache_salt …")
     ] = {}
@@ -247,7 +257,7 @@ class Operation(Record):
 # ---------------------------------------------------------------------- the case
 
 
-class ServerWanted(Record):
+class ServerWanted(Whole):
     """The server that the case needs."""
 
     engine: str
@@ -268,7 +278,7 @@ class ServerWanted(Record):
     ] = ""
 
 
-class Origin(Record):
+class Origin(Whole):
     """Where the case comes from, and what was done to it on the way."""
 
     format: str = "case"
@@ -284,7 +294,7 @@ class Origin(Record):
     scaled: bool = False
 
 
-class Case(Record):
+class Case(Whole):
     """A server and the requests that are played on it, in the order in which they are sent."""
 
     schema_version: Literal[1] = CASE_VERSION

@@ -1,52 +1,80 @@
-"""The command line. Only what ``--help`` needs is imported here: it answers in 0.3 s."""
+"""The command line. Only what ``--help`` needs is imported here."""
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import signal
 import sys
 from types import FrameType
 
-from mmrepro.errors import ExitCode, MmreproError
+from mmrepro.cli.streams import Streams
+from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
+
+DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 
 
 def main() -> None:
     """Entry point of ``mmrepro``: one sentence for an error, never a traceback."""
-    from mmrepro.cli.app import app
+    # Importing makes many objects and no garbage: looking for it took a quarter of a diagnosis.
+    gc.set_threshold(100_000)
+    streams = Streams()
+    sys.exit(streams.settle(_run(streams)))
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+
+def _run(streams: Streams) -> int:
+    """The exit code of the command that ``sys.argv`` holds; what is wrong is told on stderr."""
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
+        from mmrepro.cli.app import app
+
         code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
-        sys.stderr.write("Interrupted.\n")
-        sys.exit(ExitCode.INTERRUPTED)
+        _say("Interrupted.")
+        return ExitCode.INTERRUPTED
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 0
     except MmreproError as error:
         _tell(error)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:
-        sys.exit(ExitCode.AS_EXPECTED)
+        return error.exit_code
     except Exception as error:
-        sys.exit(_foreign(error))
-    sys.exit(code if isinstance(code, int) else 0)
+        if streams.lost:
+            return ExitCode.INFRASTRUCTURE
+        return _refused(error) if isinstance(error, OSError) else _foreign(error)
+
+
+def _refused(error: OSError) -> int:
+    """What the system does not let us do, and nothing closer to it has told: no bug, so far."""
+    _debug(error)
+    where = f"{error.filename}: " if error.filename is not None else ""
+    _tell(InfrastructureError(f"{where}{error.strerror or error}.", hint=DEBUG_HINT))
+    return ExitCode.INFRASTRUCTURE
 
 
 def _foreign(error: Exception) -> int:
     """Typer's own errors are printed by it; anything else is a bug of ours, said in a line."""
     show = getattr(error, "show", None)  # every exception of click has it, vendored or not
     if callable(show):
-        show()
+        with contextlib.suppress(OSError):
+            show()
         return ExitCode.USAGE
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", ExitCode.INTERRUPTED))
-    sys.stderr.write(
-        f"mmrepro failed: {type(error).__name__}: {error}\n"
-        "This is a bug of mmrepro; set MMREPRO_DEBUG=1 to see where.\n"
+    _say(
+        f"mmrepro failed: {type(error).__name__}: {str(error)[:1000]}\n"
+        f"This is a bug of mmrepro; {DEBUG_HINT}."
     )
+    _debug(error)
+    return ExitCode.INFRASTRUCTURE
+
+
+def _debug(error: Exception) -> None:
     import os
 
     if os.environ.get("MMREPRO_DEBUG"):
         raise error
-    return ExitCode.INFRASTRUCTURE
 
 
 def _tell(error: MmreproError) -> None:
@@ -56,7 +84,13 @@ def _tell(error: MmreproError) -> None:
     lines = [error.message, *(f"  {line}" for line in error.detail[:8])]
     if error.hint:
         lines.append(f"Next: {error.hint}")
-    sys.stderr.write("\n".join(one_line(line, 1000) for line in lines) + "\n")
+    _say("\n".join(one_line(line, 1000) for line in lines))
+
+
+def _say(text: str) -> None:
+    """On stderr. Where its reader left, the exit code says so: see :class:`Streams`."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text + "\n")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

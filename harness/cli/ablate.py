@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
@@ -47,7 +48,7 @@ def ablate(
             help="How servers are started; see mmrepro run --help. auto means warm here.",
         ),
     ] = StartMode.AUTO,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one run.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.")] = 600.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every cell anew.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cells and the time they take; run none.")

@@ -41,6 +41,8 @@ def accept(
     """
     from mmrepro.accept.parts import chosen
     from mmrepro.cli.accept_run import Asked, execute, show_list
+    from mmrepro.cli.bounds import WEEK_S
+    from mmrepro.errors import UsageError
     from mmrepro.machine.cache import device_of
     from mmrepro.matrix import quantity
 
@@ -49,5 +51,8 @@ def accept(
     if list_:
         show_list(parts, found, json=json)
         return
-    asked = Asked(out, found, quantity.seconds(budget), tuple(only or ()), resume, again, json)
+    seconds = quantity.seconds(budget)
+    if seconds > WEEK_S:
+        raise UsageError(f"--budget {budget} is more than a week.", hint="e.g. --budget 25m")
+    asked = Asked(out, found, seconds, tuple(only or ()), resume, again, json)
     raise typer.Exit(execute(asked))

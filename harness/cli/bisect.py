@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.commits import IndexOption
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode
@@ -76,7 +77,7 @@ def bisect(
             envvar="MMREPRO_START_MODE", help="How servers are started; see mmrepro run --help."
         ),
     ] = StartMode.AUTO,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds for one run.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.")] = 600.0,
     keep_environments: Annotated[
         bool, typer.Option("--keep-environments", help="Keep those that were fetched for this.")
     ] = False,

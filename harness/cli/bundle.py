@@ -10,6 +10,9 @@ import typer
 if TYPE_CHECKING:
     from mmrepro.reports.bundle_file import BundleManifest
 
+MAX_SECRETS = 1000
+MAX_SECRETS_BYTES = 1 << 20
+
 
 def bundle(
     incident: Annotated[
@@ -36,16 +39,19 @@ def bundle(
 
     Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
     """
+    import os
+
     from mmrepro.incident.replay import REPLAY_FILE
+    from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import load
     from mmrepro.reports.bundle import write_bundle
     from mmrepro.reports.replay import load_replay
     from mmrepro.reports.replay_bundle import write_replay_bundle
 
-    folder = incident if incident.is_dir() else incident.parent
-    target = out or Path(f"{folder.resolve().name}.zip")
+    folder = incident if is_folder(incident) else incident.parent
+    target = out or Path(f"{Path(os.path.realpath(folder)).name}.zip")
     limit, secrets = int(max_mib * 2**20), _lines(secrets_file) if secrets_file else ()
-    if incident.name == REPLAY_FILE or (incident / REPLAY_FILE).is_file():
+    if incident.name == REPLAY_FILE or is_file(incident / REPLAY_FILE):
         manifest = write_replay_bundle(
             folder, load_replay(incident), target, max_bytes=limit, secrets=secrets, force=force
         )
@@ -63,13 +69,22 @@ def bundle(
 
 
 def _lines(path: Path) -> list[str]:
+    """Raises UsageError: it cannot be read, or has more than can be looked for everywhere."""
     from mmrepro.errors import UsageError
+    from mmrepro.machine.files import read_file
 
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        text = read_file(path, MAX_SECRETS_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"{path} cannot be read: {why}.") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > MAX_SECRETS:
+        raise UsageError(
+            f"{path} has {len(lines):,} texts: at most {MAX_SECRETS:,} are looked for.",
+            hint="leave out what has the form of a key or a token: it is found anyway",
+        )
+    return lines
 
 
 def _tell(target: Path, manifest: BundleManifest) -> None:

@@ -154,7 +154,8 @@ def prune(
     release: Annotated[str, typer.Argument(help="Only this release of it.")] = "",
     everything: Annotated[bool, typer.Option("--all", help="All environments.")] = False,
     older_than: Annotated[
-        float | None, typer.Option("--older-than", help="Not used for so many DAYS.", min=0)
+        float | None,
+        typer.Option("--older-than", min=0, max=36500, help="Unused for so many DAYS."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     uv_cache: Annotated[

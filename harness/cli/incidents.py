@@ -93,9 +93,10 @@ def _places(roots: Sequence[Path] | None) -> list[Path]:
     """Raises UsageError: a folder that was named is not there."""
     from mmrepro.errors import UsageError
     from mmrepro.incident.ledger import LEDGER_FILE
+    from mmrepro.machine.files import is_folder
 
     for root in roots or ():
-        if not root.is_dir():
+        if not is_folder(root):
             raise UsageError(f"There is no folder {root}.")
     if roots:
         return list(roots)
@@ -238,10 +239,10 @@ def _table(
     if len(found) > limit:
         console.print(f"{limit} of {len(found)}; --limit {len(found)} shows all")
     if not found:
-        where = ", ".join(map(str, places)) or "the current folder"
+        where = one_line(", ".join(map(str, places)), 400) or "the current folder"
         console.print(f"No such incident below {where}.", markup=False, soft_wrap=True)
     if broken:
-        first = f"{broken[0].folder}: {one_line(broken[0].why, 160)}"
+        first = one_line(f"{broken[0].folder}: {broken[0].why}", 400)
         many = "incident" if len(broken) == 1 else "incidents"
         console.print(
             f"{len(broken)} {many} could not be read, e.g. {first}", markup=False, soft_wrap=True

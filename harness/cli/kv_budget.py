@@ -256,6 +256,7 @@ def _write_svg(path: Path, points: list[Point], result: Answer) -> None:
     from mmrepro.errors import UnwritableOutput
     from mmrepro.kv_budget.curve import svg_curve
     from mmrepro.kv_budget.inputs import NAMES
+    from mmrepro.machine.files import write_file
 
     picture = svg_curve(
         points,
@@ -264,7 +265,7 @@ def _write_svg(path: Path, points: list[Point], result: Answer) -> None:
         need=result.need.tokens if result.need else 0,
     )
     try:
-        path.write_text(picture, encoding="utf-8")
+        write_file(path, picture)
     except OSError as error:
         raise UnwritableOutput(f"{path} cannot be written: {error.strerror}.") from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 
 if TYPE_CHECKING:
     from mmrepro.engines import Engine
@@ -22,7 +23,7 @@ def logs(
     alone: Annotated[
         bool, typer.Option("--alone", help="Not the files that were rotated away from them.")
     ] = False,
-    deadline: Annotated[float, typer.Option(min=1, help="Seconds to read for.")] = 600.0,
+    deadline: Annotated[float, typer.Option(min=1, max=WEEK_S, help="Seconds to read.")] = 600.0,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Read logs as one timeline: last progress, first error, requests that were never scheduled.

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from mmrepro.cli import matrix_nightly
+from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.matrix_ledger import (
     DEFAULT_OUT,
     Excused,
@@ -73,7 +74,7 @@ def run(
         str, typer.Option(help="Start no run that is not expected to end in time, e.g. 45m.")
     ] = "",
     timeout: Annotated[
-        float | None, typer.Option(min=1, help="Seconds for one run.  [default: 600]")
+        float | None, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.  [default: 600]")
     ] = None,
     disk: Annotated[
         str, typer.Option(help="What the night may add to the disk, e.g. 40G.  [default: no bound]")

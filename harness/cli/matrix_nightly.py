@@ -208,6 +208,7 @@ def _watched(seen: Watch) -> dict[str, Any]:
 def _issues(path: Path) -> list[Any]:
     from mmrepro.errors import UsageError
     from mmrepro.history.issues import ISSUES
+    from mmrepro.machine.files import read_file
     from mmrepro.text.sanitize import one_line
     from pydantic import ValidationError
 
@@ -216,7 +217,7 @@ def _issues(path: Path) -> list[Any]:
         f"--json number,title,body,labels,state > {path}"
     )
     try:
-        return list(ISSUES.validate_json(path.read_bytes()))
+        return list(ISSUES.validate_json(read_file(path, 64 << 20)))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.", hint=hint) from error
     except ValidationError as error:

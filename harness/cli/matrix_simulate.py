@@ -35,7 +35,7 @@ def simulate(
         ),
     ] = None,
     cells: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="So many: copies of the plan's.")
+        int | None, typer.Option(min=1, max=50_000, help="So many: copies of the plan's.")
     ] = None,
     fetched: Annotated[
         bool, typer.Option("--fetched", help="All machines have all environments already.")

@@ -37,6 +37,8 @@ from rich.console import Console
 from rich.table import Table
 
 MOST = 4096
+MOST_WORK = 2_000_000
+"""Cells times machines times jobs, of all that is asked in one go: some ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,20 @@ def execute(asked: Asked, question: Question) -> None:
     planned = _cells(asked, given, history, source)
     repeat = settings.repeat or REPEAT
     basis = Basis()
+    numbers = _numbers(question.machines)
+    work = (question.cells or len(planned)) * sum(numbers) * question.jobs
+    if work > MOST_WORK:
+        raise UsageError(
+            f"Cells times machines times jobs are {work:,}: more than {MOST_WORK:,} would take "
+            "minutes.",
+            hint="fewer --cells, --machines or --jobs",
+        )
     cells, seconds = _times(planned, question.cells, Estimates(history), source, basis)
     groups = groups_of(cells)
     times = _environments(groups, seconds, repeat, basis, fetched=question.fetched)
     fleets = [
         Fleet(number, question.jobs, question.fetched, settings.disk, settings.max_time)
-        for number in _numbers(question.machines)
+        for number in numbers
     ]
     basis.assumed.append(
         f"{SETUP_S:.0f} s of set-up for each order, where an environment has several runs; nothing "

@@ -155,6 +155,7 @@ def last_known(engine: str) -> Scenario:
 def _write(plan: Blank, out: Path, *, force: bool) -> tuple[Path, Path]:
     """Raises UsageError: a file is there. Raises UnwritableOutput."""
     from mmrepro.errors import UnwritableOutput, UsageError
+    from mmrepro.machine.files import refuse_other_kinds, write_file
 
     files = out / f"{plan.module}.py", out / plan.test
     there = [str(file) for file in files if file.exists()]
@@ -166,8 +167,10 @@ def _write(plan: Blank, out: Path, *, force: bool) -> tuple[Path, Path]:
     texts = _rendered(plan)
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for file in files:  # both or neither
+            refuse_other_kinds(file)
         for file, text in zip(files, texts, strict=True):
-            file.write_text(text, encoding="utf-8")
+            write_file(file, text)
     except OSError as error:
         raise UnwritableOutput(
             f"{out} cannot be written: {error.strerror or error}.", hint="mmrepro new … --out DIR"

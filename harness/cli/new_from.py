@@ -45,6 +45,7 @@ def scenario_from(place: Path, name: str, out: Path, *, force: bool) -> tuple[Pa
     """
     from mmrepro.case.files import read_contents, write_case
     from mmrepro.errors import UnwritableOutput
+    from mmrepro.machine.files import refuse_other_kinds, write_file
     from mmrepro.reports.replay import load_finding
 
     told = load_finding(place)
@@ -64,8 +65,9 @@ def scenario_from(place: Path, name: str, out: Path, *, force: bool) -> tuple[Pa
     contents = read_contents(told.case, told.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_other_kinds(file)
         write_case(told.case, folder, contents)
-        file.write_text(text, encoding="utf-8")
+        write_file(file, text)
     except OSError as error:
         raise UnwritableOutput(
             f"{out} cannot be written: {error.strerror or error}.",

@@ -20,7 +20,7 @@ def probe(
     pid: Annotated[int, typer.Option(help="Process.")] = 0,
     log: Annotated[Path | None, typer.Option(help="Log file.")] = None,
     model: Annotated[str, typer.Option(help="Served model, for inference.")] = "tiny",
-    deadline: Annotated[float, typer.Option(help="Seconds.")] = 15.0,
+    deadline: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds.")] = 15.0,
     raw: Annotated[Path | None, typer.Option(help="Folder for raw output.")] = None,
 ) -> None:
     """Collect one kind of evidence and print it as JSON.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
 
@@ -111,7 +112,7 @@ def replay(
         ),
     ] = StartMode.AUTO,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that a server may take to become ready.")
+        float, typer.Option(min=1, max=WEEK_S, help="Seconds that a server may take to be ready.")
     ] = 600.0,
     resume: Annotated[
         Path | None,
@@ -204,8 +205,9 @@ def server_wanted(file: Path, resume: Path | None, told: dict[str, Any]) -> Serv
 def is_case(place: Path) -> bool:
     """Whether a case is there: a folder with one, or a file called so."""
     from mmrepro.case.model import CASE_FILE
+    from mmrepro.machine.files import is_file
 
-    return place.name == CASE_FILE or (place / CASE_FILE).is_file()
+    return place.name == CASE_FILE or is_file(place / CASE_FILE)
 
 
 def usual_server(engine: str) -> ServerWanted:

@@ -45,18 +45,19 @@ def report_command(
     from mmrepro import reports
     from mmrepro.incident.ablation import ABLATION_FILE
     from mmrepro.incident.bisection import BISECTION_FILE
+    from mmrepro.machine.files import is_file
     from mmrepro.reports.replay import is_finding, is_replay
 
     if is_replay(incident) or is_finding(incident):
         typer.echo(_of_replay(incident, format).rstrip("\n"))
         return
-    if incident.name == ABLATION_FILE or (incident / ABLATION_FILE).is_file():
+    if incident.name == ABLATION_FILE or is_file(incident / ABLATION_FILE):
         typer.echo(_of_ablation(incident, format).rstrip("\n"))
         return
-    if incident.name == BISECTION_FILE or (incident / BISECTION_FILE).is_file():
+    if incident.name == BISECTION_FILE or is_file(incident / BISECTION_FILE):
         typer.echo(_of_bisection(incident, format).rstrip("\n"))
         return
-    loaded = reports.load(incident)
+    loaded = _shown(reports.load(incident))
     if format is Format.ISSUE:
         from mmrepro.reports.issue_form import incident_issue
 
@@ -71,10 +72,19 @@ def report_command(
     typer.echo(render(loaded).rstrip("\n"))
 
 
+def _shown(loaded: T) -> T:
+    """``loaded`` redacted again: who wrote it may not have known what is known now."""
+    from mmrepro.text.redact import Redactor
+
+    redactor = Redactor()
+    redactor.reserve(loaded.model_dump_json())
+    return redactor.redact_model(loaded)
+
+
 def _of_ablation(folder: Path, format: Format) -> str:
     from mmrepro.reports import ablation as reports
 
-    loaded = reports.load_ablation(folder)
+    loaded = _shown(reports.load_ablation(folder))
     renders = (reports.render_ablation_markdown, reports.render_ablation_html)
     return _of_document(loaded, renders, format, "An ablation", folder)
 
@@ -82,7 +92,7 @@ def _of_ablation(folder: Path, format: Format) -> str:
 def _of_bisection(folder: Path, format: Format) -> str:
     from mmrepro.reports import bisection as reports
 
-    loaded = reports.load_bisection(folder)
+    loaded = _shown(reports.load_bisection(folder))
     renders = (reports.render_bisection_markdown, reports.render_bisection_html)
     return _of_document(loaded, renders, format, "A bisection", folder)
 
@@ -101,7 +111,7 @@ def _of_replay(folder: Path, format: Format) -> str:
             lambda _: reports.finding_html(told),
         )
         return _of_document(told.finding, renders, format, "A finding", folder)
-    loaded = reports.load_replay(folder)
+    loaded = _shown(reports.load_replay(folder))
     if format is Format.ISSUE:
         names = [str(folder / finding.folder) for finding in loaded.findings]
         raise UsageError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.commits import CommitDateOption, CommitOption, IndexOption
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
@@ -59,7 +60,10 @@ def run(
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, max=1000, help="Run it this many times.")] = 1,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds for one run, building the environment apart.")
+        float,
+        typer.Option(
+            min=1, max=WEEK_S, help="Seconds for one run, building the environment apart."
+        ),
     ] = 600.0,
     out: Annotated[
         Path | None, typer.Option(help="The incident's folder.  [default: incidents/…]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.run import DeviceChoice
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ def start(
         DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
     ] = DeviceChoice.AUTO,
     idle: Annotated[
-        float, typer.Option(min=1, help="Seconds without a start after which it ends by itself.")
+        float,
+        typer.Option(
+            min=1, max=WEEK_S, help="Seconds without a start after which it ends by itself."
+        ),
     ] = 900.0,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    pass
+from mmrepro.cli.bounds import WEEK_S
 
 
 def watch(
@@ -29,10 +27,25 @@ def watch(
         int, typer.Option(min=1, max=100, help="Answered checks in a row that bring it back.")
     ] = 2,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that a server may take until its first answer.")
+        float,
+        typer.Option(
+            min=0, max=WEEK_S, help="Seconds that a server may take until its first answer."
+        ),
     ] = 600.0,
+    stall: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            help="Seconds of silence, no counter moving, that end liveness where its processes "
+            "cannot be seen to stand still.",
+        ),
+    ] = 60.0,
     http: Annotated[
-        str, typer.Option(help="Serve /live, /ready and /metrics here, and go on when it is dead.")
+        str,
+        typer.Option(
+            help="Serve /live, /ready and /metrics at PORT of this machine, or at HOST:PORT, and "
+            "go on when it is dead."
+        ),
     ] = "",
     once: Annotated[bool, typer.Option("--once", help="End with the first verdict.")] = False,
     image: Annotated[
@@ -57,13 +70,14 @@ def watch(
     """Check a live server with a real small inference, and diagnose it when that fails.
 
     After a failed check the next one follows at once. The default deadline lets all of
-    --failures end within one interval, so that a hang is told within two of them. A server that
-    does not answer in time while its own token counters move is busy: alive, not ready.
+    --failures end within one interval, so that a hang whose process is seen is told within two
+    of them. Liveness ends where a process was seen to have ended or to stand still, or after
+    --stall; a refusal, an error or a server that is busy ends readiness at most.
 
     Exit status: 1 the server is not live; with --once, 0 it is. With --http it runs until it is
     stopped.
 
-    Example:  mmrepro watch http://127.0.0.1:8000 --http :9400
+    Example:  mmrepro watch http://127.0.0.1:8000 --http 9400
     """
     from mmrepro.cli.headers import parse_headers
     from mmrepro.errors import ExitCode
@@ -81,6 +95,7 @@ def watch(
             failures=failures,
             successes=successes,
             grace_s=0.0 if once else grace,
+            stall_s=stall,
             started=time.monotonic(),
         ),
         deadline_s=deadline,

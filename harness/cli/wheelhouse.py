@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from mmrepro.environments.wheelhouse import Made
     from mmrepro.environments.wheelhouse.plan import Planned
 
+MAX_LIST_BYTES = 4 << 20
+MOST_BYTES = 10**15
 LARGEST = 12  # packages in the table; --json has all
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?)?B?", re.IGNORECASE)
 
@@ -70,9 +72,7 @@ def wheelhouse(
     from mmrepro.environments.wheelhouse import make, make_target
 
     spec = spec_for(engine, release, device)
-    target = make_target(
-        python, platform, have.read_text(encoding="utf-8", errors="replace") if have else ""
-    )
+    target = make_target(python, platform, _installed(have) if have else "")
     with reporting(f"{spec.engine} {spec.release} ({spec.device})") as (_, progress):
         made = make(
             spec,
@@ -96,17 +96,29 @@ def size_in_bytes(text: str) -> int:
     """``60MiB``, ``60MB``, ``60M`` (as MiB) or a number of bytes.
 
     Raises:
-        UsageError: none of them.
+        UsageError: none of them, 0, or over 1 PB.
     """
     from mmrepro.errors import UsageError
 
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"{text!r} is no size.", hint="e.g. --max-part 60MiB")
-    unit = (match[2] or "").lower()
+    unit = (match[2] or "").lower() if match else ""
     decimal = len(unit) == 1 and text.strip().lower().endswith("b")
     factor = (1000 if decimal else 1024) ** " kmg".index(unit[:1] or " ")
-    return int(float(match[1]) * factor)
+    size = float(match[1]) * factor if match else 0.0
+    if not 0 < size <= MOST_BYTES:
+        raise UsageError(f"{text!r} is no size.", hint="e.g. --max-part 60MiB")
+    return int(size)
+
+
+def _installed(path: Path) -> str:
+    """What pip lists there. Raises UsageError."""
+    from mmrepro.errors import UsageError
+    from mmrepro.machine.files import read_file
+
+    try:
+        return read_file(path, MAX_LIST_BYTES).decode("utf-8", "replace")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _facts(made: Made) -> dict[str, object]:

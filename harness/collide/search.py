@@ -41,6 +41,7 @@ from mmrepro.environments import Environment
 from mmrepro.errors import InfrastructureError, NoPair, UnwritableOutput, UsageError
 from mmrepro.incident import Setting, StandIn
 from mmrepro.incident.birthday import cross_probability
+from mmrepro.machine.files import refuse_other_kinds, write_file
 from PIL import Image
 
 MIN_BITS, MAX_BITS = 8, 40
@@ -52,6 +53,8 @@ LEAST_SIDE = 56
 """SGLang sets the least size of a Qwen2-VL image to 3136 = 56 x 56 pixels itself (0.5.6
 utils/hf_transformers_utils.py, get_processor); smaller ones it enlarges."""
 DEFAULT_SIDE = 84
+FILES = (*(f"{name}.png" for name in NAMES), PAIR_FILE)
+"""What is written; the pair's facts come last."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,8 @@ def find_pair(
         )
         pair = _pair(place, heard.engine, search, heard.identities, folder)
         (folder / PAIR_FILE).write_text(pair.model_dump_json(indent=1) + "\n")
-        for name in (*(f"{name}.png" for name in NAMES), PAIR_FILE):  # pair.json comes last
-            shutil.move(folder / name, out / name)
+        for name in FILES:
+            write_file(out / name, (folder / name).read_bytes())
     return pair
 
 
@@ -382,11 +385,13 @@ def _output(out: Path) -> Iterator[Path]:
     made = not out.exists()
     try:
         out.mkdir(parents=True, exist_ok=True)
+        for name in FILES:
+            refuse_other_kinds(out / name)
         folder = Path(tempfile.mkdtemp(prefix=".search-", dir=out)).absolute()
     except OSError as error:
-        why = os.strerror(error.errno or 0)
+        where = error.filename or out
         raise UnwritableOutput(
-            f"The output folder {out} cannot be written: {why}.",
+            f"The output folder {out} cannot be written: {error.strerror} ({where}).",
             hint="mmrepro collide … --out DIR, with a DIR that you may write",
         ) from error
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import threading
 import time
@@ -23,7 +22,7 @@ from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.fetch import fetch
 from mmrepro.probes.gpu import GpuProbe
-from mmrepro.probes.http import HttpProbe
+from mmrepro.probes.http import HttpProbe, field_of, first_model
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.log_files import LogFilesProbe, recent
 from mmrepro.probes.log_life import Life
@@ -40,14 +39,26 @@ APART_S = 2.0
 """At least so long between two readings of the progress counters."""
 GLANCE_S = 3.0
 """A request that is answered by then leaves nothing more to wait for."""
+AT_ONCE_S = 0.5
+"""A request that is answered by then needs no stacks: they are the dearest of all evidence."""
+OTHERS = 2
+"""Samples of a process that is neither the core nor, where that is silent, the front."""
 SECOND_LOOK = 0.6
 """Part of the deadline after which the second look begins."""
-LAST_S = 0.8
+LAST_S = 1.5
 """How long before the deadline the last readings are taken."""
+SOONEST_S = 4.5
+"""Since a request was sent: before that its silence decides nothing, whatever else was seen."""
+BESIDE_S = 3.0
+"""Of a whole look, beside the deadline: what is still asked then is given up."""
 WINDOW_S = 1.0
 """Over which processor time is measured."""
 EVIDENCE_S = 2.5
 """For a round of stacks and CPU readings."""
+WORTH_S = 1.0
+"""A cheap endpoint that has less time than that is not called late for it."""
+LEAST_S = 0.3
+"""For a probe that begins at the end of it."""
 MAX_LOG_BYTES = 512 << 20
 MAX_LOGS = 8
 MAX_SAMPLED = 6
@@ -82,7 +93,11 @@ class Collector:
         self.log_patterns: Mapping[str, str] = {}
         self.inferences = 0
         self._started = time.monotonic()
+        self._end = self._started + plan.deadline_s + BESIDE_S
         self._usage = _usage()
+        self._asked_at = self._started
+        self._waiting: Future[None] | None = None
+        self._given_up = threading.Event()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="diagnose")
 
@@ -103,11 +118,9 @@ class Collector:
         if self.plan.model:
             return self.plan.model
         for _, data in self.evidence.results(HttpData, partial=True):
-            if (answer := data.answer("/v1/models")) and answer.status == 200:
-                try:
-                    return str(json.loads(answer.body)["data"][0]["id"])
-                except (ValueError, LookupError, TypeError):
-                    pass
+            answer = data.answer("/v1/models")
+            if answer and answer.status == 200 and (name := first_model(answer.body)):
+                return name
         words = self.target.facts.command
         for option in ("--served-model-name", "--model-name", "--model", "--model-path"):
             for index, word in enumerate(words[:-1]):
@@ -118,7 +131,7 @@ class Collector:
     def ask_release(self) -> None:
         """Where no file tells the release: an endpoint that does."""
         engine, facts = self.target.engine, self.target.facts
-        if engine is None or facts.release:
+        if engine is None or facts.release or View(facts, self.evidence).front_answers is False:
             return
         for path in engine.version_paths:
             self._note_request(f"GET {path}")
@@ -129,18 +142,15 @@ class Collector:
                 max_bytes=1 << 20,
                 headers=self.plan.headers,
             )
-            try:
-                release = discover.public_release(str(json.loads(got.body)["version"]))
-            except (ValueError, LookupError, TypeError):
-                continue
+            release = discover.public_release(field_of(got.body, "version"))
             if got.status == 200 and release:
                 facts.release, facts.release_from = release, f"its endpoint {path}"
                 return
 
     # ------------------------------------------------------------ the whole look
 
-    def look(self, suspicious: Callable[[Evidence], bool], *, plain: bool) -> None:
-        """Everything else, in parallel; a second round when the first leaves a suspicion.
+    def look(self, suspicious: Callable[[Evidence], bool], *, plain: bool) -> bool:
+        """Everything else, in parallel. Returns whether that leaves a suspicion, and time.
 
         Args:
             plain: it is dead or stopped: no request is sent, and once is enough.
@@ -150,33 +160,68 @@ class Collector:
         A front that was not well is asked again in any case: its first answer may have been late
         because this machine was busy.
         """
-        front_at = time.monotonic()
-        request = self._request() if self.plan.request and not plain else None
-        self._all(*self._processes_round(), *self._logs(), self._start(GpuProbe()))
+        self._asked_at = time.monotonic()
+        self._waiting = self._request() if self.plan.request and not plain else None
+        if self._waiting is not None:
+            _wait(self._waiting, self._asked_at + AT_ONCE_S)
+        stacks = plain or self._waiting is None or self.waits
+        first = self._processes_round(stacks=stacks)
+        self._all(*first, *self._logs(), self._start(GpuProbe()))
         if plain:
-            return
-        self._until(front_at + APART_S)
+            return False
+        self._until(self._asked_at + APART_S)
         self._all(self._start(self._metrics(), label="metrics-2"))
-        if request is not None:
-            _wait(request, front_at + GLANCE_S)
-            again = not request.done() or suspicious(self.evidence)
-        else:
-            again = suspicious(self.evidence)
-        if not again:
-            if View(self.target.facts, self.evidence).green is False:
-                self._all(self._start(self._http(self._cheap()), label="http-2"))
+        if self._waiting is not None:
+            _wait(self._waiting, min(self._asked_at + GLANCE_S, self._end))
+        if self.waits or suspicious(self.evidence):
+            return True
+        if View(self.target.facts, self.evidence).green is False:
+            self._all(self._start(self._http(self._cheap()), label="http-2"))
+        return False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the one request is still on its way."""
+        return self._waiting is not None and not self._waiting.done()
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._asked_at
+
+    def look_again_at_once(self) -> None:
+        """A second look without the wait for it, and readings not before ``SOONEST_S``."""
+        self._all(*self._processes_round(label="soon-", samples=3, others=False))
+        self._until(self._asked_at + SOONEST_S, unless=self._waiting)
+        self._all(
+            self._start(self._metrics(), label="metrics-soon"),
+            self._start(self._http(self._cheap()), label="http-soon"),
+        )
+        discover.refresh(self.target)
+
+    def give_up(self) -> None:
+        """The request is waited for no longer: its connection is closed."""
+        self._given_up.set()
+        if self._waiting is not None:
+            self._all(self._waiting)
+
+    def look_on(self) -> None:
+        """Until the deadline: a second look, and the last readings."""
+        end = self._asked_at + self.plan.deadline_s
+        self._until(self._asked_at + SECOND_LOOK * self.plan.deadline_s, unless=self._waiting)
+        if self._end - time.monotonic() < LEAST_S:  # the front alone took all of it
+            if self._waiting is not None:
+                _wait(self._waiting, self._end)
             return
-        end = front_at + self.plan.deadline_s
-        self._until(front_at + SECOND_LOOK * self.plan.deadline_s, unless=request)
         discover.refresh(self.target)
         room = end - LAST_S - time.monotonic()
         self._all(*self._processes_round(label="2-", seconds=max(room, EVIDENCE_S)))
         # The last readings shortly before the deadline: after it there is only judging to do.
-        self._until(end - LAST_S, unless=request)
+        self._until(end - LAST_S, unless=self._waiting)
         last = [self._start(self._metrics(), label="metrics-3")]
-        last.append(self._start(self._http(self._cheap()), label="http-2"))
-        if request is not None:
-            _wait(request, end + 1.0)
+        if self._end - time.monotonic() >= WORTH_S:
+            last.append(self._start(self._http(self._cheap()), label="http-2"))
+        if self._waiting is not None:
+            _wait(self._waiting, end + 1.0)
         self._all(*last)
         discover.refresh(self.target)
 
@@ -233,33 +278,54 @@ class Collector:
             self.plan.deadline_s,
             max_tokens=TOKENS,
             headers=self.plan.headers,
+            given_up=self._given_up,
         )
         self._note_request("POST /v1/chat/completions")
         self.inferences += 1
         return self._start(probe, seconds=self.plan.deadline_s + 0.5)
 
-    def _processes_round(self, label: str = "", seconds: float = EVIDENCE_S) -> list[Future[None]]:
+    def _processes_round(
+        self,
+        label: str = "",
+        seconds: float = EVIDENCE_S,
+        *,
+        stacks: bool = True,
+        samples: int = 0,
+        others: bool = True,
+    ) -> list[Future[None]]:
         """Stacks of the processes that matter, system calls of the core, CPU of all.
 
         Args:
             seconds: for the stacks; a sample takes 0.05 s, on a busy machine 0.5 s.
+            samples: of the core, where it is not what the plan says.
+            others: whether there are any of processes beside the core.
         """
         facts = self.target.facts
         if facts.root_pid is None:
             return []
         cores = [p.pid for p in facts.cores]
-        others = [p.pid for p in facts.processes if p.pid not in cores and _may_matter(p.role)]
         core = cores[0] if cores else facts.root_pid
-        sampled = list(dict.fromkeys([core, facts.root_pid, *cores, *others]))[:MAX_SAMPLED]
-        stacks = StacksProbe(
-            sampled,
-            samples=self.plan.samples,
-            interval_s=max(0.02, EVIDENCE_S / 2 / self.plan.samples / len(sampled)),
-            blocking_fallback=False,
-            native=self.plan.native,
-        )
+        front = [] if cores and View(facts, self.evidence).front_answers else [facts.root_pid]
+        close = list(dict.fromkeys([core, *front, *cores]))[:MAX_SAMPLED]
+        rest = [p.pid for p in facts.processes if _may_matter(p.role) and p.pid not in close]
+        rest = rest[: MAX_SAMPLED - len(close)] if others else []
+        rounds = [(close, samples or self.plan.samples, "stacks"), (rest, OTHERS, "others")]
         return [
-            self._start(stacks, seconds=seconds + self.plan.native * 5.0, label=f"{label}stacks"),
+            *(
+                self._start(
+                    StacksProbe(
+                        pids,
+                        samples=count,
+                        interval_s=max(0.02, EVIDENCE_S / 2 / count / len(pids)),
+                        blocking_fallback=False,
+                        native=self.plan.native,
+                    ),
+                    seconds=seconds + self.plan.native * 5.0,
+                    label=f"{label}{name}",
+                )
+                for pids, count, name in rounds
+                if stacks and pids
+            ),
             self._start(
                 ProcessesProbe(facts.root_pid, WINDOW_S, self.target.role_of),
                 seconds=WINDOW_S + 2,
@@ -324,8 +390,11 @@ class Collector:
     def _start(
         self, probe: Probe[ProbeData], *, seconds: float = FRONT_S * 2, label: str = ""
     ) -> Future[None]:
+        seconds = min(seconds, max(LEAST_S, self._end - time.monotonic()))
+
         def run() -> None:
-            result = run_probe(probe, self.recorder.dir, seconds, phase="check", label=label)
+            to, mask = self.recorder.dir, self.recorder.mask
+            result = run_probe(probe, to, seconds, phase="check", label=label, mask=mask)
             self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
 
         return self._pool.submit(run)
@@ -339,9 +408,9 @@ class Collector:
         for future in futures:
             future.result()
 
-    @staticmethod
-    def _until(moment: float, unless: Future[None] | None = None) -> None:
+    def _until(self, moment: float, unless: Future[None] | None = None) -> None:
         """Wait for ``moment``, or until ``unless`` is done."""
+        moment = min(moment, self._end)
         if unless is not None:
             _wait(unless, moment)
         else:

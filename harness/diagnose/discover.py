@@ -18,6 +18,7 @@ from mmrepro.diagnose import sockets
 from mmrepro.engines import ENGINES, Engine, Signs
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
+from mmrepro.machine.files import is_file
 from mmrepro.probes import proc
 from mmrepro.probes.fetch import api_root
 from mmrepro.supervise import procfs
@@ -249,7 +250,7 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
 def name_engine_by_log(target: Target) -> None:
     """Of a server that is gone: the engine, and often its release, from the start of its log."""
     facts = target.facts
-    for path in facts.logs:
+    for path in filter(lambda log: is_file(Path(log)), facts.logs):  # opening a FIFO waits for ever
         head = (proc.read(path, LOG_HEAD_BYTES) or b"").decode("utf-8", "replace")
         for engine in ENGINES.values():
             if not engine.log_mark or not (match := re.search(engine.log_mark, head)):

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from typing import Any
 
 from mmrepro.diagnose.readings import View
-from mmrepro.diagnose.threads import Course, bare, holder
+from mmrepro.diagnose.threads import MIN_SAMPLES, Course, bare, holder
 from mmrepro.incident.diagnosis import Assessment, ServerState
 from mmrepro.probes.data import SyscallsData
 
 MORE_STACKS = "py-spy dump --native --pid {pid} shows the C frames below the last Python one"
 KEEP = "keep the evidence before you restart it: mmrepro diagnose URL --out DIR"
+
+
+class Stance(Enum):
+    """What the stacks of the engine and its front show while a request waits."""
+
+    STANDS = auto()
+    MOVES = auto()
+    IDLES = auto()
+    UNSEEN = auto()
+
+
+def stance(view: View) -> tuple[Stance, str]:
+    """And where."""
+    core = view.courses(view.core_pid)
+    if max((c.samples for c in core), default=0) < MIN_SAMPLES:
+        return Stance.UNSEEN, ""
+    if course := _stuck(view, view.core_pid, core):
+        return Stance.STANDS, course.place
+    # A front that prepares a large picture keeps requests from an engine that idles.
+    for course in [*core, *([] if view.core_is_front else view.courses(view.facts.root_pid))]:
+        if course.active and not course.waits and not _turns_idly(view, course):
+            return Stance.MOVES, course.place
+    return Stance.IDLES, _main(view, core).place
 
 
 def front(view: View, why: list[str]) -> Assessment:
@@ -85,13 +109,14 @@ def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
     """The thread that does not move and is not merely waiting for work; the busiest first."""
     hot = view.hot_thread(pid)
     idle = idle_loops(view)
+    ours = _whose_place_tells(view, pid, courses)
     candidates = [
         c
         for c in courses
         if c.stays
         and (not c.waits or (hot is not None and c.tid == hot))
         and c.turning not in idle
-        and (_does_work(view, c) or holder(c, courses))
+        and (c in ours or c.active or c.with_gil or c.locking or holder(c, courses))
     ]
 
     def rank(course: Course) -> tuple[bool, int, bool, bool, int]:
@@ -106,15 +131,36 @@ def _stuck(view: View, pid: int | None, courses: list[Course]) -> Course | None:
     return max(candidates, key=rank, default=None)
 
 
-def _does_work(view: View, course: Course) -> bool:
-    """Not one that only sleeps, or waits for somebody else's answer: those are everywhere."""
-    main = course.name == "MainThread" or _is_core(view, course)
-    return bool(course.active or course.with_gil or course.locking or main)
+def _whose_place_tells(view: View, pid: int | None, courses: list[Course]) -> list[Course]:
+    """Threads that should not even sleep while a request waits: the engine's own, and one that
+    sleeps inside its event loop. Others that sleep are everywhere, main threads among them."""
+    if own := [c for c in courses if _is_core(view, c)]:
+        return own
+    core = pid in {p.pid for p in view.facts.cores}
+    return [c for c in courses if c.name == "MainThread" and (core or c.in_a_loop)]
+
+
+def _engine_known(view: View, courses: list[Course]) -> bool:
+    return bool(view.facts.cores) or any(_is_core(view, c) for c in courses)
 
 
 def _is_core(view: View, course: Course) -> bool:
     """The engine's own thread, where front and engine share a process."""
     return bool(view.facts.core_role) and view.facts.core_role in course.name
+
+
+def _main(view: View, courses: list[Course]) -> Course:
+    """The engine's own thread, else the main one."""
+    own = (c for c in courses if _is_core(view, c))
+    mains = (c for c in courses if c.name == "MainThread")
+    return next(own, None) or next(mains, courses[0])
+
+
+def _turns_idly(view: View, course: Course) -> bool:
+    idle = idle_loops(view)
+    return course.turning in idle or any(
+        bare(f) in idle for s in course.stacks for f in s.frames[:1]
+    )
 
 
 def idle_loops(view: View) -> frozenset[str]:
@@ -131,11 +177,8 @@ def _idle(
     """Nothing stands still: it turns its loop, waits for work, or computes something long."""
     if queued:
         return _starved(view, why, role)
-    own = [c for c in courses if _is_core(view, c)]
-    main = next((c for c in (*own, *courses) if c in own or c.name == "MainThread"), courses[0])
-    loops = main.turning in idle_loops(view) or any(
-        bare(f) in idle_loops(view) for s in main.stacks for f in s.frames[:1]
-    )
+    main = _main(view, courses)
+    loops = _turns_idly(view, main)
     busiest = view.hot_thread(view.core_pid)
     hot = next((c for c in courses if busiest and c.tid == busiest and not c.waits), main)
     if hot is not main or (view.core_hot and not loops and not main.waits):
@@ -155,6 +198,15 @@ def _idle(
             why=why,
             process=role,
             advice=["let mmrepro send its one small request (without --no-request)"],
+        )
+    if not _engine_known(view, courses):
+        return Assessment(
+            state=ServerState.UNKNOWN,
+            sentence="A small request got no answer. No thread was seen to stand still, and which "
+            "of them is the engine is not known.",
+            why=why,
+            process=role,
+            advice=["give --engine, or --pid of the engine"],
         )
     return Assessment(
         state=ServerState.NOT_RECEIVING,

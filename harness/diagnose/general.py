@@ -9,16 +9,27 @@ is called as the core is, or what a log says, does not.
 from __future__ import annotations
 
 from mmrepro.diagnose import frozen
-from mmrepro.diagnose.readings import View
+from mmrepro.diagnose.readings import BEGUN, View
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Assessment, ServerState, TargetFacts
 from mmrepro.probes.data import InferenceData, LogsData
-from mmrepro.signature.live_server import CORE_ALIVE
+from mmrepro.signature.live_server import CORE_ALIVE, LATENESS
 from mmrepro.signature.views import log_count, log_lines
 
 SLOW_SHARE = 0.5
 """A small request that takes more of its deadline than that is slow."""
 STOPPED = {"T": "stopped by a signal (SIGSTOP or SIGTSTP)", "t": "stopped by a tracer"}
+STANDSTILLS = frozenset(
+    {
+        ServerState.FROZEN_PYTHON,
+        ServerState.FROZEN_NATIVE,
+        ServerState.FROZEN,
+        ServerState.BLOCKED_ON_LOCK,
+        ServerState.FRONT_FROZEN,
+        ServerState.STARVED,
+        ServerState.NOT_RECEIVING,
+    }
+)
 NAN_TEXT = "!"
 """Token 0 of GPT-2's and many later vocabularies: what an arg max over NaN logits gives."""
 NAN_LENGTH = 6
@@ -28,7 +39,8 @@ def assess(evidence: Evidence, facts: TargetFacts) -> Assessment:
     """One state, a sentence for people, and the observations that it rests on."""
     view = View(facts, evidence)
     plain = at_once(evidence, facts)
-    return plain or _answered(view) or _core_gone(view) or _errors(view) or _silence(view)
+    seen = plain or _answered(view) or _core_gone(view) or _errors(view)
+    return seen or _with_time(view, _silence(view))
 
 
 def at_once(evidence: Evidence, facts: TargetFacts) -> Assessment | None:
@@ -55,7 +67,7 @@ def _dead(view: View) -> Assessment | None:
     if view.front_answers and not gone:
         return None
     if facts.place == "remote":
-        if facts.root_pid is not None:
+        if facts.root_pid is not None or view.garbled:
             return None
         state, what = ServerState.UNREACHABLE, "nothing answers there"
         if view.refused_connection:
@@ -235,6 +247,8 @@ def _errors(view: View) -> Assessment | None:
     data = view.inference
     if data is None or view.answer not in ("failed", "overload"):
         return None
+    if view.front_answers is False:
+        return None
     if view.answer == "overload":
         return Assessment(
             state=ServerState.OVERLOADED,
@@ -245,7 +259,7 @@ def _errors(view: View) -> Assessment | None:
     return Assessment(
         state=ServerState.FAILING,
         sentence="It is up, but a small valid request fails: "
-        + (f"HTTP {data.status}." if data.status else "the connection broke."),
+        + (f"HTTP {data.status}." if data.status else _unanswered(data.error)),
         why=[data.error[:300], *_front(view), *last_words(view)],
         advice=["its log around the first error; every later error may be an echo of that one"],
     )
@@ -254,11 +268,33 @@ def _errors(view: View) -> Assessment | None:
 # ---------------------------------------------------------------- silence
 
 
+def _unanswered(error: str) -> str:
+    if BEGUN in error:
+        return "its answer began, and did not end in time."
+    return "the connection broke."
+
+
+def _with_time(view: View, silent: Assessment) -> Assessment:
+    """Where this machine is short of processors, nobody who is silent is said to stand still."""
+    late = view.evidence.facts.get(LATENESS)
+    if not isinstance(late, float) or silent.state not in STANDSTILLS:
+        return silent
+    return Assessment(
+        state=ServerState.UNKNOWN,
+        sentence="It gave no answer in time, but this machine is short of processors.",
+        why=[*silent.why, f"mmrepro itself waited for one {late:.0%} of its time"],
+        advice=["diagnose again with a longer --deadline, or when less runs beside it"],
+    )
+
+
 def _silence(view: View) -> Assessment:
     """No answer, or no question: what is left to tell."""
     asked = view.answer == "silent"
     data = view.inference
-    why = [f"a small request got no answer in {data.seconds:.1f} s"] if asked and data else []
+    why = []
+    if asked and data:
+        cut = f", of {data.deadline_s:.0f}: what else was seen decides" if data.cut else ""
+        why = [f"a small request got no answer in {data.seconds:.1f} s{cut}"]
     why += _front(view)
     if view.answer == "refused" and data is not None:
         why.append(f"the small request was refused ({data.error[:160]}): it proves nothing")
@@ -271,6 +307,13 @@ def _silence(view: View) -> Assessment:
                 sentence="A process listens there, but connections from here are refused.",
                 why=why,
                 advice=["run mmrepro where its clients are, or in its network namespace"],
+            )
+        if not view.mute:
+            return Assessment(
+                state=ServerState.UNKNOWN,
+                sentence="Something listens there, and sends no whole HTTP answer back.",
+                why=why,
+                advice=["is that its address: the port, http or https, a proxy on the way?"],
             )
         if view.core_is_front:
             return frozen.engine(view, why, asked=True)

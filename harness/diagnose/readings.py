@@ -18,12 +18,17 @@ from mmrepro.probes.data import (
     StacksData,
     SyscallsData,
 )
+from mmrepro.probes.fetch import connection_refused
 from mmrepro.signature import checks
 from mmrepro.signature.live_server import ENDED_BADLY
 from mmrepro.signature.views import metric_readings, spinning
 
 TOKENS = ("prompt_tokens", "generation_tokens")
 COUNTERS = ("finished", *TOKENS)
+BEGUN = "in the body of a"
+"""In the error of an answer that began, and was not whole."""
+NO_WAY = "ConnectError"
+"""How an error begins where there was no connection."""
 HOT_PCT = checks.BUSY_PCT
 
 Answer = Literal["not-asked", "answered", "silent", "refused", "failed", "malformed", "overload"]
@@ -49,9 +54,8 @@ class View:
         if data.answered:
             return "answered"
         if data.status is None:
-            if data.seconds >= 0.9 * data.deadline_s:
-                return "silent"
-            return "failed"
+            late = data.cut or data.seconds >= 0.9 * data.deadline_s
+            return "silent" if late and BEGUN not in data.error else "failed"
         if data.status == 200:
             return "failed" if ENDED_BADLY in data.error else "malformed"
         if data.status == 429:
@@ -88,7 +92,19 @@ class View:
     @property
     def refused_connection(self) -> bool:
         data = self.endpoints
-        return data is not None and all("ConnectError" in a.error for a in data.answers)
+        return data is not None and all(connection_refused(a.error) for a in data.answers)
+
+    @property
+    def mute(self) -> bool:
+        """Whether every endpoint let the time pass and sent nothing back."""
+        return bool(self._answers) and all(a.timed_out and not a.body for a in self._answers)
+
+    @property
+    def garbled(self) -> bool:
+        """Whether one closed or reset its connection, or sent what is no whole HTTP answer: what
+        does that is not frozen."""
+        cut = [a for a in self._answers if a.status is None and not a.error.startswith(NO_WAY)]
+        return any(a.body or not a.timed_out for a in cut)
 
     @property
     def _answers(self) -> list[EndpointAnswer]:

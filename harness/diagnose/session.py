@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,17 +14,21 @@ from mmrepro.diagnose import discover, general, kernel
 from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
 from mmrepro.diagnose.match import all_scenarios, match_all
 from mmrepro.diagnose.patterns import union
-from mmrepro.errors import NoSpace, UnwritableOutput
+from mmrepro.diagnose.soon import known_hang
+from mmrepro.errors import MmreproError, NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Listener, Recorder
 from mmrepro.incident import EVIDENCE_DIR, Incident
-from mmrepro.incident.diagnosis import Diagnosis, Fit, ServerState
+from mmrepro.incident.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.incident.folder import discard, make_run_dir, write_incident
+from mmrepro.machine.lateness import SHORT, Lateness
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData, MetricsData
 from mmrepro.probes.py_spy import HOW_TO_ALLOW
 from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
+from mmrepro.signature.live_server import LATENESS
+from mmrepro.text.mask import mask_of
 from mmrepro.text.redact import Redactor
 
 WORTH_MORE = frozenset(
@@ -77,15 +81,14 @@ def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diag
     if options.engine != "auto":
         discover.name_engine(target, frozenset(), options.engine)
     folder = _folder(options.out)
-    recorder = Recorder(folder, listener)
+    redactor = Redactor()
+    sent = {s: redactor.add(s, "header") for s in _secrets(options.headers)}
+    mask = mask_of({secret: placeholder for secret, placeholder in sent.items() if placeholder})
+    recorder = Recorder(folder, _private(listener, redactor), mask=mask)
     recorder.phase = "check"
     try:
         diagnosis = _look(options, target, recorder, taken, scenarios)
         incident = build(diagnosis, recorder.evidence, folder, _command(options), scenarios)
-        redactor = Redactor()
-        for value in options.headers.values():
-            for secret in (value, *value.split()[-1:]):
-                redactor.add(secret, "header")
         kept = options.out is not None or diagnosis.exit_code != 0
         if kept:
             folder = write_incident(incident, folder, redactor)
@@ -95,6 +98,18 @@ def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diag
     finally:
         if not (folder / "incident.json").exists():
             _remove(folder)
+
+
+def _secrets(headers: Mapping[str, str]) -> list[str]:
+    """Each value, and of ``Bearer KEY`` the key alone."""
+    return [s for value in headers.values() for s in (value, *value.split()[-1:])]
+
+
+def _private(listener: Listener | None, redactor: Redactor) -> Listener | None:
+    """What went wrong with an exchange may quote the server, and that what it was sent."""
+    if listener is None:
+        return None
+    return lambda event: listener(redactor.redact_model(event))
 
 
 def _look(
@@ -107,29 +122,21 @@ def _look(
     facts, evidence = target.facts, recorder.evidence
     collector = Collector(target, options, recorder)
     try:
-        discover.find_logs(target, options.logs)
-        if target.engine is None and facts.root_pid is not None:
-            discover.name_engine(target, frozenset())
-        if not any(p.state in "Tt" for p in facts.processes):
-            collector.ask_front()
-        if target.engine is None:
-            discover.name_engine_by_log(target)
-        if target.engine is None:
-            discover.name_engine(target, _metric_names(evidence))
-        discover.find_release(target)
-        kernel.note(target, evidence)
-        mine = [s for s in scenarios if not facts.engine or s.engine == facts.engine]
-        collector.log_patterns = union(mine)
-        plain = general.at_once(evidence, facts) is not None
-        if not plain:
-            collector.ask_release()
-        collector.look(lambda seen: general.suspicious(seen, facts), plain=plain)
+        try:
+            with Lateness() as lateness:
+                _collect(options, target, collector, scenarios, lateness)
+        except MmreproError:
+            raise
+        except Exception as error:  # what was seen by then is judged and kept all the same
+            target.unseen.append(f"the rest of the look: mmrepro failed ({type(error).__name__})")
+        if lateness.share > SHORT:
+            evidence.facts[LATENESS] = round(lateness.share, 2)
         kernel.note(target, evidence)
         _keep_log_lines(recorder, evidence)
         assessment = general.assess(evidence, facts)
         if assessment.state in WORTH_MORE:
-            _catch_locals(collector, mine)
-        live = LiveFacts(facts.engine, facts.release, tuple(facts.command), options.deadline_s)
+            _catch_locals(collector, _of_engine(scenarios, facts))
+        live = _live(facts, options.deadline_s)
         return Diagnosis(
             mmrepro_version=__version__,
             taken=taken,
@@ -144,6 +151,70 @@ def _look(
         collector.close()
 
 
+def _collect(
+    options: DiagnoseOptions,
+    target: discover.Target,
+    collector: Collector,
+    scenarios: Sequence[Scenario],
+    lateness: Lateness,
+) -> None:
+    facts, evidence = target.facts, collector.evidence
+    discover.find_logs(target, options.logs)
+    if target.engine is None and facts.root_pid is not None:
+        discover.name_engine(target, frozenset())
+    if not any(p.state in "Tt" for p in facts.processes):
+        collector.ask_front()
+    if target.engine is None:
+        discover.name_engine_by_log(target)
+    if target.engine is None:
+        discover.name_engine(target, _metric_names(evidence))
+    discover.find_release(target)
+    kernel.note(target, evidence)
+    collector.log_patterns = union(_of_engine(scenarios, facts))
+    plain = general.at_once(evidence, facts) is not None
+    if not plain:
+        collector.ask_release()
+    if not collector.look(lambda seen: general.suspicious(seen, facts), plain=plain):
+        return
+    if not _decided(target, collector, _of_engine(scenarios, facts), lateness):
+        collector.look_on()
+
+
+def _decided(
+    target: discover.Target,
+    collector: Collector,
+    scenarios: Sequence[Scenario],
+    lateness: Lateness,
+) -> bool:
+    """Whether the request was given up before its deadline, for it is a hang all the same."""
+
+    def fit() -> Fit | None:
+        if not collector.waits or lateness.share > SHORT:
+            return None
+        kernel.note(target, collector.evidence)
+        live = _live(target.facts, collector.plan.deadline_s)
+        waited = collector.waited_s
+        hang = known_hang(scenarios, collector.evidence, target.facts, live, waited)
+        return hang.fit if hang else None
+
+    if fit() not in (Fit.MATCH, Fit.LIKELY):
+        return False
+    collector.look_again_at_once()
+    _catch_locals(collector, scenarios)
+    if fit() is not Fit.MATCH:
+        return False
+    collector.give_up()
+    return True
+
+
+def _live(facts: TargetFacts, deadline_s: float = 0.0) -> LiveFacts:
+    return LiveFacts(facts.engine, facts.release, tuple(facts.command), deadline_s)
+
+
+def _of_engine(scenarios: Sequence[Scenario], facts: TargetFacts) -> list[Scenario]:
+    return [s for s in scenarios if not facts.engine or s.engine == facts.engine]
+
+
 def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
     """What conditions cite of a log, under its name: the log itself stays where it is."""
     for _, data in evidence.results(LogsData, partial=True):
@@ -154,14 +225,14 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
             f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] {line.text}\n"
             for number, line in sorted({line.number: line for line in lines}.items())
         )
-        RawSink(recorder.dir).write(Path(data.file).name, f"# lines of {data.file}\n{text}")
+        sink = RawSink(recorder.dir, mask=recorder.mask)
+        sink.write(Path(data.file).name, f"# lines of {data.file}\n{text}")
 
 
-def _catch_locals(collector: Collector, scenarios: list[Scenario]) -> None:
+def _catch_locals(collector: Collector, scenarios: Sequence[Scenario]) -> None:
     """A few more samples where a scenario looks for a local that is only there now and then."""
     looking = [s for s in scenarios if s.looks_for_locals]
-    evidence, facts = collector.evidence, collector.target.facts
-    live = LiveFacts(facts.engine, facts.release, tuple(facts.command))
+    evidence, live = collector.evidence, _live(collector.target.facts)
     close = [
         s
         for s in looking

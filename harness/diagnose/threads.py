@@ -45,6 +45,7 @@ WAITING = frozenset(
         "wait_for_ready",
     }
 )
+LOOPS = frozenset({"run_forever", "run_until_complete", "_run_once", "serve_forever"})
 WAITING_FILES = ("selectors.py", "concurrent/futures/thread.py", "uvloop/__init__.py")
 LOCKING = frozenset({"acquire", "__enter__", "_acquire_restore", "acquire_lock"})
 DEVICE = re.compile(r"(?:torch/cuda|/nccl|torch/distributed|torch/_C|cuda|triton)")
@@ -100,6 +101,11 @@ class Course:
     def waits(self) -> bool:
         """It stands where a thread without work stands, in every sample."""
         return all(_waits(stack.frames) for stack in self.stacks)
+
+    @property
+    def in_a_loop(self) -> bool:
+        """Further out it runs an event loop."""
+        return all(any(bare(f) in LOOPS for f in s.frames[1:]) for s in self.stacks)
 
     @property
     def locking(self) -> bool:

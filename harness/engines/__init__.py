@@ -14,7 +14,6 @@ from mmrepro.engines.lmdeploy import LmdeployEngine
 from mmrepro.engines.minivllm import MinivllmEngine
 from mmrepro.engines.sglang import SglangEngine
 from mmrepro.engines.vllm import VllmEngine
-from mmrepro.environments.commits import commit_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.machine.cache import device_of
@@ -61,4 +60,6 @@ def spec_for(
             "its own version.",
             hint=f"--commit {commit[:12]} alone",
         )
+    from mmrepro.environments.commits import commit_spec
+
     return commit_spec(lambda version: adapter.environment_spec(version, wanted), commit, date)

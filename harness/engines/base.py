@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mmrepro.engines.changes import Mitigation, Patch
-from mmrepro.environments import Environment, EnvironmentSpec
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.machine.gpu import hide
 from mmrepro.probes.processes import role_from_title

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from mmrepro.engines.base import SERVED_MODEL, UVICORN_STARTS, Engine, LaunchRequest, two_threads
 from mmrepro.engines.changes import Patch
-from mmrepro.environments import EnvironmentSpec
 from mmrepro.environments.sglang import sglang_spec
+from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version
@@ -109,6 +109,7 @@ class SglangEngine(Engine):
         "finished": ("sglang:num_requests_total",),
         "prompt_tokens": ("sglang:prompt_tokens_total",),
         "generation_tokens": ("sglang:generation_tokens_total",),
+        "kv_usage": ("sglang:token_usage",),
         "cached_tokens": ("sglang:cached_tokens_total",),
     }
     log_patterns: ClassVar[Mapping[str, str]] = {

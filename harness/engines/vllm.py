@@ -14,7 +14,7 @@ from mmrepro.engines.base import (
     two_threads,
 )
 from mmrepro.engines.changes import Mitigation, Patch
-from mmrepro.environments import EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.supervise.client import TMP_PLACEHOLDER
@@ -91,6 +91,7 @@ class VllmEngine(Engine):
         "finished": ("vllm:request_success_total",),
         "prompt_tokens": ("vllm:prompt_tokens_total",),
         "generation_tokens": ("vllm:generation_tokens_total",),
+        "kv_usage": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
         "mm_cache_queries": ("vllm:mm_cache_queries_total",),
         "mm_cache_hits": ("vllm:mm_cache_hits_total",),
     }

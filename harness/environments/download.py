@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from mmrepro.environments.uv import Distribution
 from mmrepro.errors import EnvironmentBuildError
+from mmrepro.machine.files import replacing, write_file
 
 if TYPE_CHECKING:
     import httpx2
@@ -38,7 +39,7 @@ def fetch(
     if file.sha256 and path.is_file() and digest_of(path) == file.sha256:
         return path, file.sha256
     if (local := local_path(file.address)) is not None:
-        path.write_bytes(local.read_bytes())
+        write_file(path, local.read_bytes())
         digest = digest_of(path)
     else:
         digest = _stream(file, path, where, logins or {})
@@ -96,22 +97,18 @@ def _stream(file: Distribution, path: Path, where: str, logins: Logins) -> str:
     import httpx2
 
     digest = hashlib.sha256()
-    unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         with (
             _client(file, logins) as client,
             client.stream("GET", file.address) as answer,
-            unfinished.open("wb") as out,
+            replacing(path) as out,
         ):
             if answer.status_code != 200:
                 raise unreachable(where, f"it answers {answer.status_code} for {file.filename}")
             for chunk in answer.iter_bytes(CHUNK):
                 digest.update(chunk)
                 out.write(chunk)
-        unfinished.rename(path)
     except httpx2.HTTPError as error:
         # Its text may have the address in it, and that a password.
         raise unreachable(where, type(error).__name__) from None
-    finally:
-        unfinished.unlink(missing_ok=True)
     return digest.hexdigest()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import threading
 from pathlib import Path
 from typing import Annotated
 
+from mmrepro.machine.files import write_file
 from mmrepro.records import Record
 from pydantic import Field, ValidationError
 
@@ -45,8 +44,6 @@ def note_start(folder: Path, mode: str, seen: ModeSeen) -> None:
     """Keep it; a folder that cannot be written costs only the memory of it."""
     known = starts_seen(folder)
     known.modes[mode] = seen
-    temporary = folder / f".{FILE}.{os.getpid()}-{threading.get_ident()}"
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(known.model_dump_json(indent=1) + "\n", encoding="utf-8")
-        temporary.replace(folder / FILE)
+        write_file(folder / FILE, known.model_dump_json(indent=1) + "\n")

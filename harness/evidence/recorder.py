@@ -11,16 +11,21 @@ from typing import Literal
 from mmrepro.evidence import Event, Evidence, Phase, RequestRecord, SeriesPoint
 from mmrepro.probes.data import AnyProbeResult
 from mmrepro.records import EVIDENCE_DIR, Moment
+from mmrepro.text.mask import Mask, unmasked
 
 Level = Literal["info", "warning", "error"]
 Listener = Callable[[Event], None]
 
 
 class Recorder:
-    """Collects evidence; every event is also told to ``listener`` (the progress display)."""
+    """Collects evidence; every event is also told to ``listener`` (the progress display). ``mask``
+    is for whoever writes raw files to ``dir``."""
 
-    def __init__(self, run_dir: Path, listener: Listener | None = None) -> None:
+    def __init__(
+        self, run_dir: Path, listener: Listener | None = None, *, mask: Mask = unmasked
+    ) -> None:
         self.dir = run_dir / EVIDENCE_DIR
+        self.mask = mask
         self.evidence = Evidence()
         self.phase: Phase = "start"
         self._listener = listener

@@ -24,11 +24,14 @@ from mmrepro.incident.ledger import (
     NightState,
     Planned,
 )
+from mmrepro.machine.files import is_folder, read_file
 from mmrepro.text.redact import Redactor
 from mmrepro.text.sanitize import one_line
 from pydantic import TypeAdapter, ValidationError
 
 LOCK_FILE = ".ledger.lock"
+MAX_BYTES = 512 << 20
+"""A year of nights has 50 MiB."""
 AnyRecord: TypeAlias = Night | Planned | Attempt | Event
 _LINE: TypeAdapter[AnyRecord] = TypeAdapter(Line)
 _VERSION = re.compile(rb'"schema_version"\s*:\s*(\d{1,9})')
@@ -226,9 +229,9 @@ def read(folder: Path) -> History:
     Raises:
         BadLedger: there is none, or a whole line of it cannot be read; its number is told.
     """
-    path = folder / LEDGER_FILE if folder.is_dir() else folder
+    path = folder / LEDGER_FILE if is_folder(folder) else folder
     try:
-        content = path.read_bytes()
+        content = read_file(path, MAX_BYTES)
     except FileNotFoundError:
         raise BadLedger(
             f"{folder} holds no {LEDGER_FILE}.", hint=f"mmrepro matrix run --out {folder}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.errors import MmreproError, NoSpace, UnwritableOutput
+from mmrepro.machine.files import open_plain
 
 
 class LineFile:
@@ -74,8 +75,9 @@ class LineFile:
         self._held.release()
 
     def _open(self) -> None:
-        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        content = self.path.read_bytes()
+        self._file = open_plain(self.path, os.O_RDWR)
+        with os.fdopen(os.dup(self._file), "rb") as file:
+            content = file.read()
         whole = content.rfind(b"\n") + 1
         self.content = content[:whole]
         if whole < len(content):

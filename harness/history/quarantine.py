@@ -14,6 +14,7 @@ from typing import Annotated
 
 from mmrepro.errors import UsageError
 from mmrepro.incident.ledger import Cell
+from mmrepro.machine.files import MAX_TOML_BYTES, read_file
 from mmrepro.records import Record
 from mmrepro.text.sanitize import one_line
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -104,7 +105,7 @@ def load(path: Path) -> Quarantine:
         UsageError: it cannot be read, or an entry lacks something; all that is wrong is told.
     """
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(read_file(path, MAX_TOML_BYTES).decode())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

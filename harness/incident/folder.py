@@ -14,6 +14,7 @@ from pathlib import Path
 
 from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
+from mmrepro.machine.files import write_file
 from mmrepro.text.redact import Redactor
 
 NEEDED_BYTES = 100 << 20
@@ -106,12 +107,12 @@ def write_incident(incident: Incident, folder: Path, redactor: Redactor) -> Path
     """
     text = incident_json(redactor.redact_model(incident)) + "\n"
     try:
-        _replace(folder / INCIDENT_FILE, text)
+        write_file(folder / INCIDENT_FILE, text)
         return folder
     except OSError as error:
         try:
             refuge = Path(tempfile.mkdtemp(prefix=f"mmrepro-{incident.scenario.name}-"))
-            _replace(refuge / INCIDENT_FILE, text)
+            write_file(refuge / INCIDENT_FILE, text)
         except OSError:
             raise NoSpace(
                 f"The incident could not be written to {folder}: {error.strerror}.",
@@ -135,14 +136,3 @@ def _encodable(value: object) -> object:
     if isinstance(value, dict):
         return {_encodable(key): _encodable(item) for key, item in value.items()}
     return [_encodable(item) for item in value] if isinstance(value, list) else value
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

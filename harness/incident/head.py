@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.incident.model import INCIDENT_FILE
-from mmrepro.records import Fidelity, Moment
+from mmrepro.machine.files import open_to_read
+from mmrepro.records import Fidelity, Moment, parsed
 from mmrepro.signature import Outcome
-from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic import BaseModel
 
 CHUNK = 1 << 16
 MAX_BYTES = 128 << 20
@@ -81,11 +81,7 @@ class Found:
 def read_head(folder: Path) -> Found:
     """The head of the incident in ``folder``; reads no more of the file than that takes."""
     try:
-        return Found(folder, Head.model_validate(from_json(_beginning(folder / INCIDENT_FILE))))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
-        return Found(folder, None, f"{place}: {first['msg']}" if place else first["msg"])
+        return Found(folder, parsed(Head, _beginning(folder / INCIDENT_FILE)))
     except (OSError, ValueError) as error:
         return Found(folder, None, str(getattr(error, "strerror", None) or error))
 
@@ -109,7 +105,7 @@ def incident_folders(roots: Iterable[Path]) -> Iterator[Path]:
 def _beginning(path: Path) -> bytes:
     """The file up to its evidence, as a JSON document of its own; all of one laid out otherwise."""
     text = bytearray()
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         while chunk := file.read(CHUNK):
             start = max(0, len(text) - len(_EVIDENCE))
             text += chunk

@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 from mmrepro.case.model import Origin, ServerWanted
 from mmrepro.incident import Fidelity, HostFacts, StandIn
 from mmrepro.records import Moment, Record, Setting, WheelFacts
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 REPLAY_FILE = "replay.json"
 REPLAY_VERSION: Final = 1
@@ -128,7 +128,9 @@ class Finding(Record):
     needed: list[Needed] = []
     starts: Annotated[int, Field(description="of servers, for this finding")] = 0
     seconds: float = 0.0
-    folder: Annotated[str, Field(description="below the replay's")] = ""
+    folder: Annotated[
+        str, StringConstraints(pattern=r"^[A-Za-z0-9]{0,64}$"), Field(description="the replay's")
+    ] = ""
     case_file: Annotated[str, Field(description="the case that is left, below the folder")] = ""
     server: ServerWanted
     observed: Annotated[

@@ -13,6 +13,7 @@ from pathlib import Path
 from mmrepro.environments import cache_root, environments_root, prune, uv_cache_dir
 from mmrepro.environments.store import list_environments
 from mmrepro.environments.uv import UvFailed, run_uv
+from mmrepro.machine.files import refuse_other_kinds, write_file
 from mmrepro.records import Record
 from pydantic import ValidationError
 
@@ -38,6 +39,7 @@ class Bound:
         self._file = file
         self._used = used or used_bytes
         try:
+            refuse_other_kinds(file)
             self._kept = Kept.model_validate_json(file.read_bytes())
         except (OSError, ValidationError):
             self._kept = Kept(used_bytes=self._used())
@@ -77,9 +79,7 @@ class Bound:
         )
 
     def _save(self) -> None:
-        temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        temporary.write_text(self._kept.model_dump_json() + "\n", encoding="utf-8")
-        temporary.replace(self._file)
+        write_file(self._file, self._kept.model_dump_json() + "\n")
 
 
 def used_bytes() -> int:

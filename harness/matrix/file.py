@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mmrepro.errors import MmreproError, UsageError
+from mmrepro.machine.files import MAX_TOML_BYTES, read_file
 from mmrepro.matrix import quantity, selectors
 from mmrepro.run.options import StartMode
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -116,7 +117,7 @@ def load(path: Path) -> MatrixFile:
         UsageError: it cannot be read; the table and the key are named.
     """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_file(path, MAX_TOML_BYTES).decode())
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

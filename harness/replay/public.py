@@ -10,6 +10,7 @@ from mmrepro.case.files import read_contents, write_case
 from mmrepro.case.model import IMAGES_DIR, Case
 from mmrepro.errors import UsageError
 from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass, Step
+from mmrepro.machine.files import write_file
 from mmrepro.replay.plays import Plays, Wanted
 from mmrepro.replay.shrink import Spent
 
@@ -37,7 +38,7 @@ def play_publicly(plays: Plays, finding: Finding, case: Case, folder: Path, seed
         return
     for sha256, data in changed.contents.items():
         (folder / IMAGES_DIR).mkdir(exist_ok=True)
-        (folder / IMAGES_DIR / sha256).write_bytes(data)
+        write_file(folder / IMAGES_DIR / sha256, data)
     rate, failed, made = finding.rate, 0, 0
     try:
         for number in range(1, 1 + (1 if rate.failed == rate.plays else MOST_PLAYS)):

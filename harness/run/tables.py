@@ -24,6 +24,7 @@ from mmrepro.incident import (
     ModelFacts,
 )
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.files import write_file
 from mmrepro.models import TinyModel
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.records import EVIDENCE_DIR, Moment, Setting
@@ -98,7 +99,7 @@ def note_environment(incident: Incident, environment: Environment, folder: Path)
     engine.settings = list(environment.notes)
     copy = folder / environment.lock_file.name
     with contextlib.suppress(OSError):
-        copy.write_bytes(environment.lock_file.read_bytes())
+        write_file(copy, environment.lock_file.read_bytes())
         engine.packages_file = copy.name
 
 

@@ -12,12 +12,14 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from mmrepro.errors import BrokenScenario, UnknownScenario
+from mmrepro.machine.files import is_file
 from mmrepro.records import Fidelity
 from mmrepro.scenario import LiveFacts, RunFacts, Scenario
 from mmrepro.scenario.declare import tagged
 from packaging.version import Version
 
 GROUP = "mmrepro.scenarios"
+MAX_FILE_BYTES = 4 << 20
 
 
 def scenario_names() -> list[str]:
@@ -55,8 +57,12 @@ def _entries(path: tuple[str, ...]) -> dict[str, EntryPoint]:
 
 
 def _from_file(path: Path) -> Scenario:
-    if not path.is_file():
+    if not is_file(path):
         raise UnknownScenario(f"There is no scenario file {path}.", hint="mmrepro list")
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise BrokenScenario(
+            f"{path} cannot be loaded: it is too large: more than {MAX_FILE_BYTES >> 20} MiB."
+        )
     spec = importlib.util.spec_from_file_location(f"mmrepro_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

@@ -21,6 +21,10 @@ LOG_PATTERNS: Mapping[str, str] = {FAILED: r'"POST /v1/\S+ HTTP/[0-9.]+" 500'}
 ENDED_BADLY = "finish_reason"
 """In the error of a completion that is whole, but for how it ended."""
 
+LATENESS = "lateness"
+"""Fact of a diagnosis: the part of its time for which it waited for a processor, where that was so
+much that a server's silence may be the same."""
+
 CORE_ALIVE = "core_alive"
 """Fact of a diagnosis: whether a process with the core's role lives; None: cannot be seen."""
 

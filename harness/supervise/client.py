@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from mmrepro.errors import SupervisorError
+from mmrepro.machine.files import refuse_other_kinds
 from mmrepro.supervise import procfs, supervisor
 from mmrepro.supervise.protocol import MARKER_VARIABLE, Entry, LaunchOrder, StopReport
 
@@ -215,7 +216,14 @@ def launch_order(
     The engine gets a short temporary folder as ``TMPDIR`` (its sockets live there, and a path of
     a Unix socket holds 107 bytes), the run's marker, and ``SPT_NOENV``, so that a process that
     renames itself keeps its environment readable in /proc.
+
+    Raises:
+        SupervisorError: where ``log`` shall be there is something that is no plain file.
     """
+    try:
+        refuse_other_kinds(log)
+    except OSError as error:
+        raise SupervisorError(f"{log} cannot be written: {error.strerror}.") from error
     marker = f"mmrepro-{uuid.uuid4().hex}"
     tmp = tempfile.mkdtemp(prefix="mmr-")
     return LaunchOrder(

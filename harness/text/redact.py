@@ -1,11 +1,15 @@
 """One consistent mapping of what is private to placeholders, for everything a run writes.
 
+What leaves is allowed, not what is forbidden removed: words, identifiers, numbers, versions, paths,
+frames and whatever is called a digest stay; any other opaque token goes (``text.opaque``). Beside
+that go what is named a secret (``text.names``), however short, and what is private by its looks
+(``text.shapes``).
+
 The same secret has the same placeholder everywhere (``[redacted:key-1]``), so that a reader can
 still see that two places hold the same value. What is evidence survives: SHA-256 digests, package
 hashes, git ids, mm_hash values, file names, token counts.
 
-Every pattern either starts at a literal and takes a run of one character class, or has bounded
-repetition, so that time is linear in the text. Nothing here raises on any string.
+Time is linear in the text. Nothing here raises on any string.
 """
 
 from __future__ import annotations
@@ -13,11 +17,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 
+from mmrepro.text import shapes
+from mmrepro.text.names import HINT, Secrecy, kind_of, secrecy
+from mmrepro.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
+from mmrepro.text.sanitize import without_disguise
+from mmrepro.text.values import Value, values
 from pydantic import BaseModel
 
 M = TypeVar("M", bound=BaseModel)
@@ -30,75 +39,24 @@ _CUT: Final = " [cut: too long to redact]"
 # What a client keeps of a prompt, and what engines log of it.
 _HEADS: Final = (200, 100)
 
-_TOKENS: Final = re.compile(
-    r"""(?<![A-Za-z0-9]) (?:
-      sk-[A-Za-z0-9_-]{12,}                                    # OpenAI, Anthropic and alike
-    | hf_[A-Za-z0-9]{16,}
-    | gh[pousr]_[A-Za-z0-9]{16,} | github_pat_[A-Za-z0-9_]{16,}
-    | glpat-[A-Za-z0-9_-]{16,} | xox[abeoprs]-[A-Za-z0-9-]{10,}
-    | (?:AKIA|ASIA)[A-Z0-9]{16}
-    | AIza[A-Za-z0-9_-]{30,} | nvapi-[A-Za-z0-9_-]{16,}
-    | eyJ[A-Za-z0-9_-]{5,512}\.[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*  # JSON Web Token
-    )""",
-    re.VERBOSE,
+_PROMPT_HINT: Final = re.compile(r"prompt|output|generated", re.IGNORECASE)
+_PROMPT_NAME: Final = re.compile(
+    r"(?:[a-z]{1,12}_)?prompts?|outputs?|(?:output|generated)_texts?", re.IGNORECASE
 )
-_HEADER: Final = re.compile(
-    r"\b((?:proxy-)?authorization|(?:set-)?cookie|x-api-key|x-auth-token)"
-    r"""(["']?[ \t]{0,8}[:=][ \t]{0,8})(["']?)([^\r\n]+)""",
-    re.IGNORECASE,
+# A terminal's width breaks a token; what stands behind it on the next line is its rest.
+_WRAPPED: Final = re.compile(
+    rf"""({PLACEHOLDER.pattern}["'\\]{{0,3}}\r?\n[ \t>|]{{0,24}})([A-Za-z0-9+/=_-]{{4,}})"""
 )
-_SCHEME: Final = re.compile(
-    r"(?:bearer|basic|token|apikey|negotiate|digest)(?:[ \t]+|$)", re.IGNORECASE
+_BROKEN: Final = re.compile(
+    r"(?<![A-Za-z0-9+/=_.:-])([A-Za-z0-9+/=_-]{6,256})"
+    r"(\\?\r?\n[ \t]{0,24})([A-Za-z0-9+/=_-]{6,256})"
 )
-_WORD: Final = re.compile(r"""[^\s"',}]+""")
-_BEARER: Final = re.compile(r"\b(bearer[ \t]{1,4})([A-Za-z0-9._~+/=-]{8,})", re.IGNORECASE)
-_NAME: Final = (
-    r"(?:[A-Za-z0-9]{1,24}[_-]){0,4}"
-    r"(?:api[_-]?keys?|access[_-]?keys?|private[_-]?key|secret(?:[_-]?key)?|passw(?:or)?d|passwd"
-    r"|passphrase|pwd|credentials?"
-    r"|(?:access|refresh|auth|hf|hub|api|session|bearer|github|gitlab|slack|csrf|client|id)"
-    r"[_-]?token|(?<![A-Za-z0-9_-])token)"
+_NO_SECRET: Final = re.compile(
+    r"none|null|true|false|nil|undefined|str|int|bool|any|optional|secretstr|string|\*+|\.{3}|x{3,}"
+    r"|\$\{\w{1,80}\}?|\$[A-Z_][A-Z0-9_]{0,80}|(?:self|cls|os|args|config|settings|kwargs|request)\..*"
+    r"|<[\w .-]{0,40}>|[(\[{]*<[\w. ]{1,80} at 0x[0-9a-f]+>.*|\d{1,4}(?:\.\d{1,4}){1,3}",
+    re.IGNORECASE | re.DOTALL,
 )
-_ASSIGNED: Final = re.compile(
-    rf"""(?<![A-Za-z0-9])({_NAME})(["']?[ \t]{{0,8}}(?:=>|[:=])[ \t]{{0,8}}[\[(]?)"""
-    r"""(?:(["'])((?:\\.|(?!\3)[^\\\r\n])+)|([^\s"'&\[(][^\s"'&]*))""",
-    re.IGNORECASE,
-)
-_OPTION: Final = re.compile(
-    rf"(?<![A-Za-z0-9-])(--?{_NAME})"
-    r"""([ \t]{1,8})(?:(["'])((?:(?!\3)[^\r\n])+)|([^\s"'\[-]\S*))""",
-    re.IGNORECASE,
-)
-_SENSITIVE: Final = re.compile(
-    rf"-{{0,2}}(?:{_NAME}|(?:proxy-)?authorization|(?:set-)?cookie)", re.IGNORECASE
-)
-_URL: Final = re.compile(r"""(://)([^\s/?#"'<>\[\]]{1,2048})(?=@[^\s/?#@])""")
-_KEY_BEGIN: Final = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_END: Final = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_DATA_URL: Final = re.compile(
-    r"(data:[a-z]{1,20}/[A-Za-z0-9.+-]{1,80}(?:;[a-z-]{1,20}=[A-Za-z0-9-]{1,40}){0,4};base64,)"
-    r"([A-Za-z0-9+/_=%-]+)",
-    re.IGNORECASE,
-)
-# What engines log of a request: vLLM's `prompt: '...'`, SGLang's and LMDeploy's token ids.
-_PROMPT: Final = re.compile(
-    r"""\b((?:[a-z]{1,12}_)?prompts?)(["']?[ \t]{0,4}[:=][ \t]{0,4})(["'])"""
-    r"""((?:\\.|(?!\3)[^\\\r\n])+)""",
-    re.IGNORECASE,
-)
-_TOKEN_IDS: Final = re.compile(
-    r"""\b((?:prompt_)?token_ids|(?:origin_)?input_ids)(["']?[ \t]{0,4}[:=][ \t]{0,4}\[)"""
-    r"""([\d, \t\[\]]{12,})"""
-)
-_BASE64: Final = re.compile(r"[A-Za-z0-9+/_-]{56,}={0,2}")
-# A whole UUID is one GPU's in the world; its beginning, which reports show, tells two apart.
-_GPU: Final = re.compile(
-    r"\b(?:MIG-)?(?:GPU|MIG)-[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE
-)
-_HOMES: Final = re.compile(r"""([\\/](?:home|Users)[\\/]{1,2})([^\s\\/"'`:;,<>()\[\]{}|&*?]+)""")
-_LOCAL: Final = re.compile(r"[\w.%+-]")
-_DOMAIN: Final = re.compile(r"(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}(?![A-Za-z0-9-])")
-_NO_SECRET: Final = frozenset({"none", "null", "true", "false", "nil", "undefined", "str", "***"})
 
 
 class Redactor:
@@ -134,9 +92,9 @@ class Redactor:
         forms = {secret, secret.strip()} | {secret[:n] for n in _HEADS if len(secret) > n}
         for form in list(forms):
             forms |= {json.dumps(form)[1:-1], json.dumps(form, ensure_ascii=False)[1:-1]}
-            forms.add(repr(form)[1:-1])
+            forms |= {repr(form)[1:-1], without_disguise(form)}
         known = {text for text, _ in self._registered}
-        self._registered += [(form, placeholder) for form in forms - known]
+        self._registered += [(form, placeholder) for form in forms - known if form.strip()]
         self._registered.sort(key=lambda pair: (-len(pair[0]), pair))
         self._cache.clear()
         return placeholder
@@ -149,20 +107,16 @@ class Redactor:
 
     def redact(self, text: str) -> str:
         """``text`` with everything private replaced. Idempotent; at most 8 MiB are kept."""
-        if len(text) < MIN_SECRET:
+        if len(text) < MIN_SECRET or DIGEST.fullmatch(text):
             return text
         known = self._cache.get(text)
         if known is not None:
             return known
         result = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + _CUT
-        # A replacement changes the neighbourhood of what is next to it, so once more until
-        # nothing changes; two rounds in practice.
-        for _ in range(8):
-            before = result
-            for step in self._steps():
-                result = _outside(step, result)
-            if result == before:
-                break
+        seen = without_disguise(result)
+        if seen != result and (shown := self._settled(seen)) != seen:
+            result = shown  # without its colours, since something private stands among them
+        result = self._settled(result)
         if len(text) <= 4096 and len(self._cache) < 50_000:
             self._cache[text] = result
         return result
@@ -177,23 +131,38 @@ class Redactor:
 
     # -------------------------------------------------------------- steps
 
+    def _settled(self, text: str) -> str:
+        # A replacement changes the neighbourhood of what is next to it, so once more until
+        # nothing changes; two rounds in practice.
+        for _ in range(8):
+            before = text
+            for step in self._steps():
+                text = _outside(step, text)
+            text = self._rests(text)
+            if text == before:
+                break
+        return text
+
     def _steps(self) -> Iterator[Callable[[str], str]]:
         if self._registered:
             yield self._known
-        yield self._private_keys
-        yield lambda t: _DATA_URL.sub(self._data_url, t) if ";base64," in t.lower() else t
-        yield lambda t: _URL.sub(self._url, t) if "://" in t and "@" in t else t
-        yield lambda t: _TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
-        yield lambda t: _HEADER.sub(self._header, t)
-        yield lambda t: _BEARER.sub(lambda m: m[1] + self.placeholder("key", m[2]), t)
-        yield lambda t: _ASSIGNED.sub(self._assigned, t) if "=" in t or ":" in t else t
-        yield lambda t: _OPTION.sub(self._assigned, t) if "-" in t else t
-        yield lambda t: _PROMPT.sub(self._prompt, t) if "rompt" in t or "ROMPT" in t else t
-        yield lambda t: _TOKEN_IDS.sub(self._token_ids, t) if "_ids" in t else t
-        yield lambda t: _GPU.sub(lambda m: self.placeholder("gpu", m[0]), t) if "-" in t else t
-        yield lambda t: _BASE64.sub(self._base64, t)
-        yield self._emails
+        yield lambda t: self.hide("privatekey", t, shapes.key_blocks(t))
+        yield lambda t: _sub(shapes.DATA_URL, self._second("image"), t, ";base64,")
+        yield lambda t: _sub(shapes.URL, self._url, t, "://")
+        yield lambda t: _sub(shapes.STORE_URL, self._url, t, "://")
+        yield lambda t: shapes.TOKENS.sub(lambda m: self.placeholder("key", m[0]), t)
+        yield self._named
+        yield lambda t: shapes.BEARER.sub(self._second("key"), t)
+        for spoken in shapes.SPOKEN:
+            yield lambda t, p=spoken: p.sub(self._second("password"), t)  # type: ignore[misc]
+        yield self._prompts
+        yield lambda t: _sub(shapes.TOKEN_IDS, self._token_ids, t, "_ids")
+        yield lambda t: _sub(shapes.GPU, lambda m: self.placeholder("gpu", m[0]), t, "-")
+        yield lambda t: shapes.BASE64.sub(self._base64, t)
+        yield lambda t: self.hide("email", t, shapes.emails(t))
         yield self._home_paths
+        yield lambda t: _sub(_BROKEN, self._broken, t, "\n")
+        yield lambda t: self.hide("opaque", t, opaque_spans(t))
 
     def _known(self, text: str) -> str:
         for secret, placeholder in self._registered:
@@ -202,20 +171,8 @@ class Redactor:
                 text = _outside(lambda t, s=secret, p=placeholder: t.replace(s, p), text)  # type: ignore[misc]
         return text
 
-    def _private_keys(self, text: str) -> str:
-        if "PRIVATE KEY" not in text:
-            return text
-        out, position = [], 0
-        while begin := _KEY_BEGIN.search(text, position):
-            end = _KEY_END.search(text, begin.end())
-            stop = end.end() if end else len(text)
-            out += [text[position : begin.start()]]
-            out += [self.placeholder("privatekey", text[begin.start() : stop])]
-            position = stop
-        return "".join([*out, text[position:]])
-
-    def _data_url(self, match: re.Match[str]) -> str:
-        return match[1] + self.placeholder("image", match[2])
+    def _second(self, kind: str) -> Callable[[re.Match[str]], str]:
+        return lambda match: match[1] + self.placeholder(kind, match[2])
 
     def _url(self, match: re.Match[str]) -> str:
         user, colon, password = match[2].partition(":")
@@ -226,39 +183,32 @@ class Redactor:
             match[1] + shown + colon + (self.placeholder("password", password) if password else "")
         )
 
-    def _header(self, match: re.Match[str]) -> str:
-        name, separator, quote, rest = match.groups()
-        value, tail = rest, ""
-        if quote:
-            value, closing, after = rest.partition(quote)
-            tail = closing + after
-        scheme = _SCHEME.match(value)
+    def _named(self, text: str) -> str:
+        found = values(text, HINT, lambda name: secrecy(name) > 0, whole_line=_to_the_end)
+        return _replaced(
+            text, ((v.start, v.end, self._hidden(v, text[v.start : v.end])) for v in found)
+        )
+
+    def _hidden(self, value: Value, text: str) -> str:
+        scheme = shapes.SCHEME.match(text)
         lead = scheme[0] if scheme else ""
-        value = value[len(lead) :]
-        if lead and not lead.lower().startswith("digest"):
+        secret, tail = text[len(lead) :], ""
+        if lead and not value.quoted and not lead.lower().startswith("digest"):
             # One word is the secret; what follows it may be the rest of a command line.
-            word = first[0] if (first := _WORD.match(value)) else ""
-            value, tail = word, value[len(word) :] + tail
-        if not value.strip(" \t\"'"):  # the quote before a placeholder, say
-            return match[0]
-        kind = "cookie" if "cookie" in name.lower() else "key"
-        return f"{name}{separator}{quote}{lead}{self.placeholder(kind, value)}{tail}"
+            word = first[0] if (first := shapes.WORD.match(secret)) else ""
+            secret, tail = word, secret[len(word) :]
+        bare = secret.strip(" \t\"'")
+        if not _may_be_secret(value.name, bare, assigned=value.assigned):
+            return text
+        return lead + self.placeholder(kind_of(value.name), secret) + tail
 
-    def _assigned(self, match: re.Match[str]) -> str:
-        name, separator, quote, quoted, bare = match.groups()
-        value, tail = quoted or "", ""
-        if bare:
-            value = bare.rstrip(",;)}]")
-            tail = bare[len(value) :]
-        if not _may_be_secret(name, value, assigned=bool(quote) or "=" in separator):
-            return match[0]
-        return f"{name}{separator}{quote or ''}{self.placeholder(_kind(name), value)}{tail}"
-
-    def _prompt(self, match: re.Match[str]) -> str:
-        name, separator, quote, value = match.groups()
-        if len(value.strip()) < MIN_SECRET:
-            return match[0]
-        return f"{name}{separator}{quote}{self.placeholder('prompt', value)}"
+    def _prompts(self, text: str) -> str:
+        found = values(text, _PROMPT_HINT, lambda n: bool(_PROMPT_NAME.fullmatch(n)), quoted=True)
+        return self.hide(
+            "prompt",
+            text,
+            ((v.start, v.end) for v in found if len(text[v.start : v.end].strip()) >= MIN_SECRET),
+        )
 
     def _token_ids(self, match: re.Match[str]) -> str:
         name, separator, ids = match.groups()
@@ -266,31 +216,30 @@ class Redactor:
         return f"{name}{separator}{self.placeholder('tokens', inside)}{ids[len(inside) :]}"
 
     def _base64(self, match: re.Match[str]) -> str:
-        return self.placeholder("base64", match[0]) if _is_base64(match[0]) else match[0]
-
-    def _emails(self, text: str) -> str:
-        if "@" not in text:
-            return text
-        out, position = [], 0
-        at = text.find("@")
-        while at >= 0:
-            start = at
-            while start > max(position, at - 64) and _LOCAL.match(text[start - 1]):
-                start -= 1
-            domain = _DOMAIN.match(text, at + 1) if start < at else None
-            if domain:
-                out += [
-                    text[position:start],
-                    self.placeholder("email", text[start : domain.end()]),
-                ]
-                position = domain.end()
-            at = text.find("@", max(at + 1, position))
-        return "".join([*out, text[position:]])
+        return self.placeholder("base64", match[0]) if shapes.is_base64(match[0]) else match[0]
 
     def _home_paths(self, text: str) -> str:
         if self._home is not None:
             text = self._home.sub("~", text)
-        return _HOMES.sub(lambda m: m[1] + self.placeholder("user", m[2]), text)
+        return shapes.HOMES.sub(self._second("user"), text)
+
+    def _broken(self, match: re.Match[str]) -> str:
+        """A token that is only one with what stands on the next line."""
+        head, gap, tail = match.groups()
+        joint = len(head)
+        if DIGEST.fullmatch(head) or DIGEST.fullmatch(tail):
+            return match[0]
+        if not any(begin + 4 <= joint <= end - 4 for begin, end in opaque_spans(head + tail)):
+            return match[0]
+        return self.placeholder("opaque", head) + gap + self.placeholder("opaque", tail)
+
+    def _rests(self, text: str) -> str:
+        """What a line's width cut off a token that is a placeholder already."""
+        if "\n" not in text:
+            return text
+        return _WRAPPED.sub(
+            lambda m: m[1] + self.placeholder("opaque", m[2]) if _is_rest(m[2]) else m[0], text
+        )
 
     # -------------------------------------------------------------- mapping and models
 
@@ -302,6 +251,10 @@ class Redactor:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             known = self._placeholders[digest] = f"[redacted:{kind}-{self._counts[kind]}]"
         return known
+
+    def hide(self, kind: str, text: str, spans: Iterable[Span]) -> str:
+        """``text`` with placeholders at ``spans``, which come in order."""
+        return _replaced(text, ((*s, self.placeholder(kind, text[slice(*s)])) for s in spans))
 
     def _model(self, model: M) -> M:
         changes: dict[str, Any] = {}
@@ -326,32 +279,50 @@ class Redactor:
             return self._model(value)
         if isinstance(value, dict):
             return {
-                self.redact_value(k): self.redact_value(v, k if isinstance(k, str) else "")
+                self.redact_value(k): self.redact_value(v, _called(k, value))
                 for k, v in value.items()
             }
         if isinstance(value, (list, tuple, set, frozenset)):
-            items, previous = [], name
-            for item in value:
-                items.append(self.redact_value(item, previous))
-                previous = item if isinstance(item, str) and item.startswith("-") else name
-            return type(value)(items)
+            return type(value)(self._items(list(value), name))
         return value
+
+    def _items(self, items: list[Any], name: str) -> Iterator[Any]:
+        """Of a list: an option names what follows it, a header's name its value."""
+        told = name
+        pair = len(items) == 2 and isinstance(items[0], str) and names_a_secret(items[0])
+        for number, item in enumerate(items):
+            option = isinstance(item, str) and item.startswith("-")
+            yield self.redact_value(item, items[0] if pair and number else name if option else told)
+            if option:
+                told = item
+            elif not told.lower().endswith(("key", "keys")):  # vLLM takes several keys
+                told = name
 
     def redact_named(self, value: str, name: str) -> str:
         """``value`` redacted; altogether if ``name`` says that it is a secret."""
-        if names_a_secret(name):
-            bare = value.strip("\"'")
-            if not PLACEHOLDER.fullmatch(bare) and _may_be_secret(name, bare, assigned=True):
-                cleaned = self.redact(value)
-                if not PLACEHOLDER.search(cleaned):
-                    return value.replace(bare, self.placeholder(_kind(name), bare))
-                return cleaned
+        name = name.lstrip("-")
+        bare = value.strip("\"'")
+        if secrecy(name) and not PLACEHOLDER.search(bare):
+            scheme = shapes.SCHEME.match(bare)
+            secret = bare[scheme.end() :] if scheme else bare
+            if _may_be_secret(name, secret, assigned=True):
+                return value.replace(secret, self.placeholder(kind_of(name), secret))
+        if DIGEST.fullmatch(value) and not names_a_digest(name):
+            return self.hide("opaque", value, opaque_spans(value))
         return self.redact(value)
 
 
 def names_a_secret(name: str) -> bool:
     """Whether a field of that name (``api_key``, ``Authorization``) holds a secret."""
-    return bool(_SENSITIVE.fullmatch(name))
+    return secrecy(name.lstrip("-")) >= Secrecy.TOKEN
+
+
+def _called(key: Any, beside: dict[Any, Any]) -> str:
+    """What a value is called: by its key, or by what stands beside it as in Kubernetes."""
+    label = beside.get("name", beside.get("key"))
+    if key in ("value", "Value") and isinstance(label, str):
+        return label
+    return key if isinstance(key, str) else ""
 
 
 def _outside(step: Callable[[str], str], text: str) -> str:
@@ -365,11 +336,33 @@ def _outside(step: Callable[[str], str], text: str) -> str:
     return "".join([*out, step(text[position:])])
 
 
-def _kind(name: str) -> str:
-    name = name.lower()
-    if "cookie" in name:
-        return "cookie"
-    return "password" if re.search(r"pass|pwd|credential", name) else "key"
+def _replaced(text: str, pieces: Iterable[tuple[int, int, str]]) -> str:
+    """``text`` with something else at some places, given in order."""
+    out, position = [], 0
+    for start, end, new in pieces:
+        if start >= position:
+            out += [text[position:start], new]
+            position = end
+    return "".join([*out, text[position:]]) if out else text
+
+
+def _sub(
+    pattern: re.Pattern[str], new: Callable[[re.Match[str]], str], text: str, needs: str
+) -> str:
+    return pattern.sub(new, text) if needs in text else text
+
+
+def _to_the_end(name: str) -> bool:
+    return name.lower().endswith(("authorization", "cookie"))
+
+
+def _is_rest(fragment: str) -> bool:
+    """The end of a token, told from a word, a number and a date."""
+    if is_opaque(fragment):
+        return True
+    letters, digits = any(c.isalpha() for c in fragment), any(c.isdigit() for c in fragment)
+    mixed = fragment != fragment.lower() and fragment[1:] != fragment[1:].lower()
+    return letters and (digits or (mixed and fragment != fragment.upper()))
 
 
 def _may_be_secret(name: str, value: str, *, assigned: bool) -> bool:
@@ -378,26 +371,16 @@ def _may_be_secret(name: str, value: str, *, assigned: bool) -> bool:
     Args:
         assigned: by a sign that prose has not: quotes or ``=``.
     """
-    if not value or value.lower() in _NO_SECRET:
+    if not value or _NO_SECRET.fullmatch(value):
         return False
     if name.lower().endswith("pwd") and value.startswith(("/", "~")):
         return False  # the working directory
-    if name.lower().endswith(("token", "tokens")):
+    told = secrecy(name)
+    numbered = len(value) >= 8 and any(c.isdigit() for c in value)
+    if told is Secrecy.WEAK:
+        return numbered and any(c.isalpha() for c in value)
+    if told is Secrecy.TOKEN:
         if value.isdigit() and len(value) < 9:
             return False
-        if not assigned:
-            return len(value) >= 8 and any(c.isdigit() for c in value)
+        return assigned or numbered or name.strip("-").lower() != "token"
     return True
-
-
-def _is_base64(run: str) -> bool:
-    """Encoded bytes, told from hex digests, paths, identifiers and rulers of dashes."""
-    upper = sum("A" <= c <= "Z" for c in run)
-    lower = sum("a" <= c <= "z" for c in run)
-    if run.startswith("_Z"):  # a mangled C++ name
-        return False
-    if len(run) >= 160:
-        return upper >= 8 and lower >= 8
-    digits = sum(c.isdigit() for c in run)
-    words = run.count("/") + run.count("_") + run.count("-")
-    return min(upper, lower) >= 8 and digits >= 3 and words * 10 < len(run)

@@ -45,6 +45,21 @@ def plain(text: str) -> str:
     return _UNENCODABLE.sub("\ufffd", text).translate(_VISIBLE)
 
 
+# Colours and cursor movements, also as Python, JSON and shells print them.
+_COLOURS: Final = re.compile(
+    r"(?:\x1b|\\{1,15}(?:x1b|u001b|0?33|e))(?:\[[0-9;:?]{0,32}[A-Za-z]|[()][A-Z0-9])", re.IGNORECASE
+)
+_UNSEEN: Final = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+
+
+def without_disguise(text: str) -> str:
+    """``text`` without what no reader sees, and what would hide one word from a pattern: colours,
+    also those printed as escapes, and characters without width."""
+    if "\x1b" in text or "\\" in text:
+        text = _COLOURS.sub("", text)
+    return text if text.isascii() else _UNSEEN.sub("", text)
+
+
 def clip(text: str, limit: int) -> str:
     """At most ``limit`` characters, the cut marked."""
     return text if len(text) <= limit else text[: max(limit - 1, 0)].rstrip() + "…"

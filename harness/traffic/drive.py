@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrepro.evidence import RequestRecord
 from mmrepro.evidence.recorder import Recorder
+from mmrepro.machine.files import write_file
 from mmrepro.traffic.pictures import Picture, noise
 
 if TYPE_CHECKING:  # an HTTP client takes a while to import, and a scenario is often only read
@@ -67,7 +68,7 @@ class Drive:
     def attach(self, name: str, data: bytes) -> Path:
         """Keep a file below ``evidence/``; returns where."""
         path = self.recorder.dir / name
-        path.write_bytes(data)
+        write_file(path, data)
         return path
 
     async def chat(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from mmrepro.errors import UsageError
+from mmrepro.diagnose.discover import parse_url
 from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Health
 from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnosed, Listener, Watch, WatchOptions
@@ -42,10 +42,7 @@ def watch_of(
         diagnose: looks for the cause when a check fails, with a deadline in seconds; None: that
             it failed is only told.
     """
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(
-            f"{url!r} is no address of a server.", hint="mmrepro watch http://HOST:PORT"
-        )
+    parse_url(url)
     sent = dict(headers or {})
     deadline = deadline_s or default_deadline(options.interval_s, health.failures)
     picture = small_picture() if image else None

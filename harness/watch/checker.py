@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from mmrepro.engines import ENGINES
-from mmrepro.probes.base import Probe, ProbeData, run_probe
+from mmrepro.machine.lateness import SHORT, Lateness
+from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
 from mmrepro.probes.data import InferenceData, MetricsData
-from mmrepro.probes.fetch import api_root, fetch
+from mmrepro.probes.fetch import api_root, connection_refused, fetch
+from mmrepro.probes.http import first_model
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.watch.health import Check, CheckOutcome
-from pydantic_core import from_json
+from mmrepro.watch.processes import Processes, Seen
 
-WRONG_FOR_IT = frozenset({400, 401, 403, 404, 405, 422})
-"""Such an answer is about the request, not about the server's health."""
+LATE = 0.3
+"""Part of the deadline after which a request that is not answered yet has its server looked at."""
+MODELS_S = 5.0
 
-# Not the count of finished requests: a frozen vLLM counts those that clients give up on.
-PROGRESS = tuple(
-    name
-    for engine in ENGINES.values()
-    for counter in ("prompt_tokens", "generation_tokens")
-    for name in engine.metrics.get(counter, ())
-)
+
+# Not the count of finished requests: a frozen vLLM counts those that clients give up on. How full
+# the KV cache is moves with each chunk of a long prompt, which counts no token until its end.
+def _metrics(*shorts: str) -> tuple[str, ...]:
+    engines = ENGINES.values()
+    return tuple(name for e in engines for short in shorts for name in e.metrics.get(short, ()))
+
+
+PROGRESS = _metrics("prompt_tokens", "generation_tokens")
+GAUGES = _metrics("kv_usage")
+HINTS = {401: "--header 'Authorization: Bearer KEY'", 404: "--model NAME"}
+HINTS[403] = HINTS[401]
 
 
 class Checker:
     """Sends the checks to ``url``.
+
+    What it says of one is in its own words: a server may answer with whatever it was sent, a key
+    among it, and what a watch says is served to others.
 
     ``model``: the served name; empty: the first that ``/v1/models`` lists, asked once.
     ``image``: a data URL that goes with the text, so that the vision path is checked as well.
@@ -49,7 +61,10 @@ class Checker:
         self.model = model
         self.image = image
         self.headers = dict(headers or {})
+        self._worked = False
+        self._lateness = Lateness()
         self._scratch = tempfile.TemporaryDirectory(prefix="mmrepro-watch-")
+        self._processes = Processes(self.url, Path(self._scratch.name))
 
     def close(self) -> None:
         self._scratch.cleanup()
@@ -57,9 +72,30 @@ class Checker:
     def check(self) -> Check:
         """One check; never raises for what a server does."""
         started = time.monotonic()
-        if not self.model and (why := self._find_model()):
-            return Check(CheckOutcome.FAILED, time.monotonic(), time.monotonic() - started, why)
-        before = self._progress()
+        with Lateness() as self._lateness:
+            verdict, why = self._find_model() or self._ask()
+        return Check(verdict, time.monotonic(), time.monotonic() - started, why)
+
+    def _find_model(self) -> Seen | None:
+        """Ask for the served model, if it is not known; why that failed."""
+        if self.model:
+            return None
+        got = fetch(
+            "GET",
+            f"{self.url}/v1/models",
+            timeout_s=min(MODELS_S, self.deadline_s),
+            max_bytes=1 << 20,
+            headers=self.headers,
+        )
+        if got.status == 200:
+            self.model = first_model(got.body)
+            return None if self.model else (CheckOutcome.ERROR, "/v1/models lists no model")
+        if got.timed_out:
+            return self._silence("/v1/models", {}, (CheckOutcome.SILENT, ""))
+        return self._no_completion("/v1/models", got.status, got.error, {})
+
+    def _ask(self) -> Seen:
+        before = self._signs() or {}
         probe = InferenceProbe(
             self.url,
             self.model,
@@ -67,65 +103,79 @@ class Checker:
             image_data_url=self.image,
             headers=self.headers,
         )
-        data = self._run(probe, self.deadline_s + 1)
-        seconds = time.monotonic() - started
-        if not isinstance(data, InferenceData):
-            return Check(
-                CheckOutcome.UNKNOWN, time.monotonic(), seconds, "the check could not be run"
-            )
-        verdict, why = self._judge(data, before)
-        return Check(verdict, time.monotonic(), seconds, why)
-
-    def _judge(self, data: InferenceData, before: dict[str, float]) -> tuple[CheckOutcome, str]:
-        if data.answered:
-            return CheckOutcome.OK, ""
-        if data.status in WRONG_FOR_IT:
-            return CheckOutcome.UNKNOWN, data.error
-        if data.status == 429:
-            return CheckOutcome.BUSY, "it answered 429: too many requests"
-        if data.status is not None:
-            return CheckOutcome.FAILED, data.error
-        moved = moved_counters(before, self._progress())
-        if moved:
-            return CheckOutcome.BUSY, f"{data.error}; meanwhile {moved[0]} moved: it works"
-        return CheckOutcome.FAILED, data.error
-
-    def _find_model(self) -> str:
-        """Ask for the served model; returns why there is none, or nothing."""
-        timeout_s = min(5.0, self.deadline_s)
-        got = fetch(
-            "GET",
-            f"{self.url}/v1/models",
-            timeout_s=timeout_s,
-            max_bytes=1 << 20,
-            headers=self.headers,
+        box: list[ProbeData | None] = []
+        asking = threading.Thread(
+            target=lambda: box.append(self._run(probe, self.deadline_s + 1)[1]), daemon=True
         )
-        if got.status != 200:
-            return f"/v1/models: {got.error or f'HTTP {got.status}'}"
-        try:
-            name = from_json(got.body)["data"][0]["id"]
-        except (ValueError, KeyError, IndexError, TypeError):
-            return "/v1/models lists no model"
-        if not isinstance(name, str) or not name:
-            return "/v1/models lists no model"
-        self.model = name
-        return ""
+        asking.start()
+        asking.join(LATE * self.deadline_s)
+        seen: Seen = CheckOutcome.SILENT, ""
+        if asking.is_alive():
+            seen = self._processes.look((1 - LATE) * self.deadline_s)
+        asking.join()
+        data = box[0]
+        if not isinstance(data, InferenceData):
+            return CheckOutcome.UNKNOWN, "the check could not be run"
+        if data.answered:
+            self._processes.answered()
+            self._worked = True
+            return CheckOutcome.OK, ""
+        if data.status is None and data.seconds >= 0.9 * data.deadline_s:
+            return self._silence("a small request", before, seen)
+        return self._no_completion("a small request", data.status, data.error, before)
 
-    def _progress(self) -> dict[str, float]:
-        """Counters of work done; empty where there are no metrics."""
-        data = self._run(MetricsProbe(self.url, 2.0, headers=self.headers), 3.0)
-        if not isinstance(data, MetricsData):
-            return {}
-        return {name: v for name in PROGRESS if (v := data.total(name)) is not None}
+    def _no_completion(
+        self, asked: str, status: int | None, error: str, before: Mapping[str, float]
+    ) -> Seen:
+        """It was answered at once, or not taken at all."""
+        if connection_refused(error):
+            return self._processes.absent()
+        if status == 429:
+            return CheckOutcome.BUSY, f"{asked}: 429, too many requests"
+        if status == 200:
+            return CheckOutcome.ERROR, f"{asked}: 200, and no whole completion"
+        if status is not None and status < 500:
+            hint = f" ({HINTS[status]}?)" if status in HINTS else ""
+            return CheckOutcome.UNKNOWN, f"{asked}: {status}{hint}"
+        if dead := self._processes.part_dead():
+            return CheckOutcome.FAILED, dead
+        # A gateway says 502 to 504, and of one that never worked the request may be to blame.
+        if status == 500 and self._worked and before and before == self._signs():
+            return CheckOutcome.SILENT, f"{asked}: 500, and no counter of work moves"
+        told = status or error.partition(":")[0]  # what follows may be the server's own words
+        return CheckOutcome.ERROR, f"{asked}: {told}"
 
-    def _run(self, probe: Probe[ProbeData], seconds: float) -> ProbeData | None:
+    def _silence(self, asked: str, before: Mapping[str, float], seen: Seen) -> Seen:
+        """No answer in time. ``seen``: of its processes, while it was waited for."""
+        told = f"{asked}: no answer in time"
+        after = self._signs()
+        if moved := moved_signs(before, after or {}):
+            return CheckOutcome.BUSY, f"{told}; meanwhile {moved[0]} moved: it works"
+        verdict, why = seen
+        if self._lateness.share > SHORT:
+            return CheckOutcome.ERROR, f"{told}; this machine is short of processors"
+        counted = after is not None and bool(before.keys() & after.keys())
+        mute = after is None and self._processes.near
+        if verdict is CheckOutcome.SILENT and not counted and not mute:
+            return CheckOutcome.ERROR, f"{told}; no counter tells whether it works on others"
+        return verdict, "; ".join(filter(None, [told, why]))
+
+    def _signs(self) -> dict[str, float] | None:
+        """Counters of work done; empty where there are no metrics, None where they are late."""
+        status, data = self._run(MetricsProbe(self.url, 2.0, headers=self.headers), 3.0)
+        if isinstance(data, MetricsData):
+            return {name: v for name in (*PROGRESS, *GAUGES) if (v := data.total(name)) is not None}
+        return None if status is ProbeStatus.TIMED_OUT else {}
+
+    def _run(self, probe: Probe[ProbeData], seconds: float) -> tuple[ProbeStatus, ProbeData | None]:
         folder = Path(self._scratch.name)
         result = run_probe(probe, folder, seconds, phase="check")
         for raw in result.raw:
             (folder / raw).unlink(missing_ok=True)
-        return result.data
+        return result.status, result.data
 
 
-def moved_counters(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
-    """Names of those that grew. A counter that fell (a restart) is no progress of this server."""
-    return [name for name, value in after.items() if name in before and value > before[name]]
+def moved_signs(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:
+    """Names of those that changed. A counter that fell is no progress: a restart."""
+    known = [name for name in after if name in before and after[name] != before[name]]
+    return [name for name in known if after[name] > before[name] or name in GAUGES]

@@ -7,12 +7,19 @@ from enum import StrEnum
 
 
 class CheckOutcome(StrEnum):
-    """What one check says of the server."""
+    """What one check says of the server; only FAILED, SILENT and ABSENT can end liveness."""
 
     OK = "ok"
     BUSY = "busy"
-    """No answer in time, but its own counters moved (or it said 429): overloaded, not frozen."""
+    """No answer in time, but its own counters or its stacks moved (or it said 429): overloaded."""
     FAILED = "failed"
+    """Its process was seen to have ended, or to stand still while the check waited."""
+    SILENT = "silent"
+    """No answer and no counter moved; whether its processes stand still could not be seen."""
+    ABSENT = "absent"
+    """Nothing listens, and it starts, or what became of it cannot be seen."""
+    ERROR = "error"
+    """No answer, or an error: clients get no better one, but a restart may heal nothing."""
     UNKNOWN = "unknown"
     """The check itself is wrong for this server (401, 404): it says nothing about health."""
 
@@ -30,40 +37,55 @@ class Check:
 class Health:
     """Hysteresis: ``failures`` failed checks in a row end liveness, ``successes`` bring it back.
 
-    A server that is busy is alive but not ready: restarting it would throw its work away. Until
-    the first success it is starting: alive, not ready, for at most ``grace_s`` seconds from
-    ``started``; failures count only after that.
+    So do silent ones, once nothing has moved for ``stall_s`` seconds: a prompt may be so long that
+    for a while no counter moves. A server that is busy, or answers with errors, is alive but not
+    ready: restarting it would throw its work away. Until the first success it is starting: alive,
+    not ready, for at most ``grace_s`` seconds from ``started``; failures count only after that.
+    One that is absent after it was there is starting again.
 
     Raises:
         ValueError: a threshold below 1.
     """
 
     def __init__(
-        self, *, failures: int = 2, successes: int = 2, grace_s: float = 600.0, started: float = 0.0
+        self,
+        *,
+        failures: int = 2,
+        successes: int = 2,
+        grace_s: float = 600.0,
+        stall_s: float = 60.0,
+        started: float = 0.0,
     ) -> None:
         if failures < 1 or successes < 1:
             raise ValueError("thresholds are at least 1")
         self.failures = failures
         self.successes = successes
         self.grace_s = grace_s
+        self.stall_s = stall_s
         self.started = started
         self.live = True
         self.starting = True
         self.failed_in_a_row = 0
         self.bad_in_a_row = 0
         self.ok_in_a_row = 0
+        self.silent_since: float | None = None
         self.last: Check | None = None
         self.last_ok_at: float | None = None
 
     @property
     def ready(self) -> bool:
-        """Live, past its start, and neither failing nor busy ``failures`` times in a row."""
+        """Live, past its start, and not ``failures`` times in a row without an answer."""
         return self.live and not self.starting and self.bad_in_a_row < self.failures
 
     @property
-    def undecided(self) -> bool:
+    def confirming(self) -> bool:
         """A failure that is not yet a verdict: the next check should not wait."""
         return self.live and 0 < self.failed_in_a_row < self.failures
+
+    @property
+    def undecided(self) -> bool:
+        """Neither an answer nor long enough a silence."""
+        return self.confirming or (self.live and self.silent_since is not None)
 
     def observe(self, check: Check) -> bool:
         """Take one result; returns whether liveness changed."""
@@ -71,27 +93,40 @@ class Health:
         self.last = check
         if check.verdict is CheckOutcome.OK:
             self._succeed(check)
-        elif check.verdict is CheckOutcome.BUSY:
-            self.bad_in_a_row += 1
-            self.failed_in_a_row = 0
+        elif check.verdict is not CheckOutcome.UNKNOWN:
             self.ok_in_a_row = 0
-        elif check.verdict is CheckOutcome.FAILED:
-            self._fail(check)
+            self.bad_in_a_row += 1
+            if check.verdict is CheckOutcome.ABSENT and not self.starting:
+                self._start_again(check)
+            elif check.verdict in (CheckOutcome.BUSY, CheckOutcome.ERROR):
+                self._forget_failures()
+            elif not self.starting or check.at - self.started >= self.grace_s:
+                self._fail(check)
         return self.live is not before
 
     def _succeed(self, check: Check) -> None:
         self.ok_in_a_row += 1
-        self.failed_in_a_row = self.bad_in_a_row = 0
+        self.bad_in_a_row = 0
+        self._forget_failures()
         self.starting = False
         self.last_ok_at = check.at
         if not self.live and self.ok_in_a_row >= self.successes:
             self.live = True
 
+    def _start_again(self, check: Check) -> None:
+        self._forget_failures()
+        self.starting, self.started, self.live = True, check.at, True
+
+    def _forget_failures(self) -> None:
+        self.failed_in_a_row = 0
+        self.silent_since = None
+
     def _fail(self, check: Check) -> None:
-        self.ok_in_a_row = 0
-        self.bad_in_a_row += 1
-        if self.starting and check.at - self.started < self.grace_s:
-            return
-        self.failed_in_a_row += 1
-        if self.live and self.failed_in_a_row >= self.failures:
+        if self.silent_since is None:
+            self.silent_since = check.at - check.seconds
+        self.failed_in_a_row += check.verdict is not CheckOutcome.SILENT
+        stalled = check.at - self.silent_since >= self.stall_s
+        if self.failed_in_a_row >= self.failures or (
+            stalled and self.bad_in_a_row >= self.failures
+        ):
             self.live = False

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from mmrepro.errors import MmreproError
 from mmrepro.watch.health import Check, CheckOutcome, Health
 
 CONFIRM_PAUSE_S = 0.01
 """Between a first failure and the check that confirms it."""
+RETURN_S = 1.0
+"""From one check's start to the next one's, at most, of a server that is gone: when it starts
+again, it must not be called dead for long."""
 
 
 class Checks(Protocol):
@@ -99,7 +103,7 @@ class Watch:
         what = check.verdict.value + (f": {check.why}" if check.why else "")
         self.listener("check", f"{what} ({check.seconds:.2f} s)")
         if changed and not live:
-            self.listener("dead", f"not live: {self.health.failed_in_a_row} checks failed in a row")
+            self.listener("dead", f"not live: {check.why}")
             self._look()
         elif changed:
             self.listener("live", "live again")
@@ -108,9 +112,13 @@ class Watch:
         return changed
 
     def _pause(self, began: float) -> float:
-        if self.health.undecided:
+        if self.health.confirming:
             return CONFIRM_PAUSE_S
-        return max(0.0, began + self.options.interval_s - time.monotonic())
+        interval_s = self.options.interval_s
+        last = self.health.last
+        if not self.health.live and last is not None and last.seconds < RETURN_S:
+            interval_s = min(interval_s, RETURN_S)
+        return max(0.0, began + interval_s - time.monotonic())
 
     def _look(self) -> None:
         """Diagnose beside the checks: a recovery must not wait for it."""
@@ -131,7 +139,9 @@ class Watch:
         try:
             finding = self.diagnose()
         except Exception as error:  # the watch goes on, whatever becomes of a diagnosis
-            self.listener("error", f"the diagnosis failed: {error}")
+            # Its text may be the server's: only of our own errors it is not.
+            told = error.message if isinstance(error, MmreproError) else type(error).__name__
+            self.listener("error", f"the diagnosis failed: {told}")
             return
         with self.lock:
             self.finding = finding

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -17,16 +20,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+EXCHANGE_S = 10.0
+"""For a whole request and its answer: who takes longer is cut off."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``:PORT`` (every interface), ``HOST:PORT`` or ``PORT`` (loopback). Raises UsageError."""
-    host, colon, port = text.rpartition(":")
+    """``PORT`` or ``:PORT`` (loopback), or ``HOST:PORT``; ``0.0.0.0:PORT`` is every interface.
+    Raises UsageError."""
+    host, _, port = text.rpartition(":")
     if not port.isdigit() or not 0 <= int(port) < 65536:
-        raise UsageError(f"{text!r} is no address.", hint="--http :9400")
-    if not colon:
-        return "127.0.0.1", int(port)
-    return host.strip("[]"), int(port)
+        raise UsageError(f"{text!r} is no address.", hint="--http 127.0.0.1:9400")
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 class WatchServer:
@@ -45,19 +49,55 @@ class WatchServer:
 
         Handler.watch, Handler.registry = watch, registry
         try:
-            self._server = ThreadingHTTPServer(address, Handler)
+            self._server = _Server(address, Handler)
         except OSError as error:
             raise UsageError(
-                f"{address[0] or '*'}:{address[1]} cannot be bound: {error.strerror}.",
+                f"{address[0]}:{address[1]} cannot be bound: {error.strerror}.",
                 hint="--http :0 takes a free port",
             ) from error
-        self._server.daemon_threads = True
         self.address: tuple[str, int] = self._server.server_address[:2]  # type: ignore[assignment]
         threading.Thread(target=self._server.serve_forever, name="watch-http", daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Each exchange in a thread of its own, and none for longer than ``EXCHANGE_S``."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
+        self._until: dict[socket.socket, float] = {}
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._until[request] = time.monotonic() + EXCHANGE_S
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._until.pop(request, None)
+        super().shutdown_request(request)
+
+    def service_actions(self) -> None:
+        """Between two connections, and twice a second."""
+        now = time.monotonic()
+        with self._lock:
+            for late in [r for r, until in self._until.items() if until < now]:
+                del self._until[late]
+                with contextlib.suppress(OSError):
+                    late.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up, or is cut off, is no news."""
+        if not isinstance(sys.exception(), OSError | None):
+            super().handle_error(request, client_address)
 
 
 def state(watch: Watch) -> dict[str, Any]:
@@ -92,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
     watch: Watch
     registry: CollectorRegistry
     server_version = "mmrepro-watch"
-    timeout = 10.0
+    timeout = EXCHANGE_S
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]

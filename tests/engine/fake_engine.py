@@ -1,13 +1,14 @@
 """A FAKE engine: an HTTP front and a thread called EngineCore that misbehaves as asked. No model.
 
-``python fake_engine.py MODE minivllm.server``; prints its port. It calls itself and its metrics as
-minivllm does, so that it is looked at like an engine.
+``python fake_engine.py MODE minivllm.server [PORT]``; prints its port. It calls itself and its
+metrics as minivllm does, so that it is looked at like an engine.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import sys
 import threading
 import time
@@ -15,7 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 MODE = sys.argv[1]
-GARBAGE = {
+ANSWERS = {
+    "well": b'{"choices": [{"message": {"content": "OK"}, "finish_reason": "stop"}]}',
     "html": b"<html>it works</html>",
     "nan": b'{"choices": [{"message": {"content": "!!!!!!!!"}, "finish_reason": "length"}]}',
     "error": b'{"choices": [{"message": {"content": ""}, "finish_reason": "error"}]}',
@@ -39,8 +41,8 @@ class Front(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["Content-Length"]))
-        if MODE in GARBAGE:
-            self._send(200, GARBAGE[MODE])
+        if MODE in ANSWERS:
+            self._send(200, ANSWERS[MODE])
         else:
             threading.Event().wait(60)
 
@@ -74,6 +76,25 @@ def spins_in_python() -> None:
         count = (count + 1) % 1000
 
 
+def layer(depth: int = 12) -> None:
+    sum(range(5_000))
+    if depth:
+        layer(depth - 1)
+
+
+def moves() -> None:
+    """A forward pass of eight deep layers: no few looks find it at one place."""
+    while True:
+        layer()
+        layer()
+        layer()
+        layer()
+        layer()
+        layer()
+        layer()
+        layer()
+
+
 def spins_in_c() -> None:
     """PBKDF2 lets go of the GIL and computes for minutes."""
     hashlib.pbkdf2_hmac("sha256", b"x", b"y", 2_000_000_000)
@@ -92,6 +113,7 @@ def waits_for_work() -> None:
 CORES = {
     "lock": waits_for_lock,
     "python": spins_in_python,
+    "moves": moves,
     "native": spins_in_c,
     "nap": naps_in_c,
 }
@@ -99,7 +121,10 @@ CORES = {
 
 def main() -> None:
     ctypes.CDLL(None).prctl(15, b"MV::EngineCore", 0, 0, 0)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Front)
+    if os.environ.get("FAKE_ENGINE_HOLDS_BACK"):
+        time.sleep(600)
+    port = int(sys.argv[3]) if len(sys.argv) > 3 else 0
+    server = ThreadingHTTPServer(("127.0.0.1", port), Front)
     target = CORES.get(MODE, waits_for_work)
     threading.Thread(target=target, name="EngineCore", daemon=True).start()
     print(server.server_address[1], flush=True)

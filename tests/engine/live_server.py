@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -16,11 +17,16 @@ from typing import Any
 
 from live import COMMAND, wait_for
 from mmrepro.engines import LaunchRequest, get_engine
+from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.environments import cache_root, detect_device, ensure
+from mmrepro.evidence.recorder import Recorder
 from mmrepro.models import TinyModel
 from mmrepro.run.options import StartMode
 from mmrepro.run.starter import MODE_VARIABLE, Starter
+from mmrepro.scenario import Scenario
 from mmrepro.supervise import free_port
+from mmrepro.traffic import Traffic
+from mmrepro.traffic.drive import Drive
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,24 @@ def ask(
     )
     with urllib.request.urlopen(request, timeout=timeout) as answer:
         return json.loads(answer.read())
+
+
+def trigger(scenario: Scenario, url: str, folder: Path) -> None:
+    """What ``mmrepro run`` sends after its gate; an unanswered request is given up soon."""
+
+    async def drive() -> None:
+        recorder = Recorder(folder)
+        traffic = Traffic(url, SERVED_MODEL, recorder)
+        size = scenario.model.image_size()
+        hands = Drive(traffic, recorder, size, scenario.max_model_len, "0.1")
+        hands.deadline_s, hands.suspect_s = 5.0, 2.0
+        try:
+            await scenario.trigger(hands)
+            await hands.collect()
+        finally:
+            await traffic.close()
+
+    asyncio.run(drive())
 
 
 class Load:

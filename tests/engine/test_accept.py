@@ -54,6 +54,7 @@ def engines(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_killed_and_gone_on_with_nothing_is_run_twice(tmp_path: Path) -> None:
     folder = tmp_path / "accepted"
     killed = start(folder)

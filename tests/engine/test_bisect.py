@@ -16,6 +16,7 @@ pytestmark = pytest.mark.engine
 SIDES = {"0.23.0": "reproduced", "0.24.0": "not-reproduced"}
 
 
+@pytest.mark.slow
 def test_the_release_that_fixed_the_ghost_key(tmp_path: Path) -> None:
     folder = tmp_path / "bisection"
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 from live import RunOnce
-from live_server import ask, diagnose, serving
-from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.evidence.recorder import Recorder
+from live_server import ask, diagnose, serving, trigger
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import Drive
 
 PREFILL = "chunked-mm-prefill --variant"
 pytestmark = [
@@ -50,24 +45,6 @@ def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
     fixed = run_once(NAME, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.claim("fixed")["status"] == "confirmed"
-
-
-def trigger(scenario: Scenario, url: str, folder: Path) -> None:
-    """What ``mmrepro run`` sends after its gate; an unanswered request is given up soon."""
-
-    async def drive() -> None:
-        recorder = Recorder(folder)
-        traffic = Traffic(url, SERVED_MODEL, recorder)
-        size = scenario.model.image_size()
-        hands = Drive(traffic, recorder, size, scenario.max_model_len, "0.1")
-        hands.deadline_s, hands.suspect_s = 5.0, 2.0
-        try:
-            await scenario.trigger(hands)
-            await hands.collect()
-        finally:
-            await traffic.close()
-
-    asyncio.run(drive())
 
 
 @pytest.mark.parametrize("scenario", FAULTS, ids=lambda s: s.variant)

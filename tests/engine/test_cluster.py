@@ -173,6 +173,7 @@ class Sleeping:
         return [a.error for a in runs.attempts if a.lost]
 
 
+@pytest.mark.slow
 def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path) -> None:
     # Long enough that what else the machine does counts for little.
     cells, seconds = 10, 2.0

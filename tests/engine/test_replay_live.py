@@ -50,6 +50,7 @@ def ended(folder: Path) -> Counter[tuple[str, str, int]]:
     return Counter((d["digest"], d["how"], d["index"]) for d in lines if d["kind"] == "ended")
 
 
+@pytest.mark.slow
 def test_three_culprits_of_sixty_are_exactly_those(tmp_path: Path) -> None:
     seed = 4
     told = replay(culprits_trace(seed), tmp_path, "--repeat", "1")
@@ -66,6 +67,7 @@ def test_three_culprits_of_sixty_are_exactly_those(tmp_path: Path) -> None:
     assert not any(needed[op]["by"] for op in culprits(seed)), "each was left out by itself"
 
 
+@pytest.mark.slow
 def test_a_fault_of_every_second_server_has_a_rate_with_an_interval(tmp_path: Path) -> None:
     seed = 4
     told = replay(errors_trace(seed, "--fault-probability", "0.5"), tmp_path, "--budget", "90")

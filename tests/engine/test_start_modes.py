@@ -224,7 +224,7 @@ def test_a_usage_error_is_not_tried_again(alone):
 
 
 def test_kill_9_at_random_moments_leaves_nothing(alone):
-    """Five moments of minivllm; benchmarks/warm_kills.py does the same to vLLM, thirty times."""
+    """Five moments of minivllm; benchmarks/hardening/kills.py has more, and other signals."""
     environment = ready()
     shm_before, before = shared_memory(), set(used_by(environment.path))
     moments = random.Random(12)

@@ -12,11 +12,47 @@ import urllib.request
 from datetime import datetime
 from pathlib import Path
 
+import psutil
 import pytest
 from live import COMMAND, listening, processes_in, wait_for
+from live_server import serving, trigger
+from mmrepro.scenario.registry import load_scenario
+from mmrepro.watch.checker import Checker
+from mmrepro.watch.health import Check, CheckOutcome, Health
 
 pytestmark = pytest.mark.engine
 INTERVAL_S = 5.0
+
+
+def test_a_hang_and_a_death_end_liveness_and_a_new_start_is_waited_for(tmp_path: Path):
+    """On minivllm, whose switched-on fault hangs it as vLLM's does."""
+    ghost = next(
+        v for v in load_scenario("borrowed-faults").variants if v.variant == "ghost-key-lru"
+    )
+    options = (*ghost.server_args, "--paper")
+    health = Health(failures=2, grace_s=60.0, started=time.monotonic())
+    with serving("minivllm", "0.1", ghost.model, tmp_path / "server", *options) as server:
+        checker = Checker(server.url, 4.0)
+        for _ in range(2):
+            health.observe(checker.check())
+        assert health.ready, health.last
+        trigger(ghost, server.url, tmp_path)
+        seen: list[Check] = []
+
+        def dead() -> bool:
+            seen.append(checker.check())
+            health.observe(seen[-1])
+            return not health.live
+
+        wait_for(dead, 60, "the end of its liveness")
+        assert [c.verdict for c in seen[-2:]] == [CheckOutcome.FAILED] * 2
+        assert "EngineCore stands still (ImageCache." in seen[-1].why
+        others = [c.why for c in seen if c.verdict is not CheckOutcome.FAILED]
+        assert all("short of processors" in why for why in others)
+        psutil.Process(server.pid).kill()
+        wait_for(lambda: not psutil.pid_exists(server.pid), 10, "its end")
+        assert f"process {server.pid}, which answered before, has ended" in checker.check().why
+    checker.close()
 
 
 def status(url: str) -> int:

@@ -67,10 +67,14 @@ def probed(data: AnyProbeData, phase: str = "check") -> AnyProbeResult:
     )
 
 
-def http(*statuses: int | None) -> HttpData:
+def http(*statuses: int | None, gone: bool = False) -> HttpData:
+    """None: it is late, or nobody listens there any more."""
     paths = ("/health", "/v1/models")
+    told = "refused" if gone else "late"
     answers = [
-        EndpointAnswer(path=p, status=s, seconds=0.01, error="" if s else "refused")
+        EndpointAnswer(
+            path=p, status=s, seconds=0.01, error="" if s else told, timed_out=not (s or gone)
+        )
         for p, s in zip(paths, statuses, strict=True)
     ]
     return HttpData(base_url="http://127.0.0.1:8000", answers=answers)

@@ -77,6 +77,71 @@ def refused(*argv: object, cwd: Path | None = None) -> str:
     return done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bisect", "chunked-mm-prefill", "--by=commit", "--commits"),
+        ("env", "wheelhouse", "vllm", "0.23.0", "--into=house", "--python=3.12", "--have"),
+        ("show",),
+    ],
+)
+def test_a_file_without_end_is_not_read_to_its_end(
+    here: Here, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    with (tmp_path / "huge.py").open("wb") as file:
+        file.truncate(1 << 40)  # it takes no room on the disk
+    said = here(*command, "huge.py")
+    assert said.returncode == ExitCode.USAGE
+    assert "it is too large" in said.stderr
+    os.truncate(tmp_path / "huge.py", 0)
+    assert "it is too large" not in here(*command, "huge.py").stderr
+
+
+@pytest.mark.parametrize("value", ["9" * 400, "1e999", "nan", "-inf"])
+@pytest.mark.parametrize(
+    "option",
+    ["probe http --deadline", "logs x.log --deadline", "env wheelhouse vllm 1 --into=x --max-part",
+     "run x --timeout", "env prune --older-than", "accept --device=cpu --budget"],
+)  # fmt: skip
+def test_a_number_that_no_clock_or_integer_holds(here: Here, option: str, value: str) -> None:
+    Path("x.log").write_text("INFO\n")
+    said = here(*option.split(), value, *(["--python=3.12"] if "wheelhouse" in option else []))
+    assert said.returncode == ExitCode.USAGE
+    words = (option.split()[-1], "is no size", "is no length of time")
+    assert any(one in said.stderr for one in words)
+
+
+def test_a_budget_that_no_timeout_holds(here: Here) -> None:
+    said = here("accept", "--device=cpu", "--budget=30d", "--out=accepted")
+    assert (said.returncode, "more than a week" in said.stderr) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize("command", [("incidents",), ("matrix", "diff"), ("replay",)])
+def test_a_name_that_no_file_can_have(here: Here, command: tuple[str, ...]) -> None:
+    """Whoever looks for it raises OSError, wherever that is."""
+    said = here(*command, "x" * 300)
+    assert said.returncode in (ExitCode.USAGE, ExitCode.INFRASTRUCTURE)
+    assert len(said.stderr.splitlines()) <= 2
+    assert "bug of mmrepro" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("logs", "{}", "--json"),
+        ("logs", "{}", "server.log", "--json"),
+        ("bisect", "mm-prefill-contract", "--mitigation", "{}"),
+        ("probe", "logs", "--log", "{}"),
+    ],
+)
+def test_a_word_that_is_no_utf8(here: Here, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "server.log").write_text("INFO\n")
+    (tmp_path / "no-utf8-\udcff").write_text("INFO x\n")
+    said = here(*(word.format("no-utf8-\udcff") for word in command))
+    assert "bug of mmrepro" not in said.stderr
+    assert "Traceback" not in said.stderr
+
+
 def test_an_unknown_scenario(tmp_path: Path) -> None:
     said = refused("run", "ghost-key-evicton", cwd=tmp_path)
     assert said == (

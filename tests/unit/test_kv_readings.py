@@ -352,7 +352,9 @@ def test_24_blocks_would_be_the_reports_other_number() -> None:
 
 def test_a_front_that_is_gone_is_abnormal() -> None:
     gone = truncated_run()
-    gone.probes = [p if p.probe != "http" else probed(http(None, None)) for p in gone.probes]
+    gone.probes = [
+        p if p.probe != "http" else probed(http(None, None, gone=True)) for p in gone.probes
+    ]
     rows = growth.SCENARIO.symptom_rows(gone, run_facts(growth.SCENARIO))
     assert [r.abnormal for r in rows] == [False, False, True]
 

@@ -199,9 +199,9 @@ def test_a_model_is_walked_whole() -> None:
 )  # fmt: skip
 def test_time_is_linear(bad: str) -> None:
     text = bad * (300_000 // len(bad))
-    started = time.perf_counter()
+    started = time.process_time()  # not the clock's: others may use the machine
     redactor().redact(text)
-    assert time.perf_counter() - started < 4.0
+    assert time.process_time() - started < 4.0
 
 
 def test_odd_text_is_no_error() -> None:

@@ -79,21 +79,21 @@ EXACTLY = {
     "x" * 70 + "@b.org": "x" * 6 + "[redacted:email-1]",
     # encoded bytes: long runs by their letters alone
     UPPER + "b" * 152: "[redacted:base64-1]",
-    UPPER + "b" * 151: UPPER + "b" * 151,
-    UPPER[:7] + "b" * 153: UPPER[:7] + "b" * 153,
+    UPPER + "b" * 151: "[redacted:opaque-1]",
     "B" * 152 + LOWER: "[redacted:base64-1]",
-    "B" * 153 + LOWER[:7]: "B" * 153 + LOWER[:7],
+    "B" * 153 + LOWER[:7]: "[redacted:opaque-1]",
     # shorter ones: letters of both cases, three digits, hardly a word
     f"{SHORT}bbbbbbbb": "[redacted:base64-1]",
-    f"{SHORT[1:]}bbbbbbbbb": f"{SHORT[1:]}bbbbbbbbb",
-    f"{SHORT[:-1]}bbbbbbbbb": f"{SHORT[:-1]}bbbbbbbbb",
+    f"{SHORT[1:]}bbbbbbbbb": "[redacted:opaque-1]",
+    f"{SHORT[:-1]}bbbbbbbbb": "[redacted:opaque-1]",
     UPPER * 6 + LOWER + "1234": "[redacted:base64-1]",
-    UPPER * 6 + LOWER[1:] + "12345": UPPER * 6 + LOWER[1:] + "12345",
+    UPPER * 6 + LOWER[1:] + "12345": "[redacted:opaque-1]",
     f"{SHORT}bb/b/b_b": "[redacted:base64-1]",
     f"{SHORT}b/b/b_b_b-b-b": "[redacted:base64-1]",
-    f"{SHORT}//__--bb": f"{SHORT}//__--bb",
+    f"{SHORT}//__--bb": "[redacted:opaque-1]",
     f"{SHORT}//__--bbb": "[redacted:base64-1]",
-    f"_Z{SHORT}bbbbbbbb": f"_Z{SHORT}bbbbbbbb",
+    f"_Z{SHORT}bbbbbbbb": "[redacted:opaque-1]",
+    f"_Z2{SHORT}bbbbbbbb": f"_Z2{SHORT}bbbbbbbb",
     # homes
     "cd /home/me": "cd ~",
     "/home/bob/x": "/home/[redacted:user-1]/x",
@@ -252,14 +252,18 @@ def test_what_holds_nothing_private_is_the_same_object() -> None:
 
 def test_however_deep_and_in_whatever() -> None:
     value = {
-        "a": [("--api-key", "abcdef", "abcdef"), {"bob@example.com"}],
+        "a": [("--api-key", "abcdef", "ghijkl", "--seed", "a"), {"bob@example.com"}],
         3: {"password": ["abcdef"]},
     }
     assert walked(value=value).value == {
-        "a": [("--api-key", "[redacted:key-1]", "abcdef"), {"[redacted:email-1]"}],
+        "a": [
+            ("--api-key", "[redacted:key-1]", "[redacted:key-2]", "--seed", "a"),
+            {"[redacted:email-1]"},
+        ],
         3: {"password": ["[redacted:key-1]"]},
     }
-    assert walked(things=("api_key", "abcdef")).things == ("api_key", "abcdef")
+    assert walked(things=("api_key", "abcdef", "x")).things == ("api_key", "abcdef", "x")
+    assert walked(things=("x-api-key", "abcdef")).things == ("x-api-key", "[redacted:key-1]")
 
 
 def test_nothing_is_lost_between_placeholders() -> None:

@@ -331,14 +331,14 @@ def test_a_disk_that_is_full_moves_the_incident(
     make: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make(Tiny())
-    first, write = run.journal.folder, folder._replace
+    first, write = run.journal.folder, folder.write_file
 
     def at_the_end(path: Path, text: str) -> None:
         if path.parent == first and run.journal.incident.finished is not None:
             raise OSError(errno.ENOSPC, "No space left on device")
         write(path, text)
 
-    monkeypatch.setattr(folder, "_replace", at_the_end)
+    monkeypatch.setattr(folder, "write_file", at_the_end)
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     incident = run.execute()
@@ -355,7 +355,7 @@ def test_no_room_anywhere_ends_the_server(make: MakeRun, monkeypatch: pytest.Mon
         if run.starter.processes:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folder, "_replace", full)
+    monkeypatch.setattr(folder, "write_file", full)
     with pytest.raises(NoSpace, match="could not be written"):
         run.execute()
     assert [p.stopped for p in run.starter.processes] == [[1.0]]

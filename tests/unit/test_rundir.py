@@ -7,12 +7,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from mmrepro.errors import ExitCode, NoSpace, UnwritableOutput
 from mmrepro.incident import Incident, folder as rundir
 from mmrepro.incident.folder import make_run_dir, write_incident
+from mmrepro.machine.files import replacing
 from mmrepro.text.redact import Redactor
 from simple_incident import incident
 
@@ -172,7 +175,7 @@ def no_write(*_: object, **__: object) -> int:
 
 
 def test_no_room_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Path, "write_text", no_write)
+    monkeypatch.setattr(Path, "replace", no_write)
     with pytest.raises(NoSpace, match="No space left on device"):
         write_incident(incident(), tmp_path, Redactor())
 
@@ -181,19 +184,20 @@ def test_a_write_that_fails_halfway_leaves_the_old_one_whole(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_incident(incident(), tmp_path, Redactor())
-    write_text = Path.write_text
 
-    def halfway(path: Path, text: str, *rest: object, **named: object) -> int:
-        if path.parent == tmp_path:
-            write_text(path, text[: len(text) // 2])
-            no_write()
-        return write_text(path, text, *rest, **named)  # type: ignore[arg-type]
+    @contextmanager
+    def halfway(path: Path) -> Iterator[BinaryIO]:
+        with replacing(path) as file:
+            yield file
+            if path.parent == tmp_path:
+                file.truncate(file.tell() // 2)
+                no_write()
 
-    monkeypatch.setattr(Path, "write_text", halfway)
+    monkeypatch.setattr("mmrepro.machine.files.replacing", halfway)
     folder = write_incident(incident(failure="later"), tmp_path, Redactor())
     assert json.loads((tmp_path / "incident.json").read_text())["failure"] == ""
     assert json.loads((folder / "incident.json").read_text())["failure"] == "later"
-    assert not list(tmp_path.glob(".incident*"))
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_the_file_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +211,8 @@ def test_the_file_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "replace", watched)
     write_incident(incident(), tmp_path, Redactor())
-    assert seen == [".incident.json.tmp"]
+    assert len(seen) == 1
+    assert seen[0].startswith(".mmrepro-")
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udcffb", "\0", "\u2028"])

@@ -107,7 +107,7 @@ def engine_died(evidence: Evidence) -> None:
     evidence.engine_exit = -9
     for probe in ("metrics", "processes", "stacks", "syscalls"):
         drop(evidence, probe, "the process is gone")
-    swap(evidence, http(None, None))
+    swap(evidence, http(None, None, gone=True))
     failed_at_once(evidence)
 
 

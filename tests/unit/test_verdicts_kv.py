@@ -130,7 +130,7 @@ CASES: dict[str, tuple[Change, dict[str, Truth], Outcome]] = {
         DIFFERENT,
     ),
     "the server is gone": (
-        lambda e: swap(e, http(None, None)),
+        lambda e: swap(e, http(None, None, gone=True)),
         {"endpoints-green": NOT_MET},
         DIFFERENT,
     ),
@@ -370,7 +370,7 @@ GROWTH_CASES: dict[str, tuple[Change, dict[str, Truth], Outcome]] = {
         DIFFERENT,
     ),
     "the server dies as well": (
-        lambda e: swap(e, http(None, None)),
+        lambda e: swap(e, http(None, None, gone=True)),
         {"front-lives": NOT_MET},
         DIFFERENT,
     ),

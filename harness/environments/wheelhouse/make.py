@@ -28,6 +28,7 @@ from mmrepro.environments.wheelhouse.model import (
 from mmrepro.environments.wheelhouse.plan import THE_INDEX, Plan, Planned, plan
 from mmrepro.environments.wheelhouse.unneeded import unneeded
 from mmrepro.errors import EnvironmentBuildError, UsageError
+from mmrepro.machine.files import write_file
 from mmrepro.records import Setting, WheelFacts
 
 AT_ONCE = 4  # downloads
@@ -120,8 +121,8 @@ def make(
         ],
     )
     for folder in (into, *(into / part for part in parts)):
-        (folder / install.MANIFEST).write_text(house.model_dump_json(indent=1) + "\n")
-        shutil.copyfile(install.__file__, folder / "install.py")
+        write_file(folder / install.MANIFEST, house.model_dump_json(indent=1) + "\n")
+        write_file(folder / "install.py", Path(install.__file__).read_bytes())
     _check_sizes(into, parts, max_part)
     say("checking what was written")
     check(into)

@@ -66,11 +66,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
             done.set_result(None)
         return done
 
-    def until(moment: float, unless: Future[None] | None = None) -> None:
+    def until(self: Collector, moment: float, unless: Future[None] | None = None) -> None:
         seen.until.append(moment - NOW)
 
     monkeypatch.setattr(Collector, "_start", start)
-    monkeypatch.setattr(Collector, "_until", staticmethod(until))
+    monkeypatch.setattr(Collector, "_until", until)
     monkeypatch.setattr(collect, "_wait", lambda future, moment: seen.waited.append(moment - NOW))
     monkeypatch.setattr(collect.time, "monotonic", lambda: NOW)
     monkeypatch.setattr(discover, "refresh", lambda found: seen.until.append(-1.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looked import Told, collector, told
+from looked import NOW, Told, collector, told
 from made_up import http
 from mmrepro.diagnose import collect
 from mmrepro.diagnose.collect import Collector, LookOptions
@@ -19,7 +19,8 @@ assert told  # a fixture
 
 
 def look(made: Collector, suspicious: bool = False, plain: bool = False) -> None:
-    made.look(lambda evidence: suspicious, plain=plain)
+    if made.look(lambda evidence: suspicious, plain=plain):
+        made.look_on()
 
 
 # ---------------------------------------------------------------- the course of a look
@@ -38,7 +39,7 @@ def test_a_healthy_server_is_read_twice_and_asked_once(tmp_path: Path, told: Tol
     made = collector(tmp_path, "vllm", GREEN)
     made.plan = LookOptions(deadline_s=10.0, model="m", request=False)
     look(made)
-    assert told.labels == ["stacks", "processes", "syscalls", "gpu", "metrics-2"]
+    assert told.labels == ["stacks", "others", "processes", "syscalls", "gpu", "metrics-2"]
     assert told.until == [collect.APART_S]
     assert made.requests == ["GET /metrics"]
 
@@ -55,13 +56,14 @@ def test_a_silent_one_is_looked_at_again_before_the_deadline(tmp_path: Path, tol
     """The request is still on its way: a second round, and the last readings before its end."""
     made = collector(tmp_path, "vllm", GREEN)
     look(made)
-    first, second = ["stacks", "processes", "syscalls"], ["2-stacks", "2-processes", "2-syscalls"]
+    first = ["stacks", "others", "processes", "syscalls"]
+    second = [f"2-{label}" for label in first]
     rest = ["metrics-3", "http-2"]
     assert told.labels == ["inference", *first, "gpu", "metrics-2", *second, *rest]
     # -1.0: the processes are looked at again.
-    assert told.until == pytest.approx([2.0, 6.0, -1.0, 9.2, -1.0])
-    assert told.waited == pytest.approx([3.0, 11.0])
-    assert told.seconds("2-stacks") == pytest.approx(9.2)
+    assert told.until == pytest.approx([2.0, 6.0, -1.0, 8.5, -1.0])
+    assert told.waited == pytest.approx([0.5, 3.0, 11.0])
+    assert told.seconds("2-stacks") == pytest.approx(8.5)
     assert made.inferences == 1
     assert made.requests[0] == "POST /v1/chat/completions"
 
@@ -70,8 +72,32 @@ def test_without_a_request_a_suspect_is_watched_as_long(tmp_path: Path, told: To
     made = collector(tmp_path, "vllm", GREEN)
     made.plan = LookOptions(deadline_s=10.0, request=False)
     look(made, suspicious=True)
-    assert told.labels[-5:] == ["2-stacks", "2-processes", "2-syscalls", "metrics-3", "http-2"]
+    second = ["2-stacks", "2-others", "2-processes", "2-syscalls"]
+    assert told.labels[-6:] == [*second, "metrics-3", "http-2"]
     assert told.waited == []
+
+
+def test_an_answer_at_once_saves_the_stacks(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: Future[None] = Future()
+    done.set_result(None)
+    monkeypatch.setattr(Collector, "_request", lambda self: done)
+    look(collector(tmp_path, "vllm", GREEN))
+    assert told.labels == ["processes", "syscalls", "gpu", "metrics-2"]
+
+
+def test_a_second_look_at_once_is_of_the_core_and_not_before_its_time(
+    tmp_path: Path, told: Told
+) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    assert made.look(lambda evidence: True, plain=False)
+    before = len(told.started)
+    made.look_again_at_once()
+    soon = ["soon-stacks", "soon-processes", "soon-syscalls", "metrics-soon", "http-soon"]
+    assert told.labels[before:] == soon
+    assert told.until[-2:] == [collect.SOONEST_S, -1.0]
+    assert not made._given_up.is_set()
 
 
 def test_an_answered_suspect_is_watched_too(
@@ -94,9 +120,17 @@ def test_a_short_deadline_still_leaves_time_for_stacks(tmp_path: Path, told: Tol
     assert told.seconds("2-stacks") == collect.EVIDENCE_S
 
 
+def test_what_has_no_time_for_an_answer_is_not_asked_again(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    made._end = NOW + collect.WORTH_S - 0.1
+    look(made)
+    assert told.labels[-1] == "metrics-3"
+
+
 def test_the_bounds_of_a_look() -> None:
     assert (collect.FRONT_S, collect.APART_S, collect.GLANCE_S) == (3.0, 2.0, 3.0)
-    assert (collect.SECOND_LOOK, collect.LAST_S, collect.WINDOW_S) == (0.6, 0.8, 1.0)
+    assert (collect.SECOND_LOOK, collect.LAST_S, collect.WINDOW_S) == (0.6, 1.5, 1.0)
+    assert (collect.BESIDE_S, collect.LEAST_S, collect.WORTH_S) == (3.0, 0.3, 1.0)
     assert (collect.EVIDENCE_S, collect.MAX_LOG_BYTES) == (2.5, 536_870_912)
     assert (collect.MAX_LOGS, collect.MAX_SAMPLED, collect.TOKENS) == (8, 6, 8)
     assert LookOptions() == LookOptions(15.0, 5, True, False, "", {})
@@ -164,6 +198,7 @@ def test_the_request_is_small_and_bounded(tmp_path: Path, told: Told) -> None:
     made = collector(tmp_path, plan=LookOptions(deadline_s=7.0, model="m", headers={"A": "b"}))
     assert made._request() is not None
     words, options = (URL, "m", 7.0), {"max_tokens": 8, "headers": {"A": "b"}}
+    options["given_up"] = made._given_up
     assert told.started == [(("inference", words, options), 7.5, "")]
     assert made.target.facts.model == "m"
     assert (made.requests, made.inferences) == (["POST /v1/chat/completions"], 1)
@@ -216,3 +251,13 @@ def test_a_known_release_is_not_asked_for(tmp_path: Path, fetched: Any) -> None:
     collector(tmp_path).ask_release()
     collector(tmp_path, "", release="").ask_release()
     assert fetched[0] == []
+
+
+def test_where_the_front_took_all_the_time_nothing_more_is_begun(
+    tmp_path: Path, told: Told
+) -> None:
+    made = collector(tmp_path, "vllm", GREEN)
+    made._end = NOW + collect.LEAST_S - 0.1
+    look(made)
+    assert told.labels[-1] == "metrics-2"
+    assert told.waited[-1] == pytest.approx(collect.LEAST_S - 0.1)

@@ -46,10 +46,11 @@ def test_the_core_is_sampled_first_and_helpers_never(tmp_path: Path, told: Told)
     made = collector(tmp_path, processes=found, plan=LookOptions(samples=4))
     made._processes_round("2-", 6.0)
     _, words, options = told.probe("2-stacks")
-    assert words == ([FRONT + 2, FRONT, FRONT + 4],)
+    assert words == ([FRONT + 2, FRONT],)
+    assert told.probe("2-others")[1] == ([FRONT + 4],)
     assert options == {
         "samples": 4,
-        "interval_s": pytest.approx(2.5 / 2 / 4 / 3),
+        "interval_s": pytest.approx(2.5 / 2 / 4 / 2),
         "blocking_fallback": False,
         "native": False,
     }
@@ -66,9 +67,11 @@ def test_more_than_one_core_and_many_processes(tmp_path: Path, told: Told) -> No
     made = collector(tmp_path, processes=processes(*roles), plan=LookOptions(native=True))
     made._processes_round()
     pids = told.probe("stacks")[1][0]
-    assert pids == [FRONT + 1, FRONT, FRONT + 2, FRONT + 3, FRONT + 4, FRONT + 5]
+    assert pids == [FRONT + 1, FRONT, FRONT + 2, FRONT + 3]
+    assert told.probe("others")[1] == ([FRONT + 4, FRONT + 5],)
+    assert told.probe("others")[2]["samples"] == collect.OTHERS
     assert told.probe("stacks")[2]["native"] is True
-    assert told.probe("stacks")[2]["interval_s"] == pytest.approx(2.5 / 2 / 5 / 6)
+    assert told.probe("stacks")[2]["interval_s"] == pytest.approx(2.5 / 2 / 5 / 4)
     assert told.seconds("stacks") == 7.5
     many = collector(tmp_path, plan=LookOptions(samples=500))
     many._processes_round()
@@ -166,7 +169,8 @@ def test_a_probes_result_is_kept_under_its_label(
 ) -> None:
     seen: list[Any] = []
 
-    def run(probe: Any, folder: Path, seconds: float, *, phase: str, label: str) -> Any:
+    def run(probe: Any, folder: Path, seconds: float, *, phase: str, label: str, mask: Any) -> Any:
+        assert mask is made.recorder.mask
         seen.append((probe, folder, seconds, phase, label))
         return probed(answer())
 
@@ -190,13 +194,18 @@ def test_a_probes_result_is_kept_under_its_label(
 # ---------------------------------------------------------------- waiting
 
 
-def test_waiting_ends_with_the_moment_or_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ends_with_the_moment_or_with_the_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr(collect.time, "monotonic", lambda: NOW)
     monkeypatch.setattr(collect.time, "sleep", slept.append)
-    Collector._until(NOW + 2)
-    Collector._until(NOW - 2)
+    made = collector(tmp_path)
+    made._until(NOW + 2)
+    made._until(NOW - 2)
     assert slept == [2, 0]
+    made._until(NOW + 60)
+    assert slept.pop() == made.plan.deadline_s + collect.BESIDE_S
     waits: list[float] = []
 
     class Pending:
@@ -205,7 +214,7 @@ def test_waiting_ends_with_the_moment_or_with_the_request(monkeypatch: pytest.Mo
             raise TimeoutError
 
     pending: Any = Pending()
-    Collector._until(NOW + 3, unless=pending)
+    made._until(NOW + 3, unless=pending)
     collect._wait(pending, NOW - 3)
     assert (waits, slept) == ([3, 0], [2, 0])
     never: Future[None] = Future()

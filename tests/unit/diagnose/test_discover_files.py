@@ -215,3 +215,10 @@ def test_a_long_command_of_a_proxy_is_cut(monkeypatch: pytest.MonkeyPatch) -> No
     own = Target(target(processes=[]), ENGINES["vllm"])
     discover._check_root(own, Signs(("VLLM::EngineCore",)))
     assert own.unseen == []
+
+
+def test_a_log_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    found = Target(target(engine="", logs=[str(tmp_path / "fifo")]), None)
+    discover.name_engine_by_log(found)
+    assert found.engine is None

@@ -57,7 +57,7 @@ def test_a_server_of_another_machine() -> None:
         ServerState.UNREACHABLE,
         "http://127.0.0.1:8000: nothing answers there.",
     )
-    assert silent.why == ["/health: refused", "/v1/models: refused"]
+    assert silent.why == ["/health: late", "/v1/models: late"]
     assert silent.advice == ["run mmrepro on the machine of the server to see its processes"]
     dead = said(refused(), **REMOTE)
     assert dead.state is ServerState.DEAD
@@ -227,7 +227,7 @@ def test_answers_beside_endpoints_that_are_late_or_unwell() -> None:
     assert late.sentence == (
         "Requests are answered, but /health and /v1/models gave no answer in time."
     )
-    assert late.why[1] == "its front says: /health refused, /v1/models refused"
+    assert late.why[1] == "its front says: /health late, /v1/models late"
     assert len(late.why) == 3
     unwell = said(http(503, 200), answer(0.1))
     assert unwell.sentence == "Requests are answered, but an endpoint says that it is not well."
@@ -253,6 +253,10 @@ def test_requests_that_fail() -> None:
     ]
     broken = said(GREEN, failed(None, "reset"))
     assert broken.sentence == "It is up, but a small valid request fails: the connection broke."
+    cut = "no complete answer in 15.0 s in the body of a 200 answer"
+    begun = said(GREEN, failed(None, cut, 15))
+    assert begun.state is ServerState.FAILING
+    assert begun.sentence.endswith("fails: its answer began, and did not end in time.")
     full = said(GREEN, failed(429, "f" * 999), *still())
     assert full.sentence == "It turns requests away: HTTP 429."
     assert full.why[0] == "f" * 300

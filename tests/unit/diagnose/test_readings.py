@@ -38,6 +38,7 @@ def view(*data: AnyProbeData, **facts: Any) -> View:
         (SILENCE, "silent"),
         (failed(None, "late", 13.5), "silent"),
         (failed(None, "reset", 13.4), "failed"),
+        (failed(None, "no complete answer in 15.0 s in the body of a 200 answer", 15), "failed"),
         (failed(200, "ended with finish_reason 'error'"), "failed"),
         (failed(200, "not JSON"), "malformed"),
         (failed(429, "full"), "overload"),

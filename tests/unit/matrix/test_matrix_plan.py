@@ -329,7 +329,7 @@ def test_times(text: str, wanted: float) -> None:
     assert quantity.seconds(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["", "0", "m", "4x", "5m3", "-4m", "1h m"])
+@pytest.mark.parametrize("text", ["", "0", "m", "4x", "5m3", "-4m", "1h m", "99999999d", "9" * 400])
 def test_no_times(text: str) -> None:
     with pytest.raises(UsageError):
         quantity.seconds(text)
@@ -342,7 +342,7 @@ def test_sizes(text: str, wanted: int) -> None:
     assert quantity.size(text) == wanted
 
 
-@pytest.mark.parametrize("text", ["", "0G", "G", "4X", "-4G"])
+@pytest.mark.parametrize("text", ["", "0G", "G", "4X", "-4G", "9" * 400, "9999999T"])
 def test_no_sizes(text: str) -> None:
     with pytest.raises(UsageError):
         quantity.size(text)

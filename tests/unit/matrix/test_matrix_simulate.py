@@ -345,6 +345,13 @@ def test_a_plan_of_its_own_needs_no_index(asked: Path) -> None:
     assert "1 cell in 1 environment" in told
 
 
+@pytest.mark.parametrize("more", ["--machines=4096", f"--machines={'1000,' * 40}1", "--jobs=64"])
+def test_what_would_take_minutes(asked: Path, more: str) -> None:
+    with pytest.raises(MmreproError, match="would take minutes") as caught:
+        command("--cells", "10000", more)
+    assert caught.value.exit_code == 2
+
+
 @pytest.mark.parametrize("machines", ["0", "two", "1,", "5000"])
 def test_numbers_of_machines(asked: Path, machines: str) -> None:
     with pytest.raises(MmreproError, match="is not numbers from 1 to 4096") as caught:

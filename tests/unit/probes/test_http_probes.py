@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 import threading
 import time
@@ -16,12 +17,26 @@ from hypothesis import example, given, strategies as st
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.http import MAX_BODY_BYTES, HttpProbe
 from mmrepro.probes.inference import InferenceProbe, read_completion
-from mmrepro.probes.metrics import MetricsProbe, parse_metrics
+from mmrepro.probes.metrics import MAX_LINES, MetricsProbe, parse_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
 Behave = Callable[[socket.socket], None]
 
 OK_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n"
+
+
+def read_request(connection: socket.socket) -> None:
+    """All of it: who closes with something unread resets the connection, and the answer is lost."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        if not (more := connection.recv(65536)):
+            return
+        data += more
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    left = (int(length[1]) if length else 0) - len(body)
+    while left > 0 and (more := connection.recv(65536)):
+        left -= len(more)
 
 
 @contextmanager
@@ -33,7 +48,7 @@ def raw_server(behave: Behave) -> Iterator[str]:
         with connection:
             connection.settimeout(10)
             try:
-                connection.recv(65536)
+                read_request(connection)
                 behave(connection)
                 if behave is never_answers:
                     stop.wait(10)
@@ -172,11 +187,13 @@ def test_an_address_that_is_none_is_an_error(evidence):
     assert all(a.status is None and a.error for a in answers)
 
 
-def test_what_was_asked_before_the_deadline_is_kept(evidence):
+def test_silent_endpoints_take_the_time_of_one(evidence):
     with raw_server(never_answers) as url:
         result = run_probe(HttpProbe(url, ["/a", "/b"], timeout_s=5), evidence, 0.3)
-    assert result.status is ProbeStatus.TIMED_OUT
-    assert [a.path for a in result.data.answers] == ["/a"]
+        late = run_probe(HttpProbe(url, ["/a"]), evidence, 0.0)
+    assert [(a.path, a.timed_out) for a in result.data.answers] == [("/a", True), ("/b", True)]
+    assert result.seconds < 3
+    assert late.status is ProbeStatus.TIMED_OUT
 
 
 # ------------------------------------------------------------------ inference
@@ -346,6 +363,24 @@ def test_without_metrics_it_says_why(behave, status, reason, evidence):
         result = run_probe(MetricsProbe(url, timeout_s=0.3), evidence, 3)
     assert result.status is status
     assert reason in result.reason
+
+
+@pytest.mark.parametrize("line", ['m{{n="{}"}} 1', "{} is {{ no metric"])
+def test_more_metrics_than_any_server_has_are_not_read(line, evidence):
+    body = "\n".join(map(line.format, range(MAX_LINES + 1))).encode()
+    with raw_server(says(200, body)) as url:
+        result = run_probe(MetricsProbe(url), evidence, 30)
+    assert result.status is ProbeStatus.UNAVAILABLE
+    assert "answers more than 50,000 lines of metrics" in result.reason
+    assert (evidence / "metrics-metrics.txt").read_bytes() == body
+
+
+def test_half_of_the_metrics_does_not_tell_that_one_is_absent(evidence, monkeypatch):
+    monkeypatch.setattr("mmrepro.probes.metrics.MAX_BODY_BYTES", len(EXPOSITION) // 2)
+    with raw_server(says(200, EXPOSITION.encode())) as url:
+        result = run_probe(MetricsProbe(url), evidence, 3)
+    assert result.status is ProbeStatus.UNAVAILABLE
+    assert "answers more than 0 MiB" in result.reason
 
 
 metric_like = st.lists(

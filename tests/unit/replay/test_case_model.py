@@ -222,7 +222,7 @@ def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
         read_case(tmp_path / "none.json")
     with (tmp_path / "large.json").open("wb") as large:
         large.truncate(MAX_CASE_BYTES + 1)
-    with pytest.raises(UsageError, match="larger than 64 MiB"):
+    with pytest.raises(UsageError, match="more than 64 MiB"):
         read_case(tmp_path / "large.json")
     (tmp_path / "file").touch()
     with pytest.raises(UnwritableOutput, match="cannot be written"):

@@ -170,7 +170,8 @@ def test_a_long_log_keeps_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_does_not_fit_is_left_out_and_told(tmp_path: Path) -> None:
-    noise = "".join(hashlib.sha256(str(n).encode()).hexdigest() + "\n" for n in range(30_000))
+    digests = (hashlib.sha256(str(n).encode()).hexdigest() for n in range(40_000))
+    noise = "".join(f"{int(digest, 16)}\n" for digest in digests)
     raw: dict[str, str | bytes] = {"engine.log": "short\n", "z.txt": noise}
     folder = write_run(tmp_path, sample_incident(), raw)
     target, members = bundle(folder, max_bytes=1 << 20)

@@ -39,13 +39,13 @@ def test_what_was_written_is_read_back(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b"", "not valid JSON"),
-        (b'{"schema_version": 1,', "not valid JSON"),
-        (b"\xff\xfe", "not valid JSON"),
-        (b"[1]", "top level"),
+        (b"", "Invalid JSON"),
+        (b'{"schema_version": 1,', "Invalid JSON"),
+        (b"\xff\xfe", "Invalid JSON"),
+        (b"[1]", "should be an object"),
         (b'{"schema_version": 7, "mmrepro_version": "9"}', "schema version 7"),
         (b'{"schema_version": 1}', "does not follow the incident schema"),
-        (b"[" * 100_000, "not valid JSON"),
+        (b"[" * 100_000, "Invalid JSON"),
     ],
 )
 def test_a_bad_file_is_one_plain_sentence(tmp_path: Path, content: bytes, says: str) -> None:
@@ -63,7 +63,7 @@ def test_a_missing_or_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(BadIncident, match=r"holds no incident\.json"):
         reports.load(tmp_path)
     (tmp_path / "incident.json").mkdir()
-    with pytest.raises(BadIncident, match="not a file"):
+    with pytest.raises(BadIncident, match="it is a folder"):
         reports.load(tmp_path)
     (tmp_path / "incident.json").rmdir()
     (tmp_path / "incident.json").write_bytes(b" " * 100)

@@ -1,0 +1,178 @@
+"""What stands behind a name in a text, however it is written there.
+
+``name=value``, ``name: 'value'``, ``"name": "value"`` with any depth of escapes, ``--name value``,
+``['--name', 'value']``, ``(b'name', b'value')``, ``name%3Dvalue``, ``<name>value</name>``, lines of
+an environment, and a name beside its value as Kubernetes has them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+MAX_VALUE: Final = 4096
+_MAX_NAME: Final = 64
+_MAX_ITEMS: Final = 32
+
+_QUOTE: Final = r"""(?:\\{0,15}["'`]|%2[27]|&quot;|&\#(?:3[49]|x2[27]);)"""
+_GAP: Final = r"(?:\s|\\{1,15}[nrt]){0,24}"
+_SIGN: Final = r"(?:=>|:=|={1,2}|:(?!/)|%3[aAdD](?:%20|\+){0,2})"
+_AFTER: Final = re.compile(
+    rf"""(?:(?P<close>{_QUOTE})\]?)? [ \t]{{0,8}}
+    (?: (?P<beside>[,;]?{_GAP}(?:-[ ])?{_QUOTE}?[vV]alue{_QUOTE}?[ \t]{{0,4}}[:=][ \t]{{0,4}})
+      | (?P<sign>{_SIGN}) [ \t]{{0,8}} (?:[|>][-+]?{_GAP})?
+      | (?P<comma>,) \s{{0,24}}
+      | (?P<angle>>)
+      | (?P<space>[ \t]) [ \t]{{0,8}}
+    )
+    (?:(?:Secret\w{{0,8}}|str|bytes)\()? (?P<open>[\[({{]{{0,2}}) \s{{0,24}}""",
+    re.VERBOSE,
+)
+_OPENING: Final = re.compile(rf"""(?:[bBrRuUfF]{{1,2}}(?=\\*["']))?({_QUOTE})""")
+_BEFORE: Final = re.compile(rf"{_QUOTE}\Z")
+_NEXT_ITEM: Final = re.compile(rf"""\s{{0,24}},\s{{0,24}}(?:[bBrRuUfF]{{1,2}})?({_QUOTE})""")
+_BARE: Final = re.compile(
+    r"""(?!["'&\[(\\])(?:(?!\\+[nrtfbux0"'`]|%2[0267cC]|%0[aAdD]|,[A-Za-z_][\w.-]*[=:])"""
+    r"""[^\s"'`&<>\x00-\x1f])+"""
+)
+_MORE: Final = re.compile(
+    r"((?:[ \t]{1,8}(?!-)[^\s\"'\[\]{}]+){1,8})(?=[ \t]+-|[ \t]*(?:[\r\n\"']|$))"
+)
+_ENVIRONMENT: Final = re.compile(r"(?:\A|[\n\0])[ \t]*(?:export |declare -x |setenv |set )?\Z")
+_PART: Final = re.compile(r"[A-Za-z0-9_-]")
+_OPTION_AROUND: Final = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]{0,32}\.(?:[\w-]{1,32}\.){0,4}\Z")
+"""What stands before the last part of ``--spring.datasource.password``."""
+_END_OF_LINE: Final = re.compile(r"[\r\n\0]|\\+[nr]")
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value's place in the text.
+
+    Attributes:
+        assigned: by a sign that prose has not: quotes, ``=`` or an option.
+        quoted: it fills its quotes; a bare one of a header may have other words behind it.
+    """
+
+    start: int
+    end: int
+    name: str
+    assigned: bool
+    quoted: bool
+
+
+def values(
+    text: str,
+    hint: re.Pattern[str],
+    wanted: Callable[[str], bool],
+    *,
+    whole_line: Callable[[str], bool] = lambda name: False,
+    quoted: bool = False,
+) -> Iterator[Value]:
+    """The values of the names in ``text`` that hold ``hint`` and are ``wanted``, in order.
+
+    Args:
+        whole_line: of such a name a value without quotes goes to the end of its line.
+        quoted: only values in quotes, and no options.
+    """
+    position = 0
+    while found := hint.search(text, position):
+        start, end = _name_around(text, *found.span())
+        name = text[start:end]
+        position = max(end, found.end())
+        if not wanted(name.lstrip("-")):
+            continue
+        for value in _behind(text, start, end, whole_line(name.lstrip("-")), quoted):
+            yield value
+            position = max(position, value.end)
+
+
+def _name_around(text: str, start: int, end: int) -> tuple[int, int]:
+    least, most = max(0, start - _MAX_NAME), min(len(text), end + _MAX_NAME)
+    while start > least and _PART.match(text, start - 1):
+        start -= 1
+    while end < most and _PART.match(text, end):
+        end += 1
+    if start > 0 and text[start - 1] == "\\" and text[start] in "nrt" and end - start > 3:
+        start += 1
+    return start, end
+
+
+def _behind(text: str, start: int, end: int, line: bool, quoted: bool) -> Iterator[Value]:
+    name = text[start:end]
+    dotted = _OPTION_AROUND.search(text[max(0, start - _MAX_NAME) : start])
+    option = (name.startswith("-") or dotted is not None) and not quoted
+    if (after := _AFTER.match(text, end)) is None or "{" in after["open"]:
+        return
+    closed = after["close"]
+    if after["comma"] and not (closed and not quoted):
+        return
+    if after["angle"] and (quoted or text[start - 1 : start] not in ("<", ".", closed)):
+        return
+    if after["space"] and not option:
+        return
+    at = after.end()
+    opening = _OPENING.match(text, at)
+    assigned = bool(opening) or option or "=" in (after["sign"] or "") or bool(after["beside"])
+    if opening is not None:
+        stop = _closing(text, opening.end(), opening[1])
+        yield Value(opening.end(), stop, name, assigned, True)
+        several = after["open"] or (after["comma"] and option and name.lower().endswith("key"))
+        for _ in range(_MAX_ITEMS if several else 0):
+            item = _NEXT_ITEM.match(text, min(stop + len(opening[1]), len(text)))
+            if item is None or (after["comma"] and text[item.end() : item.end() + 1] == "-"):
+                return
+            stop = _closing(text, item.end(), item[1])
+            yield Value(item.end(), stop, name, True, True)
+        return
+    if quoted or after["open"] or after["comma"]:
+        return
+    sign = after["sign"] or ""
+    held = _BEFORE.search(text[max(0, start - 16) : start]) if sign and not closed else None
+    if held is not None:  # "K=V with spaces", 'Name: value'
+        stop = _closing(text, at, held[0])
+    else:
+        stop = _bare_end(text, at, line or ("=" in sign and _in_environment(text, start)))
+    if stop <= at:
+        return
+    yield Value(at, stop, name, assigned or held is not None, False)
+    if after["space"] and name.lower().endswith(("key", "keys")):
+        more = _MORE.match(text, stop)
+        for word in re.finditer(r"\S+", more[1]) if more else ():
+            yield Value(stop + word.start(), stop + word.end(), name, True, False)
+
+
+def _in_environment(text: str, start: int) -> bool:
+    """Whether a line of an environment begins at ``start``, whose value has no quotes to end it."""
+    head = text[max(0, start - 24) : start]
+    return text[start : start + 1].isupper() and bool(_ENVIRONMENT.search(head))
+
+
+def _bare_end(text: str, at: int, line: bool) -> int:
+    """Where a value without quotes ends; ``line``: with its line."""
+    limit = min(len(text), at + MAX_VALUE)
+    if line:
+        found = _END_OF_LINE.search(text, at, limit)
+        return found.start() if found else limit
+    bare = _BARE.match(text, at, limit)
+    return at + len(bare[0].rstrip(",;)}]")) if bare else at
+
+
+def _closing(text: str, at: int, quote: str) -> int:
+    """Where the quote that opened before ``at`` is closed; else the end of the line."""
+    limit = min(len(text), at + MAX_VALUE)
+    line = text.find("\n", at, limit)
+    limit = line if line >= 0 else limit
+    depth = quote.count("\\")
+    sign = quote.lstrip("\\")
+    search = at
+    while (found := text.find(sign, search, limit)) >= 0:
+        slashes = 0
+        while found - slashes > at and text[found - slashes - 1] == "\\":
+            slashes += 1
+        if sign[0] in "%&" or (slashes % 2 == 0 if depth == 0 else slashes <= depth):
+            return found - slashes if depth else found
+        search = found + len(sign)
+    return limit

@@ -1,0 +1,137 @@
+"""What the processes behind a watched URL show, where they can be seen: an end, a standstill."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrepro.diagnose import discover, general
+from mmrepro.diagnose.discover import Target
+from mmrepro.diagnose.frozen import Stance, stance
+from mmrepro.diagnose.readings import View
+from mmrepro.evidence import Evidence
+from mmrepro.incident.diagnosis import ServerState
+from mmrepro.probes.base import run_probe
+from mmrepro.probes.stacks import StacksProbe
+from mmrepro.supervise import procfs
+from mmrepro.watch.health import CheckOutcome
+
+SAMPLES = 5
+
+Seen = tuple[CheckOutcome, str]
+
+
+@dataclass
+class _Root:
+    """The process that answered. ``alive_at``: when it was last seen to live, in clock ticks after
+    boot."""
+
+    pid: int
+    start: int
+    command: list[str]
+    alive_at: int
+
+
+class Processes:
+    """The processes behind ``url``. Nothing is asked of the server, and none is paused."""
+
+    def __init__(self, url: str, scratch: Path) -> None:
+        self._url = url
+        self._scratch = scratch
+        self._target: Target | None = None
+        self._root: _Root | None = None
+        self._silence = Evidence()
+
+    @property
+    def near(self) -> bool:
+        """No network lies between: it runs on this machine."""
+        return self._found().facts.place != "remote"
+
+    def answered(self) -> None:
+        """It works: what was seen of a silence before is over."""
+        self._silence = Evidence()
+        if self._root is not None and not self._alive(self._root):
+            self._target = self._root = None
+        self._found()
+
+    def absent(self) -> Seen:
+        """Nothing listens any more: whether it has ended, or starts."""
+        root = self._root
+        if root is None:
+            return CheckOutcome.ABSENT, "nothing listens there"
+        if self._alive(root):
+            return CheckOutcome.SILENT, f"process {root.pid} lives, and does not listen any more"
+        ended = f"process {root.pid}, which answered before, has ended"
+        if again := _started_again(root):
+            return CheckOutcome.ABSENT, f"{ended}; process {again} has its command: it starts"
+        return CheckOutcome.FAILED, ended
+
+    def part_dead(self) -> str:
+        """Which process of the engine has ended, while others live; "": none is seen to."""
+        target = self._found()
+        discover.refresh(target)
+        dead = general.at_once(Evidence(), target.facts)
+        part = dead is not None and dead.state is ServerState.PART_DEAD
+        return dead.sentence if dead is not None and part else ""
+
+    def look(self, seconds: float) -> Seen:
+        """Where its threads are, while it keeps a request waiting; for ``seconds``.
+
+        What was seen in the silent checks before counts as well: what moves now and then works.
+        """
+        unseen = CheckOutcome.SILENT, ""
+        target = self._found()
+        if target.engine is None or target.facts.root_pid is None:
+            return unseen
+        if dead := self.part_dead():
+            return CheckOutcome.FAILED, dead
+        if any(p.state in "Tt" for p in target.facts.processes):
+            return CheckOutcome.SILENT, "it is stopped by a signal"
+        view = View(target.facts, self._silence)
+        pids = [pid for pid in (view.core_pid, target.facts.root_pid) if pid is not None]
+        probe = StacksProbe(pids, SAMPLES, seconds / SAMPLES, locals=False, blocking_fallback=False)
+        result = run_probe(probe, self._scratch, seconds, phase="check")
+        self._silence.probes.append(result)  # type: ignore[arg-type] # as AnyProbeResult
+        for raw in result.raw:
+            (self._scratch / raw).unlink(missing_ok=True)
+        found, place = stance(view)
+        if found is Stance.UNSEEN:
+            return unseen
+        if found is Stance.MOVES:
+            return CheckOutcome.SILENT, f"its stacks move ({place})"
+        how = "stands still" if found is Stance.STANDS else "idles while a request waits"
+        return CheckOutcome.FAILED, f"{target.facts.role_of(view.core_pid) or 'it'} {how} ({place})"
+
+    def _found(self) -> Target:
+        if self._target is None:
+            self._target = target = discover.find(self._url)
+            pid = target.facts.root_pid
+            status = None if pid is None else procfs.stat(pid)
+            if pid is not None and status is not None:
+                self._root = _Root(pid, status[2], discover.command_of(pid), _now())
+                discover.name_engine(target, frozenset())
+        return self._target
+
+    @staticmethod
+    def _alive(root: _Root) -> bool:
+        now = _now()
+        alive = procfs.alive(root.pid, root.start)
+        root.alive_at = now if alive else root.alive_at
+        return alive
+
+
+def _started_again(root: _Root) -> int | None:
+    """A process of the same command that started after ``root`` was last seen alive."""
+    for pid in procfs.pids():
+        status = procfs.stat(pid)
+        later = status and status[0] not in "ZX" and status[2] >= root.alive_at
+        if later and discover.command_of(pid) == root.command:
+            return pid
+    return None
+
+
+def _now() -> int:
+    """In clock ticks after boot, as processes' start times are."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))

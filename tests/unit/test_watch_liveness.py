@@ -1,0 +1,282 @@
+"""What ends liveness: a process that is seen to have ended or to stand still, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from fake_server import Reply, answering, completion, http, in_turn, serving, silent, then_silent
+from mmrepro.machine.lateness import SHORT, Lateness
+from mmrepro.watch.checker import GAUGES, PROGRESS, Checker
+from mmrepro.watch.health import Check, CheckOutcome, Health
+
+T = TypeVar("T")
+MODELS = http(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
+
+
+def routed(post: Reply, models: bytes = MODELS, other: bytes = http(404, b"no")) -> Reply:
+    """A FAKE server: ``post`` answers completions, ``models`` /v1/models, ``other`` the rest."""
+
+    async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
+        if request.startswith(b"POST"):
+            return await post(request, writer)
+        raw = models if request.startswith(b"GET /v1/models") else other
+        return await answering(raw)(request, writer)
+
+    return reply
+
+
+def against(reply: Reply, watched: Callable[[str], T]) -> T:
+    async def main() -> T:
+        async with serving(reply) as server:
+            return await asyncio.to_thread(watched, server.url)
+
+    run: Awaitable[T] = main()
+    return asyncio.run(run)  # type: ignore[arg-type]
+
+
+def lived(url: str, checks: int = 4) -> tuple[Health, list[CheckOutcome]]:
+    """A watch with neither patience nor grace."""
+    checker, health = Checker(url, 0.3), Health(failures=2, grace_s=0.0)
+    try:
+        for _ in range(checks):
+            health.observe(checker.check())
+    finally:
+        checker.close()
+    return health, [health.last.verdict] if health.last else []
+
+
+@pytest.mark.parametrize("status", [301, 302, 400, 401, 403, 404, 405, 407, 418, 429, 451])
+def test_a_models_list_that_is_refused_ends_no_liveness(status: int) -> None:
+    reply = routed(answering(http(200, completion())), models=http(status, b"no"))
+    health, _ = against(reply, lived)
+    assert health.live
+    assert not health.ready
+
+
+@pytest.mark.parametrize("status", [500, 501, 502, 503, 504, 529])
+def test_an_error_that_is_answered_ends_readiness_and_no_liveness(status: int) -> None:
+    health, _ = against(routed(answering(http(status, b"down"))), lived)
+    assert health.live
+    assert not health.ready
+    health, _ = against(routed(silent, models=http(status, b"down")), lived)
+    assert health.live
+
+
+@pytest.mark.parametrize(
+    "post",
+    [
+        answering(http(200, b"<html>log in</html>")),
+        answering(b""),
+        answering(b"garbage\r\n\r\n"),
+        then_silent(b"HTTP/1.1 200 OK\r\n"),
+        silent,
+    ],
+    ids=["login page", "closed", "garbage", "half an answer", "silence and no counters"],
+)
+def test_what_shows_no_process_that_stands_ends_no_liveness(post: Reply) -> None:
+    health, _ = against(routed(post), lived)
+    assert health.live
+    assert not health.ready
+
+
+def test_a_name_that_does_not_resolve_ends_no_liveness() -> None:
+    health, _ = lived("http://no-such-host.invalid:8000")
+    assert health.live
+    assert not health.ready
+
+
+# ------------------------------------------------------------------ counters
+
+
+def counting(post: Reply, metric: str, *values: float) -> Reply:
+    """``post`` for completions; /metrics tells ``values`` of ``metric`` in turn, then the last."""
+    left = list(values)
+
+    async def reply(request: bytes, writer: asyncio.StreamWriter) -> None:
+        value = left.pop(0) if request.startswith(b"GET /metrics") and len(left) > 1 else left[0]
+        metrics = http(200, f"{metric} {value}\n".encode(), "text/plain")
+        await routed(post, other=metrics)(request, writer)
+
+    return reply
+
+
+def checked(reply: Reply, times: int = 1) -> list[CheckOutcome]:
+    def watched(url: str) -> list[CheckOutcome]:
+        checker = Checker(url, 0.3)
+        try:
+            return [checker.check().verdict for _ in range(times)]
+        finally:
+            checker.close()
+
+    return against(reply, watched)
+
+
+def test_a_long_prompt_fills_the_cache_while_no_token_is_counted() -> None:
+    assert checked(counting(silent, GAUGES[0], 0.1, 0.2)) == [CheckOutcome.BUSY]
+    assert checked(counting(silent, GAUGES[0], 0.2, 0.1)) == [CheckOutcome.BUSY]
+    assert checked(counting(silent, GAUGES[0], 0.2)) == [CheckOutcome.SILENT]
+    assert checked(counting(silent, PROGRESS[0], 9, 0)) == [CheckOutcome.SILENT], "a restart"
+
+
+def test_an_engine_that_worked_and_fails_for_all_is_silent_one_that_never_did_is_not() -> None:
+    broken = answering(http(500, b"the engine is dead"))
+    works = answering(http(200, completion()))
+    still = counting(in_turn(works, broken), PROGRESS[0], 7)
+    assert checked(still, 2) == [CheckOutcome.OK, CheckOutcome.SILENT]
+    assert checked(counting(broken, PROGRESS[0], 7), 2) == [CheckOutcome.ERROR] * 2
+    others = counting(in_turn(works, broken), PROGRESS[0], 7, 7, 8)
+    assert checked(others, 2) == [CheckOutcome.OK, CheckOutcome.ERROR]
+    gateway = counting(in_turn(works, answering(http(502, b""))), PROGRESS[0], 7)
+    assert checked(gateway, 2) == [CheckOutcome.OK, CheckOutcome.ERROR]
+
+
+# ------------------------------------------------------------------ the state
+
+
+def seen(verdict: CheckOutcome, at: float) -> Check:
+    return Check(verdict, at, 4.0, "why")
+
+
+def working(**more: float) -> Health:
+    health = Health(failures=2, **more)  # type: ignore[arg-type]
+    health.observe(seen(CheckOutcome.OK, 0))
+    return health
+
+
+def test_a_silence_ends_liveness_only_when_it_has_lasted() -> None:
+    health = working(stall_s=60)
+    for at in (10, 20, 30, 40, 50, 60):
+        assert not health.observe(seen(CheckOutcome.SILENT, at))
+        assert (health.live, health.confirming) == (True, False)
+    assert health.undecided
+    assert health.observe(seen(CheckOutcome.SILENT, 66))  # the first began at 6
+    assert not health.live
+
+
+@pytest.mark.parametrize("between", [CheckOutcome.BUSY, CheckOutcome.ERROR, CheckOutcome.OK])
+def test_whatever_answers_ends_a_silence(between: CheckOutcome) -> None:
+    health = working(stall_s=20)
+    for at in range(10, 500, 20):
+        health.observe(seen(CheckOutcome.SILENT, at))
+        health.observe(seen(between, at + 10))
+    assert health.live
+
+
+def test_one_look_after_a_long_pause_is_no_long_silence() -> None:
+    health = working(stall_s=1)
+    health.observe(seen(CheckOutcome.SILENT, 10))
+    assert health.live
+
+
+def test_one_that_is_gone_is_starting_again_and_has_its_grace() -> None:
+    health = working(grace_s=100)
+    health.observe(seen(CheckOutcome.FAILED, 10))
+    health.observe(seen(CheckOutcome.FAILED, 14))
+    assert not health.live
+    assert health.observe(seen(CheckOutcome.ABSENT, 20))
+    assert (health.live, health.ready, health.starting) == (True, False, True)
+    for at in range(30, 120, 10):
+        health.observe(seen(CheckOutcome.ABSENT, at))
+        assert health.live
+    health.observe(seen(CheckOutcome.ABSENT, 120))
+    health.observe(seen(CheckOutcome.ABSENT, 121))
+    assert not health.live, "it never came"
+    health.observe(seen(CheckOutcome.OK, 130))
+    health.observe(seen(CheckOutcome.OK, 131))
+    assert health.ready
+
+
+# ------------------------------------------------------------------ real processes
+
+FAKE = Path(__file__).parent.parent / "engine" / "fake_engine.py"
+
+
+@contextmanager
+def fake_engine(mode: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A FAKE engine in a process of its own, that calls itself as minivllm does."""
+    command = [sys.executable, str(FAKE), mode, "minivllm.server", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield process, f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+@contextmanager
+def checker(url: str, deadline_s: float = 2.0) -> Iterator[Checker]:
+    made = Checker(url, deadline_s)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("python", "stands still (spins_in_python"),
+        ("nap", "stands still (naps_in_c"),
+        ("lock", "stands still (waits_for_lock"),
+        ("deaf", "idles while a request waits"),
+    ],
+)
+def test_a_process_that_stands_still_ends_liveness(mode: str, says: str) -> None:
+    health = Health(failures=2, grace_s=0.0)
+    with fake_engine(mode) as (_, url), checker(url) as made:
+        for _ in range(2):
+            found = made.check()
+            health.observe(found)
+            assert found.verdict is CheckOutcome.FAILED, found.why
+            assert says in found.why
+    assert not health.live
+
+
+def test_one_that_computes_is_given_time() -> None:
+    with fake_engine("moves") as (_, url), checker(url) as made:
+        found = made.check()
+    assert found.verdict is CheckOutcome.SILENT
+    assert "its stacks move" in found.why
+
+
+def test_a_process_that_ended_is_dead_until_its_command_runs_again() -> None:
+    with fake_engine("well") as (process, url), checker(url) as made:
+        assert made.check().verdict is CheckOutcome.OK
+        process.kill()
+        process.wait()
+        found = made.check()
+        assert (found.verdict, found.why) == (
+            CheckOutcome.FAILED,
+            f"process {process.pid}, which answered before, has ended",
+        )
+        # The same command again, before it listens: held back, as one that loads a model is.
+        held = {**os.environ, "FAKE_ENGINE_HOLDS_BACK": "1"}
+        with subprocess.Popen(process.args, env=held) as starting:
+            try:
+                found = made.check()
+                assert found.verdict is CheckOutcome.ABSENT
+                assert f"process {starting.pid} has its command" in found.why
+            finally:
+                starting.kill()
+        assert made.check().verdict is CheckOutcome.FAILED
+
+
+def test_on_a_machine_short_of_processors_silence_is_no_standstill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Lateness, "share", SHORT + 0.01)
+    assert checked(counting(silent, PROGRESS[0], 7)) == [CheckOutcome.ERROR]
+    with fake_engine("python") as (process, url), checker(url) as made:
+        assert made.check().verdict is CheckOutcome.ERROR
+        process.kill()
+        process.wait()
+        assert made.check().verdict is CheckOutcome.FAILED, "it was seen to end"
