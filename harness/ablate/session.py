@@ -29,8 +29,9 @@ from mmrepro.incident.ablation import (
     FactorResult,
     Role,
 )
-from mmrepro.incident.folder import is_there, new_folder, prepared
+from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.files import is_there
 from mmrepro.records import Moment
 from mmrepro.run.key import gpu_models
 from mmrepro.run.launch import chosen_release

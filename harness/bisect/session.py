@@ -22,7 +22,7 @@ from mmrepro.environments import EnvironmentSpec, existing, prune
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident.bisection import BISECTION_FILE, Bisection, Point
-from mmrepro.incident.folder import is_there, new_folder, prepared
+from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.incident.ledger import (
     LEDGER_FILE,
     Attempt,
@@ -34,6 +34,7 @@ from mmrepro.incident.ledger import (
     Role,
 )
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.files import is_there
 from mmrepro.matrix.trial import TrialOptions, Trials, incident_in
 from mmrepro.records import Moment
 from mmrepro.run.key import gpu_models

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Final, Literal, Self
 
 from mmrepro.records import Record
-from pydantic import ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 CASE_FILE = "case.json"
 CASE_VERSION: Final = 1
@@ -27,17 +27,10 @@ Size = Annotated[
     Field(description="width and height in pixels"),
 ]
 
-
-class Whole(Record):
-    """A part of a case; its validators are built when the first one is needed, by few commands."""
-
-    model_config = ConfigDict(defer_build=True)
-
-
 # ---------------------------------------------------------------------- images
 
 
-class Content(Whole):
+class Content(Record):
     """A picture by its bytes, in a file of the folder ``images``."""
 
     kind: Literal["content"] = "content"
@@ -45,7 +38,7 @@ class Content(Whole):
     media_type: str = "image/png"
 
 
-class Noise(Whole):
+class Noise(Record):
     """Noise of one seed: any two seeds look different."""
 
     kind: Literal["noise"] = "noise"
@@ -53,7 +46,7 @@ class Noise(Whole):
     size: Size
 
 
-class Tiles(Whole):
+class Tiles(Record):
     """Tiles of one seed; other rows and columns are another layout of the same pixels."""
 
     kind: Literal["tiles"] = "tiles"
@@ -62,7 +55,7 @@ class Tiles(Whole):
     columns: Annotated[int, Field(ge=1, le=64)]
 
 
-class Solid(Whole):
+class Solid(Record):
     """One colour."""
 
     kind: Literal["solid"] = "solid"
@@ -70,7 +63,7 @@ class Solid(Whole):
     size: Size
 
 
-class Near(Whole):
+class Near(Record):
     """Another image, with a few of its pixels changed: a near duplicate."""
 
     kind: Literal["near"] = "near"
@@ -79,7 +72,7 @@ class Near(Whole):
     pixels: Annotated[int, Field(ge=1)] = 1
 
 
-class Resized(Whole):
+class Resized(Record):
     """Another image in another size."""
 
     kind: Literal["resized"] = "resized"
@@ -87,7 +80,7 @@ class Resized(Whole):
     size: Size
 
 
-class Relayout(Whole):
+class Relayout(Record):
     """The tiles of another image (kind ``tiles``) in other rows and columns."""
 
     kind: Literal["relayout"] = "relayout"
@@ -96,7 +89,7 @@ class Relayout(Whole):
     columns: Annotated[int, Field(ge=1, le=64)]
 
 
-class Collision(Whole):
+class Collision(Record):
     """A member of a family of pictures that an engine takes for one."""
 
     kind: Literal["collision"] = "collision"
@@ -118,7 +111,7 @@ _BARRIER = re.compile(
 )
 
 
-class Barrier(Whole):
+class Barrier(Record):
     """One barrier, read from its text.
 
     Of an operation: ``r1.sent``, ``r1.first-token``, ``r1.tokens>=4``, ``r1.end``; of all:
@@ -153,7 +146,7 @@ class Barrier(Whole):
 # ---------------------------------------------------------------------- operations
 
 
-class Part(Whole):
+class Part(Record):
     """A part of a message: exactly one of the three."""
 
     text: str | None = None
@@ -185,7 +178,7 @@ def _address(value: object, named: bool = False) -> str:
     return str(value) if fetched else ""
 
 
-class Message(Whole):
+class Message(Record):
     role: str
     content: Annotated[
         str | list[Part], Field(description="a plain text goes over the wire as one")
@@ -196,7 +189,7 @@ class Message(Whole):
         return [Part(text=self.content)] if isinstance(self.content, str) else self.content
 
 
-class Recorded(Whole):
+class Recorded(Record):
     """What the recording's server answered; only shown, and held against what a play shows."""
 
     status: int | None = None
@@ -207,7 +200,7 @@ class Recorded(Whole):
     seconds: float | None = None
 
 
-class Operation(Whole):
+class Operation(Record):
     """One request, when it is sent, and when its client goes away."""
 
     id: Name
@@ -257,7 +250,7 @@ class Operation(Whole):
 # ---------------------------------------------------------------------- the case
 
 
-class ServerWanted(Whole):
+class ServerWanted(Record):
     """The server that the case needs."""
 
     engine: str
@@ -278,7 +271,7 @@ class ServerWanted(Whole):
     ] = ""
 
 
-class Origin(Whole):
+class Origin(Record):
     """Where the case comes from, and what was done to it on the way."""
 
     format: str = "case"
@@ -294,7 +287,7 @@ class Origin(Whole):
     scaled: bool = False
 
 
-class Case(Whole):
+class Case(Record):
     """A server and the requests that are played on it, in the order in which they are sent."""
 
     schema_version: Literal[1] = CASE_VERSION

@@ -25,9 +25,10 @@ from mmrepro.incident.acceptance import (
     Status,
     StepRecord,
 )
-from mmrepro.incident.folder import is_there, prepared
+from mmrepro.incident.folder import prepared
 from mmrepro.machine.cache import Device
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.files import is_there
 from mmrepro.machine.gpu import Choice, take
 from mmrepro.records import Moment
 from mmrepro.reports import write_reports

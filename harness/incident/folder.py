@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
-from mmrepro.machine.files import write_file
+from mmrepro.machine.files import is_there, write_file
 from mmrepro.text.redact import Redactor
 
 NEEDED_BYTES = 100 << 20
@@ -65,11 +65,6 @@ def prepared(folder: Path, below: str = "") -> Path:
     if free < NEEDED_BYTES:
         raise _full(folder, free)
     return folder.resolve()
-
-
-def is_there(path: Path) -> bool:
-    """Whether ``path`` can be seen; one that cannot fails later, when it is made, with a reason."""
-    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a folder is closed to us)
 
 
 def unused(path: Path) -> Path:

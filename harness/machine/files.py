@@ -96,6 +96,11 @@ def is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112
 
 
+def is_there(path: Path) -> bool:
+    """Whether ``path`` can be seen; one that cannot fails later, when it is made, with a reason."""
+    return os.path.exists(path)  # noqa: PTH110  (Path.exists raises where a folder is closed to us)
+
+
 def refuse_other_kinds(path: Path) -> None:
     """Raises OSError: ``path`` is there and is no plain file."""
     try:

@@ -20,9 +20,10 @@ from mmrepro.case.played import Played
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
-from mmrepro.incident.folder import is_there, new_folder, prepared
+from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay, Sighting
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.files import is_there
 from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged

@@ -22,6 +22,10 @@ _SAID: Final = re.compile(
     r"|completions?|answers?|responses?|questions?|instructions?|arguments|documents?|transcripts?"
     r"|captions?|utterances?|image_data|image_url)"
 )
+_PROMPT_HINT: Final = re.compile(r"prompt|output|generated", re.IGNORECASE)
+_PROMPT: Final = re.compile(
+    r"(?:[a-z]{1,12}_)?prompts?|outputs?|(?:output|generated)_texts?", re.IGNORECASE
+)
 _CALLER_HINT: Final = re.compile(r"forwarded|real-?ip|client-?ip|connecting-?ip|remote.?addr", re.I)
 _CALLER: Final = re.compile(
     r"(?:x-)?(?:original-)?forwarded(?:-for)?|x-real-ip|(?:true|x-cluster|x|fastly|fly)-client-ip"
@@ -39,7 +43,16 @@ _CALLED: Final = re.compile(
 
 def said(text: str) -> Iterator[Span]:
     """What users wrote and models answered, in quotes behind a name such as ``content``."""
-    for value in values(text, _SAID_HINT, lambda n: bool(_SAID.fullmatch(n)), quoted=True):
+    return _quoted(text, _SAID_HINT, _SAID)
+
+
+def prompts(text: str) -> Iterator[Span]:
+    """The same behind the few names that an engine's own log has for it."""
+    return _quoted(text, _PROMPT_HINT, _PROMPT)
+
+
+def _quoted(text: str, hint: re.Pattern[str], name: re.Pattern[str]) -> Iterator[Span]:
+    for value in values(text, hint, lambda n: bool(name.fullmatch(n)), quoted=True):
         if len(text[value.start : value.end].strip()) >= _LEAST:
             yield value.start, value.end
 

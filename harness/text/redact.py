@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, TypeVar, get_origin
 from mmrepro.text import shapes
 from mmrepro.text.names import HINT, Secrecy, kind_of, secrecy
 from mmrepro.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
+from mmrepro.text.people import prompts
 from mmrepro.text.sanitize import without_disguise
 from mmrepro.text.values import Value, values
 from pydantic import BaseModel
@@ -39,10 +40,6 @@ _CUT: Final = " [cut: too long to redact]"
 # What a client keeps of a prompt, and what engines log of it.
 _HEADS: Final = (200, 100)
 
-_PROMPT_HINT: Final = re.compile(r"prompt|output|generated", re.IGNORECASE)
-_PROMPT_NAME: Final = re.compile(
-    r"(?:[a-z]{1,12}_)?prompts?|outputs?|(?:output|generated)_texts?", re.IGNORECASE
-)
 # A terminal's width breaks a token; what stands behind it on the next line is its rest.
 _WRAPPED: Final = re.compile(
     rf"""({PLACEHOLDER.pattern}["'\\]{{0,3}}\r?\n[ \t>|]{{0,24}})([A-Za-z0-9+/=_-]{{4,}})"""
@@ -155,7 +152,7 @@ class Redactor:
         yield lambda t: shapes.BEARER.sub(self._second("key"), t)
         for spoken in shapes.SPOKEN:
             yield lambda t, p=spoken: p.sub(self._second("password"), t)  # type: ignore[misc]
-        yield self._prompts
+        yield lambda t: self.hide("prompt", t, prompts(t))
         yield lambda t: _sub(shapes.TOKEN_IDS, self._token_ids, t, "_ids")
         yield lambda t: _sub(shapes.GPU, lambda m: self.placeholder("gpu", m[0]), t, "-")
         yield lambda t: shapes.BASE64.sub(self._base64, t)
@@ -201,14 +198,6 @@ class Redactor:
         if not _may_be_secret(value.name, bare, assigned=value.assigned):
             return text
         return lead + self.placeholder(kind_of(value.name), secret) + tail
-
-    def _prompts(self, text: str) -> str:
-        found = values(text, _PROMPT_HINT, lambda n: bool(_PROMPT_NAME.fullmatch(n)), quoted=True)
-        return self.hide(
-            "prompt",
-            text,
-            ((v.start, v.end) for v in found if len(text[v.start : v.end].strip()) >= MIN_SECRET),
-        )
 
     def _token_ids(self, match: re.Match[str]) -> str:
         name, separator, ids = match.groups()
