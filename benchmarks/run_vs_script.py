@@ -19,7 +19,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from mmrepro.environments import cache_root, ensure, vllm_spec
+from mmrepro.environments.build import ensure
+from mmrepro.environments.vllm import vllm_spec
+from mmrepro.machine.cache import cache_root
 from mmrepro.models import TinyQwen2VL
 from mmrepro.probes.py_spy import find_py_spy
 from mmrepro.supervise import free_port

@@ -18,7 +18,9 @@ import urllib.request
 from pathlib import Path
 
 from mmrepro.engines import get_engine
-from mmrepro.environments import Environment, cache_root, ensure
+from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import Environment
+from mmrepro.machine.cache import cache_root
 from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.start_stages import StartStages

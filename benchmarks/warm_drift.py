@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mmrepro.environments import ensure
+from mmrepro.environments.build import ensure
 from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, parent_spec

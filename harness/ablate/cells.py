@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.store import CellStore
-from mmrepro.environments import Environment
+from mmrepro.environments.spec import Environment
 from mmrepro.errors import (
     EnvironmentBuildError,
     GpuUnavailable,

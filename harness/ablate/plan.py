@@ -10,8 +10,10 @@ from mmrepro.ablate.search import Flips, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
-from mmrepro.environments import Environment, cache_root, device_of, existing
+from mmrepro.environments.build import existing
+from mmrepro.environments.spec import Environment
 from mmrepro.incident.ablation import CellRun, CellState, Role
+from mmrepro.machine.cache import cache_root, device_of
 from mmrepro.records import Record
 from mmrepro.run.key import cell_key, decisive_parts
 from mmrepro.run.launch import chosen_release

@@ -14,7 +14,8 @@ from mmrepro.ablate.search import Flips, Search, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
-from mmrepro.environments import Environment, EnvironmentSpec, cache_root, device_of, ensure
+from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import MmreproError, UnwritableOutput
 from mmrepro.evidence import Event
 from mmrepro.incident.ablation import (
@@ -30,6 +31,7 @@ from mmrepro.incident.ablation import (
     Role,
 )
 from mmrepro.incident.folder import new_folder, prepared
+from mmrepro.machine.cache import cache_root, device_of
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.files import is_there
 from mmrepro.records import Moment

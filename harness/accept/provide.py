@@ -10,7 +10,7 @@ from subprocess import PIPE, TimeoutExpired
 
 from mmrepro.accept.steps import Needs
 from mmrepro.engines import spec_for
-from mmrepro.environments import existing
+from mmrepro.environments.build import existing
 from mmrepro.errors import MmreproError
 from mmrepro.machine.cache import Device
 from mmrepro.matrix.child import end, spawn

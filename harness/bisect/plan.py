@@ -10,7 +10,7 @@ from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.points import Field
 from mmrepro.bisect.search import Direction
 from mmrepro.engines import spec_for
-from mmrepro.environments import existing
+from mmrepro.environments.build import existing
 from mmrepro.incident.bisection import Point
 from mmrepro.records import Record
 from mmrepro.scenario import Scenario

@@ -11,11 +11,11 @@ from pathlib import Path
 from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.search import Direction
 from mmrepro.engines import get_engine
-from mmrepro.environments import device_of, releases_of
+from mmrepro.environments.listing import releases_of
 from mmrepro.errors import UsageError
 from mmrepro.incident.bisection import Point
 from mmrepro.incident.ledger import Cell
-from mmrepro.machine.cache import Device
+from mmrepro.machine.cache import Device, device_of
 from mmrepro.machine.files import read_file
 from mmrepro.scenario import Scenario
 from packaging.version import InvalidVersion, Version

@@ -18,7 +18,9 @@ from mmrepro.bisect.prefetch import Prefetch
 from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
 from mmrepro.engines import spec_for
-from mmrepro.environments import EnvironmentSpec, existing, prune
+from mmrepro.environments.build import existing
+from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.store import prune
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident.bisection import BISECTION_FILE, Bisection, Point

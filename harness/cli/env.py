@@ -14,8 +14,8 @@ from mmrepro.cli.wheelhouse import wheelhouse as wheelhouse_command
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs it, so
 # that `mmrepro --help` stays fast.
 if TYPE_CHECKING:
-    from mmrepro.environments import Progress
     from mmrepro.environments.store import Pruned, Stored
+    from mmrepro.environments.uv import Progress
     from rich.console import Console
 
 app = typer.Typer(
@@ -33,7 +33,8 @@ def list_(
 
     Example: mmrepro env list
     """
-    from mmrepro.environments import environments_root, list_environments
+    from mmrepro.environments.store import list_environments
+    from mmrepro.machine.cache import environments_root
 
     stored = list_environments()
     if json:
@@ -105,7 +106,7 @@ def create(
     """
     from mmrepro.cli.commits import use_index
     from mmrepro.engines import spec_for
-    from mmrepro.environments import ensure
+    from mmrepro.environments.build import ensure
     from mmrepro.errors import UsageError
 
     if commit or index:

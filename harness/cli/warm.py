@@ -46,8 +46,9 @@ def start(
 
     Example:  mmrepro warm start ghost-key-eviction
     """
-    from mmrepro.environments import cache_root, ensure
+    from mmrepro.environments.build import ensure
     from mmrepro.errors import InfrastructureError
+    from mmrepro.machine.cache import cache_root
     from mmrepro.run.launch import launch_plan, target
     from mmrepro.run.options import RunOptions
     from mmrepro.run.starter import parent_spec, warm_root

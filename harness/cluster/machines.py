@@ -17,7 +17,7 @@ from typing import Any, Final
 from mmrepro.cluster import inherited, remote
 from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said
 from mmrepro.cluster.transport import unpacked
-from mmrepro.environments import folder_of
+from mmrepro.environments.build import folder_of
 from mmrepro.errors import (
     InfrastructureError,
     MmreproError,

@@ -21,10 +21,9 @@ import mmrepro
 from filelock import FileLock, Timeout
 from mmrepro.cluster import inherited
 from mmrepro.cluster.transport import NotCarried, packed
-from mmrepro.environments import environments_root
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Attempt, Lost
-from mmrepro.machine.cache import cache_root, folders_in
+from mmrepro.machine.cache import cache_root, environments_root, folders_in
 from mmrepro.machine.digest import digest
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.provisions import Provisions

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from mmrepro.collide.search import Place
 from mmrepro.engines import LaunchRequest, get_engine, spec_for
-from mmrepro.environments import cache_root, ensure
+from mmrepro.environments.build import ensure
 from mmrepro.errors import UsageError
 from mmrepro.incident import Setting
+from mmrepro.machine.cache import cache_root
 from mmrepro.models.qwen2vl import TinyQwen2VL
 
 ENGINES = ("sglang",)

@@ -37,7 +37,7 @@ from mmrepro.collide.worker import (
     Verified,
     events,
 )
-from mmrepro.environments import Environment
+from mmrepro.environments.spec import Environment
 from mmrepro.errors import InfrastructureError, NoPair, UnwritableOutput, UsageError
 from mmrepro.incident import Setting, StandIn
 from mmrepro.incident.birthday import cross_probability

@@ -10,9 +10,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from mmrepro.environments import cache_root, environments_root, prune, uv_cache_dir
-from mmrepro.environments.store import list_environments
+from mmrepro.environments.space import uv_cache_dir
+from mmrepro.environments.store import list_environments, prune
 from mmrepro.environments.uv import UvFailed, run_uv
+from mmrepro.machine.cache import cache_root, environments_root
 from mmrepro.machine.files import refuse_other_kinds, write_file
 from mmrepro.records import Record
 from pydantic import ValidationError

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from mmrepro.environments import Stored, list_environments
+from mmrepro.environments.store import Stored, list_environments
 from mmrepro.matrix.plan import ASSUMED_BUILD_S, Group
 from packaging.version import InvalidVersion, Version
 

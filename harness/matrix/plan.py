@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from mmrepro.engines import get_engine, spec_for
-from mmrepro.environments import EnvironmentSpec, Listed, device_of, existing, releases_of
+from mmrepro.environments.build import existing
+from mmrepro.environments.listing import Listed, releases_of
+from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Cell, Planned
+from mmrepro.machine.cache import device_of
 from mmrepro.matrix import selectors
 from mmrepro.matrix.file import Rows, Settings
 from mmrepro.records import Record

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from mmrepro.environments import cache_root, existing, folder_of
+from mmrepro.environments.build import existing, folder_of
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Cell
+from mmrepro.machine.cache import cache_root
 from mmrepro.matrix.child import end, spawn
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.plan import ASSUMED_BUILD_S, Group

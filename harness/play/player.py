@@ -15,7 +15,8 @@ from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import Engine, get_engine
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.environments import Environment, EnvironmentSpec, ensure
+from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.environments.uv import Notice
 from mmrepro.errors import EngineStartError
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE

@@ -15,8 +15,8 @@ import mmrepro
 import mmrepro.probes
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
-from mmrepro.environments import Environment, cache_root
-from mmrepro.machine.cache import VISIBLE
+from mmrepro.environments.spec import Environment
+from mmrepro.machine.cache import VISIBLE, cache_root
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.digest import FileState, digest, state
 from mmrepro.machine.facts import host_facts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
 from mmrepro.engines.base import root_cause_lines, worth_another
-from mmrepro.environments import Environment, EnvironmentSpec
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError, UnknownRelease, UsageError, WarmParentDied
 from mmrepro.evidence.sampler import GpuSampler, Sampler
 from mmrepro.incident import ServerFacts, Setting

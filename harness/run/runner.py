@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.environments import Environment, EnvironmentSpec, ensure
+from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.environments.uv import Notice
 from mmrepro.errors import RunTimeout
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE

@@ -10,11 +10,11 @@ from typing import Self
 
 from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
-from mmrepro.environments import Environment, cache_root
+from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
 from mmrepro.errors import EngineStartError, UsageError
 from mmrepro.incident import Setting, WarmParentFacts
-from mmrepro.machine.cache import VISIBLE
+from mmrepro.machine.cache import VISIBLE, cache_root
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.digest import digest
 from mmrepro.machine.gpu import ORDER

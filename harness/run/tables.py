@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from mmrepro import __version__
 from mmrepro.engines import LaunchPlan, get_engine
-from mmrepro.environments import Environment, cache_root
+from mmrepro.environments.spec import Environment
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import (
@@ -23,6 +23,7 @@ from mmrepro.incident import (
     MitigationFacts,
     ModelFacts,
 )
+from mmrepro.machine.cache import cache_root
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.files import write_file
 from mmrepro.models import TinyModel

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from mmrepro.environments import ensure, vllm_spec
+from mmrepro.environments.build import ensure
+from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UnknownRelease, UnloadableWheel
 from mmrepro.machine.child_env import child_environment
 

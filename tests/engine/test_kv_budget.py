@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from live import RunOnce
 from mmrepro.engines import spec_for
-from mmrepro.environments import ensure
+from mmrepro.environments.build import ensure
 from mmrepro.kv_budget import (
     Geometry,
     LmdeployPlan,

@@ -8,7 +8,8 @@ import subprocess
 import pytest
 from live import RunOnce
 from mmrepro.engines import LaunchRequest, get_engine
-from mmrepro.environments import cache_root, ensure
+from mmrepro.environments.build import ensure
+from mmrepro.machine.cache import cache_root
 from mmrepro.machine.child_env import child_environment
 from mmrepro.models import TinyText
 from mmrepro.reproducers import reproducer_path

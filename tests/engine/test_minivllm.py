@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from junitparser import JUnitXml, TestCase
 from live import RunOnce
-from mmrepro.environments import ensure
+from mmrepro.environments.build import ensure
 from mmrepro.environments.minivllm import RELEASE, minivllm_spec
 from mmrepro.machine.child_env import child_environment
 from mmrepro.scenario.registry import load_scenario

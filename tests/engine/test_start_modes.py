@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 from live import COMMAND, Finished, left_of, shared_memory, wait_for
-from mmrepro.environments import Environment, ensure
+from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import FILE, starts_seen
 from mmrepro.environments.store import used_by
 from mmrepro.run.launch import launch_plan, target

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import ensure
+from mmrepro.environments.build import ensure
 from mmrepro.environments.minivllm import minivllm_spec
 from mmrepro.environments.uv import run_uv
 from mmrepro.environments.wheelhouse import make, make_target

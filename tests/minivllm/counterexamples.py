@@ -20,7 +20,7 @@ DOCS = HERE.parents[1] / "docs" / "minivllm.md"
 BEGIN, END = "<!-- counterexamples -->", "<!-- /counterexamples -->"
 
 if importlib.util.find_spec("torch") is None:
-    from mmrepro.environments import ensure
+    from mmrepro.environments.build import ensure
     from mmrepro.environments.minivllm import RELEASE, minivllm_spec
     from mmrepro.machine.child_env import child_environment
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from mmrepro.engines import LaunchPlan
-from mmrepro.environments import Environment
+from mmrepro.environments.spec import Environment
 from mmrepro.run.options import StartMode
 from mmrepro.run.starter import Started, Starter
 from mmrepro.supervise import EngineProcess

@@ -12,7 +12,8 @@ import pytest
 from made_up import probed
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine
 from mmrepro.engines.sglang import KERNELS, VLLM_NAMES, SglangEngine
-from mmrepro.environments import Environment, sglang_spec
+from mmrepro.environments.sglang import sglang_spec
+from mmrepro.environments.spec import Environment
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.probes.data import LogsData

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.engines import LaunchPlan, LaunchRequest, get_engine, root_cause_lines
 from mmrepro.engines.vllm import VllmEngine
-from mmrepro.environments import Environment, EnvironmentSpec
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, StandIn, WheelFacts
 from mmrepro.scenario import Mitigation, Patch

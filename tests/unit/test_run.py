@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine_process import FakeProcess, FakeStarter, Goes, close, ends, ready, silent, starter
-from mmrepro.environments import Environment
+from mmrepro.environments.spec import Environment
 from mmrepro.errors import (
     EngineStartError,
     EnvironmentBuildError,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import Environment
+from mmrepro.environments.spec import Environment
 from mmrepro.machine import gpu as gpu_module
 from mmrepro.machine.gpu import read_gpus
 from mmrepro.run import key

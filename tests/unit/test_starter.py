@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.engines import LaunchPlan
-from mmrepro.environments import Environment
+from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import FILE, ModeSeen, note_start, starts_seen
 from mmrepro.errors import UsageError
 from mmrepro.run.launch import launch_plan

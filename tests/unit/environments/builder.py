@@ -3,7 +3,9 @@
 import os
 import sys
 
-from mmrepro.environments import ensure, uv, vllm_spec
+from mmrepro.environments import uv
+from mmrepro.environments.build import ensure
+from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import MmreproError
 
 uv.uv_binary = lambda: os.environ["FAKE_UV"]

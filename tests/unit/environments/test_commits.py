@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from folder_index import served
 from mmrepro.engines import spec_for
-from mmrepro.environments import commits, ensure, existing
+from mmrepro.environments import commits
+from mmrepro.environments.build import ensure, existing
 from mmrepro.environments.commits import INDEX_VARIABLE, commit_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import EnvironmentBuildError, UnknownRelease, UsageError

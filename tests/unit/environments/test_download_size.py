@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from mmrepro.cli.building import EVERY_S, Sparse, building
 from mmrepro.cli.progress import Progress
-from mmrepro.environments import ensure, vllm_spec
+from mmrepro.environments.build import ensure
 from mmrepro.environments.download_size import Download, plan_of, rate_of, sizes
 from mmrepro.environments.uv import Notice, UvFailed, _Phases
+from mmrepro.environments.vllm import vllm_spec
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE, Event
 from mmrepro.records import Moment
 from rich.console import Console

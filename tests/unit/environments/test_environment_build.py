@@ -11,16 +11,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import (
-    ensure,
-    environments_root,
-    prune,
-    recipe,
-    space,
-    vllm_spec,
-)
+from mmrepro.environments import recipe, space
+from mmrepro.environments.build import ensure
+from mmrepro.environments.store import prune
+from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
 from mmrepro.machine import cache
+from mmrepro.machine.cache import environments_root
 
 SPEC = vllm_spec("0.23.0", "cpu")
 

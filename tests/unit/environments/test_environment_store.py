@@ -11,16 +11,12 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from mmrepro.environments import (
-    Environment,
-    ensure,
-    environments_root,
-    list_environments,
-    prune,
-    store,
-    vllm_spec,
-)
-from mmrepro.environments.store import disk_size, lock_path, used_by
+from mmrepro.environments import store
+from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import Environment
+from mmrepro.environments.store import disk_size, list_environments, lock_path, prune, used_by
+from mmrepro.environments.vllm import vllm_spec
+from mmrepro.machine.cache import environments_root
 
 SPEC = vllm_spec("0.23.0", "cpu")
 PROCESSES = store._processes

@@ -10,8 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from mmrepro.engines import spec_for
-from mmrepro.environments import releases_of
-from mmrepro.environments.listing import JSON_PAGE, Interpreter, Page, fitting
+from mmrepro.environments.listing import JSON_PAGE, Interpreter, Page, fitting, releases_of
 from mmrepro.errors import EnvironmentBuildError, UnknownRelease
 from packaging.tags import Tag
 

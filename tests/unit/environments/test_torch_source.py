@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 from folder_index import served
 from mmrepro.engines import spec_for
-from mmrepro.environments import ensure, existing, torch_source, vllm_spec
+from mmrepro.environments import torch_source
+from mmrepro.environments.build import ensure, existing
 from mmrepro.environments.releases import Release
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.torch_source import PACKAGE_INDEX, TorchSource, key_salt, unused
 from mmrepro.environments.uv import Distribution, Notice
+from mmrepro.environments.vllm import vllm_spec
 
 SPEC = vllm_spec("0.23.0", "cpu")
 VARIABLE = torch_source.TORCH_INDEX_VARIABLE

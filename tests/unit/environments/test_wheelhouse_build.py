@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import Environment, ensure, environments_root, existing
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.build import ensure, existing
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.environments.store import read_manifest
 from mmrepro.environments.uv import uv_binary
 from mmrepro.environments.wheelhouse import make, make_target, own
 from mmrepro.errors import EnvironmentBuildError, ExitCode, MmreproError, UsageError
+from mmrepro.machine.cache import environments_root
 from toy_index import ToyIndex, served, wheel_of, write
 
 MIB = 1 << 20

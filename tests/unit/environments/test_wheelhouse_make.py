@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import vllm_spec
 from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.vllm import vllm_spec
 from mmrepro.environments.wheelhouse import Made, check, make, make_target, own
 from mmrepro.environments.wheelhouse.model import Package
 from mmrepro.environments.wheelhouse.unneeded import unneeded

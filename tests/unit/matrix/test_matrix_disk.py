@@ -9,8 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from mmrepro.environments import EnvironmentSpec
-from mmrepro.environments.spec import Manifest
+from mmrepro.environments.spec import EnvironmentSpec, Manifest
 from mmrepro.incident.ledger import Cell, Planned
 from mmrepro.matrix import disk, provisions
 from mmrepro.matrix.disk import Bound

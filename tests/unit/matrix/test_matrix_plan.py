@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from mmrepro.environments import EnvironmentSpec, Listed
+from mmrepro.environments.listing import Listed
+from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Planned

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from matrix_nights import FakePlaces, FakeProvisions, FakeTrials, attempt, night, planned
 from mmrepro.cli.app import app
-from mmrepro.environments import Manifest, Size, Stored
+from mmrepro.environments.spec import Manifest
+from mmrepro.environments.store import Size, Stored
 from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import Ledger
 from mmrepro.matrix import plan as planning

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, strategies as st
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.engines.minivllm import MinivllmEngine
-from mmrepro.environments import vllm_spec
 from mmrepro.environments.minivllm import RELEASE, TORCH, minivllm_spec
+from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity
 from mmrepro.models import TinyQwen3
