@@ -1,0 +1,1 @@
+"""Failures before users meet them: episodes of generated requests, judged and pursued."""
