@@ -275,10 +275,11 @@ def _short(value: Any, urls: Mapping[str, str]) -> Any:
         return value
     if value.keys() == {"type", "text"} and value["type"] == "text" and urls:
         return {"text": value["text"]}
-    if value.keys() == {"type", "image_url"} and isinstance(value["image_url"], dict):
+    if {*value} - {"uuid"} == {"type", "image_url"} and isinstance(value["image_url"], dict):
         url = str(value["image_url"].get("url"))
         if value["image_url"].keys() == {"url"} and url in urls:
-            return {"image": urls[url]}
+            named = {"uuid": value["uuid"]} if "uuid" in value else {}
+            return {"image": urls[url], **named}
     return {key: _short(item, urls) for key, item in value.items()}
 
 

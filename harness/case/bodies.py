@@ -37,5 +37,6 @@ def _content(content: str | list[Part], pictures: Mapping[str, Picture]) -> Any:
 
 def _part(part: Part, pictures: Mapping[str, Picture]) -> dict[str, Any]:
     if part.image is not None:
-        return {"type": "image_url", "image_url": {"url": pictures[part.image].data_url}}
+        named = {} if part.uuid is None else {"uuid": part.uuid}
+        return {"type": "image_url", "image_url": {"url": pictures[part.image].data_url}, **named}
     return {"type": "text", "text": part.text} if part.raw is None else part.raw

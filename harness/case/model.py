@@ -151,6 +151,9 @@ class Part(Record):
 
     text: str | None = None
     image: Annotated[Name | None, Field(description="name in the case's images")] = None
+    uuid: Annotated[
+        str | None, Field(description="of an image: the name that vLLM's caches shall give it")
+    ] = None
     raw: Annotated[
         dict[str, Any] | None, Field(description="any other part, sent as it is; no address")
     ] = None
@@ -159,6 +162,8 @@ class Part(Record):
     def _one(self) -> Self:
         if sum(value is not None for value in (self.text, self.image, self.raw)) != 1:
             raise ValueError("a part has exactly one of text, image and raw")
+        if self.uuid is not None and self.image is None:
+            raise ValueError("a uuid is an image's")
         if self.raw is not None and (address := _address(self.raw)):
             raise ValueError(f"a part holds the address {address[:80]!r}, which a server may fetch")
         return self

@@ -12,6 +12,7 @@ COMMANDS = {
     "run": ("run:run", "Drive a real engine into a known failure."),
     "diagnose": ("diagnose:diagnose", "Say what is wrong with a live server."),
     "replay": ("replay:replay", "Shrink recorded traffic to what fails."),
+    "fuzz": ("fuzz:fuzz", "Look for failures that nobody has reported."),
     "ablate": ("ablate:ablate", "Find out which setting is the cause."),
     "bisect": ("bisect:bisect", "Find the release that brought or fixed it."),
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),

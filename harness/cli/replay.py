@@ -139,7 +139,7 @@ def replay(
         "model": model,
         "max_model_len": max_model_len,
         "args": list(server_arg or ()),
-        "env": _variables(env or []),
+        "env": variables(env or []),
     }
     at_a_time: dict[int | None, Literal[1, 2] | None] = {None: None, 1: 1, 2: 2}
     options = ReplayOptions(
@@ -225,7 +225,7 @@ def usual_server(engine: str) -> ServerWanted:
     )
 
 
-def _variables(given: list[str]) -> dict[str, str]:
+def variables(given: list[str]) -> dict[str, str]:
     from mmrepro.errors import UsageError
 
     found = {}

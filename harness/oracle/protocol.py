@@ -43,6 +43,11 @@ LEAVES = 16
 MALFORMED = ("not a chat completion", "a broken stream")
 NO_DONE = "the stream ended without [DONE]"
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call", "abort", "error")
+SHAPED = (
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "regex", "ebnf", "json_schema"),
+)
+"""Parameters with which an answer ends where its grammar does."""
 PAIRS = 2000
 """Pairs of equal requests that are compared; all of some hundred are."""
 
@@ -79,6 +84,7 @@ EXPECTED = {
     "after-done": "Nothing comes after [DONE].",
     "finish-reason": "Each answer ends with one finish reason.",
     "finish-length": "The reason is length where the answer is as long as asked for, only there.",
+    "finish-stop": "The reason is stop only where something could stop the answer.",
     "usage": "The total is the prompt's tokens and the completion's.",
     "usage-missing": "The usage is told where it was asked for.",
     "completion-tokens": "The completion's tokens are those that were sent.",
@@ -106,7 +112,7 @@ def _broken(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
         yield "no-done", "the stream ended without [DONE]"
     if record.error not in ("", NO_DONE) or record.status != 200:
         return
-    rules: tuple[Rule, ...] = (_ends, _length, _usage, _counts, _choices)
+    rules: tuple[Rule, ...] = (_ends, _length, _stops, _usage, _counts, _choices)
     for rule in rules:
         yield from rule(one, case, engine)
 
@@ -150,6 +156,16 @@ def _length(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
                 "finish-length",
                 f"ended for its length after {tokens} tokens of {limit}, {whole} with its prompt",
             )
+
+
+def _stops(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
+    """With the end token ignored, and nothing else that ends an answer, there is no stop."""
+    ends = ("stop", "stop_token_ids", "tools", *SHAPED)
+    if one.parameter("ignore_eos") is not True or any(one.parameter(name) for name in ends):
+        return
+    for choice in _choices_of(one):
+        if choice.finish_reason == "stop":
+            yield "finish-stop", "it stopped, with ignore_eos, and no stop word or token was given"
 
 
 def _limit_is_known(case: Case, engine: Engine) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 import time
@@ -96,10 +97,11 @@ class Plays:
         *,
         budget: int,
         pace: Time,
+        until: float = math.inf,
         told: Told | None = None,
     ) -> None:
         self.player, self.store, self.folder, self.contents = player, store, folder, contents
-        self.judge, self.budget = judge, budget
+        self.judge, self.budget, self.until = judge, budget, until
         self._time = pace
         self._told = told or Told()
         self._lock = threading.Lock()
@@ -111,8 +113,9 @@ class Plays:
 
     @property
     def left(self) -> int:
-        """Starts of servers that may still be made."""
-        return self.budget - len(self.facts)
+        """Starts of servers that may still be made; none once it is ``until``, monotonic."""
+        over = time.monotonic() >= self.until
+        return 0 if over else self.budget - len(self.facts)
 
     def calibrate(self, case: Case) -> Deadlines:
         """On a server of its own; it counts as a start."""

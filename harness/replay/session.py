@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import mmrepro
@@ -21,6 +23,7 @@ from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
 from mmrepro.incident.folder import new_folder, prepared
+from mmrepro.incident.fuzz import Fuzz
 from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay, Sighting
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.files import is_there
@@ -55,6 +58,27 @@ JOB_BYTES = 3 << 30
 """Memory that a second server must find free: vLLM's, with a tiny model, takes about 1.5 GiB."""
 
 MakePlayer = Callable[..., AbstractContextManager[PlayerLike]]
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Where a replay begins that pursues what somebody else's play of the case showed.
+
+    Attributes:
+        seen: that play; None: there is none, and all of the case is looked at.
+        compared: it was wrong beside a reference, and by itself nothing was.
+        blocks: it was played in so many blocks.
+        handled: buckets that are known already, and not pursued.
+        until: monotonic seconds; no play begins after it.
+    """
+
+    seen: Seen | None = None
+    compared: bool = False
+    blocks: int = 0
+    handled: tuple[str, ...] = ()
+    until: float = math.inf
+
+
 Judge = Callable[..., Judged]
 
 
@@ -70,10 +94,12 @@ class Replaying:
         make_player: MakePlayer = Player,
         judge: Judge = judge,
         look: Callable[[str, float], Looker] = Naming,
+        lead: Lead | None = None,
     ) -> None:
         """``write`` writes the replay's documents below its folder, each time that it has grown;
         the findings' folders with their ``case.json`` are there by then."""
         self.options, self.watcher = options, watcher
+        self._lead = lead or Lead()
         self._write_documents, self._make_player = write, make_player
         self._judge, self._look = judge, look
         self.dir: Path
@@ -135,6 +161,7 @@ class Replaying:
             judged,
             budget=self.options.budget,
             pace=self.options.time,
+            until=self._lead.until,
             told=Told(self._began, self._ended),
         )
         self._plays.hurried = self.options.shrink
@@ -150,11 +177,23 @@ class Replaying:
         )
         deadlines = self._plays.calibrate(case)
         self.replay.deadline_s = deadlines.answer_s
+        if self._lead.seen is not None:
+            self._pursued(case)
+            return
         loud, named = self._round(case, "the whole case")
         if named is not None and (keep_away := mitigation(named, case.server.release)):
             self._mitigated(case, keep_away)
         elif not loud:
             self._compared(case)
+        self._strays()
+
+    def _pursued(self, case: Case) -> None:
+        """Only what the lead's play showed, and what shows itself on the way."""
+        if self._lead.compared:
+            self._compared(case)
+        else:
+            self._plays.blocks = self._lead.blocks
+            self._round(case, "the whole case")
         self._strays()
 
     def _round(
@@ -164,11 +203,13 @@ class Replaying:
 
         Returns whether it showed anything loud, and the name of the fatal failure, if it is known.
         """
-        seens, first = [], None
+        seens = []
         try:
-            first = self._plays.play(Wanted(case, "whole", 1, what))
+            first = self._lead.seen or self._plays.play(Wanted(case, "whole", 1, what))
             seens.append(first)
             self._note(first)
+            for bucket in first.play.buckets:
+                self._plays.smallest.setdefault(bucket, (case, first))
             while self._open(seens) or self._quiet(seens):
                 again = Wanted(case, "confirm", len(seens), f"{what}, again")
                 seens.append(self._plays.play(again))
@@ -313,7 +354,7 @@ class Replaying:
 
     def _handled(self, bucket: str) -> bool:
         told: list[Finding | Sighting] = [*self.replay.findings, *self.replay.unconfirmed]
-        known = [*(one.bucket for one in told), *self._with_another]
+        known = [*(one.bucket for one in told), *self._with_another, *self._lead.handled]
         return any(alike(bucket, one) for one in known)
 
     # ------------------------------------------------------------------ telling
@@ -341,19 +382,8 @@ class Replaying:
 
     def _note_server(self) -> None:
         """How the first server was set up, by the incident of its start."""
-        if self.replay.start_mode:
-            return
-        for folder in sorted(self.dir.glob(f"{PLAYS_DIR}/*")):
-            try:
-                incident = Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
-            except (OSError, ValidationError):
-                continue
-            engine, replay = incident.engine, self.replay
-            replay.settings, replay.wheel = engine.settings, engine.wheel
-            replay.packages, replay.start_mode = engine.packages, engine.start_mode
-            replay.fidelity, replay.stand_ins = incident.fidelity, incident.stand_ins
-            replay.host = incident.host
-            return
+        if not self.replay.start_mode:
+            note_server(self.replay, sorted(self.dir.glob(f"{PLAYS_DIR}/*")))
 
     def _grew(self, finding: Finding) -> None:
         others = [f for f in self.replay.findings if f.id != finding.id]
@@ -441,6 +471,21 @@ class Replaying:
             fidelity=Fidelity.CPU,
             budget=self.options.budget,
         )
+
+
+def note_server(told: Replay | Fuzz, folders: Iterable[Path]) -> None:
+    """How the server was set up, by the first incident of a start that is in one of them."""
+    for folder in folders:
+        try:
+            incident = Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
+        except (OSError, ValidationError):
+            continue
+        engine = incident.engine
+        told.settings, told.wheel = engine.settings, engine.wheel
+        told.packages, told.start_mode = engine.packages, engine.start_mode
+        told.fidelity, told.stand_ins = incident.fidelity, incident.stand_ins
+        told.host = incident.host
+        return
 
 
 def jobs_here() -> int:

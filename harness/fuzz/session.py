@@ -1,0 +1,517 @@
+"""A session from start to end: episodes played, judged and pursued, and its files at every step."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import mmrepro
+from mmrepro.case.files import read_case, write_case
+from mmrepro.case.model import Case
+from mmrepro.case.played import Played, PlayState
+from mmrepro.engines import get_engine
+from mmrepro.errors import InfrastructureError, MmreproError, UnwritableOutput, UsageError
+from mmrepro.fuzz.episodes import Episodes, Planned
+from mmrepro.fuzz.features import ENOUGH, features, kinds, worth
+from mmrepro.fuzz.limits import Asked, learn, learning_case, narrowed
+from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.profiles import Profile
+from mmrepro.fuzz.source import Source, read_source
+from mmrepro.fuzz.store import Ended, Head, Pursued, Store, holds_session
+from mmrepro.fuzz.switches import LESS, needed_by
+from mmrepro.fuzz.watcher import FuzzWatcher
+from mmrepro.incident import Fidelity
+from mmrepro.incident.folder import new_folder, prepared
+from mmrepro.incident.fuzz import EPISODES_DIR, Episode, Found, Fuzz, SeenOnce
+from mmrepro.incident.replay import REPLAY_FILE, Finding, FindingClass, PlayFacts, Replay
+from mmrepro.machine.facts import host_facts
+from mmrepro.models import TINY
+from mmrepro.oracle.buckets import alike
+from mmrepro.oracle.judge import judge
+from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.reference import (
+    compare_with_reference,
+    reference_case,
+)
+from mmrepro.play.options import Look, PlayOptions
+from mmrepro.play.player import Player
+from mmrepro.records import Moment
+from mmrepro.replay.known import Naming, mitigation
+from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.plays import ATTEMPTS, PLAYS_DIR, Looker, PlayerLike
+from mmrepro.replay.pursue import FATAL
+from mmrepro.replay.seen import Named, Seen, seen_of
+from mmrepro.replay.session import Judge, Lead, MakePlayer, Replaying, note_server
+from mmrepro.replay.store import holds_replay
+from mmrepro.run.deadline import Deadlines
+from mmrepro.text.redact import Redactor
+
+DEFAULT_ROOT = "fuzz"
+NOT_ENDED = "the session has not ended"
+PURSUIT = 40
+"""Starts of servers for what one episode showed, at most."""
+TRIES = 3
+"""Episodes that showed a failure which nothing showed again, until it is left alone."""
+SHARE = 0.8
+"""An episode begins while there is time for so much of one."""
+
+
+class Blind:
+    """Names nothing."""
+
+    def __init__(self, bucket: str, deadline_s: float) -> None:
+        self.bucket = bucket
+
+    def on_look(self, url: str, pid: int, log: Path) -> None:
+        return
+
+    def name(self, seen: Seen, case: Case, played: Played, folder: Path) -> Seen:
+        named = Named(bucket=self.bucket, why="nothing was looked for: --blind")
+        return seen.model_copy(update={"named": named})
+
+
+class _Lent:
+    """A player that somebody else closes, and of which the deadlines are known."""
+
+    def __init__(self, player: PlayerLike, deadlines: Deadlines) -> None:
+        self._player, self._deadlines = player, deadlines
+        self.play = player.play
+        self.cancel = player.cancel
+
+    def __call__(self, *_: object, **__: object) -> Self:
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def calibrate(self) -> Deadlines:
+        return self._deadlines
+
+
+class Fuzzing:
+    """A session in progress. ``fuzz`` is valid, if partial, at every moment."""
+
+    def __init__(
+        self,
+        options: FuzzOptions,
+        watcher: FuzzWatcher | None = None,
+        *,
+        write: Callable[[Fuzz, Path], object],
+        write_replay: Callable[[Replay, Path], object],
+        make_player: MakePlayer = Player,
+        judge: Judge = judge,
+        look: Callable[[str, float], Looker] = Naming,
+    ) -> None:
+        """``write`` and ``write_replay`` write documents below a folder, each time that they have
+        grown."""
+        self.options, self.watcher = options, watcher
+        self._write_documents, self._write_replay = write, write_replay
+        self._make_player, self._judge = make_player, judge
+        self._look = Blind if options.blind else look
+        self._engine = get_engine(options.server.engine)
+        self._features: set[str] = set()
+        self._ended: dict[int, Ended] = {}
+        self._also: list[str] = []
+        self._tries: Counter[str] = Counter()
+        self._lasted: list[float] = []
+        self._began = 0.0
+        self.dir: Path
+        self.fuzz: Fuzz
+
+    @property
+    def resume_command(self) -> str:
+        """Goes on in the same folder; no episode that has ended is played again."""
+        return self.options.command(self.dir)
+
+    def execute(self) -> Fuzz:
+        """Fuzz until the budget is over. The files are on disk afterwards, whatever happened.
+
+        Raises:
+            MmreproError: usage, or infrastructure that no play can do without.
+            KeyboardInterrupt: the partial session is on disk.
+        """
+        source = self._place()
+        with Store(self.dir, self._head()) as store:
+            self.fuzz = self._blank(store.head.id, source)
+            self._write()
+            try:
+                with self._make_player(
+                    self.options.server,
+                    start_mode=self.options.start_mode,
+                    folder=self.dir,
+                    timeout_s=self.options.timeout_s,
+                    listener=self.watcher.event if self.watcher else None,
+                ) as player:
+                    self._run(player, store, source)
+            except KeyboardInterrupt:
+                self._end("interrupted", f"interrupted; to resume, run: {self.resume_command}")
+                raise
+            except MmreproError as error:
+                self._end("failed", error.message)
+                raise
+            except BaseException as error:
+                self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
+                raise
+            self._end("complete")
+        return self.fuzz
+
+    # ------------------------------------------------------------------ the loop
+
+    def _run(self, player: PlayerLike, store: Store, source: Source) -> None:
+        self._player, self._store = player, store
+        sees = self.options.server.model not in TINY or bool(
+            TINY[self.options.server.model].image_tokens
+        )
+        self._episodes = Episodes(
+            self.options.seed,
+            self.options.server,
+            pictures=sees and self.options.profile is not Profile.TEXT,
+            given=source.images,
+            source=source.case,
+        )
+        open_ = self._restore()
+        self._deadlines = open_.deadlines if open_ is not None else player.calibrate()
+        self._began = time.monotonic() - self.fuzz.elapsed_s
+        if open_ is not None:
+            self._pursue(open_)
+        while not self._over():
+            number = len(self.fuzz.episodes)
+            self._pursue(self._play(self._planned(number)))
+
+    def _planned(self, number: int) -> Planned | Case:
+        if number == 0:
+            return learning_case(self.options.server, pictures=self._episodes.pictures)
+        return self._episodes.next(number)
+
+    def _restore(self) -> Ended | None:
+        """Take in what earlier calls kept; the last episode, should it not have been pursued."""
+        last: Ended | None = None
+        for line in self._store.kept:
+            if isinstance(line, Ended):
+                self._take(line)
+                last = line
+            else:
+                self._take_pursued(line)
+        return last
+
+    def _over(self) -> bool:
+        """Whether there is no time for one more episode, or no sense in it."""
+        if any(
+            f.finding.confirmed and f.finding.finding_class is FindingClass.START_FAILURE
+            for f in self.fuzz.found
+        ):
+            why = "the server does not start: nothing else can be tried"
+            self.fuzz.limits += [why] if why not in self.fuzz.limits else []
+            return True
+        usual = max(self._lasted[-3:], default=0.0)
+        return self._elapsed + SHARE * usual >= self.options.budget_s
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def _until(self) -> float:
+        return self._began + self.options.budget_s
+
+    # ------------------------------------------------------------------ one episode
+
+    def _play(self, planned: Planned | Case) -> Ended:
+        learning = isinstance(planned, Case)
+        case = planned if isinstance(planned, Case) else planned.case
+        episode = _episode(planned)
+        folder = self.dir / EPISODES_DIR / f"{episode.number:04d}"
+        shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
+        write_case(case, folder, self._contents)
+        self._store.began(episode)
+        if self.watcher is not None:
+            self.watcher.began(self.fuzz, episode)
+        began = time.monotonic()
+        asked = Asked()
+        blocks = 0 if isinstance(planned, Case) else planned.blocks
+        options = PlayOptions(self._deadlines, blocks=blocks)
+        played = self._played(case, options, folder / "play", asked if learning else None)
+        note_server(self.fuzz, [folder / "play"] if not self.fuzz.start_mode else [])
+        judged = self._judge(case, played, engine=self._engine)
+        silent = False
+        compares = isinstance(planned, Planned) and planned.compared
+        if compares and played.state is PlayState.ENDED and not self._new(judged):
+            beside = self._beside(case, played, folder / "reference")
+            silent = bool(beside.sightings)
+            judged = Judged.of([judged, beside])
+            episode.compared, episode.starts = True, 2
+        log = folder / "play" / played.log_file
+        limits = self._episodes.limits
+        if learning:
+            limits = learn(self.options.server, played, log, asked.learnt)
+        else:
+            limits = narrowed(limits, played.evidence.requests)
+        facts = PlayFacts(
+            number=episode.number, what="an episode", requests=len(case.operations), state=""
+        )
+        seen = seen_of(case, played, judged, facts)
+        seen.folder = f"../{EPISODES_DIR}/{episode.number:04d}/play"
+        new = sorted(features(case, played, log) - self._features)
+        episode.state, episode.buckets = seen.play.state, seen.play.buckets
+        episode.answers = dict(Counter(seen.answers.values()))
+        episode.new = len(new)
+        episode.seconds = round(time.monotonic() - began, 2)
+        shutil.rmtree(folder / "reference", ignore_errors=True)
+        if not seen.sightings:
+            shutil.rmtree(folder / "play", ignore_errors=True)
+        line = Ended(
+            episode=episode,
+            elapsed_s=round(self._elapsed, 2),
+            seen=seen,
+            features=new,
+            limits=limits,
+            silent=silent,
+            blocks=blocks,
+            answer_s=self._deadlines.answer_s,
+            suspect_s=self._deadlines.suspect_s,
+            rule=self._deadlines.rule,
+        )
+        kept = self._store.ended(line)
+        self._take(kept)
+        self._write()
+        if self.watcher is not None:
+            self.watcher.ended(self.fuzz, kept.episode)
+        return kept
+
+    def _played(
+        self, case: Case, options: PlayOptions, folder: Path, look: Look | None = None
+    ) -> Played:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._player.play(case, self.dir, options, folder, on_look=look)
+            except InfrastructureError:
+                shutil.rmtree(folder, ignore_errors=True)
+                if attempt == ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _beside(self, case: Case, played: Played, folder: Path) -> Judged:
+        """What the same requests to a plain server hold against its answers."""
+        options = PlayOptions(self._deadlines, look="none", canary=False)
+        reference = self._played(reference_case(case, self._engine), options, folder)
+        return compare_with_reference(case, played, reference)
+
+    def _new(self, judged: Judged) -> list[str]:
+        """Buckets that nothing is known of yet."""
+        seen = dict.fromkeys(sighting.bucket for sighting in judged.sightings)
+        return [bucket for bucket in seen if not self._handled(bucket)]
+
+    def _handled(self, bucket: str) -> bool:
+        known = [*(f.finding.bucket for f in self.fuzz.found), *self._also]
+        tried = sum(n for one, n in self._tries.items() if alike(one, bucket))
+        return any(alike(bucket, one) for one in known) or tried >= TRIES
+
+    # ------------------------------------------------------------------ what it showed
+
+    def _pursue(self, line: Ended) -> None:
+        """Confirms, shrinks and names it, in a folder of its own."""
+        new = [bucket for bucket in line.seen.play.buckets if not self._handled(bucket)]
+        episode = line.episode
+        if not new or episode.pursued:
+            return
+        place = f"e{episode.number:04d}"
+        case, _ = read_case(self.dir / EPISODES_DIR / f"{episode.number:04d}")
+        folder = self.dir / place
+        goes_on = holds_replay(folder)
+        options = ReplayOptions(
+            file=self.dir / EPISODES_DIR / f"{episode.number:04d}",
+            server=case.server,
+            shrink=self.options.shrink,
+            budget=PURSUIT,
+            repeat=self.options.repeat,
+            seed=self.options.seed,
+            start_mode=self.options.start_mode,
+            timeout_s=self.options.timeout_s,
+            resume=folder if goes_on else None,
+            out=None if goes_on else folder,
+        )
+        handled = [*(f.finding.bucket for f in self.fuzz.found), *self._also]
+        handled += [b for b in line.seen.play.buckets if b not in new]
+        lead = Lead(line.seen, line.silent, line.blocks, tuple(handled), self._until)
+        began = time.monotonic()
+        watcher = self.watcher.pursues(self.fuzz, episode, new) if self.watcher else None
+        Replaying(
+            options,
+            watcher,
+            write=self._write_replay,
+            make_player=_Lent(self._player, self._deadlines),
+            judge=self._judge,
+            look=self._look,
+            lead=lead,
+        ).execute()
+        shutil.rmtree(folder / PLAYS_DIR, ignore_errors=True)
+        done = Pursued(
+            number=episode.number,
+            replay=place,
+            elapsed_s=round(self._elapsed, 2),
+            seconds=round(time.monotonic() - began, 2),
+        )
+        self._take_pursued(self._store.pursued(done))
+        self._write()
+
+    # ------------------------------------------------------------------ taking in
+
+    def _take(self, line: Ended) -> None:
+        """What an episode changes, whether it was played now or by an earlier call."""
+        fuzz, episode = self.fuzz, line.episode
+        fuzz.episodes.append(episode)
+        self._ended[episode.number] = line
+        fuzz.elapsed_s = line.elapsed_s
+        fuzz.starts += episode.starts
+        fuzz.deadline_s = line.answer_s
+        self._lasted.append(episode.seconds)
+        self._features |= set(line.features)
+        fuzz.features = kinds(self._features)
+        self._episodes.limits = line.limits
+        fuzz.learnt = line.limits.learnt
+        fuzz.unseen += [text for text in line.seen.unseen if text not in fuzz.unseen]
+        for what, number in line.seen.counted.items():
+            fuzz.counted[what] = fuzz.counted.get(what, 0) + number
+        if episode.kind == "mixed" and worth(line.features) >= ENOUGH:
+            case, _ = read_case(self.dir / EPISODES_DIR / f"{episode.number:04d}")
+            self._episodes.interesting[episode.number] = case
+
+    def _take_pursued(self, line: Pursued) -> None:
+        fuzz, ended = self.fuzz, self._ended[line.number]
+        fuzz.elapsed_s = line.elapsed_s
+        fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
+        ended.episode.pursued = line.replay
+        replay = Replay.model_validate_json((self.dir / line.replay / REPLAY_FILE).read_bytes())
+        fuzz.starts += len(replay.plays)
+        told = [finding.bucket for finding in replay.findings]
+        for finding in replay.findings:
+            found = Found(
+                id=f"F{len(fuzz.found) + 1}",
+                episode=line.number,
+                after_s=ended.elapsed_s,
+                replay=line.replay,
+                folder=f"{line.replay}/{finding.id}",
+                finding=finding,
+            )
+            fuzz.found.append(found)
+            self._learn_from(finding, line.replay)
+            if self.watcher is not None:
+                self.watcher.found(fuzz, found)
+        unproven = [sighting.bucket for sighting in replay.unconfirmed]
+        together = bool(replay.findings)
+        for sighting in ended.seen.sightings:
+            bucket = sighting.bucket
+            if any(alike(bucket, one) for one in [*told, *self._also]):
+                continue
+            if together and bucket not in unproven and not ended.silent:
+                self._also.append(bucket)  # what the same requests show as well
+                continue
+            self._tries[bucket] += 1
+            if not any(alike(once.sighting.bucket, bucket) for once in fuzz.once):
+                fuzz.once.append(SeenOnce(episode=line.number, sighting=sighting))
+        fuzz.once = [
+            one for one in fuzz.once if not any(alike(one.sighting.bucket, b) for b in told)
+        ]
+
+    def _learn_from(self, finding: Finding, place: str) -> None:
+        """Requests that end the server hide what comes after them: fewer of them from now on."""
+        if finding.finding_class not in FATAL or not finding.confirmed:
+            return
+        left, _ = read_case(self.dir / place / finding.id)
+        if finding.shrunk:
+            for switch in needed_by(left):
+                self._episodes.less[switch] = self._episodes.less.get(switch, 1.0) * LESS
+        if finding.known is None or self._episodes.server.mitigation:
+            return
+        named = Named(known=finding.known, variant=finding.known_variant)
+        release = self.options.server.release
+        if keep_away := mitigation(named, release):
+            server = self._episodes.server.model_copy(update={"mitigation": keep_away})
+            self._episodes.server = server
+            self.fuzz.limits.append(
+                f"from {place} on with the mitigation {keep_away}, which keeps a known failure away"
+            )
+
+    # ------------------------------------------------------------------ telling
+
+    def _end(self, state: str, failure: str = "") -> None:
+        self.fuzz.state = state  # type: ignore[assignment]
+        self.fuzz.failure = failure
+        self.fuzz.finished = Moment.now()
+        if self._began:
+            self.fuzz.elapsed_s = round(self._elapsed, 2)
+        self._write()
+
+    def _write(self) -> None:
+        self._write_documents(Redactor().redact_model(self.fuzz), self.dir)
+
+    # ------------------------------------------------------------------ set-up
+
+    def _place(self) -> Source:
+        """The session's folder, and what it begins with: kept there, pictures and all."""
+        options = self.options
+        if options.resume is not None:
+            if not holds_session(options.resume):
+                raise UsageError(
+                    f"{options.resume} holds no session to go on with.",
+                    hint=f"without --resume: {options.command()}",
+                )
+            self.dir = options.resume.resolve()
+        source = read_source(options.source, options.server)
+        if options.resume is None:
+            if options.out is not None and holds_session(options.out):
+                raise UnwritableOutput(
+                    f"{options.out} already holds a session.",
+                    hint=f"--resume {options.out} goes on with it; or choose another --out",
+                )
+            engine, release = options.server.engine, options.server.release
+            self.dir = prepared(options.out or new_folder(DEFAULT_ROOT, engine, release))
+        self._contents = source.keep(self.dir)
+        return source
+
+    def _head(self) -> Head:
+        return Head(
+            mmrepro_version=mmrepro.__version__,
+            id=uuid.uuid4().hex[:12],
+            decides=self.options.decides,
+        )
+
+    def _blank(self, id: str, source: Source) -> Fuzz:
+        options = self.options
+        return Fuzz(
+            mmrepro_version=mmrepro.__version__,
+            id=id,
+            created=Moment.now(),
+            state="interrupted",
+            failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
+            command=options.command(),
+            resume=self.resume_command,
+            server=options.server,
+            profile=options.profile,
+            seed=options.seed,
+            budget_s=options.budget_s,
+            blind=options.blind,
+            source=source.name,
+            host=host_facts(),
+            fidelity=Fidelity.CPU,
+        )
+
+
+def _episode(planned: Planned | Case) -> Episode:
+    if isinstance(planned, Case):
+        return Episode(number=0, kind="learning", requests=len(planned.operations))
+    return Episode(
+        number=planned.number,
+        kind=planned.kind,
+        origin=planned.origin,
+        switches=[str(switch) for switch in planned.switches],
+        requests=len(planned.case.operations),
+    )
