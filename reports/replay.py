@@ -11,6 +11,7 @@ from typing import Final
 from mmrepro.case.files import read_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.errors import BadIncident, UsageError
+from mmrepro.incident import StandIn
 from mmrepro.incident.replay import REPLAY_FILE, REPLAY_VERSION, Finding, Needed, Replay
 from mmrepro.machine.files import is_file, is_folder
 from mmrepro.reports import gfm, replay_sequence as drawn, replay_view as view
@@ -162,29 +163,22 @@ def project(replay: Replay) -> str:
 
 
 def replay_html(replay: Replay) -> str:
-    return page(
-        "replay.html.j2", replay=replay, view=view, head=view.headline(replay), href=finding_href
-    )
-
-
-def finding_href(finding: Finding) -> str:
-    """Relative address of its report; empty unless it plainly lies below the replay."""
-    return f"{finding.folder}/{HTML_FILE}" if finding.folder.isalnum() else ""
+    return page("replay.html.j2", replay=replay, view=view, head=view.headline(replay))
 
 
 def replay_markdown(replay: Replay) -> str:
     sections = [
         ("", _head(replay)),
-        ("What was found", _findings(replay)),
+        ("What was found", finding_rows(view.rows(replay))),
         ("Seen once, not again", _unconfirmed(replay)),
         ("Counted, not reported", gfm.paragraph(view.counts(replay.counted))),
         ("What could not be judged", lines(replay.unseen)),
         ("The traffic", lines(view.origin(replay))),
         ("Plays", _plays(replay)),
         ("Limits", lines(replay.limits)),
-        ("Stand-ins", stand_ins(replay)),
+        ("Stand-ins", stand_ins(replay.stand_ins)),
         ("Repeat it", gfm.fence(replay.command, "sh", 4, 4000)),
-        ("Set-up", gfm.table(["", ""], [[a, gfm.cell(b)] for a, b in view.setup(replay)])),
+        ("Set-up", labelled(view.setup(replay))),
     ]
     return document(sections)
 
@@ -195,33 +189,42 @@ def document(sections: list[tuple[str, str]]) -> str:
 
 
 def _head(replay: Replay) -> str:
-    head = view.headline(replay)
-    parts = [f"# {gfm.text(view.title(replay), 300)}"]
-    if replay.failure:
-        parts.append(f"> [!WARNING]\n> Partial: {gfm.text(replay.failure, 600)}")
+    return opening(view.title(replay), view.headline(replay), replay.failure)
+
+
+def opening(title: str, head: view.Headline, failure: str) -> str:
+    parts = [f"# {gfm.text(title, 300)}"]
+    if failure:
+        parts.append(f"> [!WARNING]\n> Partial: {gfm.text(failure, 600)}")
     parts.append(f"**{head.label}**: {gfm.text(head.said)}.")
     return "\n\n".join(parts)
 
 
-def _findings(replay: Replay) -> str:
+def finding_rows(told: list[view.Row]) -> str:
+    """The table of findings; those of a fuzzing session have a column more."""
+    after = any(row.after for row in told)
     rows = []
-    for row in view.rows(replay):
-        finding = row.finding
-        name = f"{finding.id}: {row.name}"
+    for row in told:
+        name = f"{row.id}: {row.name}"
         rows.append(
             [
-                f"[{gfm.text(name)}]({finding.folder}/{MARKDOWN_FILE})"
-                if finding.folder.isalnum()
+                f"[{gfm.text(name)}]({row.folder}/{MARKDOWN_FILE})"
+                if row.folder
                 else gfm.cell(name),
-                gfm.cell(view.said(finding)),
+                gfm.cell(view.said(row.finding)),
                 gfm.cell(row.known),
                 row.state,
                 gfm.cell(row.requests),
                 gfm.cell(row.rate),
+                *[gfm.cell(row.after)] * after,
             ]
         )
-    head = ["finding", "observed", "known", "", "requests", "rate"]
+    head = ["finding", "observed", "known", "", "requests", "rate", *["first seen"] * after]
     return gfm.table(head, rows) if rows else ""
+
+
+def labelled(told: list[tuple[str, str]]) -> str:
+    return gfm.table(["", ""], [[label, gfm.cell(value)] for label, value in told])
 
 
 def _unconfirmed(replay: Replay) -> str:
@@ -249,11 +252,11 @@ def _plays(replay: Replay) -> str:
 
 
 def lines(texts: list[str]) -> str:
-    return "\n".join(f"- {gfm.text(text.rstrip('.'))}." for text in texts)
+    return "\n".join(f"- {gfm.paragraph(text.rstrip('.'))}." for text in texts)
 
 
-def stand_ins(replay: Replay) -> str:
-    rows = [[gfm.cell(s.name), gfm.cell(s.replaces), gfm.cell(s.why)] for s in replay.stand_ins]
+def stand_ins(told: list[StandIn]) -> str:
+    rows = [[gfm.cell(s.name), gfm.cell(s.replaces), gfm.cell(s.why)] for s in told]
     return gfm.table(["stand-in", "replaces", "why"], rows) if rows else ""
 
 
@@ -289,8 +292,8 @@ def finding_markdown(told: Told) -> str:
         ("Reproduce it", reproduction(told)),
         ("What was tried", steps(finding)),
         ("Limits", lines(list(dict.fromkeys([*finding.limits, *replay.limits])))),
-        ("Stand-ins", stand_ins(replay)),
-        ("Set-up", gfm.table(["", ""], [[a, gfm.cell(b)] for a, b in view.setup(replay)])),
+        ("Stand-ins", stand_ins(replay.stand_ins)),
+        ("Set-up", labelled(view.setup(replay))),
     ]
     return document(sections)
 

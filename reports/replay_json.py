@@ -85,7 +85,7 @@ def told(replay: Replay, folder: Path) -> ToldReplay:
         starts=view.starts(replay),
         budget=replay.budget,
         seconds=round(view.seconds(replay), 2),
-        findings=[_finding(finding, folder) for finding in replay.findings],
+        findings=[told_finding(finding, folder / finding.folder) for finding in replay.findings],
         unconfirmed=replay.unconfirmed,
         counted=replay.counted,
         unseen=replay.unseen,
@@ -95,7 +95,8 @@ def told(replay: Replay, folder: Path) -> ToldReplay:
     )
 
 
-def _finding(finding: Finding, folder: Path) -> ToldFinding:
+def told_finding(finding: Finding, folder: Path) -> ToldFinding:
+    """``folder``: the finding's."""
     return ToldFinding(
         id=finding.id,
         finding_class=finding.finding_class,
@@ -107,7 +108,7 @@ def _finding(finding: Finding, folder: Path) -> ToldFinding:
         requests=finding.requests,
         requests_before=finding.requests_before,
         shrunk=finding.shrunk,
-        folder=str(folder / finding.folder),
+        folder=str(folder),
         bucket=finding.bucket,
         said=finding.said,
         expected=view.expected(finding),

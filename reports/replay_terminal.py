@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 
 
 def finding_table(replay: Replay) -> Table:
-    """The findings, the worst first. Nothing in it is read as markup."""
+    """The findings, the worst first."""
+    return rows_table(view.rows(replay))
+
+
+def rows_table(rows: list[view.Row]) -> Table:
+    """A line for each. Nothing in it is read as markup."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("", "class", "known", "", "requests", "rate"):
+    after = any(row.after for row in rows)
+    for head in ("", "class", "known", "", "requests", "rate", *["first seen"] * after):
         table.add_column(head, overflow="fold")
-    for row in view.rows(replay):
-        finding = row.finding
-        cells = [finding.id, finding.finding_class.value, row.known, row.state]
-        texts = [Text(one_line(cell, 80)) for cell in (*cells, row.requests, row.rate)]
+    for row in rows:
+        cells = [row.id, row.finding.finding_class.value, row.known, row.state, row.requests]
+        texts = [Text(one_line(cell, 80)) for cell in (*cells, row.rate, *[row.after] * after)]
         texts[1].stylize(TONES[row.tone])
         table.add_row(*texts)
     return table
@@ -46,7 +51,7 @@ def print_replay(replay: Replay, console: Console, folder: str) -> None:
     if replay.findings:
         console.print(finding_table(replay))
     for finding in replay.findings:
-        _finding(finding, line)
+        finding_lines(finding.id, finding, line)
     for sighting in replay.unconfirmed:
         line()
         line((f"seen once, not again: {sighting.finding_class}", "bold"), f"  {sighting.said}")
@@ -70,9 +75,9 @@ def end(replay: Replay) -> str:
     return f"{duration(view.seconds(replay))} in all"
 
 
-def _finding(finding: Finding, line: partial[None]) -> None:
+def finding_lines(id: str, finding: Finding, line: partial[None]) -> None:
     line()
-    line((f"{finding.id}  {view.CLASS_WORDS[finding.finding_class]}", "bold"))
+    line((f"{id}  {view.CLASS_WORDS[finding.finding_class]}", "bold"))
     line(f"  {view.said(finding)}")
     line(f"  expected: {view.expected(finding)}")
     for one in finding.also:

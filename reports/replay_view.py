@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mmrepro.case.model import Case, Image, ServerWanted
+from mmrepro.incident.fuzz import Fuzz
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay
 from mmrepro.reports.words import FIDELITY_WORDS, duration
 
@@ -51,32 +53,44 @@ class Headline:
 
 @dataclass(frozen=True)
 class Row:
-    """A finding in the table of a replay."""
+    """A finding in the table of a replay, or of a fuzzing session.
+
+    ``folder``: of its reports, below; empty unless it plainly lies there.
+    """
 
     finding: Finding
+    id: str
+    folder: str
     name: str
     state: str
     tone: str
     known: str
     requests: str
     rate: str
+    after: str = ""
 
 
 def headline(replay: Replay) -> Headline:
-    if replay.state == "interrupted":
+    nothing = "no oracle holds anything against this traffic"
+    return headline_of(replay, replay.findings, nothing)
+
+
+def headline_of(made: Replay | Fuzz, findings: Sequence[Finding], nothing: str) -> Headline:
+    """``nothing``: what is said where there is no finding."""
+    if made.state == "interrupted":
         return Headline("Interrupted", "unsure", "what was found until then is kept")
-    if replay.state == "failed":
+    if made.state == "failed":
         return Headline("Failed", "bad", "it says nothing of the engine")
-    unknown = [f for f in replay.findings if f.confirmed and f.known is None]
+    unknown = [f for f in findings if f.confirmed and f.known is None]
     if unknown:
         what = f"{len(unknown)} unknown " + ("failure" if len(unknown) == 1 else "failures")
         return Headline("Unknown failure", "bad", f"{what}, confirmed on fresh servers")
-    if replay.exit_code == 3:
+    if made.exit_code == 3:
         return Headline("Unproven", "unsure", "seen, and not again as often as was asked for")
-    if replay.findings:
-        names = ", ".join(dict.fromkeys(str(f.known) for f in replay.findings))
+    if findings:
+        names = ", ".join(dict.fromkeys(str(f.known) for f in findings))
         return Headline("Known", "good", f"nothing but what is known: {names}")
-    return Headline("Nothing found", "good", "no oracle holds anything against this traffic")
+    return Headline("Nothing found", "good", nothing)
 
 
 def title(replay: Replay) -> str:
@@ -115,17 +129,24 @@ def _tone(finding: Finding) -> str:
 
 def rows(replay: Replay) -> list[Row]:
     return [
-        Row(
-            finding=finding,
-            name=CLASS_WORDS[finding.finding_class],
-            state="confirmed" if finding.confirmed else "not confirmed",
-            tone=_tone(finding),
-            known=known_name(finding) or "unknown",
-            requests=requests_words(finding),
-            rate=rate_words(finding.rate),
-        )
+        row(finding, finding.id, finding.folder if finding.folder.isalnum() else "")
         for finding in replay.findings
     ]
+
+
+def row(finding: Finding, id: str, folder: str, after: str = "") -> Row:
+    return Row(
+        finding=finding,
+        id=id,
+        folder=folder,
+        name=CLASS_WORDS[finding.finding_class],
+        state="confirmed" if finding.confirmed else "not confirmed",
+        tone=_tone(finding),
+        known=known_name(finding) or "unknown",
+        requests=requests_words(finding),
+        rate=rate_words(finding.rate),
+        after=after,
+    )
 
 
 def known_name(finding: Finding) -> str:
@@ -206,23 +227,31 @@ def seconds(replay: Replay) -> float:
 
 def setup(replay: Replay) -> list[tuple[str, str]]:
     """Label and value of what a second person needs to have the same."""
-    host = replay.host
-    told = [
-        ("engine", server_name(replay.server)),
-        ("wheel", f"{replay.wheel.filename}, {replay.wheel.origin}" if replay.wheel else ""),
-        ("model", replay.server.model),
-        ("longest prompt and answer", f"{replay.server.max_model_len} tokens"),
-        ("options of the server", shlex.join(replay.server.args)),
-        ("variables", ", ".join(f"{k}={v}" for k, v in replay.server.env.items())),
-        ("kept away by", replay.server.mitigation),
-        ("fidelity", f"{replay.fidelity}: {FIDELITY_WORDS[replay.fidelity]}"),
-        ("start mode", replay.start_mode),
+    own = [
         ("time", TIME_WORDS[replay.time]),
-        ("deadline", _deadline(replay)),
+        ("deadline", deadline(replay)),
         ("servers started", f"{starts(replay)} of at most {replay.budget}"),
         ("took", duration(seconds(replay))),
+    ]
+    return setup_of(replay, own)
+
+
+def setup_of(made: Replay | Fuzz, own: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The server and the host, with its ``own`` lines between them; none is empty."""
+    host = made.host
+    told = [
+        ("engine", server_name(made.server)),
+        ("wheel", f"{made.wheel.filename}, {made.wheel.origin}" if made.wheel else ""),
+        ("model", made.server.model),
+        ("longest prompt and answer", f"{made.server.max_model_len} tokens"),
+        ("options of the server", shlex.join(made.server.args)),
+        ("variables", ", ".join(f"{k}={v}" for k, v in made.server.env.items())),
+        ("kept away by", made.server.mitigation),
+        ("fidelity", f"{made.fidelity}: {FIDELITY_WORDS[made.fidelity]}"),
+        ("start mode", made.start_mode),
+        *own,
         ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
-        ("made by", f"mmrepro {replay.mmrepro_version}"),
+        ("made by", f"mmrepro {made.mmrepro_version}"),
     ]
     return [(label, value) for label, value in told if value]
 
@@ -234,10 +263,10 @@ TIME_WORDS: Final = {
 }
 
 
-def _deadline(replay: Replay) -> str:
-    if replay.deadline_s is None:
+def deadline(made: Replay | Fuzz) -> str:
+    if made.deadline_s is None:
         return ""
-    return f"{duration(replay.deadline_s)} without an answer is a hang (from the gate's latencies)"
+    return f"{duration(made.deadline_s)} without an answer is a hang (from the gate's latencies)"
 
 
 def origin(replay: Replay) -> list[str]:

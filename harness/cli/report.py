@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from mmrepro.errors import UsageError
     from mmrepro.records import Record
 
 T = TypeVar("T", bound="Record")
@@ -27,7 +28,8 @@ def report_command(
     incident: Annotated[
         Path,
         typer.Argument(
-            help="Folder of an incident, ablation, bisection, replay or finding, or a bundle.",
+            help="Folder of an incident, ablation, bisection, replay, finding or fuzzing session, "
+            "or a bundle.",
             metavar="DIR",
         ),
     ],
@@ -46,8 +48,12 @@ def report_command(
     from mmrepro.incident.ablation import ABLATION_FILE
     from mmrepro.incident.bisection import BISECTION_FILE
     from mmrepro.machine.files import is_file
+    from mmrepro.reports.fuzz import is_fuzz
     from mmrepro.reports.replay import is_finding, is_replay
 
+    if is_fuzz(incident):
+        typer.echo(_of_fuzz(incident, format).rstrip("\n"))
+        return
     if is_replay(incident) or is_finding(incident):
         typer.echo(_of_replay(incident, format).rstrip("\n"))
         return
@@ -97,8 +103,17 @@ def _of_bisection(folder: Path, format: Format) -> str:
     return _of_document(loaded, renders, format, "A bisection", folder)
 
 
+def _of_fuzz(folder: Path, format: Format) -> str:
+    from mmrepro.reports import fuzz as reports
+
+    loaded = _shown(reports.load_fuzz(folder))
+    if format is Format.ISSUE:
+        raise _of_one([folder / found.folder for found in loaded.found], "a session", folder)
+    both = (reports.fuzz_markdown, reports.fuzz_html)
+    return _of_document(loaded, both, format, "A fuzzing session", folder)
+
+
 def _of_replay(folder: Path, format: Format) -> str:
-    from mmrepro.errors import UsageError
     from mmrepro.reports import replay as reports
     from mmrepro.reports.issue_form import finding_issue
 
@@ -113,13 +128,19 @@ def _of_replay(folder: Path, format: Format) -> str:
         return _of_document(told.finding, renders, format, "A finding", folder)
     loaded = _shown(reports.load_replay(folder))
     if format is Format.ISSUE:
-        names = [str(folder / finding.folder) for finding in loaded.findings]
-        raise UsageError(
-            "An issue is of one finding, and a replay may have several.",
-            hint=f"mmrepro report {names[0] if names else folder / 'f1'} --format issue",
-        )
+        raise _of_one([folder / finding.folder for finding in loaded.findings], "a replay", folder)
     both = (reports.replay_markdown, reports.replay_html)
     return _of_document(loaded, both, format, "A replay", folder)
+
+
+def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
+    from mmrepro.errors import UsageError
+
+    first = findings[0] if findings else folder / "f1"
+    return UsageError(
+        f"An issue is of one finding, and {name} may have several.",
+        hint=f"mmrepro report {first} --format issue",
+    )
 
 
 def _of_document(
@@ -153,13 +174,15 @@ class Document(StrEnum):
     BISECTION = "bisection"
     REPLAY = "replay"
     REPLAY_JSON = "replay-json"
+    FUZZ = "fuzz"
+    FUZZ_JSON = "fuzz-json"
     CASE = "case"
 
 
 def schema(
     of: Annotated[Document, typer.Option(help="Of which document.")] = Document.INCIDENT,
 ) -> None:
-    """Print the JSON Schema of incident.json, ablation.json, bisection.json, replay.json or a case.
+    """Print the JSON Schema of incident.json, of a case, or of another document of mmrepro's.
 
     Example:  mmrepro schema > incident.schema.json
     """
@@ -169,7 +192,9 @@ def schema(
     from mmrepro.incident import Incident
     from mmrepro.incident.ablation import Ablation
     from mmrepro.incident.bisection import Bisection
+    from mmrepro.incident.fuzz import Fuzz
     from mmrepro.incident.replay import Replay
+    from mmrepro.reports.fuzz_json import ToldFuzz
     from mmrepro.reports.replay_json import ToldReplay
 
     models: dict[Document, type[Record]] = {
@@ -178,6 +203,8 @@ def schema(
         Document.BISECTION: Bisection,
         Document.REPLAY: Replay,
         Document.REPLAY_JSON: ToldReplay,
+        Document.FUZZ: Fuzz,
+        Document.FUZZ_JSON: ToldFuzz,
         Document.CASE: Case,
     }
     document = models[of].model_json_schema()

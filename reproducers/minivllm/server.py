@@ -19,6 +19,7 @@ from .chat import BadRequest, Chat, Prompt
 from .config import EngineConfig, ModelConfig
 from .engine import Engine
 from .faults import FAULTS, by_chance, chosen
+from .plugin import plugged
 
 log = logging.getLogger(__name__)
 
@@ -269,6 +270,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="this server has the faults with probability P, and none of them otherwise",
     )
     parser.add_argument("--fault-seed", type=int, metavar="N", help="draw that from N, not anew")
+    told = (
+        "a Python file whose plug(config) returns the config to use; run before the engine is made"
+    )
+    parser.add_argument("--plugin", type=Path, metavar="FILE", help=told)
     return parser.parse_args(argv)
 
 
@@ -317,9 +322,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     ctypes.CDLL(None).prctl(15, b"MV::EngineCore", 0, 0, 0)  # PR_SET_NAME: how tools call us
     try:
         front = Front((options.host, options.port), Handler)
+        config = config_of(options)
+        asked = config.faults
+        if options.plugin is not None:
+            config = plugged(options.plugin, config)
+            log.info("plugin %s is in", options.plugin.name)
         from .service import Service
 
-        config = config_of(options)
         front.model = options.served_model_name
         front.chat = Chat(options.model, ModelConfig.read(options.model).vision)
         front.service = Service(_engine(options, config))
@@ -327,9 +336,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.exception("minivllm cannot start")
         print(f"minivllm: {error}", file=sys.stderr)
         return 1
-    for name in sorted(config.faults):
+    for name in sorted(asked):
         log.warning("fault %s is on: %s", name, FAULTS[name])
-    for name in sorted(chosen(options.fault, options.fix) - config.faults):
+    for name in sorted(chosen(options.fault, options.fix) - asked):
         log.warning("fault %s is off: its probability is %g", name, options.fault_probability)
     log.info("ready on port %d", front.server_address[1])
     try:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.models import TinyQwen3
-from mmrepro.probes.base import Probe, ProbeData, run_probe
+from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import HttpData, InferenceData, LogsData, MetricsData, StacksData
 from mmrepro.probes.http import HttpProbe
 from mmrepro.probes.inference import InferenceProbe
@@ -22,67 +19,14 @@ from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import role_from_title
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.reproducers import reproducer_path
-from mmrepro.supervise import free_port
-from mmrepro.supervise.readiness import answers
-from mmrepro.traffic import Traffic
-from mmrepro.traffic.pictures import noise
+from paper_server import Start, servers
 
 ENGINE = get_engine("minivllm")
-MODEL = TinyQwen3()
-Start = Callable[..., "Server"]
-
-
-class Server:
-    """``minivllm.server --paper`` as a process of its own."""
-
-    def __init__(self, model: Path, folder: Path, *options: str) -> None:
-        self.folder, self.port = folder, free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.log = folder / "engine.log"
-        command = [sys.executable, "-m", "minivllm.server", "--paper", "--model", str(model)]
-        command += ["--served-model-name", SERVED_MODEL, "--port", str(self.port), *options]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=reproducer_path("minivllm").parent, stdout=log, stderr=log
-            )
-        while not answers(self.url + ENGINE.ready_path):
-            assert self.process.poll() is None, self.log.read_text()
-
-    def statuses(self, *requests: tuple[str, int | None], deadline_s: float = 10) -> list[object]:
-        """What (text, image or None) are answered with, one after another; "hung": nothing."""
-
-        async def run() -> list[object]:
-            traffic = Traffic(self.url, SERVED_MODEL, Recorder(self.folder))
-            found: list[object] = []
-            for text, number in requests:
-                images = [] if number is None else [noise("x", number, MODEL.image_size())]
-                record = await traffic.chat("x", text=text, images=images, deadline_s=deadline_s)
-                found.append("hung" if record.timed_out else record.status)
-            await traffic.close()
-            return found
-
-        return asyncio.run(run())
-
-    def probe(self, probe: Probe[ProbeData], seconds: float = 10) -> ProbeData:
-        result = run_probe(probe, self.folder, seconds)
-        assert result.ok, result.reason
-        assert result.data is not None
-        return result.data
 
 
 @pytest.fixture
 def start(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    model = MODEL.write(tmp_path_factory.getbasetemp() / "models")
-    started: list[Server] = []
-
-    def run(*options: str) -> Server:
-        started.append(Server(model, tmp_path, *options))
-        return started[-1]
-
-    yield run
-    for server in started:
-        server.process.kill()
-        server.process.wait(10)
+    yield from servers(tmp_path, tmp_path_factory.getbasetemp() / "models")
 
 
 def test_a_ghost_hangs_it_as_it_hangs_vllm(start: Start) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,6 +18,7 @@ from mmrepro.reports import replay as reports, replay_view as view
 from mmrepro.reports.replay_json import ToldReplay, replay_json, told
 from mmrepro.reports.replay_sequence import drawing, kind_of, picture, sequence
 from rich.console import Console
+from strict_html import read_html
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "replay"))
 from made_up_replay import finding, ghost_case, operation, replay, unconfirmed
@@ -33,40 +32,6 @@ def written(folder: Path, *findings: Finding, case: Case | None = None) -> Repla
         write_case(case or ghost_case(), folder / one.folder)
     reports.write_replay(made, folder)
     return made
-
-
-class Strict(HTMLParser):
-    """Every tag is closed; no script, no style attribute, nothing fetched."""
-
-    EMPTY = {"meta", "br", "rect", "line", "circle", "path"}
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag not in ("script", "img", "iframe", "object", "link")
-        for name, value in attrs:
-            assert not name.startswith("on")
-            assert name != "style"
-            assert not (name in ("src", "href") and re.match(r"[a-z]+:", value or ""))
-        if tag not in self.EMPTY:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.EMPTY:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def read_html(text: str) -> str:
-    page = Strict()
-    page.feed(text)
-    assert not page.open
-    return page.text
 
 
 # ---------------------------------------------------------------------- the sequence
