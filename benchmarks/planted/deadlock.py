@@ -33,5 +33,5 @@ def plug(config: EngineConfig) -> EngineConfig:
                 note(seq)
         return seq
 
-    Engine.add = add  # type: ignore[assignment]
+    Engine.add = add  # type: ignore[method-assign]
     return config
