@@ -27,7 +27,7 @@ CHANGED = 0.4
 """Share of mixed episodes that are changed ones, where there are some worth it."""
 FROM = 0.6
 """The same, of what was given by --from."""
-COMPARED = 0.5
+COMPARED = 0.25
 """Share of mixed episodes whose requests are greedy, with logprobs, so that answers compare; all
 of engines that are exact without."""
 AT_ONCE = (1, 2, 4, 4, 8)
@@ -234,7 +234,7 @@ def _gone_then_again(maker: Maker) -> list[Operation]:
     if Switch.LEAVE not in maker.on:
         return []
     where = maker.random.choice(("sent", "first-token", "tokens>=2"))
-    op = maker.request(leave=where, max_tokens=200)
+    op = maker.request(leave=where, max_tokens=64)
     parameters = op.parameters | {"max_tokens": 4}
     return [op, op.model_copy(update={"id": f"{op.id}b", "leave": "", "parameters": parameters})]
 
@@ -244,7 +244,7 @@ def _full_house(maker: Maker) -> list[Operation]:
     if Switch.GROWTH not in maker.on:
         return []
     tokens = max(20, min(maker.limits.context, maker.limits.room) // 2)
-    return [maker.request([], tokens=tokens, max_tokens=64) for _ in range(4)]
+    return [maker.request([], tokens=tokens, max_tokens=24) for _ in range(4)]
 
 
 _MOTIFS = (_refused_then_again, _fill, _related, _twice, _gone_then_again, _full_house)

@@ -70,6 +70,11 @@ class Limits(Record):
         """Tokens of the KV cache; the context's, where it is not told."""
         return min(self.named(KV) or [self.context])
 
+    @property
+    def longest(self) -> int:
+        """A prompt that is rather served than not."""
+        return min(self.context, self.room, self.refused or self.context)
+
     def letters(self, tokens: int, images: Iterable[tuple[int, int]] = ()) -> int:
         """Letters of a text that makes a prompt of ``tokens``, 1 at least."""
         left = tokens - self.overhead - sum(self.of_image(size) for size in images)

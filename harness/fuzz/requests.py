@@ -41,8 +41,8 @@ ODD_TEXTS = (
     "<image>",
     "{{ '%s' % 1 }}",
 )
-MOST_NEW_TOKENS = 400
-"""Of an answer that is let grow: a tiny model takes a second or two for it on a CPU."""
+GROWN = (1, 4, 16, 40)
+"""Tokens before a limit at which a prompt ends whose answer grows beyond it."""
 SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
 RIDS = ("user1", "user10", "user2", "user")
 TILE = 28
@@ -95,11 +95,11 @@ class Maker:
         self._count += 1
         random = self.random
         shown = list(self.pictures() if images is None else images)
-        if tokens is None and text is None:
-            tokens = self._length(bool(shown))
+        if tokens is None and text is None and max_tokens is None:
+            tokens, max_tokens = self._growing() or (self._length(), None)
         if text is None:
             text = self.question() if tokens is None else self.text(tokens, shown)
-        limit = max_tokens if max_tokens is not None else self._answer(tokens)
+        limit = max_tokens or random.choice((1, 1, 2, 4, 4, 8, 16, 33))
         parameters: dict[str, Any] = {"max_tokens": limit, "temperature": 0}
         if random.random() < 0.4:
             parameters["ignore_eos"] = True
@@ -111,7 +111,7 @@ class Maker:
         stream = Switch.STREAM in self.on and random.random() < 0.5
         if leave is None and Switch.LEAVE in self.on and random.random() < 0.15:
             leave = random.choice(("sent", "first-token", "tokens>=2", "tokens>=5"))
-            parameters["max_tokens"] = max(limit, random.choice((16, 64, 200)))
+            parameters["max_tokens"] = max(limit, random.choice((16, 64)))
         return Operation(
             id=f"r{self._count}",
             path=path,
@@ -170,7 +170,7 @@ class Maker:
             return self.random.choice(ODD_TEXTS)
         return self.random.choice(self._questions)
 
-    def _length(self, with_images: bool) -> int | None:
+    def _length(self) -> int | None:
         """Tokens of a prompt; None: a question, as short as it is."""
         random, limits = self.random, self.limits
         kinds: list[tuple[float, str]] = [(6.0, "question"), (2.0, "short"), (0.8, "half")]
@@ -184,9 +184,7 @@ class Maker:
             case "short":
                 return random.randint(20, 120)
             case "half":
-                return random.randint(
-                    limits.context // 4, max(limits.context // 4, limits.context // 2)
-                )
+                return random.randint(limits.longest // 4, max(8, limits.longest // 2))
             case "over":
                 return round(limits.context * random.choice((1.01, 1.2, 2.0)))
             case "edge":
@@ -195,17 +193,14 @@ class Maker:
         most = max(1, limits.context // size - 1)
         return max(2, size * random.randint(1, min(most, 12)) + random.choice((-1, 0, 1)))
 
-    def _answer(self, tokens: int | None) -> int:
-        """Most tokens of an answer."""
+    def _growing(self) -> tuple[int, int] | None:
+        """A prompt just short of a limit, and an answer that ends at it or beyond; now and then."""
         random, limits = self.random, self.limits
-        if Switch.GROWTH in self.on and random.random() < 0.12:
-            prompt = tokens or round(limits.overhead + 20)
-            ends = [end for end in (limits.room, limits.context, *limits.edges()) if end > prompt]
-            if ends:
-                wanted = random.choice(ends) - prompt + random.choice((-1, 0, 1, 2, 50))
-                return max(1, min(MOST_NEW_TOKENS, wanted))
-            return MOST_NEW_TOKENS
-        return random.choice((1, 1, 2, 4, 4, 8, 16, 33))
+        if Switch.GROWTH not in self.on or random.random() > 0.15:
+            return None
+        end = random.choice([limits.room, limits.context, *limits.edges()])
+        short = random.choice(GROWN)
+        return max(1, end - short), max(1, short + random.choice((-1, 0, 1, 2, 24)))
 
     # ------------------------------------------------------------------ pictures
 

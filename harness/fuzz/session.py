@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 import uuid
@@ -377,7 +378,8 @@ class Fuzzing:
         fuzz.features = kinds(self._features)
         self._episodes.limits = line.limits
         fuzz.learnt = line.limits.learnt
-        fuzz.unseen += [text for text in line.seen.unseen if text not in fuzz.unseen]
+        known = {_without_numbers(text) for text in fuzz.unseen}
+        fuzz.unseen += [t for t in line.seen.unseen if _without_numbers(t) not in known]
         for what, number in line.seen.counted.items():
             fuzz.counted[what] = fuzz.counted.get(what, 0) + number
         if episode.kind == "mixed" and worth(line.features) >= ENOUGH:
@@ -503,6 +505,10 @@ class Fuzzing:
             host=host_facts(),
             fidelity=Fidelity.CPU,
         )
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "N", text)
 
 
 def _episode(planned: Planned | Case) -> Episode:
