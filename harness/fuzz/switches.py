@@ -63,20 +63,20 @@ LEAST = 0.05
 
 def offered(dialect: Dialect, *, pictures: bool) -> list[Switch]:
     """Those that the engine's API has."""
-    absent = {
-        Switch.N: not dialect.several,
-        Switch.SALT: not dialect.salts,
-        Switch.UUID: not dialect.uuids,
-        Switch.RID: not dialect.rid,
-        Switch.PRIORITY: not dialect.priority,
-        Switch.GRAMMAR: not dialect.shaped,
-        Switch.LOGPROBS: not dialect.logprobs,
-        Switch.COMPLETIONS: not dialect.completions,
-        **dict.fromkeys(
-            (Switch.IMAGES, Switch.RELATIVES, Switch.SEVERAL, Switch.UUID), not pictures
-        ),
+    there = {
+        Switch.N: dialect.several,
+        Switch.SALT: dialect.salts,
+        Switch.RID: dialect.rid,
+        Switch.PRIORITY: dialect.priority,
+        Switch.GRAMMAR: dialect.shaped,
+        Switch.LOGPROBS: dialect.logprobs,
+        Switch.COMPLETIONS: dialect.completions,
+        Switch.IMAGES: pictures,
+        Switch.RELATIVES: pictures,
+        Switch.SEVERAL: pictures,
+        Switch.UUID: pictures and dialect.uuids,
     }
-    return [one for one in Switch if not absent.get(one)]
+    return [one for one in Switch if there.get(one, True)]
 
 
 def drawn(random: Random, among: Iterable[Switch], less: Mapping[Switch, float]) -> set[Switch]:

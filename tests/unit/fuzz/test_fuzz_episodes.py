@@ -1,0 +1,209 @@
+"""What is made up is a case that can be played, whatever the seed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from fuzz_sessions import server
+from mmrepro.case.files import case_digest
+from mmrepro.case.model import COMPLETIONS, Barrier, Case, Content, Noise, Operation, Relayout, Tiles
+from mmrepro.fuzz.episodes import KINDS, MOST_OPERATIONS, STEADY, Episodes
+from mmrepro.fuzz.limits import BLOCK, CONTEXT, KV, Limits
+from mmrepro.fuzz.profiles import DIALECTS, Profile, dialect_of, under
+from mmrepro.fuzz.switches import ODDS, Switch, needed_by, offered
+from mmrepro.incident.fuzz import Learnt
+from mmrepro.replay.plays import BLOCKS
+
+LIMITS = Limits(
+    learnt=[
+        Learnt(name=CONTEXT, tokens=512, source="a"),
+        Learnt(name=KV, tokens=768, source="b"),
+        Learnt(name=BLOCK, tokens=16, source="c"),
+    ],
+    overhead=20,
+)
+ENGINES = st.sampled_from(sorted(DIALECTS))
+MIXED = [n for n in range(1, 9) if KINDS[n - 1] == "mixed"]
+
+
+def episodes(engine: str, seed: int = 1, **more: object) -> Episodes:
+    wanted = server(engine)
+    sees = wanted.model != "text"
+    return Episodes(seed, wanted, pictures=sees, limits=LIMITS, **more)  # type: ignore[arg-type]
+
+
+@given(engine=ENGINES, seed=st.integers(0, 1 << 30), number=st.integers(1, 40))
+@settings(max_examples=120, deadline=None)
+def test_each_is_a_case_that_can_be_played(engine: str, seed: int, number: int) -> None:
+    planned = episodes(engine, seed).next(number)
+    case = planned.case
+    again = Case.model_validate_json(case.model_dump_json())
+    assert case_digest(again) == case_digest(case)
+    assert case_digest(episodes(engine, seed).next(number).case) == case_digest(case)
+    before: set[str] = set()
+    for op in case.operations:
+        barriers = [Barrier.parse(text) for text in op.after]
+        assert not before or barriers, "none but the first is sent at once"
+        assert all(b.op in before for b in barriers if b.op)
+        before.add(op.id)
+    assert {name for op in case.operations for name in op.images} <= case.images.keys()
+    dialect = dialect_of(engine)
+    told = {name for op in case.operations for name in op.parameters}
+    assert dialect.several or "n" not in told
+    assert dialect.uuids or not any(
+        p.uuid for op in case.operations for m in op.messages or [] for p in m.parts()
+    )
+    assert dialect.completions or not any(op.path == COMPLETIONS for op in case.operations)
+    foreign = {
+        name for other in DIALECTS.values() for name in (*other.salts, other.rid, other.priority)
+    } - {*dialect.salts, dialect.rid, dialect.priority}
+    assert not told & foreign
+
+
+@given(engine=ENGINES, number=st.sampled_from(MIXED), seed=st.integers(0, 999))
+@settings(max_examples=40, deadline=None)
+def test_what_is_switched_off_is_not_sent(engine: str, number: int, seed: int) -> None:
+    planned = episodes(engine, seed).next(number)
+    ops, on = planned.case.operations, set(planned.switches)
+    assert Switch.IMAGES in on or not any(op.images for op in ops)
+    assert Switch.LEAVE in on or not any(op.leave for op in ops)
+    quiet = needed_by(planned.case) - on
+    assert quiet <= {Switch.LOGPROBS, Switch.SEVERAL}, "logprobs: so that answers compare"
+    assert planned.compared or Switch.LOGPROBS not in quiet
+    assert 20 <= len(ops) <= MOST_OPERATIONS
+
+
+def test_no_two_seeds_and_no_two_numbers_are_alike() -> None:
+    made = {
+        case_digest(episodes("vllm", seed).next(number).case)
+        for seed in range(5)
+        for number in range(1, 9)
+    }
+    assert len(made) == 40
+
+
+def test_all_that_the_api_has_is_switched_on_now_and_then() -> None:
+    seen: Counter[Switch] = Counter()
+    for seed in range(60):
+        seen.update(episodes("vllm", seed).next(1).switches)
+    assert set(seen) == set(offered(dialect_of("vllm"), pictures=True)) >= set(ODDS)
+    assert max(seen.values()) < 60, "and off as well"
+
+
+def test_lengths_are_at_the_limits_one_less_and_one_more() -> None:
+    lengths: Counter[int] = Counter()
+    for seed in range(40):
+        for op in episodes("minivllm", seed).next(1).case.operations:
+            if op.messages and isinstance(op.messages[0].content, str) and len(op.messages) == 1:
+                lengths[len(op.messages[0].content) + 20] += 1
+    for edge in (512, 768):
+        assert all(lengths[edge + off] for off in (-1, 0, 1)), edge
+    assert any(lengths[16 * n] and lengths[16 * n + 1] and lengths[16 * n - 1] for n in range(2, 9))
+    assert any(length > 1.1 * 768 for length in lengths)
+
+
+def test_a_steady_episode_is_one_block_again_and_again() -> None:
+    number = KINDS.index("steady") + 1
+    for seed in range(10):
+        planned = episodes("vllm", seed).next(number)
+        assert planned.blocks == BLOCKS
+        ops = planned.case.operations
+        assert len(ops) == BLOCKS * STEADY
+        blocks = [
+            [op.model_dump(exclude={"id", "after"}) for op in ops[n : n + STEADY]]
+            for n in range(0, len(ops), STEADY)
+        ]
+        assert all(block == blocks[0] for block in blocks)
+        assert sum(bool(op.leave) for op in ops[:STEADY]) >= 4, "clients that go away"
+
+
+def test_many_little_pictures_on_a_roomy_server() -> None:
+    number = KINDS.index("many") + 1
+    planned = episodes("minivllm").next(number)
+    case = planned.case
+    assert len(case.images) == len(case.operations) == dialect_of("minivllm").many
+    assert len({image.seed for image in case.images.values() if isinstance(image, Noise)}) > 590
+    assert case.server.args[-2:] == list(dialect_of("minivllm").roomy)
+    texts = {p.text for op in case.operations for m in op.messages or [] for p in m.parts()}
+    assert len(texts - {None}) == 1, "under one text, before it or behind"
+
+
+def test_without_pictures_there_are_none() -> None:
+    made = Episodes(1, server("vllm", Profile.TEXT), pictures=False, limits=LIMITS)
+    for number in range(1, 17):
+        planned = made.next(number)
+        assert not planned.case.images
+        assert planned.kind != "many"
+
+
+def test_layouts_of_the_same_tiles_come_by_themselves() -> None:
+    """SGLang's shape alias needs no picture that somebody supplies."""
+    pairs = 0
+    for seed in range(30):
+        case = episodes("sglang", seed).next(1).case
+        texts: dict[str, set[str]] = {}
+        for op in case.operations:
+            if len(op.images) == 1:
+                texts.setdefault(op.images[0], set()).add(said(op))
+        for name, image in case.images.items():
+            if isinstance(image, Relayout):
+                assert isinstance(case.images[image.of], Tiles)
+                pairs += bool(texts.get(name, set()) & texts.get(image.of, set()))
+    assert pairs >= 5
+
+
+def said(op: Operation) -> str:
+    """All but which picture."""
+    parts = [part.text for message in op.messages or [] for part in message.parts()]
+    return json.dumps(parts)
+
+
+def test_given_pictures_are_used_and_so_are_given_requests() -> None:
+    given = {f"given{n}": Content(sha256=f"{n}" * 64) for n in (1, 2)}
+    shown: Counter[str] = Counter()
+    for seed in range(20):
+        case = episodes("sglang", seed, given=given).next(1).case
+        shown.update(name for op in case.operations for name in op.images if name in given)
+    assert min(shown[name] for name in given) >= 10
+    base = episodes("vllm", 99).next(1).case.model_copy(update={"title": "night.har"})
+    origins = Counter(episodes("vllm", seed, source=base).next(1).origin for seed in range(30))
+    assert origins["night.har"] >= 10
+    assert origins["new"] >= 3
+
+
+@given(seed=st.integers(0, 1 << 20))
+@settings(max_examples=60, deadline=None)
+def test_what_was_interesting_is_changed_into_cases_that_can_be_played(seed: int) -> None:
+    base = {5: episodes("vllm", 7).next(1).case, 9: episodes("vllm", 8).next(2).case}
+    made = episodes("vllm", seed, interesting=base).next(10)
+    case = made.case
+    Case.model_validate_json(case.model_dump_json())
+    assert len(case.operations) <= MOST_OPERATIONS
+    assert made.origin in ("new", "episode 5", "episode 9")
+    if made.origin != "new":
+        assert case_digest(case) not in {case_digest(one) for one in base.values()} | {""}
+
+
+def test_what_ends_the_server_is_sent_less_often() -> None:
+    usual, less = (
+        sum(
+            Switch.GRAMMAR in episodes("vllm", seed, less=weights).next(1).switches
+            for seed in range(200)
+        )
+        for weights in ({}, {Switch.GRAMMAR: 0.1})
+    )
+    assert less < usual / 2
+
+
+@pytest.mark.parametrize("engine", sorted(DIALECTS))
+def test_profiles_change_the_server_and_the_command_line_has_the_last_word(engine: str) -> None:
+    wanted = server(engine, Profile.PLAIN).model_copy(update={"args": ["--mine=1"]})
+    pressed = under(Profile.PRESSURE, wanted, length_told=True)
+    assert pressed.args[-1] == "--mine=1"
+    assert set(dialect_of(engine).pressure) <= set(pressed.args)
+    assert pressed.max_model_len == wanted.max_model_len
+    plain = under(Profile.PLAIN, wanted, length_told=False)
+    assert not set(dialect_of(engine).pressure) & set(plain.args)
