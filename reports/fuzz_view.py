@@ -8,7 +8,6 @@ from mmrepro.incident.fuzz import Episode, Found, Fuzz
 from mmrepro.reports import replay_view as view
 from mmrepro.reports.words import duration
 
-PAGE: Final = "docs/fuzz.md"
 ABSENT: Final = (
     "Nothing is claimed absent: what these requests did not show may be there all the same."
 )
@@ -16,8 +15,7 @@ EPISODE_COLUMNS: Final = (
     "", "kind", "origin", "switches", "requests", "answers", "new", "showed", "took",
 )  # fmt: skip
 EPISODES_NOTE: Final = (
-    "new: log lines, answers and metrics that no episode before it showed; an episode that shows "
-    "something is played again, and only what shows again is above"
+    "new: log lines, answers, metrics and pairs of requests that no episode before it showed"
 )
 
 
@@ -57,8 +55,9 @@ def learnt(fuzz: Fuzz) -> list[tuple[str, str, str]]:
 
 
 def answers(episode: Episode) -> str:
-    """``18 × 200, 2 × 400``."""
-    return view.counts(episode.answers)
+    """``18 × 200, 2 × 400``, and how the play ended where it did not end well."""
+    ended = "" if episode.state == "ended" else episode.state
+    return "; ".join(filter(None, (view.counts(episode.answers), ended)))
 
 
 def cells(episode: Episode) -> list[str]:
@@ -69,7 +68,7 @@ def cells(episode: Episode) -> list[str]:
         episode.origin,
         ", ".join(episode.switches),
         str(episode.requests),
-        answers(episode) or episode.state,
+        answers(episode),
         str(episode.new),
         view.shown(episode.buckets),
         duration(episode.seconds),

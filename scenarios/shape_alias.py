@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import median
 
+from mmrepro.incident.replay import FindingClass
 from mmrepro.scenario import (
     Check,
     Claim,
     ComparedAnswers,
     Drive,
+    Failure,
     Finding,
     Mitigation,
     Picture,
@@ -44,6 +46,15 @@ from mmrepro.scenario.sglang import (
     engines_own,
     own_answer,
     prefix_cache_at_work,
+    same_bytes,
+)
+from mmrepro.scenario.silent import (
+    Pair,
+    every_picture,
+    explained,
+    may_show,
+    pairs,
+    whole_prompt,
 )
 
 REPRODUCER = "shape_alias.py"
@@ -108,6 +119,13 @@ def embeddings_kept(answers: ComparedAnswers) -> Finding:
         if whose == second or not kept or not emptied:
             return Finding.of(False, told[-1])
     return Finding.of(True, "; ".join(told))
+
+
+def aliased(failure: Failure, found: Mapping[str, list[Pair]]) -> Finding:
+    """Whether each wrong answer has a picture that is another one's bytes on another grid."""
+    model = failure.case.server.model
+    what = "the same bytes after preprocessing, on another grid"
+    return explained(found, lambda pair: same_bytes(pair, model), what)
 
 
 def alias_claims(*shown: str | Check, given: tuple[str, ...] = ()) -> tuple[Claim, ...]:
@@ -243,6 +261,10 @@ class KvCache(ShapeAlias):
     def kv_reused(self, answers: ComparedAnswers) -> Finding:
         return answers.more_than_text(TEXT_ALONE, *SHARED[::2])
 
+    def recognises(self, failure: Failure) -> Finding:
+        able = may_show(self, failure)
+        return aliased(failure, pairs(failure, whole_prompt)) if able.truth is Truth.MET else able
+
     works_after = (CONTROL, told_apart, PictureAlias.off_as_told, engines_own)
     claims = alias_claims("kv-reused", given=("text-shared",))
 
@@ -312,6 +334,15 @@ class EmbeddingCache(ShapeAlias):
     def no_kv_reused(self, answers: ComparedAnswers) -> Finding:
         cached = [answers.cached(label) for label in SHARED]
         return Finding.of(not any(cached), answers.from_cache(*SHARED))
+
+    def recognises(self, failure: Failure) -> Finding:
+        """Features are kept whatever stands before a picture."""
+        if failure.finding_class is FindingClass.CACHE_BOUND:
+            return Finding.of(False, "of this cache no answer tells how much came from it")
+        if failure.case.server.env.get(CACHE_VARIABLE) == "0":
+            return Finding.of(False, f"the server runs with {CACHE_VARIABLE}=0")
+        able = may_show(self, failure)
+        return aliased(failure, every_picture(failure)) if able.truth is Truth.MET else able
 
     works_after = (CONTROL, told_apart, was_emptied, engines_own)
     claims = alias_claims(happened(embeddings_kept), given=("no-kv-reused",))

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -150,7 +150,7 @@ def find_pair(
             varying=varying_pixels(bits),
             jobs=used,
         )
-        pair = _pair(place, heard.engine, search, heard.identities, folder)
+        pair = _pair(place, heard.engine, search, heard.identities(NAMES), folder)
         (folder / PAIR_FILE).write_text(pair.model_dump_json(indent=1) + "\n")
         for name in FILES:
             write_file(out / name, (folder / name).read_bytes())
@@ -194,15 +194,28 @@ def verify_pair(
         InfrastructureError: the engine could not be asked.
     """
     require_pictures(folder)
+    files = {name: folder / f"{name}.png" for name in NAMES}
+    engine, identities = identify(place, files, progress)
+    return engine, _images(identities, folder)
+
+
+def identify(
+    place: Place, files: Mapping[str, Path], progress: Callable[[Seen], None] | None = None
+) -> tuple[SearchedEngine, dict[str, Identity]]:
+    """The hash and the pad value that the engine at ``place`` gives to each picture.
+
+    Raises:
+        InfrastructureError: the engine could not be asked.
+    """
     request = {
         "task": "verify",
         "model": str(place.model),
-        "images": {name: str((folder / f"{name}.png").absolute()) for name in NAMES},
+        "images": {name: str(file.absolute()) for name, file in files.items()},
     }
     heard = _Heard(0, progress or (lambda _: None))
     with place.in_use():
         heard.listen(events(place.python, place.env, request, silence_s=place.silence_s))
-    return _engine_facts(place, heard.engine), _images(heard.identities, folder)
+    return _engine_facts(place, heard.engine), heard.identities(files.keys())
 
 
 # ------------------------------------------------------------------ sizes
@@ -279,10 +292,9 @@ class _Heard:
             raise InfrastructureError("The search ended without a word of the engine.")
         return self._engine
 
-    @property
-    def identities(self) -> dict[str, Identity]:
-        if self._verified is None or set(self._verified.images) != set(NAMES):
-            raise InfrastructureError("The search ended before the pair was verified.")
+    def identities(self, names: Collection[str]) -> dict[str, Identity]:
+        if self._verified is None or set(self._verified.images) != set(names):
+            raise InfrastructureError("The search ended before the pictures were verified.")
         return self._verified.images
 
     def search_facts(

@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmrepro.case.model import Case
+from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
 from mmrepro.diagnose.match import all_scenarios, match_all
 from mmrepro.diagnose.patterns import union
 from mmrepro.diagnose.session import DiagnoseOptions, diagnose
 from mmrepro.engines import get_engine
-from mmrepro.errors import MmreproError
+from mmrepro.errors import MmreproError, UsageError
 from mmrepro.incident.diagnosis import Fit, Match
+from mmrepro.incident.replay import Sighting
 from mmrepro.oracle.buckets import alike
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.replay.seen import Named, Seen
-from mmrepro.scenario import LiveFacts
+from mmrepro.scenario import Failure, Finding, LiveFacts, Scenario, Truth
+from mmrepro.scenario.parts import SILENT
 from mmrepro.scenario.registry import load_scenario
 from packaging.version import Version
 
@@ -33,7 +36,7 @@ class Naming:
 
     A scenario names a failure only if every condition of it is met, on a release and with options
     that can fail so; and only the worst failure of a play: of two the other one might be what was
-    recognised.
+    recognised. A silent failure is named by what its own requests sent, whatever else there is.
     """
 
     def __init__(self, bucket: str, deadline_s: float) -> None:
@@ -70,6 +73,11 @@ class Naming:
             named = Named(why=f"the same requests also show a {worse}: a name would be of that")
         else:
             named = best(matches)
+        sighting = seen.sighting(self.bucket)
+        if named.known is None and sighting is not None and sighting.finding_class in SILENT:
+            refused = [op for op, answer in seen.answers.items() if answer[:1] == "4"]
+            taken = {op for op in seen.sent if op not in refused} | set(sighting.operations)
+            named = recognised(sighting, case.keeping(taken), folder, named.why)
         hung = played.state is PlayState.HUNG
         diagnosis = self._diagnosis if hung else ""
         named = named.model_copy(update={"bucket": self.bucket, "diagnosis": diagnosis})
@@ -96,6 +104,38 @@ def best(matches: Sequence[Match]) -> Named:
     close = [m for m in matches if m.fit in (Fit.LIKELY, Fit.SYMPTOM_ONLY)][:TRIED]
     told = "; ".join(f"{m.scenario}: {m.fit}, {m.why}" for m in close)
     return Named(why=told or "no known failure's signature is met")
+
+
+def recognised(sighting: Sighting, case: Case, folder: Path, why: str) -> Named:
+    """What the engine's scenarios say of a failure that no signature sees, by what was sent.
+
+    Args:
+        folder: of a play (``plays/0001``) of a replay, whose own holds the case's pictures.
+        case: without what was refused or never sent, and is in no cache.
+        why: it has no name yet; what they cannot tell is added.
+    """
+    try:
+        made = pictures(case, folder.parent.parent)
+    except UsageError as error:
+        return Named(why=f"{why}; the pictures cannot be read: {error.message}")
+    failure = Failure(
+        sighting.finding_class, sighting.bucket, tuple(sighting.operations), case, made
+    )
+    told = [why]
+    for scenario in all_scenarios():
+        if scenario.engine != case.server.engine:
+            continue
+        if type(scenario).recognises is Scenario.recognises:
+            continue
+        try:
+            found = scenario.recognises(failure)
+        except Exception as error:
+            found = Finding.unknown(f"looking for it failed: {type(error).__name__}: {error}")
+        if found.truth is Truth.MET:
+            return Named(known=scenario.name, variant=scenario.variant, why=found.observed)
+        if found.truth is Truth.UNKNOWN:
+            told.append(f"{scenario.full_name}: {found.observed}")
+    return Named(why="; ".join(told))
 
 
 def mitigation(named: Named, release: str) -> str:

@@ -114,6 +114,7 @@ from mmrepro.scenario.gpu import (
 from mmrepro.scenario.parts import (
     Control as Control,
     Factor as Factor,
+    Failure as Failure,
     LiveFacts as LiveFacts,
     RunFacts as RunFacts,
     SourceRef as SourceRef,

@@ -28,7 +28,7 @@ from mmrepro.probes.data import StackSample
 from mmrepro.scenario import tables
 from mmrepro.scenario.bind import Check, bind, observable, own
 from mmrepro.scenario.declare import Claim, Declared, Hypothesis, Row, many, tagged
-from mmrepro.scenario.parts import Control, Factor, LiveFacts, RunFacts, SourceRef
+from mmrepro.scenario.parts import Control, Factor, Failure, LiveFacts, RunFacts, SourceRef
 from mmrepro.signature import (
     Condition,
     Finding,
@@ -246,6 +246,13 @@ class Scenario(ABC):
             self.affects(facts.release),
             f"{self.engine} {facts.release}; affected: {self.affected_range}",
         )
+
+    def recognises(self, failure: Failure) -> Finding:
+        """Whether a failure of ``SILENT`` is this one, by what was sent: met names it.
+
+        That a release is affected is not enough; see :mod:`mmrepro.scenario.silent`.
+        """
+        return Finding.unknown(f"{self.name} has nothing to recognise a silent failure by")
 
     def healthy_after(self, evidence: Evidence, facts: RunFacts) -> Finding:
         """Whether the trigger ran to its end and the engine still does its work after it."""

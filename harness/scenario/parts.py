@@ -6,10 +6,16 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from mmrepro.case.model import Case
 from mmrepro.engines.changes import Mitigation, Patch
+from mmrepro.incident.replay import FindingClass
 from mmrepro.records import Fidelity
 from mmrepro.signature.decide import Finding
+from mmrepro.traffic.pictures import Picture
 from packaging.version import Version
+
+SILENT = frozenset({FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER})
+"""Of whom no log tells, and nothing that a look at the server could see."""
 
 
 def _untold() -> Finding:
@@ -143,3 +149,20 @@ class LiveFacts:
             elif word.startswith(name + "="):
                 found = word.partition("=")[2]
         return found
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that a play showed, and what was sent: all that a silent one is recognised by.
+
+    Attributes:
+        finding_class, bucket, operations: of the sighting.
+        case: that was played.
+        pictures: of the case, by name.
+    """
+
+    finding_class: FindingClass
+    bucket: str
+    operations: tuple[str, ...]
+    case: Case
+    pictures: Mapping[str, Picture]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import Exhibit, Shown
+from mmrepro.models import TINY
+from mmrepro.models.qwen_images import MERGE, PATCH, QwenModel, smart_resize
 from mmrepro.records import Fidelity
 from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.declare import Declared, cause, precondition
 from mmrepro.scenario.parts import LiveFacts, RunFacts
+from mmrepro.scenario.silent import Pair
 from mmrepro.signature import Condition, Finding
 from mmrepro.signature.comparison import CACHED_TOTAL, ComparedAnswers, first_difference, spelled
 from mmrepro.signature.views import Logs
@@ -25,6 +29,10 @@ OTHER = "gate: other picture after another"
 OFF = "disable-radix-cache"
 TOKENS, TEXT = 12, "describe the image please"
 FLUSH, FLUSH_TRIES, FLUSH_PAUSE_S = "flush the prefix cache", 50, 0.1
+LEAST_PIXELS = 56 * 56
+"""SGLang enlarges smaller pictures of a Qwen2-VL (0.5.6 utils/hf_transformers_utils.py)."""
+ORIENTATION = 0x0112
+"""EXIF's tag."""
 
 
 async def flush(drive: Drive) -> None:
@@ -246,3 +254,47 @@ def shown(answers: ComparedAnswers, label: str) -> Shown:
     except Missing:
         pass  # it shows what there is
     return column
+
+
+class Patches(NamedTuple):
+    """A picture as Qwen2-VL's image processor lays it out: rows and columns of patches, and their
+    values in one buffer."""
+
+    grid: tuple[int, int]
+    values: bytes
+
+
+def patches(picture: Picture, model: str) -> Patches | None:
+    """The values before they are rescaled, which keeps equal ones equal and others apart.
+
+    ``model``: as a case has it. None where it cannot be told without the engine: the picture would
+    be resized, is turned by its EXIF data or none at all, or the model is no tiny one.
+    """
+    import numpy as np
+    from PIL import Image
+
+    tiny, sides = TINY.get(model), (picture.height, picture.width)
+    if not isinstance(tiny, QwenModel):
+        return None
+    try:
+        if smart_resize(*sides, min_pixels=LEAST_PIXELS, max_pixels=tiny.max_pixels) != sides:
+            return None
+        with Image.open(io.BytesIO(picture.png)) as opened:
+            if opened.getexif().get(ORIENTATION, 1) != 1:
+                return None
+            pixels = np.asarray(opened.convert("RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    rows, columns = (side // PATCH for side in sides)
+    # transformers models/qwen2_vl/image_processing_qwen2_vl.py, _preprocess: MERGE x MERGE patches
+    # that become one token are beside each other, and in each patch the channels come first.
+    blocks = pixels.reshape(rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
+    return Patches((rows, columns), blocks.transpose(0, 3, 1, 4, 6, 2, 5).tobytes())
+
+
+def same_bytes(pair: Pair, model: str) -> bool:
+    """Whether both pictures are the same bytes to the engine, on two grids."""
+    mine, other = patches(pair.mine, model), patches(pair.other, model)
+    if mine is None or other is None:
+        return False
+    return mine.values == other.values and mine.grid != other.grid

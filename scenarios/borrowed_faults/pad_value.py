@@ -1,14 +1,19 @@
 """minivllm as SGLang: prefix keys of a few bits, and one picture gets another's answer."""
 
+import hashlib
+from collections.abc import Mapping
 from itertools import count
 
+from mmrepro.case.model import Operation
 from mmrepro.scenario import (
     Control,
     Drive,
     Evidence,
+    Failure,
     Finding,
     Picture,
     Requests,
+    Truth,
     answered,
     as_by_control,
     cause,
@@ -18,10 +23,27 @@ from mmrepro.scenario import (
     symptom,
 )
 from mmrepro.scenario.minivllm import MinivllmFault
+from mmrepro.scenario.silent import Pair, explained, may_show, pairs
 
 LABELS = FIRST, SECOND, OTHER = "picture A", "picture B", "picture C"
 PAD_RANGE = 1 << 16
 """That of reproducers/minivllm/config.py."""
+NO_CACHE = "--no-prefix-caching"
+
+
+def digest(picture: Picture) -> int:
+    """That of reproducers/minivllm/sequence.py, Image.of: of the file, not of its pixels."""
+    return int(hashlib.sha256(picture.png).hexdigest(), 16)
+
+
+def same_key(pair: Pair) -> bool:
+    mine, other = digest(pair.mine), digest(pair.other)
+    return mine != other and mine % PAD_RANGE == other % PAD_RANGE
+
+
+def images_first(op: Operation, pictures: Mapping[str, Picture]) -> list[object]:
+    """minivllm puts all pictures before the text, and knows no salt."""
+    return [pictures[name] for name in op.images]
 
 
 def pictures(drive: Drive) -> list[Picture]:
@@ -32,7 +54,7 @@ def pictures(drive: Drive) -> list[Picture]:
     seen: dict[int, Picture] = {}
     for seed in count(5000):
         made = drive.picture(f"noise-{seed}", seed)
-        pad = int(made.sent().sha256, 16) % PAD_RANGE
+        pad = digest(made) % PAD_RANGE
         if pad in seen:
             break
         seen[pad] = made
@@ -53,7 +75,7 @@ class PadValueKey(MinivllmFault):
     name, variant = "borrowed-faults", "pad-value-key"
     origin = "sglang#2151"
     real = "; see pad-value-collision"
-    control_server = Control("the same server without prefix caching", ("--no-prefix-caching",))
+    control_server = Control("the same server without prefix caching", (NO_CACHE,))
     references = (
         issue(
             "sglang#2151",
@@ -114,5 +136,14 @@ class PadValueKey(MinivllmFault):
             return Finding.unknown(text)
         first, second, other = (share or 0 for share in cached)
         return Finding.of(first == other == 0 and second >= tokens, text)
+
+    def recognises(self, failure: Failure) -> Finding:
+        able = may_show(self, failure)
+        if able.truth is not Truth.MET:
+            return able
+        if NO_CACHE in failure.case.server.args:
+            return Finding.of(False, f"the server runs with {NO_CACHE}")
+        what = f"one digest modulo {PAD_RANGE}, and another digest"
+        return explained(pairs(failure, images_first), same_key, what)
 
     works_after = (answered(*LABELS), as_by_control(*LABELS))

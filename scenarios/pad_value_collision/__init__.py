@@ -7,14 +7,19 @@ search`` searches a new one in the run's own environment.
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mmrepro.errors import MmreproError
+from mmrepro.models import TINY
 from mmrepro.scenario import (
     ComparedAnswers,
     Drive,
     Evidence,
     Exhibit,
+    Failure,
     Finding,
     HttpData,
     Logs,
@@ -42,10 +47,15 @@ from mmrepro.scenario.sglang import (
     PictureAlias,
     engines_own,
     prefix_cache_at_work,
+    same_bytes,
 )
+from mmrepro.scenario.silent import Pair, explained, may_show, pairs, whole_prompt
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import report
 from mmrepro.scenarios.pad_value_collision.report import PASSED_ON_SINCE, REPRODUCER, SALTS
+
+if TYPE_CHECKING:
+    from mmrepro.collide.worker import Identity
 
 BATCH = "sglang/srt/managers/schedule_batch.py"
 VICTIMS = ("B after A", "A after B")
@@ -218,6 +228,31 @@ class PadValueCollision(PictureAlias):
         text = f"B matches {b} of {tokens} tokens of A; the control {control}"
         return Finding.of(b == tokens and control == prefix, text)
 
+    def recognises(self, failure: Failure) -> Finding:
+        """By the engine's own classes, which are asked (10 to 20 s) where nothing else is plain."""
+        able = may_show(self, failure)
+        if able.truth is not Truth.MET:
+            return able
+        found = {
+            id: [pair for pair in candidates if pair.mine.width and pair.other.width]
+            for id, candidates in pairs(failure, whole_prompt).items()
+        }
+        for id, candidates in found.items():
+            if not candidates:
+                return Finding.of(False, f"{id}: its prompt parts from no other at a picture")
+            if any(same_bytes(pair, failure.case.server.model) for pair in candidates):
+                return Finding.of(False, f"{id}: its picture is another one's in another layout")
+        try:
+            known = identities(failure, found)
+        except MmreproError as error:
+            return Finding.unknown(f"the engine could not be asked: {error.message}")
+
+        def collide(pair: Pair) -> bool:
+            mine, other = known[pair.mine.name], known[pair.other.name]
+            return mine.pad_value == other.pad_value and mine.hash != other.hash
+
+        return explained(found, collide, "one pad value by the engine's own code, and another hash")
+
     def apart_as_told(self, answers: ComparedAnswers, logs: Logs, facts: RunFacts) -> Finding:
         """For ``works_after``: a salt keeps the text before the pictures apart as well; where that
         was shared all the same it was dropped, and kept nothing apart: unknown."""
@@ -241,6 +276,23 @@ class PadValueCollision(PictureAlias):
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
         return [*super().exhibits(evidence, facts), report.CURVE]
+
+
+def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, Identity]:
+    """What the engine makes of the pictures, by name. Raises as the search does."""
+    from mmrepro.collide.interpreter import place_for
+    from mmrepro.collide.search import identify
+    from mmrepro.machine.cache import cache_root
+
+    server = failure.case.server
+    tiny = TINY.get(server.model)
+    model = tiny.write(cache_root() / "models") if tiny else Path(server.model)
+    both = [picture for one in found.values() for p in one for picture in (p.mine, p.other)]
+    with tempfile.TemporaryDirectory(prefix="mmrepro-recognise-") as folder:
+        files = {picture.name: Path(folder, picture.name) for picture in both}
+        for picture in both:
+            files[picture.name].write_bytes(picture.png)
+        return identify(place_for(server.engine, server.release, model=model), files)[1]
 
 
 def read_pair(folder: Path) -> dict[str, Picture]:

@@ -7,12 +7,17 @@ from pathlib import Path
 import pytest
 from fake_player import played
 from fake_plays import BUCKET, OTHER, fake_case, fake_op, fake_seen
+from mmrepro.case.files import write_case
+from mmrepro.case.model import Case, Content, Image, Noise, ServerWanted, Tiles
+from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import Fit, Match
+from mmrepro.incident.replay import FindingClass, PlayFacts, Sighting
 from mmrepro.replay import known
 from mmrepro.replay.known import Naming, best, by_log, mitigation
-from mmrepro.replay.seen import STUCK, Named, Seen
+from mmrepro.replay.seen import STUCK, UNSENT, Named, Seen
+from mmrepro.scenario import Drive, Failure, Finding, Scenario, Truth
 
 CASE = fake_case([fake_op("r1"), fake_op("r2")])
 
@@ -103,3 +108,132 @@ def test_what_keeps_a_known_failure_away_is_no_other_release(
     named: Named, release: str, found: str
 ) -> None:
     assert mitigation(named, release) == found
+
+
+# ---------------------------------------------------------------------- silent failures
+
+WIDE, TALL = Tiles(seed=7, rows=2, columns=4), Tiles(seed=7, rows=4, columns=2)
+CACHED = "cache-bound/picture"
+
+
+def alias_case(**images: Image) -> Case:
+    """Two pictures, one after the other: to SGLang they are the same bytes."""
+    return Case(
+        server=ServerWanted(engine="sglang", release="0.5.23"),
+        images={"W": WIDE, "T": TALL, **images},
+        operations=[fake_op("r1", "W"), fake_op("r2", "T", after=["r1.end"])],
+    )
+
+
+def silent(
+    case: Case,
+    kind: FindingClass = FindingClass.CACHE_BOUND,
+    first: str = "200",
+    loud: bool = False,
+) -> Seen:
+    found = [
+        Sighting(finding_class=kind, bucket=CACHED, operations=["r2"], said="more than is shared")
+    ]
+    if loud:
+        error = Sighting(
+            finding_class=FindingClass.SERVER_ERROR, bucket=OTHER, operations=["r1"], said="boom"
+        )
+        found.insert(0, error)
+    answers = {"r1": first, "r2": "200"}
+    return Seen(
+        play=PlayFacts(
+            number=1, what="", requests=2, state="ended", buckets=[s.bucket for s in found]
+        ),
+        sightings=found,
+        sent=[op for op, answer in answers.items() if answer != UNSENT],
+        answers=answers,
+    )
+
+
+def named(case: Case, one: Seen, folder: Path, naming: Naming | None = None) -> Named:
+    ended = Played(state=PlayState.ENDED)
+    found = (naming or Naming(CACHED, 6.0)).name(one, case, ended, folder / "plays" / "0001").named
+    assert found is not None
+    assert found.bucket == CACHED
+    return found
+
+
+def test_a_silent_failure_is_named_by_what_was_sent(tmp_path: Path) -> None:
+    case = alias_case()
+    found = named(case, silent(case), tmp_path)
+    assert (found.known, found.variant) == ("shape-alias", "kv-cache")
+    assert "r2: its picture T and W of r1" in found.why
+    looked_at = Naming(CACHED, 6.0)
+    looked_at._matches = [match("pad-value-collision", Fit.LIKELY)]
+    assert named(case, silent(case), tmp_path, looked_at).known == "shape-alias"
+    assert named(case, silent(case, loud=True), tmp_path).known == "shape-alias"
+
+
+def test_what_a_signature_names_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known, "recognised", lambda *_: pytest.fail("it was asked"))
+    case = alias_case()
+    looked_at = Naming(CACHED, 6.0)
+    looked_at._matches = [match("ghost-key-eviction", Fit.MATCH)]
+    assert named(case, silent(case), tmp_path, looked_at).known == "ghost-key-eviction"
+    for kind in (FindingClass.HANG, FindingClass.DEATH, FindingClass.METRICS):
+        assert named(case, silent(case, kind), tmp_path).known is None
+
+
+@pytest.mark.parametrize("first", ["400", UNSENT])
+def test_what_was_refused_or_never_sent_is_in_no_cache(tmp_path: Path, first: str) -> None:
+    case = alias_case()
+    assert named(case, silent(case, first=first), tmp_path).known is None
+
+
+def test_the_engine_and_the_release_name_nothing(tmp_path: Path) -> None:
+    for other in (Tiles(seed=8, rows=4, columns=2), Noise(seed=1, size=(56, 112))):
+        case = alias_case(T=other)
+        assert named(case, silent(case), tmp_path).known is None
+    case = alias_case()
+    elsewhere = case.model_copy(update={"server": ServerWanted(engine="vllm", release="0.23.0")})
+    assert named(elsewhere, silent(elsewhere), tmp_path).known is None
+
+
+def test_pictures_lie_in_the_replays_folder(tmp_path: Path) -> None:
+    made = pictures(alias_case(), None)
+    kept = {name: Content(sha256=one.sent().sha256) for name, one in made.items()}
+    case = alias_case(**kept)
+    unread = named(case, silent(case), tmp_path)
+    assert unread.known is None
+    assert "the pictures cannot be read" in unread.why
+    write_case(case, tmp_path, {kept[name].sha256: one.png for name, one in made.items()})
+    assert named(case, silent(case), tmp_path).known == "shape-alias"
+
+
+@pytest.mark.parametrize("truth", list(Truth))
+def test_only_what_is_met_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: Truth
+) -> None:
+    class Told(Scenario):
+        name, engine = "told", "sglang"
+
+        async def trigger(self, drive: Drive) -> None:
+            raise NotImplementedError
+
+        def recognises(self, failure: Failure) -> Finding:
+            assert failure.operations == ("r2",)
+            return Finding(truth, "so it is")
+
+    class Broken(Told):
+        name = "broken"
+
+        def recognises(self, failure: Failure) -> Finding:
+            raise ZeroDivisionError("by it")
+
+    class Elsewhere(Told):
+        name, engine = "elsewhere", "vllm"
+
+    monkeypatch.setattr(known, "all_scenarios", lambda: [Broken(), Elsewhere(), Told()])
+    case = alias_case()
+    found = named(case, silent(case), tmp_path)
+    assert found.known == ("told" if truth is Truth.MET else None)
+    if truth is not Truth.MET:
+        assert "broken: looking for it failed: ZeroDivisionError: by it" in found.why
+        assert ("told: so it is" in found.why) is (truth is Truth.UNKNOWN)

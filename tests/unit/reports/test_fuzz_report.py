@@ -49,7 +49,7 @@ def test_the_session_names_its_findings_and_what_it_did(tmp_path: Path) -> None:
             "Unknown failure", "ghost-key-eviction", "a counter is off by one", "near-tie",
             "whether memory grows", "12 min 05 s of at most 20 min 00 s", "30 requests",
             "44 servers", "after 95.2 s, in episode 3", "2048", "the refusal of episode 0",
-            "images, leave", "20 × 200, 3 × 400, 1 × stuck", "hang in popitem",
+            "images, leave", "20 × 200, 3 × 400, 1 × stuck; hung", "hang in popitem",
             "Nothing is claimed absent", "mmrepro fuzz vllm --release 0.23.0 --seed 7",
             "41 × log line", "night.har",
         ):  # fmt: skip

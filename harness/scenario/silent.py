@@ -1,0 +1,124 @@
+"""What a silent failure is recognised by: two pictures that a cache may have taken for one.
+
+A sound cache shares what two prompts have in common up to the place where they part. Where they
+part at two different pictures, and the engine takes these for one, it shares more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mmrepro.case.model import Barrier, Case, Operation
+from mmrepro.scenario.base import Scenario
+from mmrepro.scenario.parts import SILENT, Failure, LiveFacts
+from mmrepro.signature import Finding
+from mmrepro.traffic.pictures import Picture
+
+BEFORE = ("tools", "documents", "chat_template", "chat_template_kwargs")
+"""Fields of a request that a template puts before its messages, or is changed by."""
+SALTS = ("cache_salt", "extra_key")
+"""Fields that set its entries of a prefix cache apart."""
+
+Items = Callable[[Operation, Mapping[str, Picture]], Sequence[object]]
+"""Of a request what a prefix cache goes by, in order; pictures as themselves."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two pictures of two requests: mostly those at which the prompts part."""
+
+    operation: str
+    earlier: str
+    mine: Picture
+    other: Picture
+
+    def __str__(self) -> str:
+        pictures = f"its picture {self.mine.name} and {self.other.name} of {self.earlier}"
+        return f"{self.operation}: {pictures}"
+
+
+def may_show(scenario: Scenario, failure: Failure) -> Finding:
+    """Whether a server with these options can fail so, and silently: needed, and not enough."""
+    server = failure.case.server
+    if failure.finding_class not in SILENT:
+        return Finding.of(False, f"a {failure.finding_class} is not silent")
+    if failure.bucket.endswith("/whole"):
+        return Finding.of(False, "more tokens came from the cache than the prompt has")
+    if server.mitigation.startswith(f"{scenario.name}/"):
+        return Finding.of(False, f"the server runs with {server.mitigation}")
+    return scenario.exposure(LiveFacts(server.engine, server.release, tuple(server.args)))
+
+
+def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]:
+    """All that is sent before an answer, in its order, and what else sets a prefix apart.
+
+    An engine may put pictures first, of a message or of all: what is equal up to a picture in the
+    order in which it is sent is equal in these, too.
+    """
+    items: list[object] = [{name: op.parameters.get(name) for name in (*BEFORE, *SALTS)}]
+    for message in op.messages or []:
+        items.append((message.role, message.more))
+        for part in message.parts():
+            items.append(pictures[part.image] if part.image else part.text or part.raw)
+    return items
+
+
+def pairs(failure: Failure, items: Items) -> dict[str, list[Pair]]:
+    """Of each operation that shows the failure: where it parts at a picture from one that may have
+    been computed before it."""
+    return {id: list(_pairs(failure, id, items)) for id in failure.operations}
+
+
+def every_picture(failure: Failure) -> dict[str, list[Pair]]:
+    """The same for a cache of pictures alone: all of such an operation, with all before it."""
+    case, of = failure.case, failure.pictures
+    return {
+        id: [
+            Pair(id, other.id, of[mine], of[theirs])
+            for other in maybe_before(case, id)
+            for mine in case.operation(id).images
+            for theirs in other.images
+        ]
+        for id in failure.operations
+    }
+
+
+def _pairs(failure: Failure, id: str, items: Items) -> Iterator[Pair]:
+    mine = items(failure.case.operation(id), failure.pictures)
+    for other in maybe_before(failure.case, id):
+        theirs = items(other, failure.pictures)
+        parted = ((a, b) for a, b in zip(mine, theirs, strict=False) if not _equal(a, b))
+        a, b = next(parted, (None, None))
+        if isinstance(a, Picture) and isinstance(b, Picture):
+            yield Pair(id, other.id, a, b)
+
+
+def _equal(one: object, other: object) -> bool:
+    if isinstance(one, Picture) and isinstance(other, Picture):
+        return one.png == other.png
+    return one == other
+
+
+def maybe_before(case: Case, id: str) -> list[Operation]:
+    """Operations that do not wait for the one called ``id``, nor for one that does."""
+    later = {id}
+    for op in case.operations:
+        if any(Barrier.parse(text).op in later for text in op.after):
+            later.add(op.id)
+    return [op for op in case.operations if op.id not in later]
+
+
+def explained(
+    found: Mapping[str, Sequence[Pair]], taken_for_one: Callable[[Pair], bool], what: str
+) -> Finding:
+    """Met where every operation that shows the failure has such a pair; ``what`` it has."""
+    if not found:
+        return Finding.unknown("no request is named that shows it")
+    told = []
+    for id, candidates in found.items():
+        pair = next(filter(taken_for_one, candidates), None)
+        if pair is None:
+            return Finding.of(False, f"{id}: with no request before it {what}")
+        told.append(f"{pair}: {what}")
+    return Finding.of(True, "; ".join(told))
