@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, TypeAlias
 
-from mmrepro.case.model import Barrier, Case, Image, Operation, ServerWanted
+from mmrepro.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
 from mmrepro.fuzz.limits import Limits
 from mmrepro.fuzz.profiles import Dialect, dialect_of
 from mmrepro.fuzz.requests import TILE, Maker
@@ -30,6 +30,8 @@ FROM = 0.6
 COMPARED = 0.25
 """Share of mixed episodes whose requests are greedy, with logprobs, so that answers compare; all
 of engines that are exact without."""
+MOTIF = 0.5
+"""Chance of each motif in a new episode."""
 AT_ONCE = (1, 2, 4, 4, 8)
 MOST_OPERATIONS = 80
 
@@ -93,7 +95,10 @@ class Episodes:
 
     def _titled(self, case: Case, number: int) -> Case:
         title = f"episode {number} of seed {self.seed}"
-        return case.model_copy(update={"title": title})
+        # What is made up is nobody's words; what was recorded may be.
+        made_up = self.source is None or self.source.origin.anonymised
+        origin = Origin(format="fuzz", anonymised=made_up)
+        return case.model_copy(update={"title": title, "origin": origin})
 
     # ------------------------------------------------------------------ mixed
 
@@ -127,7 +132,7 @@ class Episodes:
         at_once = random.choice(AT_ONCE)
         placed: list[tuple[float, Operation]] = []
         for motif in _MOTIFS:
-            if random.random() < 0.4:
+            if random.random() < MOTIF:
                 ops = motif(maker)
                 begin = random.random() * 0.5
                 step = random.choice((0.001, 0.1))
@@ -209,7 +214,7 @@ def _fill(maker: Maker) -> list[Operation]:
     """New pictures, one after another: older ones are evicted."""
     if Switch.IMAGES not in maker.on:
         return []
-    count = maker.random.choice((4, 8))
+    count = maker.random.choice((4, 9))
     size = maker.random.choice(((280, 420), (420, 420)))
     return [maker.request([maker.picture(size)], max_tokens=1, leave="") for _ in range(count)]
 

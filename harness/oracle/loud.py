@@ -32,6 +32,12 @@ _DEAD = re.compile(
     re.IGNORECASE,
 )
 """How an answer reads that was on its way when the engine died: the death is told by itself."""
+_OPAQUE = re.compile(r"internal server error|internal error|no words", re.IGNORECASE)
+GRAMMARS = (
+    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
+    *("guided_grammar", "regex", "ebnf", "json_schema"),
+)
+"""Parameters with which an answer follows a grammar, and ends where that does."""
 OWN_WORDS = ("the stream ended without [DONE]", "not a chat completion", "a broken stream")
 """Errors that our client words: broken forms, which the protocol's oracle judges."""
 
@@ -120,7 +126,7 @@ def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
                     counted.get("answers lost when the server died", 0) + 1
                 )
             else:
-                found.setdefault(_bucket(engine, record, words), []).append(one)
+                found.setdefault(_bucket(engine, one, words), []).append(one)
     return Judged(sightings=list(_sightings(found)), counted=counted)
 
 
@@ -137,9 +143,12 @@ def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
         )
 
 
-def _bucket(engine: Engine, record: RequestRecord, words: str) -> str:
-    """Of the answer alone: which exception of the log belongs to it is not known."""
-    status = record.status or "no answer"
+def _bucket(engine: Engine, one: Sent, words: str) -> str:
+    """Of the answer alone: which exception of the log belongs to it is not known. Where it says
+    nothing, a request with a grammar fails for something else than one without."""
+    status = one.record.status or "no answer"
+    if _OPAQUE.search(words) and any(one.parameter(name) for name in GRAMMARS):
+        words += ", with a grammar"
     return "/".join([engine.name, str(FindingClass.SERVER_ERROR), str(status), words])
 
 

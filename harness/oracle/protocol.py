@@ -19,7 +19,7 @@ from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.models import TINY
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.loud import INVALID, NO_SUCH, error_object
+from mmrepro.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object
 from mmrepro.oracle.near_ties import HIDDEN
 from mmrepro.oracle.sent import Sent, sent_of
 from mmrepro.traffic.reading import ERROR_LIMIT, MAX_LOGPROBS, TEXT_LIMIT
@@ -43,11 +43,6 @@ LEAVES = 16
 MALFORMED = ("not a chat completion", "a broken stream")
 NO_DONE = "the stream ended without [DONE]"
 FINISHES = ("stop", "length", "tool_calls", "content_filter", "function_call", "abort", "error")
-SHAPED = (
-    *("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice"),
-    *("guided_grammar", "regex", "ebnf", "json_schema"),
-)
-"""Parameters with which an answer ends where its grammar does."""
 PAIRS = 2000
 """Pairs of equal requests that are compared; all of some hundred are."""
 
@@ -160,7 +155,7 @@ def _length(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
 
 def _stops(one: Sent, case: Case, engine: Engine) -> Iterator[tuple[str, str]]:
     """With the end token ignored, and nothing else that ends an answer, there is no stop."""
-    ends = ("stop", "stop_token_ids", "tools", *SHAPED)
+    ends = ("stop", "stop_token_ids", "tools", *GRAMMARS)
     if one.parameter("ignore_eos") is not True or any(one.parameter(name) for name in ends):
         return
     for choice in _choices_of(one):

@@ -52,6 +52,8 @@ DEFAULT_ROOT = "replays"
 NOT_ENDED = "the replay has not ended"
 QUIET_S = 120.0
 """For playing traffic again that showed nothing."""
+LED = 2
+"""Plays that show again what somebody else's play showed, before it is shrunk."""
 OF_ANOTHER = 3
 """Starts that a further finding takes besides its confirmation, about."""
 JOB_BYTES = 3 << 30
@@ -343,6 +345,8 @@ class Replaying:
         """Whether one more play of the same case is worth a server."""
         counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
         repeat = self.options.repeat
+        if self._lead.seen is not None:  # what is left is confirmed in any case
+            repeat = min(repeat, LED)
         return any(not decided(failed, plays, repeat) for failed, plays in counts.values())
 
     def _quiet(self, seens: list[Seen]) -> bool:

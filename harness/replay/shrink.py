@@ -18,7 +18,13 @@ from mmrepro.incident.replay import Needed, Step
 from mmrepro.replay.classes import abnormal, alike, grouped, kinds, sharing
 from mmrepro.replay.order import as_it_went
 from mmrepro.replay.seen import Seen
-from mmrepro.replay.simplify import Change, all_at_once, changes, options_left_out
+from mmrepro.replay.simplify import (
+    Change,
+    all_at_once,
+    all_options_left_out,
+    changes,
+    options_left_out,
+)
 
 FEW, MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most likely."""
@@ -282,8 +288,11 @@ class Shrinking:
                 self._change(single)
 
     def options(self) -> None:
-        """Each option of the server left out by itself."""
+        """All options of the server left out, or each by itself."""
         if not self.plainer:
+            return
+        every = all_options_left_out(self.case)
+        if every and self._affords(1) and self._change(every):
             return
         for change in list(options_left_out(self.case)):
             if not self._affords(1):

@@ -49,6 +49,14 @@ def all_at_once(case: Case, seen: Seen) -> Change | None:
     return Change("; ".join(change.what for change in single), made)
 
 
+def all_options_left_out(case: Case) -> Change | None:
+    """None: there are not several."""
+    if len(_options(case.server.args)) < 2:
+        return None
+    server = case.server.model_copy(update={"args": []})
+    return Change("without any option", lambda c: c.model_copy(update={"server": server}))
+
+
 def options_left_out(case: Case) -> Iterator[Change]:
     """The same server without one of its options, with the values that follow it."""
     for words in _options(case.server.args):

@@ -6,10 +6,19 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings, strategies as st
 from fuzz_sessions import server
+from hypothesis import given, settings, strategies as st
 from mmrepro.case.files import case_digest
-from mmrepro.case.model import COMPLETIONS, Barrier, Case, Content, Noise, Operation, Relayout, Tiles
+from mmrepro.case.model import (
+    COMPLETIONS,
+    Barrier,
+    Case,
+    Content,
+    Noise,
+    Operation,
+    Relayout,
+    Tiles,
+)
 from mmrepro.fuzz.episodes import KINDS, MOST_OPERATIONS, STEADY, Episodes
 from mmrepro.fuzz.limits import BLOCK, CONTEXT, KV, Limits
 from mmrepro.fuzz.profiles import DIALECTS, Profile, dialect_of, under

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from fake_server import http, serving
-from hypothesis import given, strategies as st
 from fuzz_sessions import server
+from hypothesis import given, strategies as st
 from mmrepro.case.played import Played, PlayState
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.fuzz.limits import (

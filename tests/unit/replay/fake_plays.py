@@ -71,7 +71,10 @@ def fake_seen(case: Case, answers: dict[str, str], number: int = 1) -> Seen:
         },
         answers=answers,
         sizes={
-            id: " ".join(f"{w}x{h}" for w, h in (case.images[n].size for n in op.images))
+            id: " ".join(
+                f"{w}x{h}"
+                for w, h in (getattr(case.images[n], "size", (28, 28)) for n in op.images)
+            )
             for id, op in ops.items()
             if op.images
         },

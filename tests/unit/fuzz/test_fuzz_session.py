@@ -1,0 +1,365 @@
+"""A session from start to end, on fake servers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_player import NO_START, FakeNaming, FakePlayer
+from fake_plays import BUCKET, OTHER
+from fuzz_sessions import fuzzing, server
+from mmrepro.case.files import read_case
+from mmrepro.case.model import Case
+from mmrepro.case.played import Played
+from mmrepro.errors import InfrastructureError, UsageError
+from mmrepro.fuzz import session as sessions
+from mmrepro.fuzz.session import Fuzzing
+from mmrepro.fuzz.switches import Switch
+from mmrepro.incident.fuzz import EPISODES_FILE
+from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.near_ties import Answer
+from mmrepro.replay.seen import STUCK, Named
+
+Answers = Callable[[Case], dict[str, str]]
+
+
+def well(case: Case) -> dict[str, str]:
+    return {op.id: "200" for op in case.operations}
+
+
+def hangs_on(wrong: Callable[[Any], bool], later: Callable[[Any], bool] | None = None) -> Answers:
+    """All is well until a request is ``wrong``, and from then on, or from a ``later`` one on,
+    nothing is answered."""
+
+    def engine(case: Case) -> dict[str, str]:
+        answers, armed, hung = {}, False, False
+        for op in case.operations:
+            armed = armed or wrong(op)
+            hung = hung or (armed and (later is None or later(op)))
+            answers[op.id] = STUCK if hung else "200"
+        return answers
+
+    return engine
+
+
+def leaves(op: Any) -> bool:
+    return bool(op.leave)
+
+
+def several(op: Any) -> bool:
+    return len(op.images) > 1
+
+
+def episodes(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "fuzz" / EPISODES_FILE).read_text().splitlines()]
+
+
+def ended_once(folder: Path) -> bool:
+    ended = Counter(e["episode"]["number"] for e in episodes(folder) if e["kind"] == "ended")
+    pursued = Counter(e["number"] for e in episodes(folder) if e["kind"] == "pursued")
+    return {*ended.values(), *pursued.values()} <= {1}
+
+
+class Clock:
+    """Time that passes with each play: ``time.monotonic`` for a session."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, play_s: float = 10.0) -> None:
+        self.now, self.play_s = 1000.0, play_s
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def __call__(self, number: int, case: Case) -> None:
+        self.now += self.play_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path, clock: Clock) -> None:
+    session, states = fuzzing(tmp_path, FakePlayer(well, clock), budget_s=600.0)
+    fuzz = session.execute()
+    assert (fuzz.state, fuzz.exit_code, fuzz.found, fuzz.once) == ("complete", 0, [], [])
+    assert fuzz.episodes[0].kind == "learning"
+    assert [e.number for e in fuzz.episodes] == list(range(len(fuzz.episodes)))
+    assert 500 < fuzz.elapsed_s <= 620
+    assert {e.kind for e in fuzz.episodes} == {"learning", "mixed", "steady", "many"}
+    assert fuzz.starts == sum(e.starts for e in fuzz.episodes)
+    assert len(states) > len(fuzz.episodes)
+    assert ended_once(tmp_path)
+    assert not list((tmp_path / "fuzz").glob("e0*")), "nothing was pursued"
+    cases = sorted((tmp_path / "fuzz" / "episodes").glob("*/case.json"))
+    assert len(cases) == len(fuzz.episodes), "each can be played again"
+    assert not list((tmp_path / "fuzz" / "episodes").glob("*/play"))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_hang_is_found_and_shrunk_to_what_matters(
+    tmp_path: Path, clock: Clock, seed: int
+) -> None:
+    engine = hangs_on(leaves, several)
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=seed, budget_s=3000.0)
+    fuzz = session.execute()
+    assert fuzz.exit_code == 1
+    (found,) = fuzz.found
+    finding = found.finding
+    assert (finding.bucket, finding.confirmed, finding.shrunk) == (BUCKET, True, True)
+    assert finding.requests <= 2
+    left, _ = read_case(tmp_path / "fuzz" / found.folder)
+    assert engine(left)[left.operations[-1].id] == STUCK
+    assert found.folder == f"e{found.episode:04d}/f1"
+    assert fuzz.episodes[found.episode].pursued == found.replay
+    later = [e for e in fuzz.episodes if e.number > found.episode and BUCKET in e.buckets]
+    assert not any(e.pursued for e in later), "it is known by then"
+    assert Switch.LEAVE in session._episodes.less, "and less often sent"
+
+
+def test_the_episode_goes_on_after_an_error_and_both_are_found(
+    tmp_path: Path, clock: Clock
+) -> None:
+    hang = hangs_on(several)
+
+    def engine(case: Case) -> dict[str, str]:
+        answers = hang(case)
+        return {
+            op.id: "500" if op.leave and answers[op.id] == "200" else answers[op.id]
+            for op in case.operations
+        }
+
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=4000.0)
+    fuzz = session.execute()
+    assert {found.finding.bucket for found in fuzz.found} == {BUCKET, OTHER}
+    assert all(found.finding.requests == 1 for found in fuzz.found)
+
+
+def test_what_was_seen_once_is_told_and_not_counted(tmp_path: Path, clock: Clock) -> None:
+    player = FakePlayer(well)
+
+    def before(number: int, case: Case) -> None:
+        clock(number, case)
+        player.engine = hangs_on(lambda _: True) if number == 3 else well
+
+    player.before = before
+    session, _ = fuzzing(tmp_path, player, budget_s=400.0)
+    fuzz = session.execute()
+    assert (fuzz.exit_code, fuzz.found) == (3, [])
+    assert [one.sighting.bucket for one in fuzz.once] == [BUCKET]
+    assert fuzz.once[0].episode > 0
+    kept = tmp_path / "fuzz" / "episodes" / f"{fuzz.once[0].episode:04d}"
+    assert (kept / "play").is_dir(), "its evidence stays"
+
+
+def test_what_is_never_seen_again_is_left_alone_after_three_episodes(
+    tmp_path: Path, clock: Clock
+) -> None:
+    seen: set[int] = set()
+
+    def engine(case: Case) -> dict[str, str]:
+        """Each case fails the first time only."""
+        digest = hash(case.model_dump_json())
+        new = digest not in seen and case.title.startswith("episode")
+        seen.add(digest)
+        return hangs_on(lambda _: True)(case) if new else well(case)
+
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=3000.0)
+    fuzz = session.execute()
+    assert fuzz.found == []
+    assert len([e for e in fuzz.episodes if e.pursued]) == sessions.TRIES
+
+
+def test_the_budget_is_kept_while_something_is_pursued(tmp_path: Path, clock: Clock) -> None:
+    session, _ = fuzzing(
+        tmp_path, FakePlayer(hangs_on(leaves, several), clock), seed=1, budget_s=90.0
+    )
+    fuzz = session.execute()
+    assert fuzz.elapsed_s <= 90 + 2 * clock.play_s
+    assert [found.finding.shrunk for found in fuzz.found] in ([], [False])
+
+
+def test_a_server_that_does_not_start_is_a_finding_and_the_end(
+    tmp_path: Path, clock: Clock
+) -> None:
+    player = FakePlayer(lambda _: {NO_START: ""}, clock)
+    session, _ = fuzzing(tmp_path, player)
+    fuzz = session.execute()
+    assert [found.finding.finding_class for found in fuzz.found] == ["start-failure"]
+    assert len(fuzz.episodes) == 1
+    assert any("does not start" in limit for limit in fuzz.limits)
+
+
+class Knows(FakeNaming):
+    def name(self, seen: Any, case: Case, played: Played, folder: Path) -> Any:
+        named = Named(bucket=self.bucket, known="ghost-key-eviction", why="all of it is met")
+        return seen.model_copy(update={"named": named})
+
+
+def test_a_known_failure_is_named_and_kept_away_from_then_on(tmp_path: Path, clock: Clock) -> None:
+    hang = hangs_on(several)
+    engine: Answers = lambda case: well(case) if case.server.mitigation else hang(case)  # noqa: E731
+    player = FakePlayer(engine, clock)
+    wanted = server().model_copy(update={"release": "0.23.0"})
+    session, _ = fuzzing(tmp_path, player, look=Knows, server=wanted, budget_s=2000.0)
+    fuzz = session.execute()
+    (found,) = fuzz.found
+    assert (found.finding.known, fuzz.exit_code) == ("ghost-key-eviction", 0)
+    (limit,) = fuzz.limits
+    assert "with the mitigation ghost-key-eviction/" in limit
+    last, _ = read_case(tmp_path / "fuzz" / "episodes" / f"{len(fuzz.episodes) - 1:04d}")
+    assert last.server.mitigation.startswith("ghost-key-eviction/")
+
+
+def test_blind_names_nothing(tmp_path: Path, clock: Clock) -> None:
+    player = FakePlayer(hangs_on(several), clock)
+    session, _ = fuzzing(tmp_path, player, look=Knows, blind=True, budget_s=2000.0)
+    fuzz = session.execute()
+    (found,) = fuzz.found
+    assert (found.finding.known, fuzz.exit_code) == (None, 1)
+    assert "--blind" in found.finding.known_why
+
+
+def test_answers_are_held_against_a_reference_and_what_differs_is_pursued(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong answer shows itself beside the plain server's only."""
+    plain = "--mm-cache-tokens=0"
+
+    class Answering(FakePlayer):
+        def play(self, case: Case, *more: Any, **named: Any) -> Played:
+            made = super().play(case, *more, **named)
+            for op, record in zip(case.operations, made.evidence.requests, strict=True):
+                wrong = op.stream and plain not in case.server.args
+                record.text = "no" if wrong else "yes"
+                record.completion_tokens, record.prompt_tokens = 1, 10
+                record.finish_reason = "length"
+            return made
+
+    def answers(record: Any) -> list[Answer]:
+        return [Answer(record.text, whole=True)]
+
+    monkeypatch.setattr("mmrepro.oracle.near_ties.answers", answers)
+    quiet = lambda case, played, engine: Judged()  # noqa: E731
+    session, _ = fuzzing(
+        tmp_path, Answering(well, clock), judge=quiet, server=server("minivllm"), budget_s=2500.0
+    )
+    fuzz = session.execute()
+    assert [found.finding.finding_class for found in fuzz.found] == ["wrong-answer"]
+    (found,) = fuzz.found
+    left, _ = read_case(tmp_path / "fuzz" / found.folder)
+    assert [op.stream for op in left.operations] == [True]
+    assert fuzz.episodes[found.episode].compared
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("at", [2, 5, 9, 14, 20, 33])
+def test_killed_anywhere_and_gone_on_with_nothing_is_done_twice(
+    tmp_path: Path, clock: Clock, at: int
+) -> None:
+    engine = hangs_on(leaves, several)
+    whole, _ = fuzzing(tmp_path / "whole", FakePlayer(engine, clock), seed=1, budget_s=900.0)
+    wanted = whole.execute()
+
+    def kill(number: int, case: Case) -> None:
+        clock(number, case)
+        if number == at:
+            raise Killed
+
+    begun, _ = fuzzing(tmp_path, FakePlayer(engine, kill), seed=1, budget_s=900.0)
+    with pytest.raises(Killed):
+        begun.execute()
+    assert begun.fuzz.state == "failed"
+    player = FakePlayer(engine, clock)
+    again, _ = fuzzing(tmp_path, player, resume=True, seed=1, budget_s=900.0)
+    fuzz = again.execute()
+    assert fuzz.state == "complete"
+    assert ended_once(tmp_path)
+    verdicts = [
+        json.loads(line)
+        for file in (tmp_path / "fuzz").glob("e*/verdicts.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    keys = Counter(
+        (v["digest"], v["how"], v["index"])
+        for v in verdicts
+        if v["kind"] == "ended" and v["digest"]
+    )
+    assert set(keys.values()) <= {1}
+    assert [f.finding.bucket for f in fuzz.found] == [f.finding.bucket for f in wanted.found]
+    assert [f.finding.requests for f in fuzz.found] == [f.finding.requests for f in wanted.found]
+    assert fuzz.elapsed_s <= 900 + 3 * clock.play_s
+
+
+def test_only_the_same_session_is_gone_on_with(tmp_path: Path, clock: Clock) -> None:
+    begun, _ = fuzzing(tmp_path, FakePlayer(well, clock), budget_s=100.0)
+    begun.execute()
+    other, _ = fuzzing(tmp_path, FakePlayer(well, clock), resume=True, seed=9)
+    with pytest.raises(UsageError, match="begun with another --seed: 0"):
+        other.execute()
+    with pytest.raises(UsageError, match="holds no session"):
+        fuzzing(tmp_path / "nowhere", FakePlayer(well), resume=True)[0].execute()
+    again, _ = fuzzing(tmp_path, FakePlayer(well, clock))
+    with pytest.raises(UsageError, match="already holds a session"):
+        again.execute()
+
+
+def test_a_torn_last_line_costs_nothing(tmp_path: Path, clock: Clock) -> None:
+    begun, _ = fuzzing(tmp_path, FakePlayer(well, clock), budget_s=100.0)
+    number = len(begun.execute().episodes)
+    lines = tmp_path / "fuzz" / EPISODES_FILE
+    lines.write_bytes(lines.read_bytes() + b'{"kind": "en')
+    again, _ = fuzzing(tmp_path, FakePlayer(well, clock), resume=True, budget_s=160.0)
+    assert len(again.execute().episodes) > number
+    assert ended_once(tmp_path)
+
+
+def test_a_machine_that_is_out_of_order_ends_it_and_nothing_is_lost(
+    tmp_path: Path, clock: Clock
+) -> None:
+    def broken(number: int, case: Case) -> None:
+        clock(number, case)
+        if number >= 3:
+            raise InfrastructureError("The disk is full.")
+
+    session, states = fuzzing(tmp_path, FakePlayer(well, broken))
+    with pytest.raises(InfrastructureError):
+        session.execute()
+    assert session.fuzz.state == "failed"
+    assert session.fuzz.failure == "The disk is full."
+    assert len(session.fuzz.episodes) == 2
+    assert json.loads(states[-1])["failure"] == "The disk is full."
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, clock: Clock) -> None:
+    def interrupt(number: int, case: Case) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    session, _ = fuzzing(tmp_path, FakePlayer(well, interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        session.execute()
+    assert session.fuzz.state == "interrupted"
+    assert f"--resume {tmp_path / 'fuzz'}" in session.fuzz.failure
+
+
+def test_the_command_of_a_session_begins_another_one(tmp_path: Path) -> None:
+    session, _ = fuzzing(
+        tmp_path,
+        FakePlayer(well),
+        seed=7,
+        blind=True,
+        shrink=False,
+        repeat=2,
+        asked=("--release", "0.23.0", "--server-arg=--a b"),
+    )
+    assert isinstance(session, Fuzzing)
+    told = session.options.command(tmp_path)
+    assert told == (
+        "mmrepro fuzz vllm --release 0.23.0 '--server-arg=--a b' --budget 3600s --seed 7 --blind "
+        f"--no-shrink --repeat 2 --resume {tmp_path}"
+    )
