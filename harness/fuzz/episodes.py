@@ -32,7 +32,7 @@ COMPARED = 0.25
 of engines that are exact without."""
 MOTIF = 0.5
 """Chance of each motif in a new episode."""
-AT_ONCE = (1, 2, 4, 4, 8)
+AT_ONCE = (1, 1, 2, 4, 8)
 MOST_OPERATIONS = 80
 
 

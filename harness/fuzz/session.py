@@ -23,7 +23,7 @@ from mmrepro.fuzz.limits import Asked, learn, learning_case, narrowed
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.fuzz.source import Source, read_source
-from mmrepro.fuzz.store import Ended, Head, Pursued, Store, holds_session
+from mmrepro.fuzz.store import Ended, Head, Led, Pursued, Store, holds_session
 from mmrepro.fuzz.switches import LESS, needed_by
 from mmrepro.fuzz.watcher import FuzzWatcher
 from mmrepro.incident import Fidelity
@@ -44,18 +44,22 @@ from mmrepro.play.player import Player
 from mmrepro.records import Moment
 from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.order import as_sent
 from mmrepro.replay.plays import ATTEMPTS, PLAYS_DIR, Looker, PlayerLike
 from mmrepro.replay.pursue import FATAL
 from mmrepro.replay.seen import Named, Seen, seen_of
 from mmrepro.replay.session import Judge, Lead, MakePlayer, Replaying, note_server
+from mmrepro.replay.simplify import in_order
 from mmrepro.replay.store import holds_replay
 from mmrepro.run.deadline import Deadlines
 from mmrepro.text.redact import Redactor
 
-DEFAULT_ROOT = "fuzz"
+DEFAULT_ROOT, STRAIGHT = "fuzz", "straight"
 NOT_ENDED = "the session has not ended"
 PURSUIT = 40
 """Starts of servers for what one episode showed, at most."""
+PURSUIT_S, PURSUIT_SHARE = 180.0, 0.2
+"""Seconds for it, or that share of the budget, if it is more."""
 TRIES = 3
 """Episodes that showed a failure which nothing showed again, until it is left alone."""
 SHARE = 0.8
@@ -120,6 +124,7 @@ class Fuzzing:
         self._engine = get_engine(options.server.engine)
         self._features: set[str] = set()
         self._ended: dict[int, Ended] = {}
+        self._led: dict[int, Led] = {}
         self._also: list[str] = []
         self._tries: Counter[str] = Counter()
         self._lasted: list[float] = []
@@ -199,6 +204,8 @@ class Fuzzing:
             if isinstance(line, Ended):
                 self._take(line)
                 last = line
+            elif isinstance(line, Led):
+                self._take_led(line)
             else:
                 self._take_pursued(line)
         return last
@@ -324,11 +331,15 @@ class Fuzzing:
         if not new or episode.pursued:
             return
         place = f"e{episode.number:04d}"
-        case, _ = read_case(self.dir / EPISODES_DIR / f"{episode.number:04d}")
+        began = time.monotonic()
+        led = self._led.get(episode.number) or self._lead(line, new)
+        source = self.dir / EPISODES_DIR / f"{episode.number:04d}"
+        source = source / STRAIGHT if led.straight else source
+        case, _ = read_case(source)
         folder = self.dir / place
         goes_on = holds_replay(folder)
         options = ReplayOptions(
-            file=self.dir / EPISODES_DIR / f"{episode.number:04d}",
+            file=source,
             server=case.server,
             shrink=self.options.shrink,
             budget=PURSUIT,
@@ -340,9 +351,10 @@ class Fuzzing:
             out=None if goes_on else folder,
         )
         handled = [*(f.finding.bucket for f in self.fuzz.found), *self._also]
-        handled += [b for b in line.seen.play.buckets if b not in new]
-        lead = Lead(line.seen, line.silent, line.blocks, tuple(handled), self._until)
-        began = time.monotonic()
+        handled += [b for b in led.seen.play.buckets if b not in new]
+        share = max(PURSUIT_S, PURSUIT_SHARE * self.options.budget_s)
+        until = min(self._until, began + share)
+        lead = Lead(led.seen, line.silent, line.blocks, tuple(handled), until)
         watcher = self.watcher.pursues(self.fuzz, episode, new) if self.watcher else None
         Replaying(
             options,
@@ -362,6 +374,36 @@ class Fuzzing:
         )
         self._take_pursued(self._store.pursued(done))
         self._write()
+
+    def _lead(self, line: Ended, new: list[str]) -> Led:
+        """The episode's requests one after another, if they show the worst of it as well; else
+        the episode as it was."""
+        number = line.episode.number
+        led = Led(number=number, straight=False, seen=line.seen)
+        folder = self.dir / EPISODES_DIR / f"{number:04d}"
+        case, _ = read_case(folder)
+        straight = in_order(as_sent(case, line.seen))
+        if straight != case and not line.silent and not line.blocks and not self._late:
+            shutil.rmtree(folder / STRAIGHT, ignore_errors=True)
+            write_case(straight, folder / STRAIGHT, self._contents)
+            options = PlayOptions(self._deadlines)
+            played = self._played(straight, options, folder / STRAIGHT / "play")
+            judged = self._judge(straight, played, engine=self._engine)
+            facts = PlayFacts(
+                number=0, what="one after another", requests=len(straight.operations), state=""
+            )
+            seen = seen_of(straight, played, judged, facts)
+            led.starts = 1
+            if seen.has(new[0]):
+                led.straight, led.seen = True, seen
+            shutil.rmtree(folder / STRAIGHT / "play", ignore_errors=True)
+        kept = self._store.led(led)
+        self._take_led(kept)
+        return kept
+
+    @property
+    def _late(self) -> bool:
+        return time.monotonic() >= self._until
 
     # ------------------------------------------------------------------ taking in
 
@@ -386,8 +428,13 @@ class Fuzzing:
             case, _ = read_case(self.dir / EPISODES_DIR / f"{episode.number:04d}")
             self._episodes.interesting[episode.number] = case
 
+    def _take_led(self, line: Led) -> None:
+        self._led[line.number] = line
+        self.fuzz.starts += line.starts
+
     def _take_pursued(self, line: Pursued) -> None:
         fuzz, ended = self.fuzz, self._ended[line.number]
+        shown = self._led[line.number].seen.play.buckets
         fuzz.elapsed_s = line.elapsed_s
         fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
         ended.episode.pursued = line.replay
@@ -411,12 +458,13 @@ class Fuzzing:
         together = bool(replay.findings)
         for sighting in ended.seen.sightings:
             bucket = sighting.bucket
-            if any(alike(bucket, one) for one in [*told, *self._also]):
+            if any(alike(bucket, one) for one in [*told, *self._also]) or self._handled(bucket):
                 continue
-            if together and bucket not in unproven and not ended.silent:
+            pursued = any(alike(bucket, one) for one in shown)
+            if together and pursued and bucket not in unproven and not ended.silent:
                 self._also.append(bucket)  # what the same requests show as well
                 continue
-            self._tries[bucket] += 1
+            self._tries[bucket] += pursued
             if not any(alike(once.sighting.bucket, bucket) for once in fuzz.once):
                 fuzz.once.append(SeenOnce(episode=line.number, sighting=sighting))
         fuzz.once = [

@@ -62,6 +62,22 @@ class Ended(Record):
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
+class Led(Record):
+    """What the pursuit of an episode begins with.
+
+    Attributes:
+        straight: its requests one after another, in the order in which they were sent, show it as
+            well: then it does not hang on chance.
+        seen: the play of what is pursued.
+    """
+
+    kind: Literal["led"] = "led"
+    number: int
+    straight: bool
+    seen: Seen
+    starts: int = 0
+
+
 class Pursued(Record):
     """What an episode showed has been pursued, in the folder ``replay``."""
 
@@ -72,15 +88,16 @@ class Pursued(Record):
     seconds: float
 
 
-AnyLine: TypeAlias = Annotated[Head | Began | Ended | Pursued, Field(discriminator="kind")]
-_LINE: TypeAdapter[Head | Began | Ended | Pursued] = TypeAdapter(AnyLine)
+Line: TypeAlias = Head | Began | Ended | Led | Pursued
+AnyLine: TypeAlias = Annotated[Line, Field(discriminator="kind")]
+_LINE: TypeAdapter[Line] = TypeAdapter(AnyLine)
 
 
 class Store:
     """The episodes of one session, in its folder; also a context manager.
 
     Attributes:
-        kept: what ended and what was pursued in earlier calls, in order.
+        kept: what ended, and what was or is pursued, in earlier calls, in order.
 
     Raises:
         UsageError: the folder's episodes are of other options or of another mmrepro, or another
@@ -89,7 +106,7 @@ class Store:
 
     def __init__(self, folder: Path, head: Head) -> None:
         self.path = folder / EPISODES_FILE
-        self.kept: list[Ended | Pursued] = []
+        self.kept: list[Ended | Led | Pursued] = []
         self._numbers: set[tuple[str, int]] = set()
         busy = UsageError(
             f"Another mmrepro goes on with the session in {folder}.", hint="wait until it has ended"
@@ -109,6 +126,13 @@ class Store:
         self._once("ended", line.episode.number)
         kept = self._append(line)
         assert isinstance(kept, Ended)
+        return kept
+
+    def led(self, line: Led) -> Led:
+        """Raises UsageError: it was before."""
+        self._once("led", line.number)
+        kept = self._append(line)
+        assert isinstance(kept, Led)
         return kept
 
     def pursued(self, line: Pursued) -> Pursued:
@@ -137,7 +161,7 @@ class Store:
             raise UsageError(f"Episode {number} {kind} twice.")
         self._numbers.add((kind, number))
 
-    def _append(self, line: Head | Began | Ended | Pursued) -> Head | Began | Ended | Pursued:
+    def _append(self, line: Line) -> Line:
         """What goes on with it later sees what this call sees: the line as it was written."""
         text = Redactor().redact_model(line).model_dump_json().encode("utf-8", "replace")
         kept = _LINE.validate_json(text)
@@ -163,8 +187,8 @@ class Store:
             if isinstance(read, Ended):
                 self._once("ended", read.episode.number)
                 self.kept.append(read)
-            elif isinstance(read, Pursued):
-                self._once("pursued", read.number)
+            elif isinstance(read, Led | Pursued):
+                self._once(read.kind, read.number)
                 self.kept.append(read)
         return first
 

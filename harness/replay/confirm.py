@@ -38,10 +38,11 @@ def tally(seens: Sequence[Seen]) -> dict[str, tuple[int, int]]:
     return dict(sorted(found.items(), key=lambda item: classes[item[0]]))
 
 
-def decided(failed: int, plays: int, repeat: int, least: int = 0) -> bool:
+def decided(failed: int, plays: int, repeat: int, least: int = 0, give_up: int = GIVE_UP) -> bool:
     """Whether further plays would tell nothing worth a server.
 
     Args:
+        give_up: plays without a second sighting.
         repeat: failures that confirm it.
         least: plays that there must be in any case; never fewer than ``repeat``.
     """
@@ -49,7 +50,7 @@ def decided(failed: int, plays: int, repeat: int, least: int = 0) -> bool:
     if plays < least:
         return False
     if failed in (0, plays):
-        return failed == plays or plays >= max(GIVE_UP, least)
+        return failed == plays or plays >= max(give_up, least)
     if failed < repeat:
         return plays >= max(SELDOM, least)
     rate = rate_of(failed, plays)

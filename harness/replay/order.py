@@ -10,6 +10,15 @@ from mmrepro.case.model import Case
 from mmrepro.replay.seen import Seen
 
 
+def as_sent(case: Case, seen: Seen) -> Case:
+    """``case`` with its requests in the order in which they were sent; without those that never
+    were, and without what they wait for."""
+    operations = {op.id: op for op in case.operations}
+    sent = [operations[id].model_copy(update={"after": []}) for id in seen.sent]
+    kept = case.keeping([op.id for op in sent])
+    return kept.model_copy(update={"operations": sent})
+
+
 class _Span(NamedTuple):
     sent: float
     end: float

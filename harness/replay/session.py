@@ -52,8 +52,9 @@ DEFAULT_ROOT = "replays"
 NOT_ENDED = "the replay has not ended"
 QUIET_S = 120.0
 """For playing traffic again that showed nothing."""
-LED = 2
-"""Plays that show again what somebody else's play showed, before it is shrunk."""
+LED, LET_GO = 2, 4
+"""Plays that show again what somebody else's play showed, before it is shrunk; and plays that do
+not, after which it is let go: other traffic may show it better."""
 OF_ANOTHER = 3
 """Starts that a further finding takes besides its confirmation, about."""
 JOB_BYTES = 3 << 30
@@ -344,10 +345,12 @@ class Replaying:
     def _open(self, seens: list[Seen]) -> bool:
         """Whether one more play of the same case is worth a server."""
         counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
-        repeat = self.options.repeat
+        repeat, give_up = self.options.repeat, GIVE_UP
         if self._lead.seen is not None:  # what is left is confirmed in any case
-            repeat = min(repeat, LED)
-        return any(not decided(failed, plays, repeat) for failed, plays in counts.values())
+            repeat, give_up = min(repeat, LED), LET_GO
+        return any(
+            not decided(failed, plays, repeat, give_up=give_up) for failed, plays in counts.values()
+        )
 
     def _quiet(self, seens: list[Seen]) -> bool:
         """Whether a case that showed nothing is worth one more play: what comes and goes may not

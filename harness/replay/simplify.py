@@ -26,7 +26,7 @@ def changes(case: Case, seen: Seen) -> list[Change]:
     """Those that change ``case``, the ones that tell a reader the most first."""
     refused = {op for op, answer in seen.answers.items() if answer.startswith("4")}
     offered = (
-        Change("one request after another", _in_order),
+        Change("one request after another", in_order),
         Change("no streams, and no client that goes away", _whole_answers),
         Change("no parameters but those that bound the answer", _few_parameters),
         Change("short texts", lambda c: _short(c, refused)),
@@ -82,7 +82,8 @@ def _without(words: tuple[str, ...]) -> Callable[[Case], Case]:
     return made
 
 
-def _in_order(case: Case) -> Case:
+def in_order(case: Case) -> Case:
+    """One request after another."""
     operations: list[Operation] = []
     for op in case.operations:
         after = [f"{operations[-1].id}.end"] if operations else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError, UsageError
-from mmrepro.fuzz import session as sessions
+from mmrepro.fuzz import episodes as generated, session as sessions
+from mmrepro.fuzz.profiles import DIALECTS
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.fuzz.switches import Switch
 from mmrepro.incident.fuzz import EPISODES_FILE
@@ -77,6 +79,10 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """And small episodes: what a session does with them does not depend on their size."""
+    monkeypatch.setattr(generated, "REQUESTS", 12)
+    for engine, dialect in DIALECTS.items():
+        monkeypatch.setitem(DIALECTS, engine, replace(dialect, many=8))  # type: ignore[misc]
     return Clock(monkeypatch)
 
 
@@ -97,12 +103,12 @@ def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path, clock: Clock) -
     assert not list((tmp_path / "fuzz" / "episodes").glob("*/play"))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_a_hang_is_found_and_shrunk_to_what_matters(
     tmp_path: Path, clock: Clock, seed: int
 ) -> None:
     engine = hangs_on(leaves, several)
-    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=seed, budget_s=3000.0)
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=seed, budget_s=1500.0)
     fuzz = session.execute()
     assert fuzz.exit_code == 1
     (found,) = fuzz.found
@@ -130,18 +136,20 @@ def test_the_episode_goes_on_after_an_error_and_both_are_found(
             for op in case.operations
         }
 
-    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=4000.0)
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=2000.0)
     fuzz = session.execute()
     assert {found.finding.bucket for found in fuzz.found} == {BUCKET, OTHER}
     assert all(found.finding.requests == 1 for found in fuzz.found)
 
 
 def test_what_was_seen_once_is_told_and_not_counted(tmp_path: Path, clock: Clock) -> None:
-    player = FakePlayer(well)
+    player, titles = FakePlayer(well), list[str]()
 
     def before(number: int, case: Case) -> None:
         clock(number, case)
-        player.engine = hangs_on(lambda _: True) if number == 3 else well
+        first = case.title.startswith("episode 2") and case.title not in titles
+        titles.append(case.title)
+        player.engine = hangs_on(lambda _: True) if first else well
 
     player.before = before
     session, _ = fuzzing(tmp_path, player, budget_s=400.0)
@@ -165,7 +173,7 @@ def test_what_is_never_seen_again_is_left_alone_after_three_episodes(
         seen.add(digest)
         return hangs_on(lambda _: True)(case) if new else well(case)
 
-    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=3000.0)
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=1500.0)
     fuzz = session.execute()
     assert fuzz.found == []
     assert len([e for e in fuzz.episodes if e.pursued]) == sessions.TRIES
@@ -243,7 +251,7 @@ def test_answers_are_held_against_a_reference_and_what_differs_is_pursued(
     monkeypatch.setattr("mmrepro.oracle.near_ties.answers", answers)
     quiet = lambda case, played, engine: Judged()  # noqa: E731
     session, _ = fuzzing(
-        tmp_path, Answering(well, clock), judge=quiet, server=server("minivllm"), budget_s=2500.0
+        tmp_path, Answering(well, clock), judge=quiet, server=server("minivllm"), budget_s=1500.0
     )
     fuzz = session.execute()
     assert [found.finding.finding_class for found in fuzz.found] == ["wrong-answer"]
@@ -257,7 +265,7 @@ class Killed(BaseException):
     pass
 
 
-@pytest.mark.parametrize("at", [2, 5, 9, 14, 20, 33])
+@pytest.mark.parametrize("at", [2, 5, 14, 33])
 def test_killed_anywhere_and_gone_on_with_nothing_is_done_twice(
     tmp_path: Path, clock: Clock, at: int
 ) -> None:
@@ -323,7 +331,7 @@ def test_a_machine_that_is_out_of_order_ends_it_and_nothing_is_lost(
 ) -> None:
     def broken(number: int, case: Case) -> None:
         clock(number, case)
-        if number >= 3:
+        if case.title.startswith("episode 2"):
             raise InfrastructureError("The disk is full.")
 
     session, states = fuzzing(tmp_path, FakePlayer(well, broken))
