@@ -303,7 +303,7 @@ class Replaying:
                 self.replay.unseen = [text for text in self.replay.unseen if text != NO_BLOCKS]
             self._note(first)
             seens = [first]
-            while self._open(seens):
+            while self._open(seens) or self._led_to(seens):
                 again = Wanted(asked, "confirm", len(seens), "held against the reference, again")
                 seens.append(self._plays.play(again))
             self._plays.blocks = 0  # what is left out may lie in another block then
@@ -317,6 +317,14 @@ class Replaying:
         finally:
             self._silent.reference, self._plays.blocks = None, 0
             self._say(Judged.of(self._silent.judged))
+
+    def _led_to(self, seens: list[Seen]) -> bool:
+        """Whether what another play showed beside its reference is still waited for."""
+        return (
+            self._lead.compared
+            and len(seens) <= LET_GO
+            and not any(seen.sightings for seen in seens)
+        )
 
     def _crossed(self, finding: Finding) -> None:
         """Does the wrong answer follow from what other requests hold? Then it is that."""

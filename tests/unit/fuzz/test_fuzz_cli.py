@@ -1,0 +1,125 @@
+"""``mmrepro fuzz`` from the command line, as far as no engine is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mmrepro.case.files import write_case
+from mmrepro.case.model import Case, Content, ServerWanted
+from mmrepro.cli.app import app
+from mmrepro.cli.fuzz import asked, kept_options, server_of
+from mmrepro.errors import UsageError
+from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.profiles import Profile, dialect_of
+from mmrepro.fuzz.source import read_source
+from PIL import Image
+from typer.testing import CliRunner
+
+SERVER = ServerWanted(engine="vllm", release="0.23.0")
+
+
+def told(*args: str) -> tuple[int, str]:
+    """Exit code, and what is said, of the command as people type it."""
+    command = [sys.executable, "-m", "mmrepro", "fuzz", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("vlm",), "vlm"),
+        (("vllm", "--budget", "soon"), "no length of time"),
+        (("vllm", "--budget", "3s"), "not enough for one episode"),
+        (("vllm", "--env", "x"), "NAME=VALUE"),
+        (("minivllm", "--from", "/nowhere.har"), "nowhere.har cannot be read"),
+        (("minivllm", "--resume", "/nowhere"), "holds no session"),
+        (("minivllm", "--resume", "a", "--out", "b"), "--out is for a new one"),
+    ],
+)
+def test_bad_input_is_a_sentence(
+    args: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, err = told(*args)
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+def test_the_server_is_the_scenarios_under_the_profile() -> None:
+    made = server_of("vllm", Profile.PRESSURE, {"args": ["--mine"], "release": "0.23.0"}, "")
+    dialect = dialect_of("vllm")
+    assert made.args == [*dialect.tells, *dialect.pressure, "--mine"]
+    assert (made.release, made.max_model_len) == ("0.23.0", dialect.max_model_len)
+    longer = server_of("vllm", Profile.PRESSURE, {"max_model_len": 4096}, "")
+    assert longer.max_model_len == 4096
+
+
+def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
+    from mmrepro.fuzz.store import Head, Store
+
+    first = FuzzOptions(
+        server=server_of("vllm", Profile.TEXT, {"args": ["--a"]}, ""),
+        profile=Profile.TEXT,
+        seed=5,
+        blind=True,
+    )
+    head = Head(mmrepro_version="1", id="x", decides=first.decides)
+    Store(tmp_path, head).close()
+    kept, budget_s = kept_options(tmp_path)
+    assert budget_s is None, "there is no document yet"
+    assert (kept["--seed"], kept["--profile"], kept["--blind"]) == ("5", "text", "yes")
+    assert server_of("vllm", Profile.TEXT, {}, kept["server"]) == first.server
+
+
+def test_what_was_asked_for_is_asked_for_again() -> None:
+    given: dict[str, Any] = {
+        "release": "1",
+        "max_model_len": 64,
+        "args": ["-x y"],
+        "env": {"A": "b"},
+    }
+    assert asked(given) == (
+        *("--release", "1", "--max-model-len", "64"),
+        *("--server-arg=-x y", "--env=A=b"),
+    )
+
+
+def test_pictures_of_a_folder_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "pair"
+    folder.mkdir()
+    for number in range(2):
+        Image.new("RGB", (28, 28), (number, 0, 0)).save(folder / f"{number}.png")
+    (folder / "pair.json").write_text("{}")
+    source = read_source(folder, SERVER)
+    assert len(source.images) == len(source.contents) == 2
+    assert all(isinstance(image, Content) for image in source.images.values())
+    kept = tmp_path / "session"
+    kept.mkdir()
+    source.keep(kept)
+    assert {file.name for file in (kept / "images").iterdir()} == set(source.contents)
+
+
+def test_a_case_gives_its_requests(tmp_path: Path) -> None:
+    case = Case(server=ServerWanted(engine="sglang", release="1"), operations=[])
+    source = read_source(write_case(case, tmp_path), SERVER)
+    assert source.case is not None
+    assert source.case.server == SERVER, "on the server that is fuzzed"
+
+
+def test_a_folder_of_neither_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"neither a case.json nor a picture"):
+        read_source(tmp_path, SERVER)
+
+
+def test_its_schemas_are_there() -> None:
+    for name in ("fuzz", "fuzz-json"):
+        done = CliRunner().invoke(app, ["schema", "--of", name])
+        assert json.loads(done.stdout)["properties"]
