@@ -304,7 +304,7 @@ def _other(op: Operation, random: Random) -> Operation:
 def _renumbered(base: Case, operations: Sequence[Operation], images: Mapping[str, Image]) -> Case:
     """With new names, in order; who waited for one that is gone waits for nobody."""
     names: dict[str, str] = {}
-    made = []
+    made: list[Operation] = []
     for number, op in enumerate(operations, 1):
         after = []
         for text in op.after:
