@@ -2,7 +2,7 @@
 
 Usage:  python benchmarks/fuzz_rate.py [--only ghost-key …] [--seeds 5] [--budget 30m] [--out DIR]
 
-For each target and each of the seeds 1 to N one session of the whole budget, nothing else beside it.
+For each target and each of the seeds 1 to N one session of the whole budget, nothing else beside.
 Printed: requests a second and episodes a minute, both without what was spent on findings, and the
 minutes until what the target names was first seen and then confirmed, seed by seed. Exit 1: of a
 target fewer than two of three seeds met it.

@@ -1,4 +1,4 @@
-"""Fuzzing real minivllm servers with a mistake that nobody tells it of; killed, and gone on with."""
+"""Fuzzing real minivllm servers with a mistake that it is not told of; killed, and gone on with."""
 
 from __future__ import annotations
 
