@@ -214,7 +214,7 @@ def _fill(maker: Maker) -> list[Operation]:
     """New pictures, one after another: older ones are evicted."""
     if Switch.IMAGES not in maker.on:
         return []
-    count = maker.random.choice((4, 9))
+    count = maker.random.choice((5, 10))
     size = maker.random.choice(((280, 420), (420, 420)))
     return [maker.request([maker.picture(size)], max_tokens=1, leave="") for _ in range(count)]
 
