@@ -28,7 +28,8 @@ NO_SUCH = (404, 405, 501)
 INVALID = (400, 413, 422)
 _PORT = re.compile(r"address already in use", re.IGNORECASE)
 _DEAD = re.compile(
-    r"EngineDead|engine is dead|engine ?core|connection|peer closed|disconnect|ReadError|WriteError",
+    r"EngineDead|engine is dead|engine ?core|connection|peer closed|disconnect|"
+    r"ReadError|WriteError",
     re.IGNORECASE,
 )
 """How an answer reads that was on its way when the engine died: the death is told by itself."""
