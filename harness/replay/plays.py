@@ -28,6 +28,8 @@ from mmrepro.run.deadline import Deadlines
 PLAYS_DIR, PLAYED_FILE = "plays", "played.json"
 BLOCKS = 6
 """Of a case that is played in blocks: an idle server is read after each, for what grows."""
+LAST, USUAL_S = 5, 5.0
+"""Plays by which it is told how many more there is time for; seconds, before there are any."""
 ATTEMPTS = 2
 """Of a play that told nothing of the engine."""
 
@@ -113,9 +115,14 @@ class Plays:
 
     @property
     def left(self) -> int:
-        """Starts of servers that may still be made; none once it is ``until``, monotonic."""
-        over = time.monotonic() >= self.until
-        return 0 if over else self.budget - len(self.facts)
+        """Starts of servers that may still be made: of the budget, and before ``until``
+        (monotonic), if each takes as long as the slowest of the last ones."""
+        left = self.budget - len(self.facts)
+        if math.isinf(self.until):
+            return left
+        took = [facts.seconds for facts in self.facts if facts.seconds][-LAST:]
+        usual = max(took, default=USUAL_S)
+        return max(0, min(left, int((self.until - time.monotonic()) / usual)))
 
     def calibrate(self, case: Case) -> Deadlines:
         """On a server of its own; it counts as a start."""
