@@ -252,8 +252,9 @@ class Observing:
             played.said = "every request has its answer"
             return
         found = read_tracebacks(self.server.process.log, self._log_start)
-        told = telling(found, self.recorder.evidence.requests)
-        played.frames = told[0].frames_of(self.server.spec.engine) if told else []
+        engine = self.server.spec.engine
+        told = telling(found, self.recorder.evidence.requests, engine.core_role)
+        played.frames = told[0].frames_of(engine) if told else []
         played.causes = list(dict.fromkeys(one.error for one in told))[:MAX_CAUSES]
         if not played.said:
             played.said = "a request failed, and the server lives on"

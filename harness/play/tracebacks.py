@@ -35,6 +35,8 @@ class Traceback:
     frames: list[str] = field(default_factory=list)
     """Names of functions, innermost first."""
     files: list[str] = field(default_factory=list)
+    process: str = ""
+    """What its lines begin with: "(EngineCore pid=7)"; "": nothing."""
 
     @property
     def message(self) -> str:
@@ -86,7 +88,7 @@ def tracebacks(lines: Iterable[str]) -> list[Traceback]:
         key = process[0] if process else ""
         plain = _GROUP.sub("", without_prefix(line))
         if plain.rstrip().endswith(_BEGIN):
-            open_ones[key] = Traceback()
+            open_ones[key] = Traceback(process=key)
         elif (one := open_ones.get(key)) is None or not plain.strip():
             continue
         elif frame := _FRAME.match(plain):
@@ -110,13 +112,18 @@ def failed(record: RequestRecord) -> bool:
     return record.status is None or record.status >= 500 or record.cut_short
 
 
-def telling(found: Sequence[Traceback], requests: Sequence[RequestRecord]) -> list[Traceback]:
+def telling(
+    found: Sequence[Traceback], requests: Sequence[RequestRecord], core: str = ""
+) -> list[Traceback]:
     """Those that are more than a refused request or a client that went away; first those whose
-    message an answer of 500 or above carries, last the echoes of a death."""
+    message an answer of 500 or above carries, then those of the process ``core``, last the echoes
+    of a death."""
     refused = [r.error for r in requests if r.status is not None and 400 <= r.status < 500]
     failed = [r.error for r in requests if r.status is None or r.status >= 500]
     left = [one for one in found if not one.of_leaving and not one.named_in(refused)]
-    return sorted(left, key=lambda one: (one.of_death, not one.named_in(failed)))
+    return sorted(
+        left, key=lambda one: (one.of_death, not one.named_in(failed), core not in one.process)
+    )
 
 
 def of_engine(found: Sequence[Traceback], engine: Engine) -> Traceback | None:

@@ -142,3 +142,11 @@ def test_what_failed_is_looked_for_in_the_log(fields: dict[str, Any], told: bool
     """Of an exception in vLLM's core a stream shows no more than that it has no end."""
     record = answered(operation("r1"), **fields)
     assert failed(record) is told
+
+
+def test_the_core_comes_before_what_the_server_logged_of_a_request() -> None:
+    other = REFUSED.replace("Input length (2166) exceeds", "max_tokens must be at least 1")
+    found = tracebacks((other + TWO).splitlines())
+    assert telling(found, [answer(None, "ReadError")])[0].error.startswith("ValueError")
+    told = telling(found, [answer(None, "ReadError")], "EngineCore")
+    assert told[0].error.startswith("AssertionError")
