@@ -36,7 +36,8 @@ def fuzz(
         Profile | None,
         typer.Option(
             help="pressure: small caches and KV; plain: the engine's defaults; text: pressure "
-            "without pictures.  [default: pressure]"
+            "without pictures; hazards: clients that do what the documentation warns of.  "
+            "[default: pressure]"
         ),
     ] = None,
     server_arg: Annotated[

@@ -32,6 +32,8 @@ COMPARED = 0.25
 of engines that are exact without."""
 MOTIF = 0.5
 """Chance of each motif in a new episode."""
+RIDS = ("rid", "request_id", "session_id")
+"""What is doubled has no id of its own."""
 AT_ONCE = (1, 1, 2, 4, 8)
 MOST_OPERATIONS = 80
 
@@ -71,6 +73,7 @@ class Episodes:
     limits: Limits = field(default_factory=Limits)
     interesting: dict[int, Case] = field(default_factory=dict)
     less: dict[Switch, float] = field(default_factory=dict)
+    hazards: bool = False
 
     @property
     def dialect(self) -> Dialect:
@@ -83,7 +86,9 @@ class Episodes:
         if kind == "many" and not self.pictures:
             kind = "mixed"
         on = drawn(random, offered(self.dialect, pictures=self.pictures), self.less)
-        maker = Maker(f"e{number}", random, self.limits, self.dialect, on, self.given)
+        maker = Maker(
+            f"e{number}", random, self.limits, self.dialect, on, self.given, hazards=self.hazards
+        )
         match kind:
             case "many":
                 case = self._many(maker)
@@ -304,6 +309,7 @@ def _other(op: Operation, random: Random) -> Operation:
 def _renumbered(base: Case, operations: Sequence[Operation], images: Mapping[str, Image]) -> Case:
     """With new names, in order; who waited for one that is gone waits for nobody."""
     names: dict[str, str] = {}
+    used: set[object] = set()
     made: list[Operation] = []
     for number, op in enumerate(operations, 1):
         after = []
@@ -314,7 +320,10 @@ def _renumbered(base: Case, operations: Sequence[Operation], images: Mapping[str
             elif before in names:
                 after.append(names[before] + text.removeprefix(before))
         id = f"r{number}"
-        made.append(op.model_copy(update={"id": id, "after": after if made else []}))
+        own = {k: v for k, v in op.parameters.items() if k not in RIDS or (k, v) not in used}
+        used |= {(k, own[k]) for k in RIDS if k in own}
+        update = {"id": id, "after": after if made else [], "parameters": own}
+        made.append(op.model_copy(update=update))
         names[op.id] = id
     whole = base.model_copy(update={"operations": made, "images": dict(images)})
     return whole.keeping([op.id for op in made])

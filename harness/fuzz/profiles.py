@@ -19,6 +19,9 @@ class Profile(StrEnum):
     """The engine's own defaults."""
     TEXT = "text"
     """As ``pressure``, without a picture."""
+    HAZARDS = "hazards"
+    """As ``pressure``, with clients that do what an engine's documentation warns of: one uuid for
+    two pictures."""
 
 
 @dataclass(frozen=True)

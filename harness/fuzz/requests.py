@@ -44,7 +44,6 @@ ODD_TEXTS = (
 GROWN = (1, 4, 16, 40)
 """Tokens before a limit at which a prompt ends whose answer grows beyond it."""
 SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
-RIDS = ("user1", "user10", "user2", "user")
 TILE = 28
 
 
@@ -54,6 +53,7 @@ class Maker:
     Args:
         name: what the names of its pictures begin with.
         given: pictures that somebody supplied, used as any other.
+        hazards: some do what an engine's documentation warns of.
     """
 
     def __init__(
@@ -64,9 +64,11 @@ class Maker:
         dialect: Dialect,
         on: set[Switch],
         given: Mapping[str, Image] | None = None,
+        *,
+        hazards: bool = False,
     ) -> None:
         self.random, self.limits, self.dialect, self.on = random, limits, dialect, on
-        self.name = name
+        self.name, self.hazards = name, hazards
         self.images: dict[str, Image] = dict(given or {})
         self._fresh = list(self.images)
         self._used: list[str] = []
@@ -143,8 +145,8 @@ class Maker:
         return messages
 
     def _uuid(self, name: str) -> str:
-        """Mostly the picture's own; now and then one that another has, too."""
-        return "shared" if self.random.random() < 0.2 else f"id-{name}"
+        shared = self.hazards and self.random.random() < 0.2
+        return "shared" if shared else f"id-{name}"
 
     # ------------------------------------------------------------------ texts
 
@@ -317,14 +319,14 @@ class Maker:
         if chosen(Switch.SALT, 0.4):
             made[random.choice(dialect.salts)] = random.choice(SALT_NAMES)
         if chosen(Switch.RID, 0.3):
-            made[dialect.rid] = random.randint(1, 3) if dialect.rid == "session_id" else self._rid()
+            made[dialect.rid] = self._rid(number=dialect.rid == "session_id")
         if chosen(Switch.GRAMMAR, 0.25):
             made |= random.choice(dialect.shaped)
         return made
 
-    def _rid(self) -> str:
-        """Numbered as clients do, so that one begins as another does; each once."""
-        return f"{self.random.choice(RIDS)}-{self._count}"[: self.random.choice((5, 7, 40))]
+    def _rid(self, *, number: bool) -> str | int:
+        """Numbered as clients do: each once, and one begins as another does."""
+        return self._count if number else f"user{self._count}"
 
     def _stop(self) -> dict[str, Any]:
         random = self.random

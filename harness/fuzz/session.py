@@ -182,6 +182,7 @@ class Fuzzing:
             pictures=sees and self.options.profile is not Profile.TEXT,
             given=source.images,
             source=source.case,
+            hazards=self.options.profile is Profile.HAZARDS,
         )
         open_ = self._restore()
         self._deadlines = open_.deadlines if open_ is not None else player.calibrate()

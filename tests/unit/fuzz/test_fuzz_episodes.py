@@ -216,3 +216,32 @@ def test_profiles_change_the_server_and_the_command_line_has_the_last_word(engin
     assert pressed.max_model_len == wanted.max_model_len
     plain = under(Profile.PLAIN, wanted, length_told=False)
     assert not set(dialect_of(engine).pressure) & set(plain.args)
+
+
+def ids_of(hazards: bool) -> tuple[int, int]:
+    """Of 60 episodes: requests whose id another one has, and pictures that share a uuid."""
+    doubled = shared = 0
+    for seed in range(60):
+        ops = episodes("vllm", seed, hazards=hazards).next(1).case.operations
+        rids = [op.parameters["request_id"] for op in ops if "request_id" in op.parameters]
+        doubled += len(rids) - len(set(rids))
+        named: dict[str, set[str]] = {}
+        for part in (p for op in ops for m in op.messages or [] for p in m.parts()):
+            if part.uuid is not None:
+                named.setdefault(part.uuid, set()).add(part.image or "")
+        shared += sum(len(images) > 1 for images in named.values())
+    return doubled, shared
+
+
+def test_what_the_documentation_warns_of_is_a_profile_of_its_own() -> None:
+    assert ids_of(hazards=False) == (0, 0)
+    assert ids_of(hazards=True)[1] > 3
+
+
+def test_ids_begin_as_others_do() -> None:
+    pairs = 0
+    for seed in range(40):
+        ops = episodes("sglang", seed).next(1).case.operations
+        rids = [str(op.parameters["rid"]) for op in ops if "rid" in op.parameters]
+        pairs += sum(a != b and b.startswith(a) for a in rids for b in rids)
+    assert pairs > 5
