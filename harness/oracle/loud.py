@@ -145,9 +145,10 @@ def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:
 
 
 def _bucket(engine: Engine, one: Sent, words: str) -> str:
-    """Of the answer alone: which exception of the log belongs to it is not known. Where it says
-    nothing, a request with a grammar fails for something else than one without."""
-    status = one.record.status or "no answer"
+    """Of the answer alone: which exception of the log belongs to it is not known. A stream tells
+    the status inside. Where it says nothing, a request with a grammar fails for something else
+    than one without."""
+    status = error_code(one.record) or one.record.status or "no answer"
     if _OPAQUE.search(words) and any(one.parameter(name) for name in GRAMMARS):
         words += ", with a grammar"
     return "/".join([engine.name, str(FindingClass.SERVER_ERROR), str(status), words])
