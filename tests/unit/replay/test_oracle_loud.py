@@ -122,7 +122,7 @@ def test_a_client_that_left_and_a_broken_form_are_no_server_errors(fields):
 @pytest.mark.parametrize(
     ("fields", "bucket"),
     [
-        ({"error": "{'message': 'oh no', 'code': 500}"}, "vllm/server-error/200/oh no"),
+        ({"error": "{'message': 'oh no', 'code': 500}"}, "vllm/server-error/500/oh no"),
         ({"finish_reason": "error"}, "vllm/server-error/200/finish reason error"),
         ({"finish_reason": "abort"}, "vllm/server-error/200/finish reason abort"),
         (
