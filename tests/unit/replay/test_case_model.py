@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from mmrepro.case.bodies import body
 from mmrepro.case.files import MAX_CASE_BYTES, case_digest, case_text, read_case, write_case
 from mmrepro.case.model import (
     Barrier,
@@ -23,6 +24,7 @@ from mmrepro.case.model import (
     ServerWanted,
 )
 from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.traffic.pictures import noise
 from pydantic import ValidationError
 
 SERVER = ServerWanted(engine="minivllm", release="0.1", model="qwen3")
@@ -227,3 +229,12 @@ def test_what_cannot_be_read_or_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnwritableOutput, match="cannot be written"):
         write_case(full(), tmp_path / "file")
+
+
+def test_a_uuid_is_an_image_s_and_goes_over_the_wire() -> None:
+    with pytest.raises(ValidationError, match="a uuid is an image's"):
+        Part(text="hi", uuid="u1")
+    content = [Part(image="p", uuid="u1"), Part(image="p"), Part(text="hi")]
+    op = Operation(id="r1", messages=[Message(role="user", content=content)])
+    sent = json.loads(body(op, {"p": noise("p", 1, (28, 28))}, "m"))["messages"][0]["content"]
+    assert [part.get("uuid") for part in sent] == ["u1", None, None]

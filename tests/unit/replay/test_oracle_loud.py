@@ -134,3 +134,25 @@ def test_a_client_that_left_and_a_broken_form_are_no_server_errors(fields):
 def test_an_error_inside_an_answer_of_200_is_one(fields, bucket):
     found = errors(answer(operation("r1"), **fields))
     assert [s.bucket for s in found.sightings] == [bucket]
+
+
+@pytest.mark.parametrize(
+    ("words", "parameters", "bucket"),
+    [
+        ("Internal server error", {}, "Internal server error"),
+        ("Internal server error", {"regex": "a+"}, "Internal server error, with a grammar"),
+        ("KeyError: x", {"regex": "a+"}, "KeyError: x"),
+    ],
+)
+def test_where_an_error_says_nothing_a_grammar_tells_it_from_others(words, parameters, bucket):
+    op = operation("r1", **parameters)
+    play = played([answer(op, status=500, error=words)])
+    (found,) = loud.server_errors(case_of([op]), play, VLLM).sightings
+    assert found.bucket == f"vllm/server-error/500/{bucket}"
+
+
+def test_a_connection_that_the_server_s_end_broke_is_counted():
+    lost = answer(operation("r1"), status=None, error="ReadError: ")
+    found = errors(lost, PlayState.DIED)
+    assert not found.sightings
+    assert found.counted == {"answers lost when the server died": 1}

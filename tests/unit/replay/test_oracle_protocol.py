@@ -151,3 +151,21 @@ def test_the_same_tokens_are_the_same_text():
         answer(stream, 3.0, choices=[bytes_of.model_copy(update={"text": "å"})]),
     ]
     assert "stream-text" not in kinds([whole, stream], records), "tokens that look alike"
+
+
+STOPPED = {"finish_reason": "stop", "choices": [choice(finish_reason="stop")]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "wrong"),
+    [
+        ({"ignore_eos": True}, {"finish-stop"}),
+        ({"ignore_eos": False}, set()),
+        ({}, set()),
+        ({"ignore_eos": True, "stop": "a"}, set()),
+        ({"ignore_eos": True, "stop_token_ids": [3]}, set()),
+        ({"ignore_eos": True, "response_format": {"type": "json_object"}}, set()),
+    ],
+)
+def test_nothing_stops_where_nothing_can(parameters, wrong):
+    assert broken(parameters={"stream": True, **parameters}, **STOPPED) == wrong
