@@ -8,7 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from mmrepro.case.model import CHAT, Case, Image, Message, Noise, Operation, Part, ServerWanted
+from mmrepro.case.model import (
+    CHAT,
+    Case,
+    Image,
+    Message,
+    Noise,
+    Operation,
+    Origin,
+    Part,
+    ServerWanted,
+)
 from mmrepro.case.played import Played
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.fuzz import Learnt
@@ -122,7 +132,13 @@ def learning_case(server: ServerWanted, *, pictures: bool) -> Case:
         letters = max(LONGER, round(min(LADDER_BASE, server.max_model_len) * share))
         ask("defgh"[number] * letters)
     title = "what the server tells of its limits"
-    return Case(title=title, server=server, images=images, operations=operations)
+    return Case(
+        title=title,
+        server=server,
+        images=images,
+        operations=operations,
+        origin=Origin(format="fuzz", anonymised=True),
+    )
 
 
 class Asked:

@@ -43,6 +43,8 @@ ODD_TEXTS = (
 )
 GROWN = (1, 4, 16, 40)
 """Tokens before a limit at which a prompt ends whose answer grows beyond it."""
+MOST_GROWN = 700
+"""Tokens of an answer that is let grow from what is served to what is not: seconds, on a CPU."""
 SALT_NAMES = ("tenant-a", "tenant-b", "tenant-ab")
 TILE = 28
 
@@ -200,7 +202,10 @@ class Maker:
         random, limits = self.random, self.limits
         if Switch.GROWTH not in self.on or random.random() > 0.15:
             return None
-        end = random.choice([limits.room, limits.context, *limits.edges()])
+        between = (limits.refused or 0) - limits.served
+        if limits.served and 0 < between <= MOST_GROWN and random.random() < 0.4:
+            return limits.served, between + 24  # where it ends lies between the two
+        end = random.choice([limits.longest, limits.longest, limits.room, *limits.edges()])
         short = random.choice(GROWN)
         return max(1, end - short), max(1, short + random.choice((-1, 0, 1, 2, 24)))
 
