@@ -23,7 +23,7 @@ from mmrepro.case.model import (
     Solid,
     Tiles,
 )
-from mmrepro.fuzz.limits import BLOCK, SIZES, Limits
+from mmrepro.fuzz.limits import BLOCK, KV, SIZES, Limits
 from mmrepro.fuzz.profiles import Dialect
 from mmrepro.fuzz.switches import Switch
 
@@ -203,7 +203,8 @@ class Maker:
         if Switch.GROWTH not in self.on or random.random() > 0.15:
             return None
         between = (limits.refused or 0) - limits.served
-        if limits.served and 0 < between <= MOST_GROWN and random.random() < 0.4:
+        untold = not limits.named(KV) and limits.served and 0 < between <= MOST_GROWN
+        if untold and random.random() < 0.4:
             return limits.served, between + 24  # where it ends lies between the two
         end = random.choice([limits.longest, limits.longest, limits.room, *limits.edges()])
         short = random.choice(GROWN)
