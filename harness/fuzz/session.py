@@ -36,7 +36,10 @@ from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
+    agreeing,
     compare_with_reference,
+    compared,
+    has_own_format,
     reference_case,
 )
 from mmrepro.play.options import Look, PlayOptions
@@ -310,8 +313,15 @@ class Fuzzing:
     def _beside(self, case: Case, played: Played, folder: Path) -> Judged:
         """What the same requests to a plain server hold against its answers."""
         options = PlayOptions(self._deadlines, look="none", canary=False)
-        reference = self._played(reference_case(case, self._engine), options, folder)
-        return compare_with_reference(case, played, reference)
+
+        def held(plain: Case) -> Judged:
+            shutil.rmtree(folder, ignore_errors=True)
+            return compare_with_reference(case, played, self._played(plain, options, folder))
+
+        judged = held(reference_case(case, self._engine))
+        if not compared(judged) or not has_own_format(case):
+            return judged
+        return agreeing(judged, held(reference_case(case, self._engine, own_format=True)))
 
     def _new(self, judged: Judged) -> list[str]:
         """Buckets that nothing is known of yet."""

@@ -107,12 +107,18 @@ SHAPING = frozenset(
 """Parameters by which another token than the likeliest may be taken; logprobs are told without
 them."""
 CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
+ANSWERS = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
 LEAST_TOKENS = 2048
 """Tokens of a step, at least: some releases refuse fewer."""
 
 
-def reference_case(case: Case, engine: Engine, release: str = "") -> Case:
+def reference_case(
+    case: Case, engine: Engine, release: str = "", *, own_format: bool = False
+) -> Case:
     """The case whose play is the reference for ``case``; of ``release``, "": of its own.
+
+    Args:
+        own_format: it computes in the server's own number format, and not in ``float32``.
 
     Raises KeyError: there is no plain form of that engine's server.
     """
@@ -120,7 +126,11 @@ def reference_case(case: Case, engine: Engine, release: str = "") -> Case:
     tokens = max(case.server.max_model_len, LEAST_TOKENS)
     asked = comparable(case)
     args = _without(asked.server.args, plain.flags)
-    args += [arg.format(tokens=tokens) for arg in plain.args]
+    args += [
+        arg.format(tokens=tokens)
+        for arg in plain.args
+        if not (own_format and arg.startswith("--dtype="))
+    ]
     server = case.server.model_copy(
         update={
             "args": args,
@@ -216,6 +226,42 @@ def compare_with_reference(case: Case, played: Played, reference: Played) -> Jud
             unseen=[f"The reference's server did not start{why}: no answer was compared."]
         )
     return _Comparison(case, played, reference).judged()
+
+
+def has_own_format(case: Case) -> bool:
+    """Whether the reference computes in another number format than the case's server."""
+    plain = PLAIN.get(case.server.engine)
+    formats = plain is not None and any(arg.startswith("--dtype=") for arg in plain.args)
+    return formats and _rounds(case.server)
+
+
+def compared(judged: Judged) -> bool:
+    """Whether answers are not the reference's."""
+    return any(one.finding_class in ANSWERS for one in judged.sightings)
+
+
+def agreeing(judged: Judged, own: Judged) -> Judged:
+    """What two references hold against the same answers, one of them in the server's own format.
+
+    Of an answer that only the float32 reference does not give, the format is the reason: rounding
+    moves the odds of two tokens by a nat now and then, without any neighbour or cache.
+    """
+    wrong = {op for one in own.sightings if one.finding_class in ANSWERS for op in one.operations}
+    kept, rounded = [], 0
+    for one in judged.sightings:
+        if one.finding_class not in ANSWERS:
+            kept.append(one)
+            continue
+        left = [op for op in one.operations if op in wrong]
+        rounded += len(one.operations) - len(left)
+        if left:
+            expectations = [e for e in one.expectations if e.operation in left]
+            update = {"operations": left, "expectations": expectations}
+            kept.append(one.model_copy(update=update))
+    counted = dict(judged.counted)
+    if rounded:
+        counted["answers compared: only the number format differs"] = rounded
+    return judged.model_copy(update={"sightings": kept, "counted": counted})
 
 
 class _Comparison:

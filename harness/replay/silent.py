@@ -13,8 +13,11 @@ from mmrepro.oracle.crosstalk import crosstalk, runs_needed
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
     PLAIN,
+    agreeing,
     comparable,
     compare_with_reference,
+    compared,
+    has_own_format,
     reference_case,
     reference_limits,
 )
@@ -33,6 +36,7 @@ class Silent:
 
     Attributes:
         reference: the plain server's play, which answers are held against once it is there.
+        own: the same in the server's own number format, once an answer was not the reference's.
         judged: what was said besides sightings.
     """
 
@@ -40,13 +44,25 @@ class Silent:
     engine: Engine
     contents: Path | None
     reference: Played | None = None
+    own: Played | None = None
     judged: list[Judged] = field(default_factory=list)
+    _own_case: Case | None = None
 
     def judge(self, case: Case, played: Played) -> Judged:
-        """What the reference holds against ``played``; nothing, while there is none."""
+        """What the reference holds against ``played``; nothing, while there is none. Raises Spent:
+        there is no start left for a second one."""
         if self.reference is None:
             return Judged()
-        return compare_with_reference(case, played, self.reference)
+        judged = compare_with_reference(case, played, self.reference)
+        if not compared(judged) or (self._own_case is None and self.own is None):
+            return judged
+        if self._own_case is not None:
+            plain, self._own_case = self._own_case, None
+            said = "the reference, in the server's own number format"
+            self.own = self.plays.whole(self.plays.play(Wanted(plain, "silent", 2, said)))
+        if self.own is None:  # this is its play
+            return Judged()
+        return agreeing(judged, compare_with_reference(case, played, self.own))
 
     def compare(self, case: Case) -> tuple[Case, Seen] | None:
         """The case with what is needed to compare it, and its play; None: there is no reference,
@@ -59,7 +75,9 @@ class Silent:
         plain = reference_case(case, self.engine)
         said = "the reference: one after another, caches off"
         reference = self.plays.play(Wanted(plain, "silent", 1, said))
-        self.reference = self.plays.whole(reference)
+        self.reference, self.own, self._own_case = self.plays.whole(reference), None, None
+        if has_own_format(case):
+            self._own_case = reference_case(case, self.engine, own_format=True)
         if len(asked.operations) >= BLOCKS * LEAST_OF_BLOCK:
             self.plays.blocks = BLOCKS
         told = "what is held against the reference"

@@ -10,12 +10,15 @@ from mmrepro.case.model import COMPLETIONS, Case, Message, Operation, ServerWant
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
-from mmrepro.incident.replay import FindingClass
+from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
     PLAIN,
+    agreeing,
     comparable,
     compare_with_reference,
+    compared,
+    has_own_format,
     reference_case,
     reference_limits,
 )
@@ -304,3 +307,51 @@ def test_a_play_of_fewer_requests_is_held_against_the_same_reference() -> None:
     right, fewer = play(case), case.keeping(["r3", "r7"])
     judged = compare_with_reference(fewer, play(fewer, answers={"r7": "wrong 7"}), right)
     assert judged.sightings[0].operations == ["r7"]
+
+
+# ---------------------------------------------------------------------- two references
+
+
+def wrong(kind: FindingClass, *operations: str) -> Judged:
+    sighting = Sighting(
+        finding_class=kind, bucket=f"{kind}/x", operations=list(operations), said="it differs"
+    )
+    return Judged(sightings=[sighting])
+
+
+def test_what_only_the_number_format_changes_is_counted() -> None:
+    judged = wrong(FindingClass.WRONG_ANSWER, "r1", "r2")
+    for own in (Judged(), wrong(FindingClass.PROTOCOL, "r1")):
+        both = agreeing(judged, own)
+        assert both.sightings == []
+        assert both.counted == {"answers compared: only the number format differs": 2}
+    both = agreeing(judged, wrong(FindingClass.CROSS_TALK, "r2", "r9"))
+    assert [one.operations for one in both.sightings] == [["r2"]]
+    assert both.counted == {"answers compared: only the number format differs": 1}
+
+
+def test_what_says_nothing_of_answers_stays() -> None:
+    judged = wrong(FindingClass.PROTOCOL, "r1")
+    assert agreeing(judged, Judged()).sightings == judged.sightings
+    assert not compared(judged)
+    assert compared(wrong(FindingClass.CROSS_TALK, "r1"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "other"),
+    [
+        ("vllm", (), True),
+        ("vllm", ("--dtype=float32",), False),
+        ("sglang", (), True),
+        ("lmdeploy", (), False),
+        ("minivllm", (), False),
+        ("minivllm", ("--dtype=bfloat16",), True),
+    ],
+)
+def test_a_second_reference_where_the_first_computes_otherwise(
+    engine: str, args: tuple[str, ...], other: bool
+) -> None:
+    case = case_of(2, engine, *args)
+    assert has_own_format(case) is other
+    given = reference_case(case, get_engine(engine), own_format=True).server.args
+    assert [a for a in given if "dtype" in a] == [*args]
