@@ -267,7 +267,7 @@ def changed(base: Case, random: Random, maker: Maker) -> Case:
     """``base`` with some requests left out, doubled, moved together, changed or put in."""
     operations = list(base.operations)
     for _ in range(random.randint(1, 4)):
-        kind = random.choice(("leave out", "double", "change", "put in", "at once"))
+        kind = random.choice(("leave out", "double", "change", "put in", "motif", "at once"))
         if not operations:
             break
         place = random.randrange(len(operations))
@@ -280,8 +280,10 @@ def changed(base: Case, random: Random, maker: Maker) -> Case:
                 operations[place + count : place + count] = operations[place : place + count]
             case "change":
                 operations[place] = _other(operations[place], random)
-            case "put in":
+            case "put in" | "motif":
                 fresh = [maker.request() for _ in range(random.randint(1, 6))]
+                if kind == "motif":
+                    fresh = random.choice(_MOTIFS)(maker)
                 operations[place:place] = [
                     op.model_copy(update={"id": f"new-{op.id}", "after": ["running<=1"]})
                     for op in fresh

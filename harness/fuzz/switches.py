@@ -46,7 +46,7 @@ class Switch(StrEnum):
 ODDS: Mapping[Switch, float] = {
     Switch.IMAGES: 0.8,
     Switch.REUSE: 0.8,
-    Switch.OVER: 0.6,
+    Switch.OVER: 0.7,
     Switch.STREAM: 0.6,
     Switch.RELATIVES: 0.4,
     Switch.UUID: 0.25,
