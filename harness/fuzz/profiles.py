@@ -74,7 +74,7 @@ _REGULAR = ("[ab]{1,6}", r"^(.*)$", r"^(|.*)$", "(yes|no)", r"\d{2}-\d{2}")
 DIALECTS: Final[Mapping[str, Dialect]] = {
     "vllm": Dialect(
         pressure=(
-            *("--mm-processor-cache-gb=0.006", "--num-gpu-blocks-override=14", "--max-num-seqs=4"),
+            *("--mm-processor-cache-gb=0.01", "--num-gpu-blocks-override=14", "--max-num-seqs=4"),
             "--scheduling-policy=priority",
         ),
         tells=("--enable-prompt-tokens-details",),
