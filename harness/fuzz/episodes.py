@@ -13,14 +13,13 @@ from mmrepro.fuzz.profiles import Dialect, dialect_of
 from mmrepro.fuzz.requests import TILE, Maker
 from mmrepro.fuzz.switches import Switch, drawn, offered
 from mmrepro.oracle.reference import PLAIN, comparable
-from mmrepro.replay.plays import BLOCKS
 
 Kind: TypeAlias = Literal["mixed", "steady", "many"]
 
 REQUESTS = 40
 """Of a mixed episode, about."""
-STEADY = 10
-"""Of a block of a steady one; it has as many blocks as are read for what grows."""
+STEADY, BLOCKS = 8, 10
+"""Of a block of a steady one, and blocks: a new server's memory grows for some of them by itself."""
 KINDS: tuple[Kind, ...] = ("mixed", "mixed", "many", "mixed", "steady", "mixed", "mixed", "mixed")
 """In turn."""
 CHANGED = 0.4

@@ -83,7 +83,7 @@ class Pursuit:
             limits=list(start.limits),
         )
         self.plays.silent = sighting.finding_class not in LOUD
-        self.plays.blocks = BLOCKS if grows(start.bucket) else 0
+        self.plays.blocks = (self.plays.blocks or BLOCKS) if grows(start.bucket) else 0
         begun = len(self.plays.facts)
         case, seen, named = start.case, start.seen, None
         self._keep(finding, case, seen)

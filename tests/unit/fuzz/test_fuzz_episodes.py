@@ -19,12 +19,11 @@ from mmrepro.case.model import (
     Relayout,
     Tiles,
 )
-from mmrepro.fuzz.episodes import KINDS, MOST_OPERATIONS, STEADY, Episodes
+from mmrepro.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episodes
 from mmrepro.fuzz.limits import BLOCK, CONTEXT, KV, Limits
 from mmrepro.fuzz.profiles import DIALECTS, Profile, dialect_of, under
 from mmrepro.fuzz.switches import ODDS, Switch, needed_by, offered
 from mmrepro.incident.fuzz import Learnt
-from mmrepro.replay.plays import BLOCKS
 
 LIMITS = Limits(
     learnt=[
