@@ -19,7 +19,8 @@ Kind: TypeAlias = Literal["mixed", "steady", "many"]
 REQUESTS = 40
 """Of a mixed episode, about."""
 STEADY, BLOCKS = 8, 10
-"""Of a block of a steady one, and blocks: a new server's memory grows for some of them by itself."""
+"""Of a block of a steady one, and blocks: for some of them a new server's memory grows by itself.
+"""
 KINDS: tuple[Kind, ...] = ("mixed", "mixed", "many", "mixed", "steady", "mixed", "mixed", "mixed")
 """In turn."""
 CHANGED = 0.4

@@ -62,7 +62,9 @@ NOT_ENDED = "the session has not ended"
 PURSUIT = 40
 """Starts of servers for what one episode showed, at most."""
 PURSUIT_S, PURSUIT_SHARE = 180.0, 0.2
-"""Seconds for it, or that share of the budget, if it is more."""
+"""Seconds for what ends or stops a server, or that share of the budget, if it is more."""
+LESSER_S, LESSER_SHARE = 100.0, 0.07
+"""The same for all else."""
 TRIES = 3
 """Episodes that showed a failure which nothing showed again, until it is left alone."""
 SHARE = 0.8
@@ -129,6 +131,7 @@ class Fuzzing:
         self._ended: dict[int, Ended] = {}
         self._led: dict[int, Led] = {}
         self._also: list[str] = []
+        self._number = 0
         self._tries: Counter[str] = Counter()
         self._lasted: list[float] = []
         self._began = 0.0
@@ -329,7 +332,8 @@ class Fuzzing:
         return [bucket for bucket in seen if not self._handled(bucket)]
 
     def _handled(self, bucket: str) -> bool:
-        known = [*(f.finding.bucket for f in self.fuzz.found), *self._also]
+        known = [f.finding.bucket for f in self.fuzz.found if f.finding.confirmed]
+        known += self._also
         tried = sum(n for one, n in self._tries.items() if alike(one, bucket))
         return any(alike(bucket, one) for one in known) or tried >= TRIES
 
@@ -361,10 +365,10 @@ class Fuzzing:
             resume=folder if goes_on else None,
             out=None if goes_on else folder,
         )
-        handled = [*(f.finding.bucket for f in self.fuzz.found), *self._also]
+        handled = [b for f in self.fuzz.found if self._handled(b := f.finding.bucket)]
+        handled += self._also
         handled += [b for b in led.seen.play.buckets if b not in new]
-        share = max(PURSUIT_S, PURSUIT_SHARE * self.options.budget_s)
-        until = min(self._until, began + share)
+        until = min(self._until, began + self._time_for(led))
         lead = Lead(led.seen, line.silent, line.blocks, tuple(handled), until)
         watcher = self.watcher.pursues(self.fuzz, episode, new) if self.watcher else None
         Replaying(
@@ -412,6 +416,13 @@ class Fuzzing:
         self._take_led(kept)
         return kept
 
+    def _time_for(self, led: Led) -> float:
+        """Seconds that the pursuit may take."""
+        budget_s = self.options.budget_s
+        if any(one.finding_class in FATAL for one in led.seen.sightings):
+            return max(PURSUIT_S, PURSUIT_SHARE * budget_s)
+        return max(LESSER_S, LESSER_SHARE * budget_s)
+
     @property
     def _late(self) -> bool:
         return time.monotonic() >= self._until
@@ -453,8 +464,11 @@ class Fuzzing:
         fuzz.starts += len(replay.plays)
         told = [finding.bucket for finding in replay.findings]
         for finding in replay.findings:
+            fuzz.found = [f for f in fuzz.found if not alike(f.finding.bucket, finding.bucket)]
+            self._tries[finding.bucket] += not finding.confirmed
+            self._number += 1
             found = Found(
-                id=f"F{len(fuzz.found) + 1}",
+                id=f"F{self._number}",
                 episode=line.number,
                 after_s=ended.elapsed_s,
                 replay=line.replay,
