@@ -371,3 +371,18 @@ def test_the_command_of_a_session_begins_another_one(tmp_path: Path) -> None:
         "mmrepro fuzz vllm --release 0.23.0 '--server-arg=--a b' --budget 3600s --seed 7 --blind "
         f"--no-shrink --repeat 2 --resume {tmp_path}"
     )
+
+
+@pytest.mark.parametrize("budget_s", [50.0, 80.0, 120.0])
+def test_what_time_did_not_allow_is_taken_up_again(
+    tmp_path: Path, clock: Clock, budget_s: float
+) -> None:
+    engine = hangs_on(leaves, several)
+    short, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=1, budget_s=budget_s)
+    before = short.execute()
+    assert not any(found.finding.shrunk for found in before.found)
+    longer, _ = fuzzing(tmp_path, FakePlayer(engine, clock), resume=True, seed=1, budget_s=1500.0)
+    fuzz = longer.execute()
+    (found,) = fuzz.found
+    assert (found.finding.confirmed, found.finding.shrunk, fuzz.once) == (True, True, [])
+    assert ended_once(tmp_path)
