@@ -61,7 +61,7 @@ DEFAULT_ROOT, STRAIGHT = "fuzz", "straight"
 NOT_ENDED = "the session has not ended"
 PURSUIT = 40
 """Starts of servers for what one episode showed, at most."""
-PURSUIT_S, PURSUIT_SHARE = 180.0, 0.2
+PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
 """Seconds for what ends or stops a server, or that share of the budget, if it is more."""
 LESSER_S, LESSER_SHARE = 100.0, 0.07
 """The same for all else."""
