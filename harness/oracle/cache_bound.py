@@ -24,11 +24,13 @@ from mmrepro.oracle.loud import INVALID
 from mmrepro.oracle.prompts import NOTHING, Prompt, Rules, prompt_of, prompt_of_record
 from mmrepro.oracle.sent import Sent, sent_of
 from mmrepro.signature.answers import grade
+from packaging.version import Version
 
 BY_PICTURE = ("vllm", "minivllm")
 """Engines whose caches go by the picture, not by what the processor makes of it."""
-SALTED = ("vllm", "sglang")
-"""Engines that know ``cache_salt`` (vLLM 0.11.0 and SGLang 0.5.6 have it)."""
+SALTED = {"vllm": "0.11.0", "sglang": "0.5.11"}
+"""Engines whose caches go by ``cache_salt``, and since when: SGLang 0.5.6 takes it, and its
+scheduler drops it (scenarios/pad_value_collision)."""
 STARTED_AGAIN = ("vllm:num_preemptions_total", "minivllm:num_preemptions_total")
 """A request that is preempted finds its own tokens in the cache when it comes again; SGLang does
 not count those."""
@@ -55,7 +57,9 @@ def cache_bound(case: Case, played: Played, engine: Engine) -> Judged:
             ]
         )
     rules = Rules(bytewise=case.server.model in TINY, by_features=engine.name not in BY_PICTURE)
-    earlier = _prompts(case, played, rules, salted=engine.name in SALTED)
+    since = SALTED.get(engine.name)
+    salted = since is not None and Version(case.server.release) >= Version(since)
+    earlier = _prompts(case, played, rules, salted=salted)
     sightings, unknown = [], 0
     for one in told:
         found, known = _judged(one, earlier, rules)

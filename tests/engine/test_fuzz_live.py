@@ -57,7 +57,7 @@ def exit_of(finding: Path, args: list[str], env: dict[str, str]) -> int:
 
 
 def test_a_hidden_fault_is_found_shrunk_and_its_script_holds(tmp_path: Path) -> None:
-    told = fuzz(tmp_path, "hidden", HIDDEN, "--repeat", "2")
+    told = fuzz(tmp_path, "hidden", HIDDEN, "--repeat", "2", budget="35s")
     assert told["exit_code"] == 1
     found = told["findings"][0]
     assert (found["class"], found["known"], found["confirmed"]) == ("server-error", None, True)
@@ -72,7 +72,7 @@ def test_a_hidden_fault_is_found_shrunk_and_its_script_holds(tmp_path: Path) -> 
         ("block", 16),
         ("KV cache", 1024),
     }
-    assert 45 <= kept.elapsed_s <= 60
+    assert 25 <= kept.elapsed_s <= 50, "an episode that has no time does not begin"
     server = left.server
     assert [exit_of(folder, server.args, {}), exit_of(folder, server.args, server.env)] == [0, 1]
 
