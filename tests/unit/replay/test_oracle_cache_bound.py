@@ -127,7 +127,7 @@ ENGINES = st.builds(
 )
 
 
-def judged(simulated, asked, engine="vllm", **fields):
+def judged(simulated, asked, engine="vllm", release="", **fields):
     """What the oracle says of requests played one after another on a simulated engine."""
     operations, records = [], [canary("canary before", 0.0, cached_tokens=0)]
     simulated.serve(operation("canary", "hello"), list(b"abcd"))
@@ -142,6 +142,8 @@ def judged(simulated, asked, engine="vllm", **fields):
         records.append(answer(op, 2.0 * number, images=images, **told))
     model = {"model": "/models/real"} if simulated.words else {}
     case = case_of(operations, engine, **model)
+    if release:
+        case.server = case.server.model_copy(update={"release": release})
     never = {f"{engine}:num_preemptions_total": 0.0}
     readings = {"before": reading(1.0, never), "after": reading(99.0, never)}
     return cache_bound(case, played(records, **(readings | fields)), get_engine(engine))
@@ -191,6 +193,18 @@ def test_a_cache_that_overlooks_the_salt_is_seen(simulated, text):
     faulty = Unsalted(simulated.order, 1, simulated.words)
     found = judged(faulty, [asks(text, salt="one"), asks(text, salt="two")])
     assert "cache-bound/salt" in [s.bucket for s in found.sightings]
+
+
+@pytest.mark.parametrize(("release", "seen"), [("0.5.6", False), ("0.5.11", True)])
+def test_a_release_that_drops_salts_promises_nothing_of_them(release, seen):
+    class Unsalted(SimulatedEngine):
+        def serve(self, op, generated):
+            bare = {k: v for k, v in op.parameters.items() if k != "cache_salt"}
+            return super().serve(op.model_copy(update={"parameters": bare}), generated)
+
+    faulty = Unsalted(0, 1, False)
+    asked = [asks("abababababab", salt="one"), asks("abababababab", salt="two")]
+    assert bool(judged(faulty, asked, "sglang", release).sightings) is seen
 
 
 def test_a_cache_that_goes_by_part_of_a_text_is_seen():
