@@ -8,13 +8,13 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from mmrepro.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
-from mmrepro.fuzz.limits import Limits
+from mmrepro.fuzz.limits import Limits, learning_case
 from mmrepro.fuzz.profiles import Dialect, dialect_of
 from mmrepro.fuzz.requests import TILE, Maker
 from mmrepro.fuzz.switches import Switch, drawn, offered
 from mmrepro.oracle.reference import PLAIN, comparable
 
-Kind: TypeAlias = Literal["mixed", "steady", "many"]
+Kind: TypeAlias = Literal["learning", "mixed", "steady", "many"]
 
 REQUESTS = 40
 """Of a mixed episode, about."""
@@ -80,7 +80,9 @@ class Episodes:
         return dialect_of(self.server.engine)
 
     def next(self, number: int) -> Planned:
-        """Episode ``number``, from 1 on."""
+        """Episode ``number``; the first one, 0, learns the server's limits."""
+        if number == 0:
+            return Planned(0, "learning", learning_case(self.server, pictures=self.pictures))
         random = Random(f"{self.seed}/{number}")  # noqa: S311
         kind = KINDS[(number - 1) % len(KINDS)]
         if kind == "many" and not self.pictures:

@@ -16,10 +16,10 @@ from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import get_engine
-from mmrepro.errors import InfrastructureError, MmreproError, UnwritableOutput, UsageError
+from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.fuzz.episodes import Episodes, Planned
 from mmrepro.fuzz.features import ENOUGH, features, kinds, worth
-from mmrepro.fuzz.limits import Asked, learn, learning_case, narrowed
+from mmrepro.fuzz.limits import Asked, learn, narrowed
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.fuzz.source import Source, read_source
@@ -48,7 +48,7 @@ from mmrepro.records import Moment
 from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.order import as_sent
-from mmrepro.replay.plays import ATTEMPTS, PLAYS_DIR, Looker, PlayerLike
+from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike, attempted
 from mmrepro.replay.pursue import FATAL
 from mmrepro.replay.seen import Named, Seen, seen_of
 from mmrepro.replay.session import Judge, Lead, MakePlayer, Replaying, note_server
@@ -196,13 +196,8 @@ class Fuzzing:
         if open_ is not None:
             self._pursue(open_)
         while not self._over():
-            number = len(self.fuzz.episodes)
-            self._pursue(self._play(self._planned(number)))
-
-    def _planned(self, number: int) -> Planned | Case:
-        if number == 0:
-            return learning_case(self.options.server, pictures=self._episodes.pictures)
-        return self._episodes.next(number)
+            planned = self._episodes.next(len(self.fuzz.episodes))
+            self._pursue(self._play(planned))
 
     def _restore(self) -> Ended | None:
         """Take in what earlier calls kept; the last episode, should it not have been pursued."""
@@ -239,9 +234,8 @@ class Fuzzing:
 
     # ------------------------------------------------------------------ one episode
 
-    def _play(self, planned: Planned | Case) -> Ended:
-        learning = isinstance(planned, Case)
-        case = planned if isinstance(planned, Case) else planned.case
+    def _play(self, planned: Planned) -> Ended:
+        learning, case = planned.kind == "learning", planned.case
         episode = _episode(planned)
         folder = self.dir / EPISODES_DIR / f"{episode.number:04d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
@@ -251,14 +245,12 @@ class Fuzzing:
             self.watcher.began(self.fuzz, episode)
         began = time.monotonic()
         asked = Asked()
-        blocks = 0 if isinstance(planned, Case) else planned.blocks
-        options = PlayOptions(self._deadlines, blocks=blocks)
+        options = PlayOptions(self._deadlines, blocks=planned.blocks)
         played = self._played(case, options, folder / "play", asked if learning else None)
         note_server(self.fuzz, [folder / "play"] if not self.fuzz.start_mode else [])
         judged = self._judge(case, played, engine=self._engine)
         silent = False
-        compares = isinstance(planned, Planned) and planned.compared
-        if compares and played.state is PlayState.ENDED and not self._new(judged):
+        if planned.compared and played.state is PlayState.ENDED and not self._new(judged):
             beside = self._beside(case, played, folder / "reference")
             silent = bool(beside.sightings)
             judged = Judged.of([judged, beside])
@@ -289,7 +281,7 @@ class Fuzzing:
             features=new,
             limits=limits,
             silent=silent,
-            blocks=blocks,
+            blocks=planned.blocks,
             answer_s=self._deadlines.answer_s,
             suspect_s=self._deadlines.suspect_s,
             rule=self._deadlines.rule,
@@ -304,21 +296,13 @@ class Fuzzing:
     def _played(
         self, case: Case, options: PlayOptions, folder: Path, look: Look | None = None
     ) -> Played:
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return self._player.play(case, self.dir, options, folder, on_look=look)
-            except InfrastructureError:
-                shutil.rmtree(folder, ignore_errors=True)
-                if attempt == ATTEMPTS:
-                    raise
-        raise AssertionError("unreachable")
+        return attempted(self._player, case, self.dir, options, folder, look)
 
     def _beside(self, case: Case, played: Played, folder: Path) -> Judged:
         """What the same requests to a plain server hold against its answers."""
         options = PlayOptions(self._deadlines, look="none", canary=False)
 
         def held(plain: Case) -> Judged:
-            shutil.rmtree(folder, ignore_errors=True)
             return compare_with_reference(case, played, self._played(plain, options, folder))
 
         judged = held(reference_case(case, self._engine))
@@ -584,9 +568,7 @@ def _without_numbers(text: str) -> str:
     return re.sub(r"\d+", "N", text)
 
 
-def _episode(planned: Planned | Case) -> Episode:
-    if isinstance(planned, Case):
-        return Episode(number=0, kind="learning", requests=len(planned.operations))
+def _episode(planned: Planned) -> Episode:
     return Episode(
         number=planned.number,
         kind=planned.kind,

@@ -21,6 +21,7 @@ from mmrepro.incident.replay import Expectation, FindingClass, Sighting
 from mmrepro.oracle import near_ties
 from mmrepro.oracle.buckets import silent
 from mmrepro.oracle.judged import Judged
+from mmrepro.oracle.loud import GRAMMARS
 from mmrepro.oracle.near_ties import Answer, Compared, Verdict
 from packaging.version import Version
 
@@ -99,9 +100,8 @@ PLAIN = {
 SHAPING = frozenset(
     (
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
-        *("min_tokens", "bad_words", "allowed_token_ids", "structured_outputs", "guided_json"),
-        *("guided_regex", "guided_choice", "guided_grammar", "response_format", "regex", "ebnf"),
-        *("json_schema", "tools", "logits_processors", "custom_logit_processor"),
+        *("min_tokens", "bad_words", "allowed_token_ids"),
+        *("tools", "logits_processors", "custom_logit_processor", *GRAMMARS),
     )
 )
 """Parameters by which another token than the likeliest may be taken; logprobs are told without

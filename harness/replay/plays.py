@@ -207,21 +207,15 @@ class Plays:
         folder = self.folder / place
         with self._lock:
             self.store.began(facts.number, key, wanted.what, facts.requests)
-        for attempt in range(1, ATTEMPTS + 1):
-            shutil.rmtree(folder, ignore_errors=True)  # killed in the middle, or failed
-            try:
-                played = self.player.play(
-                    wanted.case,
-                    self.contents,
-                    self._options(wanted.how),
-                    folder,
-                    on_look=look.on_look if look else None,
-                )
-                break
-            except InfrastructureError as error:
-                facts.error = error.message
-                if attempt == ATTEMPTS:
-                    raise
+        played = attempted(
+            self.player,
+            wanted.case,
+            self.contents,
+            self._options(wanted.how),
+            folder,
+            look.on_look if look else None,
+            failed=lambda error: setattr(facts, "error", error.message),
+        )
         seen = seen_of(wanted.case, played, self.judge(wanted.case, played), facts.model_copy())
         seen.folder = place.as_posix()
         if look is not None:
@@ -247,3 +241,26 @@ class Plays:
     def _ended(self, facts: PlayFacts, *, kept: bool) -> None:
         with self._lock:
             self._told.ended(facts, kept)
+
+
+def attempted(
+    player: PlayerLike,
+    case: Case,
+    contents: Path | None,
+    options: PlayOptions,
+    folder: Path,
+    look: Look | None = None,
+    *,
+    failed: Callable[[InfrastructureError], object] = lambda _error: None,
+) -> Played:
+    """A play in ``folder``, which is emptied before; what told nothing of the engine is played
+    again, and ``failed`` told of it. Raises as the player does."""
+    for attempt in range(1, ATTEMPTS + 1):
+        shutil.rmtree(folder, ignore_errors=True)  # killed in the middle, or failed
+        try:
+            return player.play(case, contents, options, folder, on_look=look)
+        except InfrastructureError as error:
+            failed(error)
+            if attempt == ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
