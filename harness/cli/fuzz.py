@@ -186,7 +186,7 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
         UsageError: there is none.
     """
     from mmrepro.errors import MmreproError
-    from mmrepro.fuzz.store import read_head
+    from mmrepro.fuzz.store import Store
     from mmrepro.incident.fuzz import EPISODES_FILE
     from mmrepro.reports.fuzz import load_fuzz
 
@@ -195,7 +195,7 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
             line = file.readline(1 << 20)
     except OSError:
         return {}, None  # the session says what is wrong
-    head = read_head(line, folder)
+    head = Store.head_of(line, folder)
     try:
         budget_s = load_fuzz(folder).budget_s
     except MmreproError:

@@ -23,7 +23,7 @@ from mmrepro.fuzz.limits import Asked, learn, narrowed
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.fuzz.source import Source, read_source
-from mmrepro.fuzz.store import Ended, Head, Led, Pursued, Store, holds_session
+from mmrepro.fuzz.store import Ended, Led, Pursued, Store, holds_session
 from mmrepro.fuzz.switches import LESS, needed_by
 from mmrepro.fuzz.watcher import FuzzWatcher
 from mmrepro.incident import Fidelity
@@ -45,6 +45,7 @@ from mmrepro.oracle.reference import (
 from mmrepro.play.options import Look, PlayOptions
 from mmrepro.play.player import Player
 from mmrepro.records import Moment
+from mmrepro.replay.kept import Head
 from mmrepro.replay.known import Naming, mitigation
 from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.order import as_sent
@@ -286,7 +287,7 @@ class Fuzzing:
             suspect_s=self._deadlines.suspect_s,
             rule=self._deadlines.rule,
         )
-        kept = self._store.ended(line)
+        kept = self._store.once(line)
         self._take(kept)
         self._write()
         if self.watcher is not None:
@@ -371,7 +372,7 @@ class Fuzzing:
             elapsed_s=round(self._elapsed, 2),
             seconds=round(time.monotonic() - began, 2),
         )
-        self._take_pursued(self._store.pursued(done))
+        self._take_pursued(self._store.once(done))
         self._write()
 
     def _lead(self, line: Ended, new: list[str]) -> Led:
@@ -396,7 +397,7 @@ class Fuzzing:
             if seen.has(new[0]):
                 led.straight, led.seen = True, seen
             shutil.rmtree(folder / STRAIGHT / "play", ignore_errors=True)
-        kept = self._store.led(led)
+        kept = self._store.once(led)
         self._take_led(kept)
         return kept
 

@@ -63,7 +63,8 @@ def test_the_server_is_the_scenarios_under_the_profile() -> None:
 
 
 def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
-    from mmrepro.fuzz.store import Head, Store
+    from mmrepro.fuzz.store import Store
+    from mmrepro.replay.kept import Head
 
     first = FuzzOptions(
         server=server_of("vllm", Profile.TEXT, {"args": ["--a"]}, ""),
