@@ -18,6 +18,7 @@ CLASS_WORDS: Final[dict[FindingClass, str]] = {
     FindingClass.START_FAILURE: "the server does not start",
     FindingClass.DEATH: "the server dies",
     FindingClass.HANG: "a request is never answered",
+    FindingClass.FAILING: "the server lives on and fails every request",
     FindingClass.SERVER_ERROR: "a request fails in the server",
     FindingClass.CROSS_TALK: "an answer depends on the content of other requests",
     FindingClass.CACHE_BOUND: "more of a prompt is taken from the cache than was sent before",
@@ -31,6 +32,7 @@ EXPECTED: Final[dict[FindingClass, str]] = {
     FindingClass.START_FAILURE: "the server becomes ready",
     FindingClass.DEATH: "the server lives on, whatever a client sends",
     FindingClass.HANG: "every request is answered or refused",
+    FindingClass.FAILING: "what was answered once is answered again, whatever came between",
     FindingClass.SERVER_ERROR: "every request is answered, or refused with a 4xx",
     FindingClass.CROSS_TALK: "an answer depends on its own request only",
     FindingClass.CACHE_BOUND: "cached tokens are at most the longest prefix that an earlier "

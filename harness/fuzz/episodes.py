@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from mmrepro.case.model import Barrier, Case, Image, Operation, Origin, ServerWanted
-from mmrepro.fuzz.limits import Limits, learning_case
+from mmrepro.fuzz.limits import Limits, learning_case, narrowing_case
 from mmrepro.fuzz.profiles import Dialect, dialect_of
 from mmrepro.fuzz.requests import TILE, Maker
 from mmrepro.fuzz.switches import Switch, drawn, offered
@@ -21,6 +21,8 @@ REQUESTS = 40
 STEADY, BLOCKS = 8, 10
 """Of a block of a steady one, and blocks: for some of them a new server's memory grows by itself.
 """
+NARROWING = 3
+"""Further learning episodes, at most: each leaves a seventh of what lies between."""
 KINDS: tuple[Kind, ...] = ("mixed", "mixed", "many", "mixed", "steady", "mixed", "mixed", "mixed")
 """In turn."""
 CHANGED = 0.4
@@ -80,9 +82,12 @@ class Episodes:
         return dialect_of(self.server.engine)
 
     def next(self, number: int) -> Planned:
-        """Episode ``number``; the first one, 0, learns the server's limits."""
+        """Episode ``number``; the first one, 0, learns the server's limits, and the next ones do
+        where the server does not tell what it does not serve."""
         if number == 0:
             return Planned(0, "learning", learning_case(self.server, pictures=self.pictures))
+        if number <= NARROWING and self.limits.untold:
+            return Planned(number, "learning", narrowing_case(self.server, self.limits))
         random = Random(f"{self.seed}/{number}")  # noqa: S311
         kind = KINDS[(number - 1) % len(KINDS)]
         if kind == "many" and not self.pictures:

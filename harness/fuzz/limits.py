@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +33,13 @@ SHORT, LONGER = 8, 72
 """Letters of two prompts, by which the template's tokens and the tokens a letter are learnt."""
 LADDER = (0.35, 0.6, 0.9, 1.3, 3.0)
 """Of the context that the server was started with: prompts whose answers tell what it takes."""
+RUNGS = 6
+"""Lengths that a further learning episode asks for, between what is served and what is not."""
+NARROW = 24
+"""Tokens between the two from which on that is told well enough."""
 LADDER_BASE = 2048
 """The context, at most: where it is longer, the KV cache of a tiny model ends before it."""
+LETTERS = "defghijk"
 SIZES = ((28, 28), (56, 56), (56, 112), (112, 112), (196, 308), (280, 420), (420, 420))
 """Width and height of the pictures whose tokens are learnt; most engines count 28 x 28 as one."""
 PER_TOKEN = 28 * 28
@@ -95,6 +100,13 @@ class Limits(Record):
         told = self.images.get(f"{width}x{height}")
         return told if told is not None else max(1, round(width * height / PER_TOKEN))
 
+    @property
+    def untold(self) -> bool:
+        """Something that the server does not tell of ends between what it serves and what not."""
+        if self.refused is None or not self.served or self.refused - self.served <= NARROW:
+            return False
+        return not any(self.served <= one.tokens <= self.refused for one in self.learnt)
+
     def edges(self) -> list[int]:
         """Lengths where something ends, smallest first."""
         found = {one.tokens for one in self.learnt if one.name != BLOCK}
@@ -108,32 +120,47 @@ class Limits(Record):
 
 def learning_case(server: ServerWanted, *, pictures: bool) -> Case:
     """Requests one after another: short ones, longer and longer ones, a picture of each size."""
-    operations: list[Operation] = []
     images: dict[str, Image] = {}
-
-    def ask(content: str | list[Part]) -> None:
-        number = len(operations)
-        operations.append(
-            Operation(
-                id=f"r{number + 1}",
-                after=[f"r{number}.end"] if number else [],
-                path=CHAT,
-                messages=[Message(role="user", content=content)],
-                parameters={"max_tokens": 1, "temperature": 0},
-            )
-        )
-
-    ask("a" * SHORT)
-    ask("b" * LONGER)
+    asked: list[str | list[Part]] = ["a" * SHORT, "b" * LONGER]
     for number, size in enumerate(SIZES if pictures else ()):
         images[f"size{number}"] = Noise(seed=number, size=size)
-        ask([Part(image=f"size{number}"), Part(text="c" * SHORT)])
-    for number, share in enumerate(LADDER):
-        letters = max(LONGER, round(min(LADDER_BASE, server.max_model_len) * share))
-        ask("defgh"[number] * letters)
-    title = "what the server tells of its limits"
+        asked.append([Part(image=f"size{number}"), Part(text="c" * SHORT)])
+    base = min(LADDER_BASE, server.max_model_len)
+    lengths = [max(LONGER, round(base * share)) for share in LADDER]
+    asked += _of_letters(lengths)
+    return _asking(server, asked, images)
+
+
+def narrowing_case(server: ServerWanted, limits: Limits) -> Case:
+    """Prompts of text between the longest that was served and the shortest that was not, each a
+    step longer."""
+    refused = limits.refused or limits.served
+    step = (refused - limits.served) / (RUNGS + 1)
+    lengths = [round(limits.served + step * (rung + 1)) for rung in range(RUNGS)]
+    return _asking(server, _of_letters([limits.letters(tokens) for tokens in lengths]), {})
+
+
+def _of_letters(lengths: Iterable[int]) -> Iterator[str]:
+    """Texts of which no two begin alike."""
+    return (letter * length for letter, length in zip(LETTERS, lengths, strict=False))
+
+
+def _asking(
+    server: ServerWanted, asked: Sequence[str | list[Part]], images: dict[str, Image]
+) -> Case:
+    """One after another."""
+    operations = [
+        Operation(
+            id=f"r{number}",
+            after=[f"r{number - 1}.end"] if number > 1 else [],
+            path=CHAT,
+            messages=[Message(role="user", content=content)],
+            parameters={"max_tokens": 1, "temperature": 0},
+        )
+        for number, content in enumerate(asked, 1)
+    ]
     return Case(
-        title=title,
+        title="what the server tells of its limits",
         server=server,
         images=images,
         operations=operations,
@@ -175,18 +202,16 @@ def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) 
 
 def narrowed(limits: Limits, records: Iterable[RequestRecord]) -> Limits:
     """With what further answers to prompts of text tell of what is served and what is not."""
-    served, refused = limits.served, limits.refused
-    for record in records:
-        if record.path != CHAT or record.images or record.left:
-            continue
-        tokens = record.prompt_tokens
-        if record.answered and tokens:
-            served = max(served, tokens)
-        elif record.status is not None and record.status >= 400:
-            asked = round(limits.overhead + record.prompt_chars * limits.per_letter)
-            refused = min(asked, refused or asked)
-    if refused is not None and refused <= served:
-        refused = None  # for something else than its length
+    texts = [r for r in records if r.path == CHAT and not r.images and not r.left]
+    served = max([limits.served, *(r.prompt_tokens or 0 for r in texts if r.answered)])
+    asked = [] if limits.refused is None else [limits.refused]
+    asked += [
+        round(limits.overhead + r.prompt_chars * limits.per_letter)
+        for r in texts
+        if r.status is not None and r.status >= 400
+    ]
+    # Shorter ones were refused for something else than their length.
+    refused = min((tokens for tokens in asked if tokens > served), default=None)
     return limits.model_copy(update={"served": served, "refused": refused})
 
 

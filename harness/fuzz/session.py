@@ -236,7 +236,7 @@ class Fuzzing:
     # ------------------------------------------------------------------ one episode
 
     def _play(self, planned: Planned) -> Ended:
-        learning, case = planned.kind == "learning", planned.case
+        learning, case = planned.number == 0, planned.case
         episode = _episode(planned)
         folder = self.dir / EPISODES_DIR / f"{episode.number:04d}"
         shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle

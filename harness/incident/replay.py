@@ -24,6 +24,8 @@ class FindingClass(StrEnum):
     START_FAILURE = "start-failure"
     DEATH = "death"
     HANG = "hang"
+    FAILING = "failing"
+    """The server lives, and fails every request from some moment on."""
     SERVER_ERROR = "server-error"
     """An answer of 500 or above, or a broken connection of a server that lives on."""
     CROSS_TALK = "cross-talk"

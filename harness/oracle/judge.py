@@ -26,6 +26,7 @@ def judge(case: Case, played: Played, *, engine: Engine) -> Judged:
         [
             loud.death(case, played, engine),
             loud.hang(played, engine),
+            loud.failing(case, played, engine),
             loud.server_errors(case, played, engine),
             cache_bound(case, played, engine),
             canary(played, engine),

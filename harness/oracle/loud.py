@@ -1,4 +1,4 @@
-"""Failures that show themselves: no start, death, a hang, errors of the server.
+"""Failures that show themselves: no start, death, a hang, errors of the server, for good or not.
 
 What an engine may do is none of them: it may refuse a request (4xx), say that it is overloaded
 (429, 503), have no such endpoint (404, 405, 501), or lose a client that went away by itself.
@@ -10,6 +10,7 @@ import ast
 import json
 import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 
 from mmrepro.case.model import Case
@@ -20,6 +21,7 @@ from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.sent import Sent, sent_of
+from mmrepro.play.observing import CANARY_AFTER, CANARY_BEFORE
 from mmrepro.probes.data import StacksData
 from mmrepro.signature.answers import grade
 
@@ -111,24 +113,68 @@ def hang(played: Played, engine: Engine) -> Judged:
     return Judged(sightings=[sighting], unseen=unseen)
 
 
+def failing(case: Case, played: Played, engine: Engine) -> Judged:
+    """The canary, answered before the traffic, fails after it, on a server that lives."""
+    after = _failed_canary(played)
+    if after is None:
+        return Judged()
+    lost = _failed_for_good(case, played)
+    kind = FindingClass.FAILING
+    since = f", as the {len(lost)} requests before it were" if len(lost) > 1 else ""
+    cause = f": {played.causes[0][:200]}" if played.causes else ""
+    return Judged(
+        sightings=[
+            Sighting(
+                finding_class=kind,
+                bucket=buckets.loud(
+                    engine.name, kind, played.causes, played.frames, _failure(after)
+                ),
+                operations=[one.op.id for one in lost],
+                said=f"The canary was answered before the traffic, and after it {_told(after)}"
+                f"{since}{cause}",
+                expected="What was answered once is answered again.",
+            )
+        ]
+    )
+
+
+def _failed_canary(played: Played) -> RequestRecord | None:
+    """The canary after the traffic, if it failed and the one before it was answered."""
+    before, after = played.record(CANARY_BEFORE), played.record(CANARY_AFTER)
+    if played.state is not PlayState.ENDED or before is None or after is None:
+        return None
+    failed = not after.timed_out and not _no_failure(after) and bool(_failure(after))
+    return after if before.answered and failed else None
+
+
+def _failed_for_good(case: Case, played: Played) -> list[Sent]:
+    """The last requests, all of which failed: those that ended after the last one that did not."""
+    sent = [one for one in sent_of(case, played) if not one.record.left]
+    sound = [one.end for one in sent if _no_failure(one.record) or not _failure(one.record)]
+    return [one for one in sent if one.end > max(sound, default=0.0)]
+
+
 def server_errors(case: Case, played: Played, engine: Engine) -> Judged:
     """Answers of 500 and above, and connections that a living server broke."""
     found: dict[str, list[Sent]] = {}
-    counted: dict[str, int] = {}
+    counted: Counter[str] = Counter()
+    lost: list[str] = []
+    if _failed_canary(played):
+        lost = [one.op.id for one in _failed_for_good(case, played)]
     for one in sent_of(case, played):
         record = one.record
         if record.left or record.timed_out:
             continue
         if what := _no_failure(record):
-            counted[what] = counted.get(what, 0) + 1
+            counted[what] += 1
         elif words := _failure(record):
             if played.state is PlayState.DIED and _DEAD.search(words):
-                counted["answers lost when the server died"] = (
-                    counted.get("answers lost when the server died", 0) + 1
-                )
+                counted["answers lost when the server died"] += 1
+            elif one.op.id in lost:
+                counted["answers lost since the server fails every request"] += 1
             else:
                 found.setdefault(_bucket(engine, one, words), []).append(one)
-    return Judged(sightings=list(_sightings(found)), counted=counted)
+    return Judged(sightings=list(_sightings(found)), counted=dict(counted))
 
 
 def _sightings(found: dict[str, list[Sent]]) -> Iterator[Sighting]:

@@ -19,6 +19,7 @@ OF_LEAVING = ("CancelledError", "ClientDisconnect", "KeyboardInterrupt", "Broken
 """What a server logs of a client that went away: no failure."""
 OF_DEATH = ("EngineDeadError",)
 """What the rest of an engine says when its core has died: an echo, whatever the cause was."""
+WEB_SERVERS = ("/uvicorn/", "/starlette/", "/fastapi/")
 
 _BEGIN = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^ *File "([^"]{1,500})", line \d+, in (\S{1,200})')
@@ -66,6 +67,11 @@ class Traceback:
     @property
     def of_death(self) -> bool:
         return self._type in OF_DEATH
+
+    @property
+    def in_request(self) -> bool:
+        """Raised while the web server handled one request, and not by the engine on its own."""
+        return any(web in file for file in self.files for web in WEB_SERVERS)
 
 
 def read_tracebacks(log: Path, start: int = 0) -> list[Traceback]:
@@ -116,14 +122,17 @@ def telling(
     found: Sequence[Traceback], requests: Sequence[RequestRecord], core: str = ""
 ) -> list[Traceback]:
     """Those that are more than a refused request or a client that went away; first those whose
-    message an answer of 500 or above carries, then those of the process ``core``, last the echoes
-    of a death."""
+    message an answer of 500 or above carries, then those of the process ``core``, then those that
+    no request of its own raised, last the echoes of a death."""
     refused = [r.error for r in requests if r.status is not None and 400 <= r.status < 500]
     failed = [r.error for r in requests if r.status is None or r.status >= 500]
     left = [one for one in found if not one.of_leaving and not one.named_in(refused)]
-    return sorted(
-        left, key=lambda one: (one.of_death, not one.named_in(failed), core not in one.process)
-    )
+
+    def rank(one: Traceback) -> tuple[bool, bool, bool, bool]:
+        named = one.named_in(failed)
+        return one.of_death, not named, core not in one.process, one.in_request
+
+    return sorted(left, key=rank)
 
 
 def of_engine(found: Sequence[Traceback], engine: Engine) -> Traceback | None:

@@ -19,7 +19,15 @@ from mmrepro.replay.rate import luck, rate_of, repeats
 from mmrepro.replay.seen import Named, Seen
 from mmrepro.replay.shrink import Shrinking, Spent
 
-FATAL = frozenset({FindingClass.START_FAILURE, FindingClass.DEATH, FindingClass.HANG})
+FATAL = frozenset(
+    {
+        FindingClass.START_FAILURE,
+        FindingClass.DEATH,
+        FindingClass.HANG,
+        FindingClass.FAILING,
+    }
+)
+"""After which the server does nothing more."""
 LOUD = FATAL | {FindingClass.SERVER_ERROR}
 CANDIDATES = 20
 """Of a shrinking, about: each may be wrong about a failure that comes and goes."""

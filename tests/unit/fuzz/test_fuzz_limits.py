@@ -11,12 +11,14 @@ from fuzz_sessions import server
 from hypothesis import given, strategies as st
 from mmrepro.case.played import Played, PlayState
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
+from mmrepro.fuzz.episodes import NARROWING
 from mmrepro.fuzz.limits import (
     BATCH,
     BLOCK,
     CONTEXT,
     KV,
     LONGER,
+    NARROW,
     REFUSAL,
     SHORT,
     SIZES,
@@ -25,6 +27,7 @@ from mmrepro.fuzz.limits import (
     learn,
     learning_case,
     narrowed,
+    narrowing_case,
 )
 from mmrepro.incident.fuzz import Learnt
 from mmrepro.records import Moment
@@ -132,8 +135,45 @@ def test_answers_narrow_down_what_is_served() -> None:
     assert {430, 680, 930} <= set(limits.edges())
     limits = narrowed(limits, [record(600, None, 400, "no")])
     assert limits.refused == 630
-    limits = narrowed(limits, [record(700, 730)])
-    assert limits.refused is None, "630 was refused for something else"
+    limits = narrowed(limits, [record(60, None, 400, "no such grammar")])
+    assert limits.refused == 630, "90 was refused for something else"
+    limits = narrowed(limits, [record(700, 700 + 30)])
+    assert limits.refused is None, "so was 630"
+
+
+def test_what_no_number_tells_of_is_asked_for_between_what_is_served_and_what_is_not() -> None:
+    end, rounds = 617, 0
+    limits = narrowed(Limits(overhead=30), [record(60, 90)])
+    limits = narrowed(limits, [record(4000, None, 500, "no")])
+    assert limits.untold
+    while limits.untold:
+        asked = [
+            len(str(op.messages[0].content)) for op in narrowing_case(server(), limits).operations
+        ]
+        assert limits.served - 30 < min(asked) < max(asked) < (limits.refused or 0) - 30
+        answers = [
+            record(n, n + 30) if n + 30 <= end else record(n, None, 500, "no") for n in asked
+        ]
+        limits, rounds = narrowed(limits, answers), rounds + 1
+    assert limits.served <= end < (limits.refused or 0) <= limits.served + NARROW
+    assert rounds <= NARROWING
+
+
+@pytest.mark.parametrize(
+    ("served", "refused", "told", "untold"),
+    [
+        (90, 4030, 5000, True),
+        (90, 4030, 1024, False),
+        (90, 90 + NARROW, 5000, False),
+        (90, None, 5000, False),
+        (0, 4030, 5000, False),
+    ],
+)
+def test_where_a_number_tells_it_or_nothing_is_refused_nothing_more_is_asked(
+    served: int, refused: int | None, told: int, untold: bool
+) -> None:
+    learnt = [Learnt(name=CONTEXT, tokens=told, source="a")]
+    assert Limits(learnt=learnt, served=served, refused=refused).untold is untold
 
 
 @given(

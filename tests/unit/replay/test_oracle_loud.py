@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from made_up_plays import answer, case_of, operation, played, refused
+from made_up_plays import answer, canary, case_of, operation, played, refused
 from mmrepro.case.played import PlayState
 from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass
@@ -156,3 +156,61 @@ def test_a_connection_that_the_server_s_end_broke_is_counted():
     found = errors(lost, PlayState.DIED)
     assert not found.sightings
     assert found.counted == {"answers lost when the server died": 1}
+
+
+# ---------------------------------------------------------------------- failing for good
+
+FINE, LONG, LOST = operation("r1"), operation("r2"), operation("r3")
+ASSERTED = {"causes": ["AssertionError"], "frames": ["_async_loop", "_loop_main"]}
+
+
+def failing(last, state=PlayState.ENDED, before=None):
+    """An answer, an opaque 500, another answer, and one more 500 at the end."""
+    records = [
+        canary("canary before", 0.0, **(before or {})),
+        refused(LONG, 500, "Internal Server Error", at=1.0),
+        answer(FINE, at=2.0),
+        refused(LOST, 500, "Internal Server Error", at=4.0),
+        last,
+    ]
+    return judge(case_of([LONG, FINE, LOST]), played(records, state, **ASSERTED), engine=VLLM)
+
+
+def test_a_server_that_fails_every_request_from_some_moment_on():
+    last = canary("canary after", 9.0, "", status=500, error="Internal Server Error")
+    found = failing(last)
+    one, other = found.sightings
+    assert one.finding_class is FindingClass.FAILING
+    assert one.bucket == "vllm/failing/AssertionError/_async_loop < _loop_main"
+    assert one.operations == ["r3"], "r2 failed as well, and r1 was answered after it"
+    assert (other.finding_class, other.operations) == (FindingClass.SERVER_ERROR, ["r2"])
+    assert found.counted["answers lost since the server fails every request"] == 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"status": 503, "error": "busy"},
+        {"status": 400, "error": "no such model"},
+        {"status": None, "timed_out": True, "error": "no complete answer in 6.0 s"},
+    ],
+)
+def test_what_answers_or_refuses_the_canary_does_not_fail_every_request(fields):
+    found = failing(canary("canary after", 9.0, **fields))
+    assert [s.operations for s in found.sightings] == [["r2", "r3"]]
+    assert {s.finding_class for s in found.sightings} == {FindingClass.SERVER_ERROR}
+
+
+def test_a_canary_that_never_was_answered_shows_no_change():
+    last = canary("canary after", 9.0, "", status=500, error="Internal Server Error")
+    never = {"status": 500, "error": "Internal Server Error"}
+    kinds = {s.finding_class for s in failing(last, before=never).sightings}
+    assert kinds == {FindingClass.SERVER_ERROR}
+
+
+def test_a_canary_that_a_death_took_along_is_the_death():
+    last = canary("canary after", 9.0, "", status=None, error="ReadError: ")
+    kinds = [s.finding_class for s in failing(last, PlayState.DIED).sightings]
+    assert kinds[0] is FindingClass.DEATH
+    assert FindingClass.FAILING not in kinds

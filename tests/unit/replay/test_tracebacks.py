@@ -150,3 +150,22 @@ def test_the_core_comes_before_what_the_server_logged_of_a_request() -> None:
     assert telling(found, [answer(None, "ReadError")])[0].error.startswith("ValueError")
     told = telling(found, [answer(None, "ReadError")], "EngineCore")
     assert told[0].error.startswith("AssertionError")
+
+
+BEGIN = "Traceback (most recent call last):"
+
+
+def test_what_the_engine_raised_on_its_own_comes_before_what_one_request_raised() -> None:
+    """LMDeploy 0.6.4: each request raises in its own handler, the loop that ended only once."""
+    web = '  File "/x/site-packages/starlette/routing.py", line 1, in app\n'
+    lines = (
+        f"{BEGIN}\n{web}"
+        '  File "/x/lmdeploy/serve/openai/api_server.py", line 2, in chat_completions_v1\n'
+        "ValidationError: 1 validation error\n"
+        f'{BEGIN}\n  File "/x/lmdeploy/pytorch/engine/engine.py", line 3, in _async_loop\n'
+        "AssertionError\n"
+    )
+    told = telling(tracebacks(lines.splitlines()), [answer(500, "Internal Server Error")])
+    assert [one.error for one in told] == ["AssertionError", "ValidationError: 1 validation error"]
+    named = telling(tracebacks(lines.splitlines()), [answer(500, "1 validation error")])
+    assert named[0].error.startswith("ValidationError")
