@@ -42,6 +42,7 @@ UNTOLD: Final = ("metrics", "residue", "cache-bound", "wrong-answer", "cross-tal
 _ABSENT: Final = {
     "hang": "every request was answered",
     "death": "the server lives",
+    "failing": "a small request is answered after the others as before them",
     "server-error": "no request failed in the server",
     "protocol": "every answer is whole",
     "canary": "the small request is answered as before",

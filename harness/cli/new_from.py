@@ -140,6 +140,8 @@ def signature_of(finding: Finding, case: Case) -> Signature:
         return Signature(seen, stands or (logged if pattern else ()), "" if stands else pattern)
     if finding.finding_class is FindingClass.DEATH:
         return Signature(("server_gone()",), logged if pattern else (), pattern)
+    if finding.finding_class is FindingClass.FAILING:
+        return Signature(("every_request_fails()",), logged if pattern else (), pattern)
     if finding.finding_class is FindingClass.SERVER_ERROR:
         labels = ", ".join(map(repr, failing[:3]))
         fails = (f"fails_in_server({labels})",) if labels else ()

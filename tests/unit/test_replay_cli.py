@@ -21,6 +21,7 @@ from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
 from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
 from mmrepro.replay import session
 from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.pursue import LOUD
 from mmrepro.replay.watcher import Watcher
 from mmrepro.scenario.registry import load_scenario
 from rich.console import Console
@@ -269,7 +270,7 @@ def test_new_from_writes_a_scenario_of_every_class(tmp_path: Path, kind: Finding
     assert not scenario.affects("0.24.0")
     parts = [condition.part for condition in scenario.declared()]
     assert set(parts) == {"precondition", "symptom", "cause"}
-    loud = kind in (FindingClass.HANG, FindingClass.DEATH, FindingClass.SERVER_ERROR)
+    loud = kind in LOUD
     assert ("TODO" in text) is not loud
     again = runner.invoke(app, argv)
     assert isinstance(again.exception, MmreproError)

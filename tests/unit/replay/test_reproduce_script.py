@@ -247,11 +247,16 @@ KINDS: list[tuple[FindingClass, Answer, str]] = [
     (
         FindingClass.DEATH,
         lambda fake, sent: (
-            fake.reply(200 if len(fake.bodies) < 7 else 500, completion())
-            if len(fake.bodies) < 7
-            else fake.reply(500, {})
+            fake.reply(200, completion()) if len(fake.bodies) < 7 else fake.reply(500, {})
         ),
         "DEATH reproduced: a small request is not answered any more",
+    ),
+    (
+        FindingClass.FAILING,
+        lambda fake, sent: (
+            fake.reply(200, completion()) if len(fake.bodies) < 7 else fake.reply(500, {})
+        ),
+        "FAILING reproduced: a small request is not answered any more",
     ),
 ]
 
