@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -146,7 +146,7 @@ def _of_letters(lengths: Iterable[int]) -> Iterator[str]:
 
 
 def _asking(
-    server: ServerWanted, asked: Sequence[str | list[Part]], images: dict[str, Image]
+    server: ServerWanted, asked: Iterable[str | list[Part]], images: dict[str, Image]
 ) -> Case:
     """One after another."""
     operations = [

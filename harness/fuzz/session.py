@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 import uuid
@@ -18,21 +17,20 @@ from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.fuzz.episodes import Episodes, Planned
-from mmrepro.fuzz.features import ENOUGH, features, kinds, worth
+from mmrepro.fuzz.features import features
+from mmrepro.fuzz.knowledge import Knowledge
 from mmrepro.fuzz.limits import Asked, learn, narrowed
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.fuzz.source import Source, read_source
 from mmrepro.fuzz.store import Ended, Led, Pursued, Store, holds_session
-from mmrepro.fuzz.switches import LESS, needed_by
 from mmrepro.fuzz.watcher import FuzzWatcher
 from mmrepro.incident import Fidelity
 from mmrepro.incident.folder import new_folder, prepared
-from mmrepro.incident.fuzz import EPISODES_DIR, Episode, Found, Fuzz, SeenOnce
-from mmrepro.incident.replay import REPLAY_FILE, Finding, FindingClass, PlayFacts, Replay
+from mmrepro.incident.fuzz import EPISODES_DIR, Episode, Fuzz
+from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
 from mmrepro.machine.facts import host_facts
 from mmrepro.models import TINY
-from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
@@ -46,7 +44,7 @@ from mmrepro.play.options import Look, PlayOptions
 from mmrepro.play.player import Player
 from mmrepro.records import Moment
 from mmrepro.replay.kept import Head
-from mmrepro.replay.known import Naming, mitigation
+from mmrepro.replay.known import Naming
 from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.order import as_sent
 from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike, attempted
@@ -66,8 +64,6 @@ PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
 """Seconds for what ends or stops a server, or that share of the budget, if it is more."""
 LESSER_S, LESSER_SHARE = 100.0, 0.07
 """The same for all else."""
-TRIES = 3
-"""Episodes that showed a failure which nothing showed again, until it is left alone."""
 SHARE = 0.8
 """An episode begins while there is time for so much of one."""
 
@@ -128,13 +124,6 @@ class Fuzzing:
         self._make_player, self._judge = make_player, judge
         self._look = Blind if options.blind else look
         self._engine = get_engine(options.server.engine)
-        self._features: set[str] = set()
-        self._ended: dict[int, Ended] = {}
-        self._led: dict[int, Led] = {}
-        self._also: list[str] = []
-        self._number = 0
-        self._tries: Counter[str] = Counter()
-        self._lasted: list[float] = []
         self._began = 0.0
         self.dir: Path
         self.fuzz: Fuzz
@@ -183,7 +172,7 @@ class Fuzzing:
         sees = self.options.server.model not in TINY or bool(
             TINY[self.options.server.model].image_tokens
         )
-        self._episodes = Episodes(
+        episodes = Episodes(
             self.options.seed,
             self.options.server,
             pictures=sees and self.options.profile is not Profile.TEXT,
@@ -191,13 +180,14 @@ class Fuzzing:
             source=source.case,
             hazards=self.options.profile is Profile.HAZARDS,
         )
+        self._known = Knowledge(self.fuzz, episodes, self.dir)
         open_ = self._restore()
         self._deadlines = open_.deadlines if open_ is not None else player.calibrate()
         self._began = time.monotonic() - self.fuzz.elapsed_s
         if open_ is not None:
             self._pursue(open_)
         while not self._over():
-            planned = self._episodes.next(len(self.fuzz.episodes))
+            planned = self._known.episodes.next(len(self.fuzz.episodes))
             self._pursue(self._play(planned))
 
     def _restore(self) -> Ended | None:
@@ -205,12 +195,12 @@ class Fuzzing:
         last: Ended | None = None
         for line in self._store.kept:
             if isinstance(line, Ended):
-                self._take(line)
+                self._known.take(line)
                 last = line
             elif isinstance(line, Led):
-                self._take_led(line)
+                self._known.take_led(line)
             else:
-                self._take_pursued(line)
+                self._took_pursued(line)
         return last
 
     def _over(self) -> bool:
@@ -222,7 +212,7 @@ class Fuzzing:
             why = "the server does not start: nothing else can be tried"
             self.fuzz.limits += [why] if why not in self.fuzz.limits else []
             return True
-        usual = max(self._lasted[-3:], default=0.0)
+        usual = max(self._known.lasted[-3:], default=0.0)
         return self._elapsed + SHARE * usual >= self.options.budget_s
 
     @property
@@ -251,13 +241,14 @@ class Fuzzing:
         note_server(self.fuzz, [folder / "play"] if not self.fuzz.start_mode else [])
         judged = self._judge(case, played, engine=self._engine)
         silent = False
-        if planned.compared and played.state is PlayState.ENDED and not self._new(judged):
+        news = self._known.new(sighting.bucket for sighting in judged.sightings)
+        if planned.compared and played.state is PlayState.ENDED and not news:
             beside = self._beside(case, played, folder / "reference")
             silent = bool(beside.sightings)
             judged = Judged.of([judged, beside])
             episode.compared, episode.starts = True, 2
         log = folder / "play" / played.log_file
-        limits = self._episodes.limits
+        limits = self._known.episodes.limits
         if learning:
             limits = learn(self.options.server, played, log, asked.learnt)
         else:
@@ -267,7 +258,7 @@ class Fuzzing:
         )
         seen = seen_of(case, played, judged, facts)
         seen.folder = f"../{EPISODES_DIR}/{episode.number:04d}/play"
-        new = sorted(features(case, played, log) - self._features)
+        new = sorted(features(case, played, log) - self._known.features)
         episode.state, episode.buckets = seen.play.state, seen.play.buckets
         episode.answers = dict(Counter(seen.answers.values()))
         episode.new = len(new)
@@ -288,7 +279,7 @@ class Fuzzing:
             rule=self._deadlines.rule,
         )
         kept = self._store.once(line)
-        self._take(kept)
+        self._known.take(kept)
         self._write()
         if self.watcher is not None:
             self.watcher.ended(self.fuzz, kept.episode)
@@ -311,28 +302,18 @@ class Fuzzing:
             return judged
         return agreeing(judged, held(reference_case(case, self._engine, own_format=True)))
 
-    def _new(self, judged: Judged) -> list[str]:
-        """Buckets that nothing is known of yet."""
-        seen = dict.fromkeys(sighting.bucket for sighting in judged.sightings)
-        return [bucket for bucket in seen if not self._handled(bucket)]
-
-    def _handled(self, bucket: str) -> bool:
-        known = [f.finding.bucket for f in self.fuzz.found if f.finding.confirmed]
-        known += self._also
-        tried = sum(n for one, n in self._tries.items() if alike(one, bucket))
-        return any(alike(bucket, one) for one in known) or tried >= TRIES
-
     # ------------------------------------------------------------------ what it showed
 
     def _pursue(self, line: Ended) -> None:
         """Confirms, shrinks and names it, in a folder of its own."""
-        new = [bucket for bucket in line.seen.play.buckets if not self._handled(bucket)]
+        known = self._known
+        new = known.new(line.seen.play.buckets)
         episode = line.episode
         if not new or episode.pursued:
             return
         place = f"e{episode.number:04d}"
         began = time.monotonic()
-        led = self._led.get(episode.number) or self._lead(line, new)
+        led = known.led.get(episode.number) or self._lead(line, new)
         source = self.dir / EPISODES_DIR / f"{episode.number:04d}"
         source = source / STRAIGHT if led.straight else source
         case, _ = read_case(source)
@@ -350,8 +331,8 @@ class Fuzzing:
             resume=folder if goes_on else None,
             out=None if goes_on else folder,
         )
-        handled = [b for f in self.fuzz.found if self._handled(b := f.finding.bucket)]
-        handled += self._also
+        handled = [b for f in self.fuzz.found if known.handled(b := f.finding.bucket)]
+        handled += known.also
         handled += [b for b in led.seen.play.buckets if b not in new]
         until = min(self._until, began + self._time_for(led))
         lead = Lead(led.seen, line.silent, line.blocks, tuple(handled), until)
@@ -372,8 +353,13 @@ class Fuzzing:
             elapsed_s=round(self._elapsed, 2),
             seconds=round(time.monotonic() - began, 2),
         )
-        self._take_pursued(self._store.once(done))
+        self._took_pursued(self._store.once(done))
         self._write()
+
+    def _took_pursued(self, line: Pursued) -> None:
+        for found in self._known.take_pursued(line):
+            if self.watcher is not None:
+                self.watcher.found(self.fuzz, found)
 
     def _lead(self, line: Ended, new: list[str]) -> Led:
         """The episode's requests one after another, if they show the worst of it as well; else
@@ -398,7 +384,7 @@ class Fuzzing:
                 led.straight, led.seen = True, seen
             shutil.rmtree(folder / STRAIGHT / "play", ignore_errors=True)
         kept = self._store.once(led)
-        self._take_led(kept)
+        self._known.take_led(kept)
         return kept
 
     def _time_for(self, led: Led) -> float:
@@ -411,94 +397,6 @@ class Fuzzing:
     @property
     def _late(self) -> bool:
         return time.monotonic() >= self._until
-
-    # ------------------------------------------------------------------ taking in
-
-    def _take(self, line: Ended) -> None:
-        """What an episode changes, whether it was played now or by an earlier call."""
-        fuzz, episode = self.fuzz, line.episode
-        fuzz.episodes.append(episode)
-        self._ended[episode.number] = line
-        fuzz.elapsed_s = line.elapsed_s
-        fuzz.starts += episode.starts
-        fuzz.deadline_s = line.answer_s
-        self._lasted.append(episode.seconds)
-        self._features |= set(line.features)
-        fuzz.features = kinds(self._features)
-        self._episodes.limits = line.limits
-        fuzz.learnt = line.limits.learnt
-        known = {_without_numbers(text) for text in fuzz.unseen}
-        fuzz.unseen += [t for t in line.seen.unseen if _without_numbers(t) not in known]
-        for what, number in line.seen.counted.items():
-            fuzz.counted[what] = fuzz.counted.get(what, 0) + number
-        if episode.kind == "mixed" and worth(line.features) >= ENOUGH:
-            case, _ = read_case(self.dir / EPISODES_DIR / f"{episode.number:04d}")
-            self._episodes.interesting[episode.number] = case
-
-    def _take_led(self, line: Led) -> None:
-        self._led[line.number] = line
-        self.fuzz.starts += line.starts
-
-    def _take_pursued(self, line: Pursued) -> None:
-        fuzz, ended = self.fuzz, self._ended[line.number]
-        shown = self._led[line.number].seen.play.buckets
-        fuzz.elapsed_s = line.elapsed_s
-        fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
-        ended.episode.pursued = line.replay
-        replay = Replay.model_validate_json((self.dir / line.replay / REPLAY_FILE).read_bytes())
-        fuzz.starts += len(replay.plays)
-        told = [finding.bucket for finding in replay.findings]
-        for finding in replay.findings:
-            fuzz.found = [f for f in fuzz.found if not alike(f.finding.bucket, finding.bucket)]
-            self._tries[finding.bucket] += not finding.confirmed
-            self._number += 1
-            found = Found(
-                id=f"F{self._number}",
-                episode=line.number,
-                after_s=ended.elapsed_s,
-                replay=line.replay,
-                folder=f"{line.replay}/{finding.id}",
-                finding=finding,
-            )
-            fuzz.found.append(found)
-            self._learn_from(finding, line.replay)
-            if self.watcher is not None:
-                self.watcher.found(fuzz, found)
-        unproven = [sighting.bucket for sighting in replay.unconfirmed]
-        together = bool(replay.findings)
-        for sighting in ended.seen.sightings:
-            bucket = sighting.bucket
-            if any(alike(bucket, one) for one in [*told, *self._also]) or self._handled(bucket):
-                continue
-            pursued = any(alike(bucket, one) for one in shown)
-            if together and pursued and bucket not in unproven and not ended.silent:
-                self._also.append(bucket)  # what the same requests show as well
-                continue
-            self._tries[bucket] += pursued
-            if not any(alike(once.sighting.bucket, bucket) for once in fuzz.once):
-                fuzz.once.append(SeenOnce(episode=line.number, sighting=sighting))
-        fuzz.once = [
-            one for one in fuzz.once if not any(alike(one.sighting.bucket, b) for b in told)
-        ]
-
-    def _learn_from(self, finding: Finding, place: str) -> None:
-        """Requests that end the server hide what comes after them: fewer of them from now on."""
-        if finding.finding_class not in FATAL or not finding.confirmed:
-            return
-        left, _ = read_case(self.dir / place / finding.id)
-        if finding.shrunk:
-            for switch in needed_by(left):
-                self._episodes.less[switch] = self._episodes.less.get(switch, 1.0) * LESS
-        if finding.known is None or self._episodes.server.mitigation:
-            return
-        named = Named(known=finding.known, variant=finding.known_variant)
-        release = self.options.server.release
-        if keep_away := mitigation(named, release):
-            server = self._episodes.server.model_copy(update={"mitigation": keep_away})
-            self._episodes.server = server
-            self.fuzz.limits.append(
-                f"from {place} on with the mitigation {keep_away}, which keeps a known failure away"
-            )
 
     # ------------------------------------------------------------------ telling
 
@@ -563,10 +461,6 @@ class Fuzzing:
             host=host_facts(),
             fidelity=Fidelity.CPU,
         )
-
-
-def _without_numbers(text: str) -> str:
-    return re.sub(r"\d+", "N", text)
 
 
 def _episode(planned: Planned) -> Episode:

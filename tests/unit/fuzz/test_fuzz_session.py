@@ -17,7 +17,7 @@ from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError, UsageError
-from mmrepro.fuzz import episodes as generated, session as sessions
+from mmrepro.fuzz import episodes as generated, knowledge, session as sessions
 from mmrepro.fuzz.profiles import DIALECTS
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.fuzz.switches import Switch
@@ -121,7 +121,7 @@ def test_a_hang_is_found_and_shrunk_to_what_matters(
     assert fuzz.episodes[found.episode].pursued == found.replay
     later = [e for e in fuzz.episodes if e.number > found.episode and BUCKET in e.buckets]
     assert not any(e.pursued for e in later), "it is known by then"
-    assert Switch.LEAVE in session._episodes.less, "and less often sent"
+    assert Switch.LEAVE in session._known.episodes.less, "and less often sent"
 
 
 def test_the_episode_goes_on_after_an_error_and_both_are_found(
@@ -176,7 +176,7 @@ def test_what_is_never_seen_again_is_left_alone_after_three_episodes(
     session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), budget_s=1500.0)
     fuzz = session.execute()
     assert fuzz.found == []
-    assert len([e for e in fuzz.episodes if e.pursued]) == sessions.TRIES
+    assert len([e for e in fuzz.episodes if e.pursued]) == knowledge.TRIES
 
 
 def test_the_budget_is_kept_while_something_is_pursued(tmp_path: Path, clock: Clock) -> None:

@@ -1,0 +1,151 @@
+"""What a session knows: taken in line by line, as episodes and pursuits end, or as earlier calls
+kept them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrepro.case.files import read_case
+from mmrepro.fuzz.episodes import Episodes
+from mmrepro.fuzz.features import ENOUGH, kinds, worth
+from mmrepro.fuzz.store import Ended, Led, Pursued
+from mmrepro.fuzz.switches import LESS, needed_by
+from mmrepro.incident.fuzz import EPISODES_DIR, Found, Fuzz, SeenOnce
+from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.oracle.buckets import alike
+from mmrepro.replay.known import mitigation
+from mmrepro.replay.pursue import FATAL
+from mmrepro.replay.seen import Named
+
+TRIES = 3
+"""Episodes that showed a failure which nothing showed again, until it is left alone."""
+
+
+@dataclass
+class Knowledge:
+    """Grows by one line at a time; ``fuzz`` and ``episodes`` grow with it.
+
+    Attributes:
+        folder: the session's.
+        features: all that were seen.
+        also: buckets that the requests of a finding show besides it.
+        lasted: seconds of each episode.
+    """
+
+    fuzz: Fuzz
+    episodes: Episodes
+    folder: Path
+    features: set[str] = field(default_factory=set)
+    ended: dict[int, Ended] = field(default_factory=dict)
+    led: dict[int, Led] = field(default_factory=dict)
+    also: list[str] = field(default_factory=list)
+    lasted: list[float] = field(default_factory=list)
+    _number: int = 0
+    _tries: Counter[str] = field(default_factory=Counter)
+
+    def new(self, buckets: Iterable[str]) -> list[str]:
+        """Those of which nothing is known yet, each once."""
+        return [bucket for bucket in dict.fromkeys(buckets) if not self.handled(bucket)]
+
+    def handled(self, bucket: str) -> bool:
+        """It was found, comes with what was found, or was tried often enough."""
+        known = [f.finding.bucket for f in self.fuzz.found if f.finding.confirmed]
+        known += self.also
+        tried = sum(n for one, n in self._tries.items() if alike(one, bucket))
+        return any(alike(bucket, one) for one in known) or tried >= TRIES
+
+    def take(self, line: Ended) -> None:
+        """What an episode changes, whether it was played now or by an earlier call."""
+        fuzz, episode = self.fuzz, line.episode
+        fuzz.episodes.append(episode)
+        self.ended[episode.number] = line
+        fuzz.elapsed_s = line.elapsed_s
+        fuzz.starts += episode.starts
+        fuzz.deadline_s = line.answer_s
+        self.lasted.append(episode.seconds)
+        self.features |= set(line.features)
+        fuzz.features = kinds(self.features)
+        self.episodes.limits = line.limits
+        fuzz.learnt = line.limits.learnt
+        known = {_without_numbers(text) for text in fuzz.unseen}
+        fuzz.unseen += [t for t in line.seen.unseen if _without_numbers(t) not in known]
+        for what, number in line.seen.counted.items():
+            fuzz.counted[what] = fuzz.counted.get(what, 0) + number
+        if episode.kind == "mixed" and worth(line.features) >= ENOUGH:
+            case, _ = read_case(self.folder / EPISODES_DIR / f"{episode.number:04d}")
+            self.episodes.interesting[episode.number] = case
+
+    def take_led(self, line: Led) -> None:
+        self.led[line.number] = line
+        self.fuzz.starts += line.starts
+
+    def take_pursued(self, line: Pursued) -> list[Found]:
+        """What it found."""
+        news: list[Found] = []
+        fuzz, ended = self.fuzz, self.ended[line.number]
+        shown = self.led[line.number].seen.play.buckets
+        fuzz.elapsed_s = line.elapsed_s
+        fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
+        ended.episode.pursued = line.replay
+        replay = Replay.model_validate_json((self.folder / line.replay / REPLAY_FILE).read_bytes())
+        fuzz.starts += len(replay.plays)
+        told = [finding.bucket for finding in replay.findings]
+        for finding in replay.findings:
+            fuzz.found = [f for f in fuzz.found if not alike(f.finding.bucket, finding.bucket)]
+            self._tries[finding.bucket] += not finding.confirmed
+            self._number += 1
+            found = Found(
+                id=f"F{self._number}",
+                episode=line.number,
+                after_s=ended.elapsed_s,
+                replay=line.replay,
+                folder=f"{line.replay}/{finding.id}",
+                finding=finding,
+            )
+            fuzz.found.append(found)
+            self._learn_from(finding, line.replay)
+            news.append(found)
+        unproven = [sighting.bucket for sighting in replay.unconfirmed]
+        together = bool(replay.findings)
+        for sighting in ended.seen.sightings:
+            bucket = sighting.bucket
+            if any(alike(bucket, one) for one in [*told, *self.also]) or self.handled(bucket):
+                continue
+            pursued = any(alike(bucket, one) for one in shown)
+            if together and pursued and bucket not in unproven and not ended.silent:
+                self.also.append(bucket)  # what the same requests show as well
+                continue
+            self._tries[bucket] += pursued
+            if not any(alike(once.sighting.bucket, bucket) for once in fuzz.once):
+                fuzz.once.append(SeenOnce(episode=line.number, sighting=sighting))
+        fuzz.once = [
+            one for one in fuzz.once if not any(alike(one.sighting.bucket, b) for b in told)
+        ]
+        return news
+
+    def _learn_from(self, finding: Finding, place: str) -> None:
+        """Requests that end the server hide what comes after them: fewer of them from now on."""
+        if finding.finding_class not in FATAL or not finding.confirmed:
+            return
+        left, _ = read_case(self.folder / place / finding.id)
+        if finding.shrunk:
+            for switch in needed_by(left):
+                self.episodes.less[switch] = self.episodes.less.get(switch, 1.0) * LESS
+        if finding.known is None or self.episodes.server.mitigation:
+            return
+        named = Named(known=finding.known, variant=finding.known_variant)
+        release = self.fuzz.server.release
+        if keep_away := mitigation(named, release):
+            server = self.episodes.server.model_copy(update={"mitigation": keep_away})
+            self.episodes.server = server
+            self.fuzz.limits.append(
+                f"from {place} on with the mitigation {keep_away}, which keeps a known failure away"
+            )
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"\d+", "N", text)
