@@ -17,7 +17,7 @@ from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError, UsageError
-from mmrepro.fuzz import episodes as generated, knowledge, session as sessions
+from mmrepro.fuzz import episodes as generated, knowledge
 from mmrepro.fuzz.profiles import DIALECTS
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.fuzz.switches import Switch
