@@ -41,6 +41,7 @@ def test_a_stray_placeholder_takes_0_11_0_down(run_once: RunOnce):
     assert died.document["left_behind"] == []
 
 
+@pytest.mark.slow
 def test_an_image_above_the_encoder_cache_hangs(run_once: RunOnce):
     hung = run_once(OVERFLOW, "--release", "0.11.0")
     assert (hung.outcome, hung.exit_code) == ("reproduced", 0), hung.why

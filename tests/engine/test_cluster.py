@@ -196,6 +196,7 @@ def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path) -> No
     assert efficiency >= 0.9
 
 
+@pytest.mark.slow
 def test_a_node_that_dies(cluster: ACluster, tmp_path: Path) -> None:
     cluster.of("alpha", "beta", "gamma")
     night = Sleeping(cluster, tmp_path, "n", 3, 12, 1.0, "--stuck")
@@ -226,6 +227,7 @@ def test_a_worker_that_is_killed(cluster: ACluster, tmp_path: Path) -> None:
     cluster.nothing_is_left()
 
 
+@pytest.mark.slow
 def test_out_of_memory_and_exit_codes_under_the_subreaper(tmp_path: Path) -> None:
     """With Ray's subreaper on every child seems to end with 0, without our help."""
     memory = psutil.virtual_memory()

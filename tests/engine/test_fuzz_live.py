@@ -77,6 +77,7 @@ def test_a_hidden_fault_is_found_shrunk_and_its_script_holds(tmp_path: Path) -> 
     assert [exit_of(folder, server.args, {}), exit_of(folder, server.args, server.env)] == [0, 1]
 
 
+@pytest.mark.slow
 def test_killed_it_goes_on_and_repeats_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def test_the_opaque_error_with_the_reports_numbers(run_once: RunOnce) -> None:
     assert run.document["left_behind"] == []
 
 
+@pytest.mark.slow
 def test_the_setting_that_the_arithmetic_foretells_works(run_once: RunOnce) -> None:
     run = run_once(BUDGET, "--mitigation", "kv-budget")
     assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.why

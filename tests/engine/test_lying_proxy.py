@@ -115,6 +115,7 @@ def test_swapped_answers_are_flagged_and_no_others(stage: Stage) -> None:
     assert found >= 0.95 * swaps
 
 
+@pytest.mark.slow
 def test_a_falsified_usage_and_a_dropped_end_are_flagged(stage: Stage) -> None:
     for lie in ("falsify-usage", "drop-done"):
         played, proxy = stage.through(lie, p=0.2)
@@ -128,6 +129,7 @@ def test_a_falsified_usage_and_a_dropped_end_are_flagged(stage: Stage) -> None:
         assert set().union(*told.values()) == lies
 
 
+@pytest.mark.slow
 def test_retold_answers_are_flagged(stage: Stage) -> None:
     for lie in ("duplicate-token", "truncate"):
         played, proxy = stage.through(lie, p=0.1)

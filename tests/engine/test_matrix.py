@@ -24,6 +24,7 @@ CELLS += ["--releases", "0.1", "--device", "cpu"]
 ENDED_S = 15
 
 
+@pytest.mark.slow
 def test_a_night_that_was_killed_is_gone_on_with(tmp_path: Path) -> None:
     folder = tmp_path / "nights"
     variables = {**os.environ, ROOT_VARIABLE: str(tmp_path / "warm"), IDLE_VARIABLE: "0"}

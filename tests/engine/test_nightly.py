@@ -62,6 +62,7 @@ def shard_with_cells(jobs: Mapping[str, list[JobResult]]) -> JobResult:
     return found
 
 
+@pytest.mark.slow
 def test_three_nights(repository: Repository) -> None:
     # The first one: as expected.
     jobs = repository.run("nightly-gpu.yml")

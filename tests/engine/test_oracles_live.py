@@ -119,7 +119,7 @@ ERROR, HANG = FindingClass.SERVER_ERROR, FindingClass.HANG
 FAULTS = {
     **{name: (of_note, {ERROR}) for name in NOTE},
     "ghost-key-lru": (ghost_key, {ERROR, HANG}),
-    "kv-budget": (kv_budget, {ERROR}),
+    "kv-budget": (kv_budget, {FindingClass.FAILING}),
     "pad-value-key": (pad_value_key, {FindingClass.CACHE_BOUND}),
     "reused-mask": (reused_mask, {ERROR}),
 }

@@ -101,6 +101,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("project")
 def test_a_night_as_pytest_has_it(fresh: Path) -> None:
     done = subprocess.run(

@@ -151,6 +151,7 @@ def test_the_ghost_key_of_vllm(tmp_path: Path, release: str, code: int) -> None:
         assert re.search(rf"^ +{name} +{status} ", said, re.MULTILINE), said
 
 
+@pytest.mark.slow
 def test_a_scenario_made_of_it_reproduces_and_its_fix_does_not(
     found: Path, tmp_path_factory: pytest.TempPathFactory, run_once: RunOnce
 ) -> None:

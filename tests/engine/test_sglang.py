@@ -78,6 +78,7 @@ def test_a_salt_is_dropped_by_0_5_6(run_once: RunOnce) -> None:
     assert applied["effective"] is False
 
 
+@pytest.mark.slow
 def test_a_salt_isolates_on_0_5_17(run_once: RunOnce) -> None:
     salted = run_once(COLLISION, "--release", "0.5.17", "--mitigation", "cache-salt")
     assert (salted.outcome, salted.exit_code) == ("not-reproduced", 0), salted.why

@@ -171,6 +171,7 @@ def standing_in(alone: Path) -> Iterator[Any]:
         known.write_bytes(before)
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_warmed_is_forked_and_says_why(standing_in, alone):
     mine, known = standing_in("import os, sys; sys.kept = os.pipe()")
     document = run(alone / "run", mine, "--start-mode", "warm")
