@@ -12,10 +12,10 @@ from pathlib import Path
 from mmrepro.case.files import read_case
 from mmrepro.fuzz.episodes import Episodes
 from mmrepro.fuzz.features import ENOUGH, kinds, worth
-from mmrepro.fuzz.store import Ended, Led, Pursued
+from mmrepro.fuzz.store import Ended, Finished, Led, Pursued
 from mmrepro.fuzz.switches import LESS, needed_by
 from mmrepro.incident.fuzz import EPISODES_DIR, Found, Fuzz, SeenOnce
-from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.incident.replay import REPLAY_FILE, Finding, FindingClass, Replay
 from mmrepro.oracle.buckets import alike
 from mmrepro.replay.known import mitigation
 from mmrepro.replay.pursue import FATAL
@@ -23,6 +23,9 @@ from mmrepro.replay.seen import Named
 
 TRIES = 3
 """Episodes that showed a failure which nothing showed again, until it is left alone."""
+AGAIN, AGAINS = "-", 2
+"""In the name of a folder in which a finding was taken up again; and how often that is done."""
+_ORDER = list(FindingClass)
 
 
 @dataclass
@@ -44,12 +47,29 @@ class Knowledge:
     led: dict[int, Led] = field(default_factory=dict)
     also: list[str] = field(default_factory=list)
     lasted: list[float] = field(default_factory=list)
+    _finished: set[str] = field(default_factory=set)
     _number: int = 0
     _tries: Counter[str] = field(default_factory=Counter)
 
     def new(self, buckets: Iterable[str]) -> list[str]:
         """Those of which nothing is known yet, each once."""
         return [bucket for bucket in dict.fromkeys(buckets) if not self.handled(bucket)]
+
+    def unfinished(self) -> Found | None:
+        """The worst finding that was not shrunk to its end, and may be: its requests show it
+        without a comparison, in one block."""
+        left = [
+            found
+            for found in self.fuzz.found
+            if found.finding.confirmed
+            and not found.finding.shrunk
+            and found.finding.requests > 1
+            and found.folder not in self._finished
+            and found.replay.count(AGAIN) < AGAINS
+            and not self.ended[found.episode].silent
+            and not self.ended[found.episode].blocks
+        ]
+        return min(left, key=lambda f: _ORDER.index(f.finding.finding_class), default=None)
 
     def handled(self, bucket: str) -> bool:
         """It was found, comes with what was found, or was tried often enough."""
@@ -91,7 +111,7 @@ class Knowledge:
         fuzz.elapsed_s = line.elapsed_s
         fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
         ended.episode.pursued = line.replay
-        replay = Replay.model_validate_json((self.folder / line.replay / REPLAY_FILE).read_bytes())
+        replay = self._replay(line.replay)
         fuzz.starts += len(replay.plays)
         told = [finding.bucket for finding in replay.findings]
         for finding in replay.findings:
@@ -126,6 +146,32 @@ class Knowledge:
             one for one in fuzz.once if not any(alike(one.sighting.bucket, b) for b in told)
         ]
         return news
+
+    def take_finished(self, line: Finished) -> Found | None:
+        """The finding, if less is left of it now."""
+        fuzz, better = self.fuzz, None
+        fuzz.elapsed_s = line.elapsed_s
+        fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
+        self._finished.add(line.of)
+        replay = self._replay(line.replay)
+        fuzz.starts += len(replay.plays)
+        found = next(one for one in fuzz.found if one.folder == line.of)
+        old = found.finding
+        for new in replay.findings:
+            less = new.shrunk or new.requests < old.requests
+            if not (new.confirmed and less and alike(new.bucket, old.bucket)):
+                continue
+            update: dict[str, object] = {"requests_before": old.requests_before}
+            if new.known is None and old.known is not None:
+                update |= {n: getattr(old, n) for n in ("known", "known_variant", "known_why")}
+            found.finding = new.model_copy(update=update)
+            found.replay, found.folder = line.replay, f"{line.replay}/{new.id}"
+            self._learn_from(found.finding, line.replay)
+            better = found
+        return better
+
+    def _replay(self, place: str) -> Replay:
+        return Replay.model_validate_json((self.folder / place / REPLAY_FILE).read_bytes())
 
     def _learn_from(self, finding: Finding, place: str) -> None:
         """Requests that end the server hide what comes after them: fewer of them from now on."""

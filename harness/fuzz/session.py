@@ -18,16 +18,16 @@ from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.fuzz.episodes import Episodes, Planned
 from mmrepro.fuzz.features import features
-from mmrepro.fuzz.knowledge import Knowledge
+from mmrepro.fuzz.knowledge import AGAIN, Knowledge
 from mmrepro.fuzz.limits import Asked, learn, narrowed
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.fuzz.source import Source, read_source
-from mmrepro.fuzz.store import Ended, Led, Pursued, Store, holds_session
+from mmrepro.fuzz.store import Ended, Finished, Led, Pursued, Store, holds_session
 from mmrepro.fuzz.watcher import FuzzWatcher
 from mmrepro.incident import Fidelity
 from mmrepro.incident.folder import new_folder, prepared
-from mmrepro.incident.fuzz import EPISODES_DIR, Episode, Fuzz
+from mmrepro.incident.fuzz import EPISODES_DIR, Episode, Found, Fuzz
 from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
 from mmrepro.machine.facts import host_facts
 from mmrepro.models import TINY
@@ -53,6 +53,7 @@ from mmrepro.replay.seen import Named, Seen, seen_of
 from mmrepro.replay.session import Judge, Lead, MakePlayer, Replaying, note_server
 from mmrepro.replay.simplify import in_order
 from mmrepro.replay.store import holds_replay
+from mmrepro.replay.watcher import Watcher
 from mmrepro.run.deadline import Deadlines
 from mmrepro.text.redact import Redactor
 
@@ -64,6 +65,11 @@ PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
 """Seconds for what ends or stops a server, or that share of the budget, if it is more."""
 LESSER_S, LESSER_SHARE = 100.0, 0.07
 """The same for all else."""
+FINISH_AFTER, FINISH_SHARE = 0.5, 0.5
+"""Share of the budget after which what was not shrunk to its end is taken up again; and of the time
+that is left then, for each."""
+FINISH = 3 * PURSUIT
+"""Starts of servers for that, at most."""
 SHARE = 0.8
 """An episode begins while there is time for so much of one."""
 
@@ -187,8 +193,11 @@ class Fuzzing:
         if open_ is not None:
             self._pursue(open_)
         while not self._over():
-            planned = self._known.episodes.next(len(self.fuzz.episodes))
-            self._pursue(self._play(planned))
+            if (found := self._unfinished()) is not None:
+                self._finish(found)
+            else:
+                planned = self._known.episodes.next(len(self.fuzz.episodes))
+                self._pursue(self._play(planned))
 
     def _restore(self) -> Ended | None:
         """Take in what earlier calls kept; the last episode, should it not have been pursued."""
@@ -199,8 +208,10 @@ class Fuzzing:
                 last = line
             elif isinstance(line, Led):
                 self._known.take_led(line)
-            else:
+            elif isinstance(line, Pursued):
                 self._took_pursued(line)
+            else:
+                self._took_finished(line)
         return last
 
     def _over(self) -> bool:
@@ -316,37 +327,13 @@ class Fuzzing:
         led = known.led.get(episode.number) or self._lead(line, new)
         source = self.dir / EPISODES_DIR / f"{episode.number:04d}"
         source = source / STRAIGHT if led.straight else source
-        case, _ = read_case(source)
-        folder = self.dir / place
-        goes_on = holds_replay(folder)
-        options = ReplayOptions(
-            file=source,
-            server=case.server,
-            shrink=self.options.shrink,
-            budget=PURSUIT,
-            repeat=self.options.repeat,
-            seed=self.options.seed,
-            start_mode=self.options.start_mode,
-            timeout_s=self.options.timeout_s,
-            resume=folder if goes_on else None,
-            out=None if goes_on else folder,
-        )
         handled = [b for f in self.fuzz.found if known.handled(b := f.finding.bucket)]
         handled += known.also
         handled += [b for b in led.seen.play.buckets if b not in new]
         until = min(self._until, began + self._time_for(led))
-        lead = Lead(led.seen, line.silent, line.blocks, tuple(handled), until)
+        lead = Lead(led.seen, line.silent, line.blocks, handled=tuple(handled), until=until)
         watcher = self.watcher.pursues(self.fuzz, episode, new) if self.watcher else None
-        Replaying(
-            options,
-            watcher,
-            write=self._write_replay,
-            make_player=_Lent(self._player, self._deadlines),
-            judge=self._judge,
-            look=self._look,
-            lead=lead,
-        ).execute()
-        shutil.rmtree(folder / PLAYS_DIR, ignore_errors=True)
+        self._replay(source, place, PURSUIT, lead, watcher)
         done = Pursued(
             number=episode.number,
             replay=place,
@@ -360,6 +347,66 @@ class Fuzzing:
         for found in self._known.take_pursued(line):
             if self.watcher is not None:
                 self.watcher.found(self.fuzz, found)
+
+    def _replay(
+        self, source: Path, place: str, budget: int, lead: Lead, watcher: Watcher | None
+    ) -> None:
+        """Of the case in ``source``, in the folder ``place``; one that was killed goes on."""
+        case, _ = read_case(source)
+        folder = self.dir / place
+        goes_on = holds_replay(folder)
+        options = ReplayOptions(
+            file=source,
+            server=case.server,
+            shrink=self.options.shrink,
+            budget=budget,
+            repeat=self.options.repeat,
+            seed=self.options.seed,
+            start_mode=self.options.start_mode,
+            timeout_s=self.options.timeout_s,
+            resume=folder if goes_on else None,
+            out=None if goes_on else folder,
+        )
+        Replaying(
+            options,
+            watcher,
+            write=self._write_replay,
+            make_player=_Lent(self._player, self._deadlines),
+            judge=self._judge,
+            look=self._look,
+            lead=lead,
+        ).execute()
+        shutil.rmtree(folder / PLAYS_DIR, ignore_errors=True)
+
+    def _unfinished(self) -> Found | None:
+        """A finding that is to be shrunk further now."""
+        early = self._elapsed < FINISH_AFTER * self.options.budget_s
+        return None if early or not self.options.shrink else self._known.unfinished()
+
+    def _finish(self, found: Found) -> None:
+        """Goes on with what is left of it, in a folder of its own."""
+        place, of = f"{found.replay}{AGAIN}{found.finding.id}", found.folder
+        began = time.monotonic()
+        others = [f.finding.bucket for f in self.fuzz.found if f is not found]
+        until = began + max(LESSER_S, FINISH_SHARE * (self._until - began))
+        lead = Lead(again=True, handled=(*others, *self._known.also), until=min(self._until, until))
+        bucket = [found.finding.bucket]
+        episode = self._known.ended[found.episode].episode
+        watcher = self.watcher.pursues(self.fuzz, episode, bucket) if self.watcher else None
+        self._replay(self.dir / of, place, FINISH, lead, watcher)
+        done = Finished(
+            of=of,
+            replay=place,
+            elapsed_s=round(self._elapsed, 2),
+            seconds=round(time.monotonic() - began, 2),
+        )
+        self._took_finished(self._store.once(done))
+        self._write()
+
+    def _took_finished(self, line: Finished) -> None:
+        better = self._known.take_finished(line)
+        if better is not None and self.watcher is not None:
+            self.watcher.found(self.fuzz, better)
 
     def _lead(self, line: Ended, new: list[str]) -> Led:
         """The episode's requests one after another, if they show the worst of it as well; else

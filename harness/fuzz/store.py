@@ -73,8 +73,23 @@ class Pursued(Record):
     seconds: float
 
 
-OnceT = TypeVar("OnceT", Ended, Led, Pursued)
-AnyLine: TypeAlias = Annotated[Head | Began | Ended | Led | Pursued, Field(discriminator="kind")]
+class Finished(Record):
+    """A finding that was not shrunk to its end was taken up again, in the folder ``replay``.
+
+    Attributes:
+        of: the finding's folder.
+    """
+
+    kind: Literal["finished"] = "finished"
+    of: str
+    replay: str
+    elapsed_s: float
+    seconds: float
+
+
+KeptLine: TypeAlias = Ended | Led | Pursued | Finished
+OnceT = TypeVar("OnceT", Ended, Led, Pursued, Finished)
+AnyLine: TypeAlias = Annotated[Head | Began | KeptLine, Field(discriminator="kind")]
 
 
 class Store(Kept):
@@ -88,12 +103,12 @@ class Store(Kept):
     adapter = TypeAdapter(AnyLine)
 
     def __init__(self, folder: Path, head: Head) -> None:
-        self.kept: list[Ended | Led | Pursued] = []
-        self._numbers: set[tuple[str, int]] = set()
+        self.kept: list[KeptLine] = []
+        self._known: set[tuple[str, str]] = set()
         super().__init__(folder, head)
 
     def took(self, line: Record) -> None:
-        if isinstance(line, Ended | Led | Pursued):
+        if isinstance(line, KeptLine):
             self._once(line)
             self.kept.append(line)
 
@@ -101,15 +116,21 @@ class Store(Kept):
         self.append(Began(episode=episode))
 
     def once(self, line: OnceT) -> OnceT:
-        """Keep it. Raises UsageError: the episode has such a line."""
+        """Keep it. Raises UsageError: its episode, or finding, has such a line."""
         self._once(line)
         return self.append(line)
 
-    def _once(self, line: Ended | Led | Pursued) -> None:
-        number = line.episode.number if isinstance(line, Ended) else line.number
-        if (line.kind, number) in self._numbers:
-            raise UsageError(f"Episode {number} {line.kind} twice.")
-        self._numbers.add((line.kind, number))
+    def _once(self, line: KeptLine) -> None:
+        match line:
+            case Ended():
+                what = f"episode {line.episode.number}"
+            case Finished():
+                what = line.of
+            case _:
+                what = f"episode {line.number}"
+        if (line.kind, what) in self._known:
+            raise UsageError(f"{what} {line.kind} twice.")
+        self._known.add((line.kind, what))
 
 
 def holds_session(folder: Path) -> bool:

@@ -17,7 +17,9 @@ EPISODES_FILE = "episodes.jsonl"
 EPISODES_DIR = "episodes"
 """Below the session's folder: ``0007/case.json`` is what episode 7 sent."""
 
-Place = Annotated[str, StringConstraints(pattern=r"^(?:e\d{4,6}(?:/f\d{1,4})?)?$")]
+Place = Annotated[
+    str, StringConstraints(pattern=r"^(?:e\d{4,6}(?:-f\d{1,4}){0,2}(?:/f\d{1,4})?)?$")
+]
 
 
 class Learnt(Record):

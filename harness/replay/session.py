@@ -71,6 +71,7 @@ class Lead:
         seen: that play; None: there is none, and all of the case is looked at.
         compared: it was wrong beside a reference, and by itself nothing was.
         blocks: it was played in so many blocks.
+        again: the case is what was left of a finding: nothing besides is looked for.
         handled: buckets that are known already, and not pursued.
         until: monotonic seconds; no play begins after it.
     """
@@ -78,6 +79,7 @@ class Lead:
     seen: Seen | None = None
     compared: bool = False
     blocks: int = 0
+    again: bool = False
     handled: tuple[str, ...] = ()
     until: float = math.inf
 
@@ -180,7 +182,7 @@ class Replaying:
         )
         deadlines = self._plays.calibrate(case)
         self.replay.deadline_s = deadlines.answer_s
-        if self._lead.seen is not None:
+        if self._lead.seen is not None or self._lead.again:
             self._pursued(case)
             return
         loud, named = self._round(case, "the whole case")
@@ -191,7 +193,7 @@ class Replaying:
         self._strays()
 
     def _pursued(self, case: Case) -> None:
-        """Only what the lead's play showed, and what shows itself on the way."""
+        """Only what the lead is about, and what shows itself on the way."""
         if self._lead.compared:
             self._compared(case)
         else:

@@ -17,7 +17,7 @@ from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError, UsageError
-from mmrepro.fuzz import episodes as generated, knowledge
+from mmrepro.fuzz import episodes as generated, knowledge, session as sessions
 from mmrepro.fuzz.profiles import DIALECTS
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.fuzz.switches import Switch
@@ -63,7 +63,8 @@ def episodes(folder: Path) -> list[dict[str, Any]]:
 def ended_once(folder: Path) -> bool:
     ended = Counter(e["episode"]["number"] for e in episodes(folder) if e["kind"] == "ended")
     pursued = Counter(e["number"] for e in episodes(folder) if e["kind"] == "pursued")
-    return {*ended.values(), *pursued.values()} <= {1}
+    finished = Counter(e["of"] for e in episodes(folder) if e["kind"] == "finished")
+    return {*ended.values(), *pursued.values(), *finished.values()} <= {1}
 
 
 class Clock:
@@ -386,3 +387,75 @@ def test_what_time_did_not_allow_is_taken_up_again(
     (found,) = fuzz.found
     assert (found.finding.confirmed, found.finding.shrunk, fuzz.once) == (True, True, [])
     assert ended_once(tmp_path)
+
+
+@pytest.fixture
+def hasty(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What an episode showed is confirmed, and there it ends."""
+    monkeypatch.setattr(sessions, "PURSUIT", 6)
+    return clock
+
+
+def test_what_was_not_shrunk_to_its_end_is_taken_up_again_in_the_second_half(
+    tmp_path: Path, hasty: Clock
+) -> None:
+    player = FakePlayer(hangs_on(leaves, several), hasty)
+    short, _ = fuzzing(tmp_path / "short", player, seed=1, budget_s=600.0, shrink=False)
+    assert not any(found.finding.shrunk for found in short.execute().found)
+    session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1500.0)
+    fuzz = session.execute()
+    (found,) = fuzz.found
+    assert (found.id, found.finding.confirmed, found.finding.shrunk) == ("F1", True, True)
+    assert found.finding.requests <= 2 < found.finding.requests_before
+    lines = episodes(tmp_path)
+    (pursued,) = [line for line in lines if line["kind"] == "pursued"]
+    (finished,) = [line for line in lines if line["kind"] == "finished"]
+    assert finished["of"] == f"{pursued['replay']}/f1"
+    assert found.folder == f"{pursued['replay']}-f1/f1"
+    assert finished["elapsed_s"] > 750 > pursued["elapsed_s"]
+    left, _ = read_case(tmp_path / "fuzz" / found.folder)
+    assert hangs_on(leaves, several)(left)[left.operations[-1].id] == STUCK
+    assert Switch.LEAVE in session._known.episodes.less
+    assert fuzz.starts == sum(e.starts for e in fuzz.episodes) + sum(
+        len(json.loads(file.read_text())["plays"])
+        for file in (tmp_path / "fuzz").glob("e*/replay.json")
+    ) + sum(line["starts"] for line in lines if line["kind"] == "led")
+
+
+@pytest.mark.parametrize("later", [1, 2, 9, 25])
+def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
+    tmp_path: Path, hasty: Clock, later: int
+) -> None:
+    engine = hangs_on(leaves, several)
+    whole, _ = fuzzing(tmp_path / "whole", FakePlayer(engine, hasty), seed=1, budget_s=1500.0)
+    (wanted,) = whole.execute().found
+    taken_up: list[int] = []
+
+    def kill(number: int, case: Case) -> None:
+        hasty(number, case)
+        if list((tmp_path / "fuzz").glob("e*-f1")):
+            taken_up.append(number)
+        if len(taken_up) == later:
+            raise Killed
+
+    begun, _ = fuzzing(tmp_path, FakePlayer(engine, kill), seed=1, budget_s=1500.0)
+    with pytest.raises(Killed):
+        begun.execute()
+    again, _ = fuzzing(tmp_path, FakePlayer(engine, hasty), resume=True, seed=1, budget_s=1500.0)
+    (found,) = again.execute().found
+    assert ended_once(tmp_path)
+    assert (found.finding.requests, found.finding.shrunk) == (wanted.finding.requests, True)
+    assert (found.id, found.folder) == (wanted.id, wanted.folder)
+
+
+def test_what_cannot_be_shrunk_in_that_time_stays_as_it_was_and_is_not_tried_for_ever(
+    tmp_path: Path, hasty: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "FINISH", 5)
+    player = FakePlayer(hangs_on(leaves, several), hasty)
+    session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1500.0)
+    fuzz = session.execute()
+    (found,) = fuzz.found
+    assert (found.finding.confirmed, found.finding.shrunk) == (True, False)
+    finished = [line for line in episodes(tmp_path) if line["kind"] == "finished"]
+    assert 1 <= len(finished) <= knowledge.AGAINS
