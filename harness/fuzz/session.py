@@ -65,9 +65,10 @@ PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
 """Seconds for what ends or stops a server, or that share of the budget, if it is more."""
 LESSER_S, LESSER_SHARE = 100.0, 0.07
 """The same for all else."""
-FINISH_AFTER, FINISH_SHARE = 0.5, 0.5
-"""Share of the budget after which what was not shrunk to its end is taken up again; and of the time
-that is left then, for each."""
+FINISH_AFTER = 0.5
+"""Share of the budget after which what was not shrunk to its end is taken up again."""
+FINISH_SHARE, FINISH_LESSER = 0.5, 0.15
+"""Of the time that is left then: for what ends or stops a server, and for all else."""
 FINISH = 3 * PURSUIT
 """Starts of servers for that, at most."""
 SHARE = 0.8
@@ -388,8 +389,9 @@ class Fuzzing:
         place, of = f"{found.replay}{AGAIN}{found.finding.id}", found.folder
         began = time.monotonic()
         others = [f.finding.bucket for f in self.fuzz.found if f is not found]
-        until = began + max(LESSER_S, FINISH_SHARE * (self._until - began))
-        lead = Lead(again=True, handled=(*others, *self._known.also), until=min(self._until, until))
+        share = FINISH_SHARE if found.finding.finding_class in FATAL else FINISH_LESSER
+        until = began + share * (self._until - began)
+        lead = Lead(again=True, handled=(*others, *self._known.also), until=until)
         bucket = [found.finding.bucket]
         episode = self._known.ended[found.episode].episode
         watcher = self.watcher.pursues(self.fuzz, episode, bucket) if self.watcher else None
