@@ -110,6 +110,7 @@ DIALECTS: Final[Mapping[str, Dialect]] = {
     ),
     "lmdeploy": Dialect(
         pressure=("--cache-max-entry-count=0.003", "--max-batch-size=4"),
+        max_model_len=2048,
         rid="session_id",
         logprobs=(1, 5, 20),
         shaped=({"response_format": _OBJECT}, {"response_format": {"type": "json_object"}}),

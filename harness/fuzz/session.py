@@ -6,7 +6,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -28,7 +28,7 @@ from mmrepro.fuzz.watcher import FuzzWatcher
 from mmrepro.incident import Fidelity
 from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.incident.fuzz import EPISODES_DIR, Episode, Found, Fuzz
-from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
+from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay, Sighting
 from mmrepro.machine.facts import host_facts
 from mmrepro.models import TINY
 from mmrepro.oracle.judge import judge
@@ -71,6 +71,8 @@ FINISH_SHARE, FINISH_LESSER = 0.5, 0.15
 """Of the time that is left then: for what ends or stops a server, and for all else."""
 FINISH = 3 * PURSUIT
 """Starts of servers for that, at most."""
+LONG_S = 10.0
+"""A deadline from which on it is measured again before a hang is played again and again."""
 SHARE = 0.8
 """An episode begins while there is time for so much of one."""
 
@@ -325,6 +327,7 @@ class Fuzzing:
             return
         place = f"e{episode.number:04d}"
         began = time.monotonic()
+        self._measure_again(line.seen.sightings)
         led = known.led.get(episode.number) or self._lead(line, new)
         source = self.dir / EPISODES_DIR / f"{episode.number:04d}"
         source = source / STRAIGHT if led.straight else source
@@ -379,6 +382,14 @@ class Fuzzing:
         ).execute()
         shutil.rmtree(folder / PLAYS_DIR, ignore_errors=True)
 
+    def _measure_again(self, seen: Sequence[Sighting | Finding]) -> None:
+        """The deadline, where a busy moment made it long: each play of a hang lasts as long."""
+        hangs = any(one.finding_class is FindingClass.HANG for one in seen)
+        if hangs and self._deadlines.answer_s > LONG_S:
+            deadlines = self._player.calibrate()
+            if deadlines.answer_s < self._deadlines.answer_s:
+                self._deadlines = deadlines
+
     def _unfinished(self) -> Found | None:
         """A finding that is to be shrunk further now."""
         early = self._elapsed < FINISH_AFTER * self.options.budget_s
@@ -388,6 +399,7 @@ class Fuzzing:
         """Goes on with what is left of it, in a folder of its own."""
         place, of = f"{found.replay}{AGAIN}{found.finding.id}", found.folder
         began = time.monotonic()
+        self._measure_again([found.finding])
         others = [f.finding.bucket for f in self.fuzz.found if f is not found]
         share = FINISH_SHARE if found.finding.finding_class in FATAL else FINISH_LESSER
         until = began + share * (self._until - began)

@@ -25,6 +25,7 @@ from mmrepro.incident.fuzz import EPISODES_FILE
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer
 from mmrepro.replay.seen import STUCK, Named
+from mmrepro.run.deadline import Deadlines
 
 Answers = Callable[[Case], dict[str, str]]
 
@@ -459,3 +460,31 @@ def test_what_cannot_be_shrunk_in_that_time_stays_as_it_was_and_is_not_tried_for
     assert (found.finding.confirmed, found.finding.shrunk) == (True, False)
     finished = [line for line in episodes(tmp_path) if line["kind"] == "finished"]
     assert 1 <= len(finished) <= knowledge.AGAINS
+
+
+@pytest.mark.parametrize(
+    ("measured", "hangs", "used"),
+    [
+        ([23.0, 6.0], True, 6.0),
+        ([23.0, 40.0], True, 23.0),
+        ([8.0], True, 8.0),
+        ([23.0], False, 23.0),
+    ],
+)
+def test_a_deadline_of_a_busy_moment_is_measured_again_before_a_hang_is_pursued(
+    tmp_path: Path, clock: Clock, measured: list[float], hangs: bool, used: float
+) -> None:
+    class Busy(FakePlayer):
+        def calibrate(self) -> Deadlines:
+            return Deadlines(measured.pop(0), 2.4)
+
+    def fails(case: Case) -> dict[str, str]:
+        return {op.id: "500" if several(op) else "200" for op in case.operations}
+
+    engine = hangs_on(leaves, several) if hangs else fails
+    session, _ = fuzzing(tmp_path, Busy(engine, clock), seed=1, budget_s=600.0)
+    fuzz = session.execute()
+    assert fuzz.found
+    assert measured == []
+    replay = json.loads((tmp_path / "fuzz" / fuzz.found[0].replay / "replay.json").read_text())
+    assert replay["deadline_s"] == used
