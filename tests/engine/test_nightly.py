@@ -136,6 +136,7 @@ def test_no_night_was_ever_begun(tmp_path: Path) -> None:
     assert [i["title"] for i in new.issues] == ["night missing: none since the beginning"]
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_not_fit(repository: Repository) -> None:
     """The one with the cells: the other one's part is soon done."""
     nowhere = {"MMREPRO_CACHE_DIR": "/proc/nowhere"}
