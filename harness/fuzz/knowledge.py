@@ -15,7 +15,7 @@ from mmrepro.fuzz.features import ENOUGH, kinds, worth
 from mmrepro.fuzz.store import Ended, Finished, Led, Pursued
 from mmrepro.fuzz.switches import LESS, needed_by
 from mmrepro.incident.fuzz import EPISODES_DIR, Found, Fuzz, SeenOnce
-from mmrepro.incident.replay import REPLAY_FILE, Finding, FindingClass, Replay
+from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.oracle.buckets import alike
 from mmrepro.replay.known import mitigation
 from mmrepro.replay.pursue import FATAL
@@ -25,7 +25,6 @@ TRIES = 3
 """Episodes that showed a failure which nothing showed again, until it is left alone."""
 AGAIN, AGAINS = "-", 2
 """In the name of a folder in which a finding was taken up again; and how often that is done."""
-_ORDER = list(FindingClass)
 
 
 @dataclass
@@ -69,7 +68,7 @@ class Knowledge:
             and not self.ended[found.episode].silent
             and not self.ended[found.episode].blocks
         ]
-        return min(left, key=lambda f: _ORDER.index(f.finding.finding_class), default=None)
+        return min(left, key=lambda f: f.finding.finding_class.place, default=None)
 
     def handled(self, bucket: str) -> bool:
         """It was found, comes with what was found, or was tried often enough."""
@@ -108,11 +107,8 @@ class Knowledge:
         news: list[Found] = []
         fuzz, ended = self.fuzz, self.ended[line.number]
         shown = self.led[line.number].seen.play.buckets
-        fuzz.elapsed_s = line.elapsed_s
-        fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
         ended.episode.pursued = line.replay
-        replay = self._replay(line.replay)
-        fuzz.starts += len(replay.plays)
+        replay = self._replayed(line)
         told = [finding.bucket for finding in replay.findings]
         for finding in replay.findings:
             fuzz.found = [f for f in fuzz.found if not alike(f.finding.bucket, finding.bucket)]
@@ -149,13 +145,10 @@ class Knowledge:
 
     def take_finished(self, line: Finished) -> Found | None:
         """The finding, if less is left of it now."""
-        fuzz, better = self.fuzz, None
-        fuzz.elapsed_s = line.elapsed_s
-        fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
+        better = None
         self._finished.add(line.of)
-        replay = self._replay(line.replay)
-        fuzz.starts += len(replay.plays)
-        found = next(one for one in fuzz.found if one.folder == line.of)
+        replay = self._replayed(line)
+        found = next(one for one in self.fuzz.found if one.folder == line.of)
         old = found.finding
         for new in replay.findings:
             less = new.shrunk or new.requests < old.requests
@@ -170,8 +163,14 @@ class Knowledge:
             better = found
         return better
 
-    def _replay(self, place: str) -> Replay:
-        return Replay.model_validate_json((self.folder / place / REPLAY_FILE).read_bytes())
+    def _replayed(self, line: Pursued | Finished) -> Replay:
+        """What came of it, and what it took."""
+        fuzz = self.fuzz
+        fuzz.elapsed_s = line.elapsed_s
+        fuzz.pursuing_s = round(fuzz.pursuing_s + line.seconds, 2)
+        replay = Replay.model_validate_json((self.folder / line.replay / REPLAY_FILE).read_bytes())
+        fuzz.starts += len(replay.plays)
+        return replay
 
     def _learn_from(self, finding: Finding, place: str) -> None:
         """Requests that end the server hide what comes after them: fewer of them from now on."""

@@ -42,6 +42,11 @@ class FindingClass(StrEnum):
     RESIDUE = "residue"
     """The idle server did not return to where it was: running, KV use, threads, files, memory."""
 
+    @property
+    def place(self) -> int:
+        """Among all of them; the worst has 0."""
+        return list(type(self)).index(self)
+
 
 class Expectation(Record):
     """What a script can hold against one answer: the cached tokens, or the text."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Self
 
-from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.incident.replay import Sighting
 from mmrepro.records import Record
 from pydantic import Field
-
-_ORDER = list(FindingClass)
 
 
 class Judged(Record):
@@ -30,5 +28,5 @@ class Judged(Record):
             unseen += part.unseen
             for what, number in part.counted.items():
                 counted[what] = counted.get(what, 0) + number
-        sightings.sort(key=lambda sighting: _ORDER.index(sighting.finding_class))
+        sightings.sort(key=lambda sighting: sighting.finding_class.place)
         return cls(sightings=sightings, counted=counted, unseen=list(dict.fromkeys(unseen)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case
-from mmrepro.incident.replay import FindingClass, Rate
+from mmrepro.incident.replay import Rate
 from mmrepro.replay.plays import Plays, Wanted
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Seen
@@ -20,7 +20,6 @@ SELDOM = 24
 """Plays in all of what was seen again, and not yet as often as confirms it."""
 WIDE = 0.6
 """An interval as wide as this tells little more than that it comes and goes."""
-_ORDER = list(FindingClass)
 
 
 def tally(seens: Sequence[Seen]) -> dict[str, tuple[int, int]]:
@@ -34,7 +33,7 @@ def tally(seens: Sequence[Seen]) -> dict[str, tuple[int, int]]:
             if bucket not in found:
                 others = [s.has(bucket) for n, s in enumerate(seens) if n != number]
                 found[bucket] = sum(others), len(others)
-                classes[bucket] = _ORDER.index(sighting.finding_class)
+                classes[bucket] = sighting.finding_class.place
     return dict(sorted(found.items(), key=lambda item: classes[item[0]]))
 
 
