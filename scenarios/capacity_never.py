@@ -1,0 +1,184 @@
+"""vLLM: a prompt that can never fit the KV cache waits for ever."""
+
+import json
+
+from mmrepro.scenario import (
+    Drive,
+    Evidence,
+    Finding,
+    MetricsData,
+    Missing,
+    Requests,
+    Scenario,
+    TinyText,
+    answered,
+    cause,
+    claim,
+    cure,
+    endpoints_green,
+    issue,
+    never_answered,
+    new_request_unanswered,
+    precondition,
+    process_alive,
+    quote,
+    refused_or_answered,
+    row,
+    tokens_stand_still,
+    vllm,
+)
+
+BLOCKS, BLOCK = 8, 128
+"""Of the KV cache, and tokens of one (a CPU's default): 1024, of which 896 can be used."""
+LENGTH = BLOCKS * BLOCK
+FITS, NEVER = LENGTH - BLOCK - 16, LENGTH - BLOCK
+"""Tokens of a prompt that fits, and of one that needs, with its answer, one block more."""
+CONTROL, PROMPT, TEXT = f"prompt of {FITS} tokens", f"prompt of {NEVER} tokens", "meanwhile: text"
+REPORT = issue("vllm#35541", "vLLM hangs indefinitely with low `num_gpu_blocks_override`")
+FIELD = issue("vllm#47272", "a request larger than the usable KV blocks waits for ever")
+BY_REASON = "vllm:num_requests_waiting_by_reason"
+
+
+def waiting_for_capacity(evidence: Evidence) -> Finding:
+    """In each reading: requests wait by reason capacity, none runs, the KV cache is empty."""
+    readings = [data for _, data in evidence.results(MetricsData, "check")]
+    told = []
+    for data in readings:
+        waiting = [
+            s.value or 0.0
+            for s in data.samples
+            if s.name == BY_REASON and s.labels.get("reason") == "capacity"
+        ]
+        if not waiting:
+            raise Missing(f"the server does not tell {BY_REASON}")
+        running, usage = (
+            data.total(name) for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+        )
+        told.append((sum(waiting), running, usage))
+    if len(told) < 2:
+        raise Missing(f"{len(told)} readings of {BY_REASON}")
+    text = "; ".join(f"waiting by capacity {w:g}, running {r}, KV use {u}" for w, r, u in told)
+    return Finding.of(all(w >= 1 and r == 0 and u == 0 for w, r, u in told), text)
+
+
+class CapacityNever(Scenario):
+    """A prompt that can never fit the KV cache is accepted and waits for ever.
+
+    What: A prompt shorter than the context and larger than what the KV cache can give one request
+    is neither refused nor answered. It waits by reason "capacity" while the cache is empty and
+    nothing runs. Every later request stands behind it. /health stays 200 and the log is silent.
+
+    Why: At start-up the context is held against all blocks of the KV cache. One of them is the
+    null block, which no request is given. What needs it passes every check and is never scheduled:
+    each step finds too few free blocks, leaves the queue as it is, and the next one does the same.
+    """
+
+    name = "capacity-never"
+    release, affected = "0.23.0", ">=0.14.0"
+    references = (REPORT, FIELD)
+    model = TinyText()
+    max_model_len = LENGTH
+    server = f"--max-num-seqs 8 --num-gpu-blocks-override {BLOCKS} --enable-log-requests"
+    log_patterns = {**vllm.CONFIG_LINES}
+    sources = (
+        quote(
+            "vllm/v1/core/block_pool.py",
+            "BlockPool.__init__",
+            "one of the blocks is never given to a request",
+            "null_block",
+        ),
+    )
+    mitigations = (
+        cure(
+            "one-block-more",
+            f"--num-gpu-blocks-override {BLOCKS + 1}",
+            "a KV cache with a block more than the context needs",
+        ),
+        cure(
+            "shorter-context",
+            f"--max-model-len {NEVER - 1}",
+            "a context that the usable blocks can hold: longer prompts are refused with HTTP 400",
+        ),
+    )
+
+    async def gate(self, drive: Drive) -> None:
+        await drive.chat("gate: text", text="hello")
+        await self.prompt(drive, f"gate: {CONTROL}", FITS)
+
+    async def prompt(self, drive: Drive, label: str, tokens: int) -> None:
+        """A completion of a prompt of so many token ids."""
+        body = {"model": drive.traffic.model, "prompt": [100] * tokens, "max_tokens": 4}
+        sending = drive.traffic.raw(
+            label,
+            path="/v1/completions",
+            body=json.dumps({**body, "temperature": 0}).encode(),
+            deadline_s=drive.deadline_s,
+        )
+        await drive.unless_stuck(sending)
+
+    async def trigger(self, drive: Drive) -> None:
+        await self.prompt(drive, CONTROL, FITS)
+        await self.prompt(drive, PROMPT, NEVER)
+        await drive.ask(TEXT)
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        bad = [r.label for r in evidence.requests_in("gate") if r.status != 200]
+        return Finding.of(not bad, f"not answered: {', '.join(bad) or 'none'}")
+
+    @precondition(
+        "the prompt is within all blocks and beyond those that a request can have",
+        removed_by=("one-block-more", "shorter-context"),
+    )
+    def larger_than_usable(self, evidence: Evidence, requests: Requests) -> Finding:
+        """By what the engine says of its cache; an answer of 1 token at least comes after it."""
+        requests.first(PROMPT)
+        blocks = int(vllm.cache_config(evidence, "num_gpu_blocks"))
+        size = int(vllm.cache_config(evidence, "block_size"))
+        usable = (blocks - 1) * size
+        text = (
+            f"{NEVER} + 1 tokens; {blocks} blocks of {size}, {usable} tokens without the null block"
+        )
+        return Finding.of(usable < NEVER + 1 <= blocks * size, text)
+
+    symptoms = (
+        never_answered(PROMPT),
+        new_request_unanswered(),
+        endpoints_green(),
+        process_alive(),
+    )
+    live_only = (tokens_stand_still(),)
+    causes = (
+        cause(
+            "it waits for capacity, by the scheduler's own count, while nothing runs and the KV "
+            "cache is empty",
+            waiting_for_capacity,
+        ),
+    )
+
+    @cause("a prompt of a few tokens less, alone in the same cache, is answered", live=False)
+    def fits_below(self, requests: Requests) -> Finding:
+        sent = requests.first(CONTROL)
+        return Finding.of(
+            sent.status == 200, f"{CONTROL}: {sent.status} {sent.error[:100]}".strip()
+        )
+
+    works_after = (refused_or_answered(PROMPT), answered(TEXT))
+    rows = (
+        row(PROMPT, "no-answer", "400, or an answer"),
+        row("a text after it", "no-answer-later", "200"),
+        row("/health, /v1/models", "endpoints-green", "200, 200", abnormal_if=False),
+        row("waiting by reason capacity", "waiting-for-capacity", "0 with an empty cache"),
+    )
+    claims = (
+        claim("hangs", "a request that can never fit hangs for ever", REPORT, by="no-answer",
+              given="larger-than-usable"),
+        claim("blocks-queue", "it blocks every later request", REPORT, by="no-answer-later",
+              given="no-answer"),
+        claim("null-block", "the null block is not counted: what fits all blocks need not fit",
+              FIELD, by=("no-answer", "fits-below"), given="larger-than-usable"),
+        claim("empty-cache", "it waits by reason capacity with a KV use of 0", FIELD,
+              by="waiting-for-capacity", given="no-answer"),
+    )  # fmt: skip
+
+
+SCENARIO = CapacityNever()

@@ -1,0 +1,79 @@
+"""vLLM: a grammar that another backend was chosen for ends the engine."""
+
+from mmrepro.scenario import Drive, claim, crash, cure, issue, quote, upgrade, vllm
+
+FIRST, SECOND = "^(.*)$", "^(|.*)$"
+"""Regular expressions: one that xgrammar reads, and one that it does not, but guidance does."""
+REPORT = issue(
+    "vllm#43920",
+    "V1 structured outputs: a malformed grammar request after a valid one crashes EngineCore",
+)
+
+
+class GrammarBackendLatch(vllm.KilledByRequest):
+    """A structured output that the first one's backend cannot parse ends the engine.
+
+    What: A request with a plain regular expression is answered. A later one, with an expression
+    that xgrammar refuses and guidance takes, gets HTTP 500: EngineCore is dead, and the server
+    ends some seconds later. Sent first, to a fresh server, the second one is answered.
+
+    Why: With the backend `auto` each request is validated by itself and given the backend that
+    can parse it. EngineCore makes one backend, of the first request with a grammar, and keeps it:
+    what was validated for guidance is compiled by xgrammar. The compiler's exception comes out of
+    a future in the middle of the scheduler's step, where nothing catches it.
+    """
+
+    name = "grammar-backend-latch"
+    release, affected = "0.23.0", ">=0.14.0,<0.32.0"
+    references = (REPORT,)
+    refusal, died_of = r"grammar|regex", "the grammar compiler's"
+    log_patterns = vllm.of_the_killer(
+        sent=r"Received request .*regex='\^\(\|\.\*\)\$'",
+        raised=r"EBNF (?:lexer|parser) error|Expect element, but got",
+        through=r"structured_output/request\.py\"?, line \d+, in _check_grammar_completion",
+    )
+    sources = (
+        quote(
+            "vllm/v1/structured_output/__init__.py",
+            "StructuredOutputManager.grammar_init",
+            "the first request's backend is everybody's",
+            "if self.backend is None",
+        ),
+        quote(
+            "vllm/v1/structured_output/request.py",
+            "StructuredOutputRequest._check_grammar_completion",
+            "what the compiler raised is raised here, inside the scheduler's step",
+            "self._grammar.result",
+        ),
+    )
+    mitigations = (
+        cure(
+            "one-backend",
+            """--structured-outputs-config '{"backend":"guidance"}'""",
+            "name one backend: requests are validated for the one that compiles them",
+        ),
+        upgrade("0.32.0", "upgrade to 0.32.0: the second one is answered"),
+    )
+
+    async def trigger(self, drive: Drive) -> None:
+        await drive.ask(vllm.CONTROL, extra={"structured_outputs": {"regex": FIRST}})
+        await drive.ask(vllm.KILLER, extra={"structured_outputs": {"regex": SECOND}})
+        await crash.watch(drive)
+
+    claims = (
+        claim(
+            "latched",
+            "the backend of the first request compiles the grammars of all later ones",
+            REPORT,
+            by=("first-error", "control-answered"),
+            given="arrived",
+            refutable_on=affected,
+        ),
+        claim("escapes", "the exception comes out of the future inside the scheduler's step",
+              REPORT, by=vllm.THROUGH, given=("arrived", "first-error")),
+        claim("dead", "EngineCore is dead, and later requests fail", REPORT, by="symptom",
+              given="arrived", refutable_on=affected),
+    )  # fmt: skip
+
+
+SCENARIO = GrammarBackendLatch()
