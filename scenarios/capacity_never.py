@@ -6,8 +6,6 @@ from mmrepro.scenario import (
     Drive,
     Evidence,
     Finding,
-    MetricsData,
-    Missing,
     Requests,
     Scenario,
     TinyText,
@@ -36,29 +34,6 @@ FITS, NEVER = LENGTH - BLOCK - 16, LENGTH - BLOCK
 CONTROL, PROMPT, TEXT = f"prompt of {FITS} tokens", f"prompt of {NEVER} tokens", "meanwhile: text"
 REPORT = issue("vllm#35541", "vLLM hangs indefinitely with low `num_gpu_blocks_override`")
 FIELD = issue("vllm#47272", "a request larger than the usable KV blocks waits for ever")
-BY_REASON = "vllm:num_requests_waiting_by_reason"
-
-
-def waiting_for_capacity(evidence: Evidence) -> Finding:
-    """In each reading: requests wait by reason capacity, none runs, the KV cache is empty."""
-    readings = [data for _, data in evidence.results(MetricsData, "check")]
-    told = []
-    for data in readings:
-        waiting = [
-            s.value or 0.0
-            for s in data.samples
-            if s.name == BY_REASON and s.labels.get("reason") == "capacity"
-        ]
-        if not waiting:
-            raise Missing(f"the server does not tell {BY_REASON}")
-        running, usage = (
-            data.total(name) for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
-        )
-        told.append((sum(waiting), running, usage))
-    if len(told) < 2:
-        raise Missing(f"{len(told)} readings of {BY_REASON}")
-    text = "; ".join(f"waiting by capacity {w:g}, running {r}, KV use {u}" for w, r, u in told)
-    return Finding.of(all(w >= 1 and r == 0 and u == 0 for w, r, u in told), text)
 
 
 class CapacityNever(Scenario):
@@ -79,7 +54,6 @@ class CapacityNever(Scenario):
     model = TinyText()
     max_model_len = LENGTH
     server = f"--max-num-seqs 8 --num-gpu-blocks-override {BLOCKS} --enable-log-requests"
-    log_patterns = {**vllm.CONFIG_LINES}
     sources = (
         quote(
             "vllm/v1/core/block_pool.py",
@@ -108,13 +82,11 @@ class CapacityNever(Scenario):
     async def prompt(self, drive: Drive, label: str, tokens: int) -> None:
         """A completion of a prompt of so many token ids."""
         body = {"model": drive.traffic.model, "prompt": [100] * tokens, "max_tokens": 4}
-        sending = drive.traffic.raw(
-            label,
-            path="/v1/completions",
-            body=json.dumps({**body, "temperature": 0}).encode(),
-            deadline_s=drive.deadline_s,
+        data = json.dumps({**body, "temperature": 0}).encode()
+        raw = drive.traffic.raw
+        await drive.unless_stuck(
+            raw(label, path="/v1/completions", body=data, deadline_s=drive.deadline_s)
         )
-        await drive.unless_stuck(sending)
 
     async def trigger(self, drive: Drive) -> None:
         await self.prompt(drive, CONTROL, FITS)
@@ -151,7 +123,7 @@ class CapacityNever(Scenario):
         cause(
             "it waits for capacity, by the scheduler's own count, while nothing runs and the KV "
             "cache is empty",
-            waiting_for_capacity,
+            vllm.waiting_for_capacity,
         ),
     )
 

@@ -3,7 +3,19 @@
 import asyncio
 import json
 
-from mmrepro.scenario import Drive, Reference, claim, crash, cure, pull, quote, upgrade, vllm
+from mmrepro.scenario import (
+    Drive,
+    Finding,
+    LiveFacts,
+    Reference,
+    claim,
+    crash,
+    cure,
+    pull,
+    quote,
+    upgrade,
+    vllm,
+)
 
 PATH = "/v1/completions"
 TENSOR = """
@@ -42,7 +54,7 @@ class EmbedsMrope(vllm.KilledByRequest):
     log_patterns = vllm.of_the_killer(
         sent=r"prompt_embeds shape: torch\.Size\(\[5, \d+\]\)",
         raised=r"M-RoPE requires prompt_token_ids to be available",
-        through=r"line \d+, in _init_mrope_positions",
+        through=r"assert req_state\.prompt_token_ids is not None",
     )
     sources = (
         quote(
@@ -60,6 +72,12 @@ class EmbedsMrope(vllm.KilledByRequest):
         ),
         upgrade("0.24.0", "upgrade to 0.24.0: the request is answered (vllm#45252)"),
     )
+
+    def exposure(self, facts: LiveFacts) -> Finding:
+        """Only a server that takes prompt embeddings: it does not by default."""
+        if facts.command and not facts.has(("--enable-prompt-embeds",)):
+            return Finding.of(False, "the server takes no prompt embeddings")
+        return super().exposure(facts)
 
     async def trigger(self, drive: Drive) -> None:
         making = await asyncio.create_subprocess_exec(

@@ -1,9 +1,22 @@
 """vLLM: a grammar that another backend was chosen for ends the engine."""
 
-from mmrepro.scenario import Drive, claim, crash, cure, issue, quote, upgrade, vllm
+from mmrepro.reproducers.grammar_backends import FIRST, SECOND
+from mmrepro.scenario import (
+    Drive,
+    Finding,
+    Outcome,
+    Reproducers,
+    claim,
+    crash,
+    cure,
+    issue,
+    precondition,
+    quote,
+    upgrade,
+    vllm,
+)
 
-FIRST, SECOND = "^(.*)$", "^(|.*)$"
-"""Regular expressions: one that xgrammar reads, and one that it does not, but guidance does."""
+REPRODUCER = "grammar_backends.py"
 REPORT = issue(
     "vllm#43920",
     "V1 structured outputs: a malformed grammar request after a valid one crashes EngineCore",
@@ -28,8 +41,8 @@ class GrammarBackendLatch(vllm.KilledByRequest):
     references = (REPORT,)
     refusal, died_of = r"grammar|regex", "the grammar compiler's"
     log_patterns = vllm.of_the_killer(
-        sent=r"Received request .*regex='\^\(\|\.\*\)\$'",
-        raised=r"EBNF (?:lexer|parser) error|Expect element, but got",
+        sent=r"Received request .*regex='\(\?i\)abc'",
+        raised=r"RuntimeError: .*(?:regex_converter|grammar_parser)\.cc:\d+: ",
         through=r"structured_output/request\.py\"?, line \d+, in _check_grammar_completion",
     )
     sources = (
@@ -47,13 +60,32 @@ class GrammarBackendLatch(vllm.KilledByRequest):
         ),
     )
     mitigations = (
+        upgrade("0.32.0", "upgrade to 0.32.0: only the request itself gets HTTP 500"),
         cure(
             "one-backend",
             """--structured-outputs-config '{"backend":"guidance"}'""",
             "name one backend: requests are validated for the one that compiles them",
         ),
-        upgrade("0.32.0", "upgrade to 0.32.0: the second one is answered"),
     )
+
+    reproducers = (REPRODUCER,)
+
+    def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
+        outcome, why = super().expected(release, mitigations)
+        if outcome is Outcome.NOT_REPRODUCED and not mitigations:
+            outcome = Outcome.DIFFERENT_FAILURE
+            why = f"by {release} the engine lives on; the latch is there: the request gets HTTP 500"
+        return outcome, why
+
+    @precondition("xgrammar takes the first expression and not the second one; guidance takes both")
+    def two_backends(self, reproducers: Reproducers) -> Finding:
+        """Other releases of xgrammar read other expressions: without this there is no trigger."""
+        first, second, other = (
+            reproducers.truth(REPRODUCER, fact)
+            for fact in ("xgrammar_takes_first", "xgrammar_takes_second", "guidance_takes_second")
+        )
+        text = f"xgrammar: {FIRST} {first}, {SECOND} {second}; guidance: {SECOND} {other}"
+        return Finding.of(first and not second and other, text)
 
     async def trigger(self, drive: Drive) -> None:
         await drive.ask(vllm.CONTROL, extra={"structured_outputs": {"regex": FIRST}})

@@ -109,6 +109,25 @@ def maybe_before(case: Case, id: str) -> list[Operation]:
     return [op for op in case.operations if op.id not in later]
 
 
+def under_anothers_uuid(failure: Failure) -> Finding:
+    """Each operation that shows the failure has a picture under a name that another one came with
+    in a request that may have been computed before it."""
+    for id in failure.operations:
+        before = [_named(failure, other) for other in maybe_before(failure.case, id)]
+        mine = _named(failure, failure.case.operation(id))
+        if not any(seen.get(name, png) != png for name, png in mine.items() for seen in before):
+            return Finding.of(False, f"{id}: no picture under a name that another one has")
+    if not failure.operations:
+        return Finding.unknown("no request is named that shows it")
+    return Finding.of(True, f"{', '.join(failure.operations)}: a picture under another one's uuid")
+
+
+def _named(failure: Failure, op: Operation) -> dict[str, bytes]:
+    """The pictures of an operation that have a uuid, by it."""
+    parts = [part for message in op.messages or [] for part in message.parts()]
+    return {p.uuid: failure.pictures[p.image].png for p in parts if p.uuid and p.image}
+
+
 def explained(
     found: Mapping[str, Sequence[Pair]], taken_for_one: Callable[[Pair], bool], what: str
 ) -> Finding:

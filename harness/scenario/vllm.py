@@ -10,7 +10,7 @@ from typing import ClassVar
 from mmrepro.engines import Engine
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, Missing
-from mmrepro.probes.data import LogLine, LogsData, MetricsData, StacksData
+from mmrepro.probes.data import LogLine, LogsData, MetricsData, ProcessesData, StacksData
 from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.bind import Check
 from mmrepro.scenario.common import (
@@ -18,10 +18,9 @@ from mmrepro.scenario.common import (
     death_rows,
     dies_of,
     first_error,
-    in_log,
     refused_or_answered,
 )
-from mmrepro.scenario.declare import cure, issue, precondition, pull, quote, row, symptom
+from mmrepro.scenario.declare import cause, cure, issue, precondition, pull, quote, row, symptom
 from mmrepro.scenario.parts import Factor, LiveFacts, RunFacts
 from mmrepro.signature import Condition, Finding, Outcome, Truth, crash
 from mmrepro.signature.digests import short_hash
@@ -458,6 +457,36 @@ def item_above_the_budget(stacks: StacksData) -> Finding:
     return Finding.of(above > len(seen) // 2, text)
 
 
+# ------------------------------------------------------------------ the KV cache
+
+BY_REASON = "vllm:num_requests_waiting_by_reason"
+
+
+def waiting_for_capacity(evidence: Evidence) -> Finding:
+    """In each reading: requests wait by reason capacity, none runs, the KV cache is empty.
+
+    The counts are by reason since 0.14.0 at least (v1/metrics/loggers.py of 0.23.0).
+    """
+    readings = [data for _, data in evidence.results(MetricsData, "check")]
+    told = []
+    for data in readings:
+        waiting = [
+            s.value or 0.0
+            for s in data.samples
+            if s.name == BY_REASON and s.labels.get("reason") == "capacity"
+        ]
+        if not waiting:
+            raise Missing(f"the server does not tell {BY_REASON}")
+        running, usage = (
+            data.total(name) for name in ("vllm:num_requests_running", "vllm:kv_cache_usage_perc")
+        )
+        told.append((sum(waiting), running, usage))
+    if len(told) < 2:
+        raise Missing(f"{len(told)} readings of {BY_REASON}")
+    text = "; ".join(f"waiting by capacity {w:g}, running {r}, KV use {u}" for w, r, u in told)
+    return Finding.of(all(w >= 1 and r == 0 and u == 0 for w, r, u in told), text)
+
+
 # ------------------------------------------------------------------ one request ends the engine
 
 SENT, FATAL, THROUGH = "request-as-sent", "fatal-exception", "raised-in"
@@ -473,6 +502,16 @@ def of_the_killer(sent: str, raised: str, through: str) -> dict[str, str]:
         through: a frame of its traceback.
     """
     return {**crash.LOG_PATTERNS, SENT: sent, FATAL: raised, THROUGH: through}
+
+
+def through_the_bug(logs: Logs) -> Finding:
+    """A process that the gate saw logged it, where the gate saw any; a look has no gate."""
+    gate = logs.evidence.results(ProcessesData, "gate")
+    known = {f"pid={process.pid}" for _, data in gate for process in data.processes}
+    lines = logs.lines(THROUGH)
+    own = _of(lines, known) if known else lines
+    text = f"{len(own)} × in a traceback"
+    return Finding.of(bool(own), f"{text}: {own[0].text.strip()[:120]}" if own else text)
 
 
 class KilledByRequest(Scenario):
@@ -513,7 +552,7 @@ class KilledByRequest(Scenario):
     )
     causes = (
         first_error(FATAL, "EngineCore's first exception is {died_of}; all others are its echoes"),
-        in_log("its traceback goes through the place of the bug", THROUGH),
+        cause("its traceback goes through the place of the bug", through_the_bug, id=THROUGH),
     )
     works_after = (answered(crash.AFTER, CONTROL), refused_or_answered(KILLER))
     rows = (row(CONTROL, "control-answered", "200", abnormal_if=False), *death_rows(KILLER))

@@ -1,0 +1,96 @@
+"""Imposters of what one request to vLLM kills: other deaths, other requests, other processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from mmrepro.incident import Incident
+from mmrepro.scenario.vllm import FATAL, KILLER, SENT, THROUGH
+from mmrepro.signature import Outcome
+
+from imposters import Imposter
+from imposters.prefill_edits import first_error, logs, of, unlogged, without
+
+OTHER, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
+FIXED = {
+    "stop-token-oov": "0.32.0",
+    "grammar-backend-latch": "one-backend",
+    "embeds-mrope": "refuse-embeds",
+    "text-only-placeholder": "0.23.0",
+}
+"""The recording that is not reproduced."""
+SEEN = {
+    "stop-token-oov": "0.23.0",
+    "grammar-backend-latch": "0.23.0",
+    "embeds-mrope": "0.23.0",
+    "text-only-placeholder": "0.14.0",
+}
+
+
+def anothers(*patterns: str):  # type: ignore[no-untyped-def]
+    """Lines of a server that ran before in the same log."""
+
+    def edit(incident: Incident) -> None:
+        for data in logs(incident):
+            for pattern in patterns:
+                for line in data.matches.get(pattern, ()):
+                    line.process = re.sub(r"pid=\d+", "pid=7", line.process)
+
+    return edit
+
+
+def every() -> Iterator[Imposter]:
+    for name, release in SEEN.items():
+        reproduced = f"{name}-{release}"
+        yield Imposter(
+            f"{name}: of another exception",
+            reproduced,
+            "other-cause",
+            "EngineCore had another exception first",
+            first_error("RuntimeError: out of memory"),
+            OTHER,
+        )
+        yield Imposter(
+            f"{name}: through another place",
+            reproduced,
+            "stale-log",
+            "the traceback through the bug is of a server before this one",
+            anothers(THROUGH),
+            OTHER,
+        )
+        yield Imposter(
+            f"{name}: the exception is an old one",
+            reproduced,
+            "stale-log",
+            "the exception is of a server before this one",
+            anothers(FATAL, "exception"),
+            OTHER,
+        )
+        yield Imposter(
+            f"{name}: another request",
+            reproduced,
+            "trigger-failed",
+            "no request came in as it was meant",
+            unlogged(SENT),
+            UNDECIDED,
+        )
+        yield Imposter(
+            f"{name}: no log",
+            reproduced,
+            "absent-probe",
+            "the log could not be read",
+            without("logs"),
+            UNDECIDED,
+        )
+        yield Imposter(
+            f"{name}: refused for something else",
+            f"{name}-{FIXED[name]}",
+            "healthy",
+            "the request is refused for its model",
+            of(KILLER, status=400, error="the model is not known", prompt_tokens=None),
+            UNDECIDED,
+        )
+
+
+IMPOSTERS = [*every()]
