@@ -47,7 +47,9 @@ class EmbedsMrope(vllm.KilledByRequest):
     """
 
     name = "embeds-mrope"
-    release, affected = "0.23.0", ">=0.14.0,<0.24.0"
+    release, affected = "0.23.0", ">=0.23.0,<0.24.0"
+    """Run: 0.23.0, and 0.24.0 as fixed. 0.14.0 dies of it too, and answers the request with HTTP
+    200 first; what lies between was not run."""
     references = (REPORT, FIX)
     server = f"{vllm.KilledByRequest.server} --enable-prompt-embeds"
     refusal, died_of = "prompt_embeds|enable-prompt-embeds", "the assertion on token ids"
