@@ -111,6 +111,10 @@ kv-growth-crash --release 0.9.2
 kv-growth-crash --mitigation kv-budget
 kv-growth-crash --server-arg=--log-level=CRITICAL
 kv-growth-crash --server-arg=--session-len=256
+completions-session
+completions-session --mitigation text-prompts
+completions-session --release 0.15.0
+completions-session --release 0.18.0
 mm-prefill-contract --variant slot-mapping --server-arg=--text-only
 mm-prefill-contract --variant pinned-placeholder --mitigation fix --server-arg=--fault=slot-mapping
 borrowed-faults --variant ghost-key-lru --server-arg=--mm-cache-tokens=4096
