@@ -6,15 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mmrepro.diagnose.match import match_all
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import Incident
+from mmrepro.incident.diagnosis import Fit
 from mmrepro.probes.base import ProbeStatus
-from mmrepro.probes.data import HttpData, LogsData
+from mmrepro.probes.data import HttpData, LogLine, LogsData
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, judge
+from mmrepro.scenario import LiveFacts
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import completions_session as session
 from mmrepro.signature import Outcome, Truth
+from mmrepro.signature.live_server import FAILED
 
 CORPUS = Path(__file__).parent.parent / "evidence"
 SCENARIO = load_scenario("completions-session")
@@ -75,6 +79,7 @@ def fact(name: str, value: int | None) -> Change:
     return lambda evidence: evidence.facts.update({name: value})
 
 
+FAILED_LINE = '"POST /v1/completions HTTP/1.1" 500 Internal Server Error'
 ID = "ValueError: User session id {} already exists"
 CASES: dict[str, tuple[Change, dict[str, Truth], Outcome]] = {
     "the list beside it is answered": (
@@ -141,3 +146,26 @@ def test_texts_alone_do_not_reproduce_it_and_one_failure_of_them_is_another() ->
     assert judged(run)[0] is Outcome.NOT_REPRODUCED
     failed(session.LAST)(run.evidence)
     assert judged(run)[0] is DIFFERENT
+
+
+@pytest.mark.parametrize(
+    ("name", "failed_500", "fit"),
+    [
+        ("completions-session-0.14.0", 5, Fit.MATCH),
+        ("completions-session-text-prompts", 0, Fit.EXPOSED),
+    ],
+)
+def test_an_observer_of_the_server_tells_it(name: str, failed_500: int, fit: Fit) -> None:
+    """Who sent none of its requests, looks at the log and asks for one small answer.
+
+    ``failed_500``: lines of the access log in that run's engine.log, which only observers count.
+    """
+    incident = load(CORPUS / f"{name}.zip")
+    seen = Evidence(probes=[p for p in incident.evidence.probes if p.phase == "check"])
+    for _, data in seen.results(LogsData):
+        data.match_counts[FAILED] = failed_500
+        data.matches[FAILED] = [LogLine(number=24, text=FAILED_LINE)] * failed_500
+    engine = incident.engine
+    live = LiveFacts(engine.name, engine.release, tuple(engine.command), 15.0)
+    (match,) = match_all([SCENARIO], seen, live)
+    assert match.fit is fit
