@@ -113,6 +113,7 @@ kv-growth-crash --server-arg=--log-level=CRITICAL
 kv-growth-crash --server-arg=--session-len=256
 completions-session
 completions-session --mitigation text-prompts
+completions-session --release 0.13.0
 completions-session --release 0.15.0
 completions-session --release 0.18.0
 mm-prefill-contract --variant slot-mapping --server-arg=--text-only
