@@ -5,9 +5,13 @@ import json
 
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     LiveFacts,
     Reference,
+    Severity,
+    Upstream,
+    UpstreamState,
     claim,
     crash,
     cure,
@@ -50,6 +54,8 @@ class EmbedsMrope(vllm.KilledByRequest):
     release, affected = "0.23.0", ">=0.23.0,<0.24.0"
     """Run: 0.23.0, and 0.24.0 as fixed. 0.14.0 dies of it too, and answers the request with HTTP
     200 first; what lies between was not run."""
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.24.0")
     references = (REPORT, FIX)
     server = f"{vllm.KilledByRequest.server} --enable-prompt-embeds"
     refusal, died_of = "prompt_embeds|enable-prompt-embeds", "the assertion on token ids"

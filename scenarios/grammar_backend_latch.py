@@ -3,9 +3,13 @@
 from mmrepro.reproducers.grammar_backends import FIRST, SECOND
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Outcome,
     Reproducers,
+    Severity,
+    Upstream,
+    UpstreamState,
     claim,
     crash,
     cure,
@@ -38,6 +42,10 @@ class GrammarBackendLatch(vllm.KilledByRequest):
 
     name = "grammar-backend-latch"
     release, affected = "0.23.0", ">=0.14.0,<0.32.0"
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(
+        UpstreamState.OPEN, REPORT, "2026-11-24", note="0.32.0 no longer dies of it"
+    )
     references = (REPORT,)
     refusal, died_of = r"grammar|regex", "the grammar compiler's"
     log_patterns = vllm.of_the_killer(

@@ -6,12 +6,16 @@ from functools import partial
 
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Missing,
     Outcome,
     RequestRecord,
     Requests,
+    Severity,
+    Upstream,
+    UpstreamState,
     answers,
     cause,
     claim,
@@ -31,6 +35,7 @@ ROOM = 44
 ANSWER = 100
 NAMELESS = SpecifierSet(">=0.9.0,<0.9.2")
 """``Engine.async_loop`` logs the exception's class and its text, of which this one has none."""
+CUT = pull("lmdeploy#3751", "limit max_session_len: the answer is cut", release="0.9.2")
 LATER = ("short after 1", "short after 2", "short after 3")
 in_lab = partial(
     claim,
@@ -102,10 +107,9 @@ class KvGrowthCrash(kv.SmallKvCache):
 
     name = "kv-growth-crash"
     release, affected = kv.RELEASE, ">=0.6.4,<0.9.2"
-    references = (
-        kv.FIX,
-        pull("lmdeploy#3751", "limit max_session_len: the answer is cut", release="0.9.2"),
-    )
+    references = (kv.FIX, CUT)
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.NOT_LOOKED_UP, CUT, note="this is the fix, in 0.9.2")
     sources = (
         quote(
             "lmdeploy/pytorch/engine/engine.py", "Engine._async_loop_background",

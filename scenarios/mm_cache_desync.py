@@ -3,16 +3,21 @@
 from mmrepro.engines import Engine
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Measured,
     Processes,
     Requests,
+    Severity,
     Truth,
+    Upstream,
+    UpstreamState,
     answered,
     cause,
     claim,
     endpoints_green,
+    pull,
     quote,
     row,
     some_requests_fail,
@@ -58,6 +63,13 @@ class MmCacheDesync(vllm.MmCacheScenario):
     release = "0.24.0"
     affected = ">=0.14.0"
     references = (vllm.MM_CACHE_ISSUE,)
+    failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
+    upstream = Upstream(
+        UpstreamState.OPEN,
+        pull("vllm#51897", "Roll back mirrored cache entries after rejection"),
+        "2026-11-24",
+        note="no merged fix was found; vllm#46451 is closed as well",
+    )
     log_patterns = vllm.MmCacheScenario.log_patterns | {
         GIVEN_UP: "Unexpected error pre-processing request |"
         r"Request \S+ failed with an internal error during generation",

@@ -11,11 +11,13 @@ from typing import ClassVar
 from mmrepro.scenario import (
     Claim,
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Metrics,
     Reference,
     Requests,
+    Severity,
     answered,
     answered_alike,
     cause,
@@ -57,6 +59,7 @@ class PrefillContract(MinivllmFault):
     answered."""
 
     name = "mm-prefill-contract"
+    failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.MEDIUM
     server = "--check-contract=log --no-prefix-caching"
     references = (
         Reference(

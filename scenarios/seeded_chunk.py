@@ -2,10 +2,14 @@
 
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Reference,
     Requests,
+    Severity,
+    Upstream,
+    UpstreamState,
     answered,
     claim,
     crash,
@@ -45,6 +49,8 @@ class SeededChunk(vllm.KilledByRequest):
 
     name = "seeded-chunk"
     release, affected = "0.32.0", ">=0.14.0"
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.NOT_REPORTED, DOWNSTREAM, "2026-11-24")
     references = (DOWNSTREAM,)
     server = f"{vllm.KilledByRequest.server} --max-num-batched-tokens {BUDGET}"
     refusal, died_of = "seed", "that of a CPU's generator, which has no offset"

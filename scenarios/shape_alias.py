@@ -17,13 +17,17 @@ from mmrepro.scenario import (
     ComparedAnswers,
     Drive,
     Failure,
+    FailureClass,
     Finding,
     Mitigation,
     Picture,
     Reproducers,
     Requests,
+    Severity,
     TinyQwen2VL,
     Truth,
+    Upstream,
+    UpstreamState,
     all_met,
     cause,
     checks,
@@ -160,6 +164,13 @@ class ShapeAlias(PictureAlias):
     # the pixels (managers/schedule_batch.py, set_pad_value, by x.flatten()); 0.4.5 hashes the
     # tensor object, which is like no other.
     name, release, affected = "shape-alias", "0.5.23", ">=0.4.6"
+    failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
+    upstream = Upstream(
+        UpstreamState.CLOSED,
+        issue("sglang#25462", "Multimodal cache hash collisions", "names the missing shape"),
+        "2026-11-24",
+        note="as inactive; its pull request, sglang#22033, closed as well",
+    )
     model = TinyQwen2VL(image_tokens=1024)
     pair = ("W", "T")
     reproducers = (REPRODUCER,)

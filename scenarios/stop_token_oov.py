@@ -1,6 +1,19 @@
 """vLLM: a stop token beyond the vocabulary ends the engine."""
 
-from mmrepro.scenario import Drive, claim, crash, issue, pull, quote, upgrade, vllm
+from mmrepro.scenario import (
+    Drive,
+    FailureClass,
+    Severity,
+    Upstream,
+    UpstreamState,
+    claim,
+    crash,
+    issue,
+    pull,
+    quote,
+    upgrade,
+    vllm,
+)
 
 OUT, WITHIN = 1_151_935, 100
 """Token ids; the tiny model has 320, and no model a million."""
@@ -29,6 +42,8 @@ class StopTokenOov(vllm.KilledByRequest):
 
     name = "stop-token-oov"
     release, affected = "0.23.0", ">=0.14.0,<0.32.0"
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24")
     references = (REPORT, FIX)
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
     log_patterns = vllm.of_the_killer(

@@ -2,9 +2,11 @@
 
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Requests,
+    Severity,
     claim,
     crash,
     issue,
@@ -32,6 +34,7 @@ class TextOnlyPlaceholder(vllm.KilledByRequest):
 
     name = "text-only-placeholder"
     release, affected = "0.14.0", ">=0.11.0,<0.23.0"
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     references = (REPORT,)
     refusal, died_of = "placeholder|image", "an index of an empty list"
     log_patterns = vllm.of_the_killer(

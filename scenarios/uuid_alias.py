@@ -8,11 +8,15 @@ from mmrepro.scenario import (
     Drive,
     Evidence,
     Failure,
+    FailureClass,
     Finding,
     Measured,
     Picture,
     Scenario,
+    Severity,
     Truth,
+    Upstream,
+    UpstreamState,
     cause,
     claim,
     cure,
@@ -65,6 +69,8 @@ class UuidAlias(Scenario):
 
     name = "uuid-alias"
     release, affected = "0.23.0", ">=0.14.0"
+    failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.HIGH
+    upstream = Upstream(UpstreamState.DOCUMENTED, REPORT, "2026-11-24")
     references = (REPORT, TENANTS)
     server = (
         "--max-num-seqs 8 --enable-prefix-caching --enable-prompt-tokens-details "

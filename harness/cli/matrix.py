@@ -42,7 +42,7 @@ def run(
     releases: Annotated[
         str,
         typer.Option(
-            help="affected, boundary, newest, own, A..B or versions, separated by commas.  "
+            help="affected, boundary, after, newest, own, A..B or versions, separated by commas.  "
             "[default: own,newest]"
         ),
     ] = "",

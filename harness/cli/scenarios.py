@@ -3,36 +3,90 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from mmrepro.scenario import Scenario
+
+
+def standing(scenario: Scenario) -> dict[str, Any]:
+    """What a user sees of it, how bad that is, and what its project says."""
+    said = scenario.upstream
+    return {
+        "failure_class": scenario.failure_class,
+        "severity": scenario.severity,
+        "upstream": {
+            "state": said.state,
+            "release": said.release,
+            "source": said.source.model_dump() if said.source else None,
+            "looked_up": said.looked_up,
+            "note": said.note,
+        },
+    }
+
 
 def list_scenarios(
+    scenario: Annotated[
+        list[str] | None, typer.Argument(help="Only these.  [default: all]")
+    ] = None,
+    alive: Annotated[
+        bool,
+        typer.Option("--alive", help="Which are alive in the newest release, by recorded runs."),
+    ] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The whole catalogue, as docs/catalogue.md has it.")
+    ] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Of --alive and --markdown: the runs of these nights as well."
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """List the known failure modes.
 
-    Example:  mmrepro list
+    Example:  mmrepro list --alive
     """
+    if (markdown and (alive or json)) or (ledger is not None and not (alive or markdown)):
+        from mmrepro.errors import UsageError
+
+        raise UsageError(
+            "--markdown is a form of its own, and --ledger is of --alive and --markdown.",
+            hint="mmrepro list --alive --ledger nights",
+        )
+    if alive:
+        from mmrepro.cli.scenarios_alive import tell_alive
+
+        tell_alive(scenario or (), ledger, json)
+        return
+    if markdown:
+        from mmrepro.cli.scenarios_alive import page
+
+        typer.echo(page(scenario or (), ledger), nl=False)
+        return
     from mmrepro.errors import BrokenScenario
     from mmrepro.scenario.registry import load_scenario, scenario_names
 
     rows = []
-    for name in scenario_names():
+    for name in scenario or scenario_names():
         try:
-            scenario = load_scenario(name)
+            loaded = load_scenario(name)
         except BrokenScenario as error:  # one broken plug-in does not hide the others
             rows.append({"name": name, "error": error.message})
             continue
         rows.append(
             {
                 "name": name,
-                "engine": scenario.engine,
-                "affected": scenario.affected_range,
-                "default_release": scenario.release,
-                "title": scenario.title,
-                "variants": ", ".join(v.variant for v in scenario.variants),
+                "engine": loaded.engine,
+                "affected": loaded.affected_range,
+                "default_release": loaded.release,
+                "title": loaded.title,
+                "variants": ", ".join(v.variant for v in loaded.variants),
+                **standing(loaded),
             }
         )
     if json:
@@ -85,6 +139,7 @@ def show(
             "engine": loaded.engine,
             "affected": loaded.affected_range,
             "default_release": loaded.release,
+            **standing(loaded),
             "server_args": list(loaded.server_args),
             "conditions": [
                 {
@@ -114,7 +169,15 @@ def show(
 
     out = Console(highlight=False)
     out.print(f"[bold]{loaded.name}[/]  {loaded.title}")
-    out.print(f"{loaded.engine} {loaded.affected_range}, run by default at {loaded.release}\n")
+    out.print(f"{loaded.engine} {loaded.affected_range}, run by default at {loaded.release}")
+    if loaded.failure_class and loaded.severity:
+        said = loaded.upstream
+        when = f" ({said.looked_up})" if said.looked_up else ""
+        where = f": {said.source.id}" if said.source else ""
+        out.print(
+            f"{loaded.failure_class.words}, {loaded.severity}; upstream: {said.words}{where}{when}"
+        )
+    out.print()
     out.print(Padding(loaded.summary, (0, 2)))
     out.print("\n[bold]Why")
     out.print(Padding(loaded.explanation, (0, 2)), markup=False)

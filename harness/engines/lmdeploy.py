@@ -49,7 +49,8 @@ CPU = Patch(
         name="CUDA device and kernels",
         replaces="torch's device cuda with the CPU, streams and events with empty ones, LMDeploy's "
         "CUDA operators with its own default ones in torch, its paged attention with one in torch "
-        "on the same blocks; the check that a Triton kernel runs is left out",
+        "on the same blocks; the check that a Triton kernel runs is left out, and 0.15's Triton is "
+        "told of a CPU",
         why="LMDeploy's PyTorch engine has no CPU backend. Scheduler, block manager, cache "
         "arithmetic, engine loop and HTTP server are its own",
     ),

@@ -8,10 +8,10 @@ from mmrepro.environments.listing import Listed
 from mmrepro.errors import UsageError
 from packaging.version import InvalidVersion, Version
 
-OWN, AFFECTED, BOUNDARY, NEWEST = "own", "affected", "boundary", "newest"
-WORDS = (OWN, AFFECTED, BOUNDARY, NEWEST)
+OWN, AFFECTED, BOUNDARY, AFTER, NEWEST = "own", "affected", "boundary", "after", "newest"
+WORDS = (OWN, AFFECTED, BOUNDARY, AFTER, NEWEST)
 DEFAULT = (OWN, NEWEST)
-HINT = "affected, boundary, newest, own, A..B or versions, separated by commas"
+HINT = "affected, boundary, after, newest, own, A..B or versions, separated by commas"
 
 Affects = Callable[[str], bool]
 Listing = Callable[[], Sequence[Listed]]
@@ -76,6 +76,8 @@ def _of(
         return [one.version for one in there if affects(one.version)]
     if selector == BOUNDARY:
         return boundary([one.version for one in there], affects)
+    if selector == AFTER:
+        return after([one.version for one in there], affects)
     return [
         one.version
         for one in there
@@ -95,3 +97,10 @@ def boundary(releases: Sequence[str], affects: Affects) -> list[str]:
         if 0 <= other < len(releases) and inside[index] != inside[other]
     }
     return [releases[index] for index in sorted(at)]
+
+
+def after(releases: Sequence[str], affects: Affects) -> list[str]:
+    """The first release behind the affected range; of a range that is open, none."""
+    inside = [affects(release) for release in releases]
+    ends = (i for i in range(1, len(releases)) if inside[i - 1] and not inside[i])
+    return [releases[index] for index in ends]

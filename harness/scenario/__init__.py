@@ -119,6 +119,12 @@ from mmrepro.scenario.parts import (
     RunFacts as RunFacts,
     SourceRef as SourceRef,
 )
+from mmrepro.scenario.standing import (
+    FailureClass as FailureClass,
+    Severity as Severity,
+    Upstream as Upstream,
+    UpstreamState as UpstreamState,
+)
 from mmrepro.signature import (
     Condition as Condition,
     Finding as Finding,

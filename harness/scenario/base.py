@@ -29,6 +29,7 @@ from mmrepro.scenario import tables
 from mmrepro.scenario.bind import Check, bind, observable, own
 from mmrepro.scenario.declare import Claim, Declared, Hypothesis, Row, many, tagged
 from mmrepro.scenario.parts import Control, Factor, Failure, LiveFacts, RunFacts, SourceRef
+from mmrepro.scenario.standing import NOT_LOOKED_UP, FailureClass, Severity, Upstream
 from mmrepro.signature import (
     Condition,
     Finding,
@@ -65,6 +66,11 @@ class Scenario(ABC):
     affected: ClassVar[str]
     """The affected releases, e.g. ``>=0.11.0,<0.16.0``."""
     references: ClassVar[tuple[Reference, ...]] = ()
+    failure_class: ClassVar[FailureClass | None] = None
+    """What a user sees; every scenario of mmrepro's own says so, and how bad it is."""
+    severity: ClassVar[Severity | None] = None
+    upstream: ClassVar[Upstream] = NOT_LOOKED_UP
+    """What the engine's project says of it, as it was looked up."""
     model: ClassVar[TinyModel] = TinyQwen2VL()
     max_model_len: ClassVar[int] = 2048
     server: ClassVar[str] = ""

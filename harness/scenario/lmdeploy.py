@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
@@ -24,6 +26,7 @@ from mmrepro.signature import Finding, Truth, answers
 from mmrepro.signature.decide import guarded
 from mmrepro.signature.views import Logs, View
 from mmrepro.traffic.drive import Drive
+from mmrepro.traffic.reading import COMPLETIONS, Watch
 
 RELEASE = "0.6.4"
 """Of the report."""
@@ -78,6 +81,50 @@ async def ask(
     """One request whose content is plain text: 0.6.4 takes no list for a text model."""
     extra = {"messages": [{"role": "user", "content": text}], "ignore_eos": True}
     return await drive.chat(label, text=text, max_tokens=tokens, stream=stream, extra=extra)
+
+
+async def complete(
+    drive: Drive,
+    label: str,
+    prompt: str | list[str],
+    tokens: int = 2,
+    *,
+    stream: bool = False,
+    piece: Callable[[int], None] = lambda _: None,
+    leave: bool = False,
+    **fields: Any,
+) -> RequestRecord:
+    """One plain completion of so many tokens.
+
+    Args:
+        piece: called with the number of pieces of the stream so far, at each.
+        leave: the client goes away as soon as the request is written.
+        fields: further ones of the body.
+    """
+    body = {"model": drive.traffic.model, "prompt": prompt, "max_tokens": tokens, "stream": stream}
+    return await drive.traffic.send(
+        label,
+        json.dumps({**body, "temperature": 0, "ignore_eos": True, **fields}).encode(),
+        Watch(lambda: None, piece, 0 if leave else None),
+        path=COMPLETIONS,
+        stream=stream,
+        text=prompt if isinstance(prompt, str) else "\n".join(prompt),
+        max_tokens=tokens,
+        deadline_s=drive.deadline_s,
+    )
+
+
+async def reached(
+    number: int, pieces: asyncio.Queue[int], answering: asyncio.Task[RequestRecord]
+) -> int:
+    """Pieces of a watched answer by now: ``number`` of them or more, unless it has ended."""
+    seen = 0
+    while seen < number and not (answering.done() and pieces.empty()):
+        with suppress(TimeoutError):
+            seen = await asyncio.wait_for(pieces.get(), 0.5)
+        while not pieces.empty():
+            seen = pieces.get_nowait()
+    return seen
 
 
 def filling(tokens: int, short: RequestRecord) -> str:

@@ -12,6 +12,7 @@ from mmrepro.models import TinyQwen3
 from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.declare import Claim, Row, claim, cure, row
 from mmrepro.scenario.parts import LiveFacts, RunFacts
+from mmrepro.scenario.standing import Upstream, UpstreamState
 from mmrepro.scenario.tables import OPPOSITE
 from mmrepro.signature import Finding, Truth, checks
 from mmrepro.signature.views import Logs, Metrics, Requests
@@ -115,6 +116,7 @@ class MinivllmFault(Switched):
     besides."""
 
     engine, release, affected = "minivllm", "0.1", ">=0.1"
+    upstream = Upstream(UpstreamState.PLANTED)
     model = TinyQwen3()
     origin: str
     """Where the failure was seen first; for the report."""

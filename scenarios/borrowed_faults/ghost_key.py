@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Metrics,
     Requests,
+    Severity,
     StackSample,
     StacksData,
     answered,
@@ -50,6 +52,7 @@ class GhostKeyLru(MinivllmFault):
     """
 
     name, variant = "borrowed-faults", "ghost-key-lru"
+    failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
     origin = "vllm#43941"
     real = "; see ghost-key-eviction"
     server = "--mm-cache-tokens 130"

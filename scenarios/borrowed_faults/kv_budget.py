@@ -2,10 +2,12 @@
 
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Metrics,
     Requests,
+    Severity,
     answered,
     cause,
     every_request_fails,
@@ -41,6 +43,7 @@ class KvBudget(MinivllmFault):
     """
 
     name, variant = "borrowed-faults", "kv-budget"
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     origin = "LMDeploy 0.6.4 and 0.7.0.post3"
     real = "; see undersized-kv-budget and kv-growth-crash"
     server = "--num-blocks 81 --no-prefix-caching"

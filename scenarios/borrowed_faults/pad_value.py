@@ -10,9 +10,11 @@ from mmrepro.scenario import (
     Drive,
     Evidence,
     Failure,
+    FailureClass,
     Finding,
     Picture,
     Requests,
+    Severity,
     Truth,
     answered,
     as_by_control,
@@ -73,6 +75,7 @@ class PadValueKey(MinivllmFault):
     """
 
     name, variant = "borrowed-faults", "pad-value-key"
+    failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
     origin = "sglang#2151"
     real = "; see pad-value-collision"
     control_server = Control("the same server without prefix caching", (NO_CACHE,))

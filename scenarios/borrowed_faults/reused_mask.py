@@ -4,11 +4,13 @@ import asyncio
 
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Metrics,
     RequestRecord,
     Requests,
+    Severity,
     answered,
     cause,
     crash,
@@ -49,6 +51,7 @@ class ReusedMask(MinivllmFault):
     """
 
     name, variant = "borrowed-faults", "reused-mask"
+    failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
     origin = "vllm#30624"
     real = "; see chunked-mm-prefill --variant async-race"
     server = """--max-batched-tokens 96 --num-blocks 600 --no-prefix-caching --check-contract=log

@@ -12,15 +12,19 @@ from mmrepro.scenario import (
     Drive,
     Evidence,
     Factor,
+    FailureClass,
     Finding,
     Logs,
     Patch,
     Requests,
     RunFacts,
     Scenario,
+    Severity,
     StandIn,
     TinyDotsOCR,
     Truth,
+    Upstream,
+    UpstreamState,
     answered,
     cause,
     crash,
@@ -89,6 +93,13 @@ def images_of_one_step(requests: Requests, logs: Logs) -> Finding:
     return Finding.of(len(sizes) == most == 1, f"{said}, an image in at most {most} steps")
 
 
+TWO_BUFFERS = pull(
+    "vllm#31841",
+    "Two buffers for is_mm_embed",
+    "the fix that lets steps overlap again, in 0.14.0",
+)
+
+
 class AsyncRace(Scenario):
     """With --async-scheduling an image in several chunks kills EngineCore.
 
@@ -112,6 +123,8 @@ class AsyncRace(Scenario):
 
     name, variant = "chunked-mm-prefill", "async-race"
     release, affected = "0.12.0", ">=0.12.0,<0.14.0"
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.FIXED, TWO_BUFFERS, "2026-11-24", "0.14.0")
     model = TinyDotsOCR(image_tokens=4 * IMAGE_TOKENS)
     """The encoder cache is sized by the model's largest image. It shall hold all images of a run:
     one that has to wait for room in it hangs 0.12.0 here, which is another failure."""
@@ -128,11 +141,7 @@ class AsyncRace(Scenario):
             "The event that protects input buffers covers _preprocess again",
             release="0.14.0",
         ),
-        pull(
-            "vllm#31841",
-            "Two buffers for is_mm_embed",
-            "the fix that lets steps overlap again, in 0.14.0",
-        ),
+        TWO_BUFFERS,
     )
     sources = (
         quote(

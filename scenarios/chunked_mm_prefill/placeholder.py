@@ -15,12 +15,16 @@ from mmrepro.scenario import (
     Claim,
     Declared,
     Drive,
+    FailureClass,
     Finding,
     Logs,
     RequestRecord,
     Requests,
     Scenario,
+    Severity,
     TinyDotsOCR,
+    Upstream,
+    UpstreamState,
     answered,
     cause,
     crash,
@@ -74,6 +78,14 @@ def stray_placeholder(check: Check) -> tuple[Declared, ...]:
     return mismatch, cause(stray, check, id="stray-placeholder")
 
 
+BY_POSITION = pull(
+    "vllm#16229",
+    "Merge multimodal embeddings by position instead of by token id",
+    "the fix: the scheduler's positions make the mask; its new buffer is where async-race comes "
+    "from",
+)
+
+
 class PlaceholderMask(Scenario):
     """What the variants share: one placeholder token without an image behind it, in the batch.
 
@@ -89,17 +101,14 @@ class PlaceholderMask(Scenario):
 
     name = "chunked-mm-prefill"
     release, affected = "0.11.0", ">=0.11.0,<0.11.1"
+    failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.FIXED, BY_POSITION, "2026-11-24", "0.11.1")
     model = MODEL
     server = f"{report.SERVER} --max-num-batched-tokens 2048"
     log_patterns = report.LOG_PATTERNS
     key_log_patterns = ("exception", "engine-dead")
     references = (
-        pull(
-            "vllm#16229",
-            "Merge multimodal embeddings by position instead of by token id",
-            "the fix: the scheduler's positions make the mask; its new buffer is where async-race "
-            "comes from",
-        ),
+        BY_POSITION,
         report.SAME_CRASH,
     )
     mitigations = (

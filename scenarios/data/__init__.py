@@ -12,3 +12,11 @@ def pad_value_pair() -> Path:
     says in what. ``mmrepro.collide.pair.load_pair`` reads it.
     """
     return Path(__file__).parent / "pad_value_pair"
+
+
+def recorded_runs() -> Path:
+    """Every recorded run in a line: ``mmrepro.catalogue.recorded.load`` reads it.
+
+    Made by ``tests/evidence/record.py --table``.
+    """
+    return Path(__file__).parent / "recorded_runs.json"

@@ -12,11 +12,15 @@ from mmrepro.scenario import (
     Condition,
     Drive,
     Evidence,
+    FailureClass,
     KeyStack,
     LiveFacts,
     Logs,
+    Severity,
     StackSample,
     StacksData,
+    Upstream,
+    UpstreamState,
     added_not_scheduled,
     cause,
     core_burns_cpu,
@@ -56,6 +60,8 @@ class GhostKeyEviction(vllm.MmCacheScenario):
     name = "ghost-key-eviction"
     release = "0.23.0"
     affected = ">=0.14.0,<0.24.0"
+    failure_class, severity = FailureClass.SILENT_HANG, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.FIXED, vllm.LRU_FIX, "2026-11-24", "0.24.0")
     references = (
         vllm.MM_CACHE_ISSUE,
         vllm.LRU_FIX,

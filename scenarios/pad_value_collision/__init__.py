@@ -20,6 +20,7 @@ from mmrepro.scenario import (
     Evidence,
     Exhibit,
     Failure,
+    FailureClass,
     Finding,
     HttpData,
     Logs,
@@ -27,7 +28,10 @@ from mmrepro.scenario import (
     Picture,
     Reproducers,
     RunFacts,
+    Severity,
     Truth,
+    Upstream,
+    UpstreamState,
     all_met,
     answered,
     cause,
@@ -79,6 +83,13 @@ class PadValueCollision(PictureAlias):
     name, release = "pad-value-collision", "0.5.6"
     # 0.5.22 still takes 30 bits (managers/schedule_batch.py:260); 0.5.23 four values of 62 bits
     affected = ">=0.5.3,<0.5.23"
+    failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
+    upstream = Upstream(
+        UpstreamState.OPEN,
+        issue("sglang#8342", "Security report on SGLang's hash functions", "pad values as well"),
+        "2026-11-24",
+        note="the release that widens the value, 0.5.23, was found by runs",
+    )
     pair = ("A", "B")
     reproducers = (REPRODUCER,)
     key_log_patterns = ("prefill",)

@@ -6,14 +6,18 @@ from typing import Any, ClassVar
 
 from mmrepro.scenario import (
     Drive,
+    FailureClass,
     Finding,
     Logs,
     Missing,
     Outcome,
     RequestRecord,
     Requests,
+    Severity,
     TinyQwen2VL,
     TinyText,
+    Upstream,
+    UpstreamState,
     answers,
     cause,
     endpoints_green,
@@ -78,6 +82,8 @@ class UndersizedKvBudget(kv.SmallKvCache):
 
     name, variant = "undersized-kv-budget", "text"
     release, affected = kv.RELEASE, report.AFFECTED
+    failure_class, severity = FailureClass.NEVER_FITS, Severity.MEDIUM
+    upstream = Upstream(UpstreamState.NOT_LOOKED_UP, kv.FIX, note="this is the fix, in 0.7.0")
     references = (
         kv.FIX,
         issue("lmdeploy#3977", "INPUT_LENGTH_ERROR with 32 images (0.10.0): the same limit, named"),

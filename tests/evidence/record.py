@@ -4,7 +4,8 @@ Usage:  uv run python tests/evidence/record.py                 # run and pack wh
         uv run python tests/evidence/record.py --only WORD     # of it, cases that hold WORD
         uv run python tests/evidence/record.py --from DIR…     # pack finished runs
         uv run python tests/evidence/record.py --rejudge NAME… # write the present judgement in
-        uv run python tests/evidence/record.py --table         # README's table and truths.json
+        uv run python tests/evidence/record.py --table         # README's table, truths.json,
+                                                               # the list that is shipped, the page
 
 A recording is NAME.zip: the ``incident.json`` of one real run and the manifest that a bundle has,
 so that ``mmrepro.reports.load`` reads it. Nothing in it is edited but texts that name this machine
@@ -29,7 +30,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
+from mmrepro.catalogue import page, recorded, standing
 from mmrepro.errors import MmreproError
+from mmrepro.history import ledger
 from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
@@ -37,12 +40,16 @@ from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManife
 from mmrepro.run.judge import Effect, effect, facts_of, judge
 from mmrepro.run.tables import note_effects
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenarios.data import recorded_runs
 from mmrepro.text.redact import PLACEHOLDER, Redactor
 
 HERE: Final = Path(__file__).resolve().parent
 CHECKOUT: Final = HERE.parents[1]
 README: Final = HERE / "README.md"
 TRUTHS: Final = HERE / "truths.json"
+LEDGERS: Final = ("docs/nightly/ledger.jsonl",)
+"""Nights whose runs count as recorded ones, besides the recordings."""
+CATALOGUE: Final = CHECKOUT / "docs/catalogue.md"
 
 sys.path.insert(0, str(CHECKOUT / "benchmarks"))
 from start_mode_equality import cases  # noqa: E402
@@ -104,6 +111,11 @@ kv-growth-crash --release 0.9.2
 kv-growth-crash --mitigation kv-budget
 kv-growth-crash --server-arg=--log-level=CRITICAL
 kv-growth-crash --server-arg=--session-len=256
+completions-session
+completions-session --mitigation text-prompts
+completions-session --release 0.13.0
+completions-session --release 0.15.0
+completions-session --release 0.18.0
 mm-prefill-contract --variant slot-mapping --server-arg=--text-only
 mm-prefill-contract --variant pinned-placeholder --mitigation fix --server-arg=--fault=slot-mapping
 borrowed-faults --variant ghost-key-lru --server-arg=--mm-cache-tokens=4096
@@ -304,8 +316,28 @@ def table(found: dict[str, Incident]) -> str:
     return "\n".join([*lines, "", f"{len(found)} recordings, {size / 2**20:.1f} MiB: {said}."])
 
 
+def runs_of(found: dict[str, Incident]) -> str:
+    """The list of recorded runs that is shipped (``mmrepro.scenarios.data.recorded_runs``)."""
+    runs = [
+        recorded.of_incident(incident, f"tests/evidence/{name}.zip")
+        for name, incident in found.items()
+    ]
+    for path in LEDGERS:
+        runs += recorded.of_history(ledger.read(CHECKOUT / path), path)
+    return recorded.dumped(filter(None, runs))
+
+
+def write_catalogue(found: dict[str, Incident]) -> None:
+    """The list that is shipped, and the page that is made of it."""
+    recorded_runs().write_text(runs_of(found))
+    failures, broken = standing.known(recorded.load(recorded_runs()))
+    assert not broken, broken
+    CATALOGUE.write_text(page.page(failures))
+
+
 def write_lists() -> None:
     found = recordings()
+    write_catalogue(found)
     everything = {name: truths(incident) for name, incident in found.items()}
     TRUTHS.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n")
     head, begin, rest = README.read_text().partition("<!-- table -->\n")
@@ -321,7 +353,7 @@ def main() -> int:
                         help="pack these folders of finished runs; run nothing")  # fmt: skip
     parser.add_argument("--only", default="", metavar="WORD", help="only cases that hold WORD")
     parser.add_argument("--list", action="store_true", help="print the cases and whether packed")
-    parser.add_argument("--table", action="store_true", help="only write the two lists")
+    parser.add_argument("--table", action="store_true", help="only write the lists and the page")
     parser.add_argument("--rejudge", nargs="+", default=[], metavar="NAME",
                         help="judge these recordings again (all: every one)")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="pack anew what is packed already")

@@ -6,7 +6,7 @@ Scheduler, block manager, cache arithmetic, engine loop and HTTP server are LMDe
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from mmrepro_boot import after_import
@@ -45,7 +45,19 @@ def no_triton_checker(module: Any) -> None:
     module.TritonChecker.check = lambda self: None
 
 
+def no_triton_device(module: Any) -> None:
+    """0.15.0 asks Triton for its device as it imports kernels, of which none is launched here."""
+    from lmdeploy.version import __version__
+
+    if not __version__.startswith("0.15."):
+        return
+    from triton.runtime.driver import driver
+
+    driver.set_active(SimpleNamespace(get_current_target=lambda: SimpleNamespace(backend="cpu")))
+
+
 after_import("torch", redirect)
 after_import("lmdeploy.pytorch.backends.selector", choose_backend)
+after_import("lmdeploy.pytorch.kernels", no_triton_device)
 after_import("lmdeploy.pytorch.check_env", no_triton_check)
 after_import("lmdeploy.pytorch.check_env.triton", no_triton_checker)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from mmrepro.engines import spec_for
 from mmrepro.environments.listing import Listed
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
@@ -17,7 +18,8 @@ from mmrepro.incident.ledger import Planned
 from mmrepro.matrix import plan as planning, quantity, selectors
 from mmrepro.matrix.file import Rows, Settings, load
 from mmrepro.matrix.plan import Estimates, Plan, dry_run, groups_of, sharded
-from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario import Scenario
+from mmrepro.scenario.registry import load_scenario, scenario_names
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -52,6 +54,41 @@ def releases(made: Plan) -> list[str]:
     return [p.cell.release for p in made.cells]
 
 
+# ---------------------------------------------------------------- the whole catalogue
+
+
+def test_the_catalogues_night_has_every_scenario() -> None:
+    """At its own release, under each mitigation that helps there, behind its range, and newest."""
+    loaded = load(Path(__file__).parents[3] / "docs/nightly/catalogue.toml")
+    made = planning.plan("n", loaded.cell, Settings(), loaded.matrix, listing=listing)
+    ran = {
+        (p.cell.scenario, p.cell.variant, p.cell.release, p.cell.mitigations) for p in made.cells
+    }
+    for name in scenario_names():
+        main = load_scenario(name)
+        for one in main.variants or (main,):
+            newest = listing(spec_for(one.engine, one.release, "cpu"))[-1].version
+            releases = {one.release, newest, *_behind(one)}
+            assert {(name, one.variant, release, ()) for release in releases} <= ran, one.full_name
+            for cure in one.mitigations:
+                if not cure.release and cure.effective_on.contains(one.release):
+                    assert (name, one.variant, one.release, (cure.name,)) in ran, cure.name
+
+
+def _behind(one: Scenario) -> set[str]:
+    there = [release.version for release in listing(spec_for(one.engine, one.release, "cpu"))]
+    inside = [release for release in there if one.affects(release)]
+    later = [r for r in there if inside and Version(r) > Version(inside[-1])]
+    return set(later[:1])
+
+
+@pytest.mark.parametrize(
+    ("inside", "found"), [("", ""), ("b", "c"), ("bc", "d"), ("d", ""), ("ac", "b d"), ("abcd", "")]
+)
+def test_the_first_release_after(inside: str, found: str) -> None:
+    assert selectors.after(list("abcd"), lambda release: release in inside) == found.split()
+
+
 # ---------------------------------------------------------------- selectors
 
 
@@ -60,6 +97,7 @@ def releases(made: Plan) -> list[str]:
     [
         ("affected", "0.14.0 0.14.1 0.22.0 0.23.0"),
         ("boundary", "0.13.0 0.14.0 0.23.0 0.24.0"),
+        ("after", "0.24.0"),
         ("newest", "0.32.0"),
         ("own", "0.23.0"),
         ("0.13.0..0.14.0", "0.13.0 0.14.0"),

@@ -1,0 +1,1 @@
+"""The known failures beside the runs that were recorded of them: which are alive, where."""
