@@ -43,9 +43,7 @@ class GrammarBackendLatch(vllm.KilledByRequest):
     name = "grammar-backend-latch"
     release, affected = "0.23.0", ">=0.14.0,<0.32.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    upstream = Upstream(
-        UpstreamState.OPEN, REPORT, "2026-11-24", note="0.32.0 no longer dies of it"
-    )
+    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-24", note="by 0.32.0 no death")
     references = (REPORT,)
     refusal, died_of = r"grammar|regex", "the grammar compiler's"
     log_patterns = vllm.of_the_killer(
