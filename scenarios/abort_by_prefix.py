@@ -26,6 +26,7 @@ from mmrepro.scenario import (
     quote,
     row,
     symptom,
+    unmitigated,
 )
 from mmrepro.scenario.sglang import (
     ABORTS,
@@ -212,11 +213,12 @@ class AbortByPrefix(Scenario):
         claim(
             "prefix", "an abort ends each request whose rid begins with the given one",
             by=("by-prefix", "victims-abort", "others-aborted"),
-            given="aborts-arrived", refutable_on=affected,
+            given=("aborts-arrived", unmitigated), refutable_on=affected,
         ),
         claim(
             "disconnect", "a client that goes away is enough",
-            by=(ended_row(LEFT), "others-aborted"), given="aborts-arrived", refutable_on=affected,
+            by=(ended_row(LEFT), "others-aborted"),
+            given=("aborts-arrived", unmitigated), refutable_on=affected,
         ),
         claim("whole-id", "an abort by the whole id ends that request alone", by=alone),
     )  # fmt: skip

@@ -24,6 +24,7 @@ from mmrepro.scenario import (
     quote,
     row,
     symptom,
+    unmitigated,
 )
 from mmrepro.scenario.sglang import (
     CONTROL,
@@ -197,8 +198,8 @@ class CallerHash(PictureAlias):
         claim(
             "key",
             "the caller's hash alone decides about the block in the prefix cache",
-            by=("hash-is-believed", "kv-reused"),
-            given=("starts-anew", "cache-on", "text-shared", engines_own),
+            by=("hash-is-believed", "kv-reused", CONTROL),
+            given=("starts-anew", "cache-on", "text-shared", engines_own, unmitigated),
             refutable_on=affected,
         ),
         claim("no-change", "nothing changes for callers without the field", by="unnamed-own"),

@@ -23,6 +23,7 @@ from mmrepro.scenario import (
     quote,
     row,
     symptom,
+    unmitigated,
 )
 from mmrepro.scenario.sglang import ENDED, ENDED_LOG, PATCH_LOG, mended, patch_worked, server_lost
 from mmrepro.traffic.reading import MAX_LIKELIEST, Watch
@@ -142,11 +143,12 @@ class TopLogprobsKill(Scenario):
     claims = (
         claim(
             "kills", "one request with top_logprobs beyond the vocabulary ends the server",
-            by=("no-answer", "server-gone"), given="looked-at", refutable_on=affected,
+            by=("no-answer", "server-gone"),
+            given=("looked-at", unmitigated), refutable_on=affected,
         ),
         claim(
             "topk", "topk raises: selected index k out of range", by="topk-raised",
-            given="looked-at", refutable_on=affected,
+            given=("looked-at", unmitigated), refutable_on=affected,
         ),
         claim("bound", "up to the vocabulary's size it is answered", by="legal-answered"),
     )  # fmt: skip
