@@ -122,8 +122,8 @@ class AbortByPrefix(Scenario):
     """
 
     name, engine, release = "abort-by-prefix", "sglang", "0.5.23"
-    # Run: 0.5.6, 0.5.17 and 0.5.23, the newest there is. On 0.5.18 and 0.5.19 no abort of a client
-    # that went away comes as far as the scheduler (see ghost-decode).
+    # Run: 0.5.23, the newest there is. By source (managers/scheduler.py) so do 0.5.6 and 0.5.17;
+    # on 0.5.18 and 0.5.19 no abort of a client that left reaches the scheduler (ghost-decode).
     affected = ">=0.5.6,!=0.5.18,!=0.5.19"
     server = "--log-level debug"
     reproducers = (REPRODUCER,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 
 from mmrepro.case.model import Operation
@@ -12,7 +13,6 @@ from mmrepro.scenario import (
     Drive,
     Failure,
     Finding,
-    Mitigation,
     Picture,
     Reproducers,
     Truth,
@@ -28,7 +28,6 @@ from mmrepro.scenario import (
 )
 from mmrepro.scenario.sglang import (
     CONTROL,
-    OFF,
     OTHER,
     PATCH_LOG,
     TEXT,
@@ -83,18 +82,13 @@ class CallerHash(PictureAlias):
     """
 
     name, release = "caller-hash", "0.5.23"
-    # Run: 0.5.6 (has no such field, and is well), 0.5.17 and 0.5.23, the newest there is.
+    # Run: 0.5.23, the newest there is. By source (managers/tokenizer_manager.py): 0.5.17 takes the
+    # field, and 0.5.6 has none.
     affected = ">=0.5.17"
     pair = ("X", "Y")
     reproducers = (REPRODUCER,)
     log_patterns = PATCH_LOG
     mitigations = (
-        Mitigation(
-            name=OFF,
-            description=f"`--{OFF}` and `SGLANG_VLM_CACHE_SIZE_MB=0`: neither cache of pictures",
-            server_args=(f"--{OFF}",),
-            env={"SGLANG_VLM_CACHE_SIZE_MB": "0"},
-        ),
         mended(
             "own-hash",
             "GenerateReqInput.normalize_batch_and_arguments, which drops mm_hashes first",
@@ -138,7 +132,7 @@ class CallerHash(PictureAlias):
             await self.ask(drive, label, pictures[label[0]])
         await self._read_counter(drive)
 
-    preconditions = prefix_cache_at_work(OTHER, *pair)
+    preconditions = tuple(replace(p, removed_by=()) for p in prefix_cache_at_work(OTHER, *pair))
 
     @symptom("Y, sent with the hash that X had, is answered as X, token for token")
     def y_gets_x(self, answers: ComparedAnswers) -> Finding:
@@ -187,7 +181,7 @@ class CallerHash(PictureAlias):
 
     works_after = (
         *(CONTROL, "unnamed-own", answered(*VICTIMS), own_answers),
-        *(PictureAlias.off_as_told, patch_worked, engines_own),
+        *(patch_worked, engines_own),
     )
     rows = (
         row("Y with X's hash", "y-gets-x", own_answer("Y")),

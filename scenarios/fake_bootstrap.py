@@ -15,7 +15,6 @@ from mmrepro.scenario import (
     cause,
     claim,
     crash,
-    cure,
     issue,
     precondition,
     quote,
@@ -28,9 +27,6 @@ from mmrepro.scenario.sglang import (
     ENDED,
     ENDED_LOG,
     LONG_S,
-    PATCH_LOG,
-    mended,
-    patch_worked,
     server_lost,
 )
 
@@ -80,24 +76,12 @@ class FakeBootstrap(Scenario):
     # 0.5.17 to 0.5.20 have the same function, and 0.5.22 is the first without it.
     affected = ">=0.5.17,<0.5.22"
     server = f"--chunked-prefill-size {CHUNK} --max-total-tokens {ROOM}"
-    log_patterns = (
-        PATCH_LOG
-        | ENDED_LOG
-        | {
-            OUT: r"RuntimeError: (?:Prefill o|O)ut of memory",
-            PENDING: r"Prefill batch.*#pending-token: [1-9]",
-        }
-    )
+    log_patterns = ENDED_LOG | {
+        OUT: r"RuntimeError: (?:Prefill o|O)ut of memory",
+        PENDING: r"Prefill batch.*#pending-token: [1-9]",
+    }
     key_log_patterns = (OUT, ENDED)
-    mitigations = (
-        cure("no-chunks", "--chunked-prefill-size -1", "a prompt is prefilled whole"),
-        mended(
-            "no-fake-host",
-            "GenerateReqInput.normalize_batch_and_arguments, which drops bootstrap_host first",
-            "a server that is not disaggregated heeds no bootstrap_host",
-        ),
-        upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),
-    )
+    mitigations = (upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),)
     references = (issue("sglang#36855", "skip_radix_cache_insert livelocks on chunked prefill"),)
     sources = (
         quote(
@@ -117,7 +101,7 @@ class FakeBootstrap(Scenario):
         await drive.traffic.chat(FAKE, text=f"b {WORDS}", extra=HOST, deadline_s=wait)
         await crash.watch(drive)
 
-    @precondition("the same prompt was prefilled in chunks", removed_by=("no-chunks",))
+    @precondition("the same prompt was prefilled in chunks")
     def in_chunks(self, requests: Requests, logs: Logs) -> Finding:
         tokens = requests.first(WITHOUT).prompt_tokens or 0
         sizes = prefilled(logs)
@@ -182,7 +166,7 @@ class FakeBootstrap(Scenario):
         ),
         claim("any-client", "any client's request does it", by="fake-arrived", given="no-answer"),
     )  # fmt: skip
-    works_after = ("others-answered", answered(FAKE, crash.AFTER), patch_worked)
+    works_after = ("others-answered", answered(FAKE, crash.AFTER))
 
 
 SCENARIO = FakeBootstrap()

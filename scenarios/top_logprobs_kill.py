@@ -51,7 +51,8 @@ class TopLogprobsKill(Scenario):
     """
 
     name, engine, release = "top-logprobs-kill", "sglang", "0.5.23"
-    # Run: 0.5.6, 0.5.17 and 0.5.23, the newest there is.
+    # Run: 0.5.23, the newest there is. By source (layers/sampler.py, layers/logprob_processor.py)
+    # 0.5.6 and 0.5.17 do it too.
     affected = ">=0.5.6"
     log_patterns = (
         PATCH_LOG

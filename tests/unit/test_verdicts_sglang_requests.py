@@ -81,7 +81,7 @@ CASES: list[tuple[str, Edit, Outcome]] = [
     ("ghost-decode-0.5.19", asked(STAYS, latency_s=3.0), INCONCLUSIVE),
     ("ghost-decode-release", asked("afterwards", latency_s=500.0), DIFFERENT),
     ("ghost-decode-release", asked("afterwards", status=500, error="x"), DIFFERENT),
-    ("ghost-decode-release", asked(STAYS, status=500, error="x"), INCONCLUSIVE),
+    ("ghost-decode-release", asked(STAYS, status=500, error="x"), DIFFERENT),
     ("fake-bootstrap-0.5.21", nothing, REPRODUCED),
     ("fake-bootstrap-release", nothing, NOT_REPRODUCED),
     ("fake-bootstrap-0.5.21", asked(PLAIN, status=500, error="x"), DIFFERENT),

@@ -71,40 +71,10 @@ def top_logprobs(module: ModuleType) -> None:
     cls._validate_one_request = validate
 
 
-def ghost_abort(module: ModuleType) -> None:
-    """An abort goes to the scheduler although the tokenizer manager has forgotten the request."""
-    cls: Any = module.TokenizerManager
-    original = cls.abort_request
-
-    def abort_request(self: Any, rid: str = "", abort_all: bool = False) -> Any:
-        if rid and not abort_all and rid not in self.rid_to_state:
-            say("called, an abort passed on")
-            return self._dispatch_to_scheduler(module.AbortReq(rid=rid, abort_all=False))
-        return original(self, rid, abort_all)
-
-    cls.abort_request = abort_request
-
-
-def no_fake_host(module: ModuleType) -> None:
-    """A request's bootstrap_host is dropped: the server is not a disaggregated one."""
-    cls: Any = module.GenerateReqInput
-    original = cls.normalize_batch_and_arguments
-
-    def normalize(self: Any) -> Any:
-        if self.bootstrap_host is not None and not (self.rid or "").startswith("HEALTH_CHECK"):
-            say("called, bootstrap_host dropped")
-            self.bootstrap_host = None
-        return original(self)
-
-    cls.normalize_batch_and_arguments = normalize
-
-
 MANAGERS = "sglang.srt.managers"
 PATCHES: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
     "own-hash": (f"{MANAGERS}.io_struct", own_hash),
     "exact-rid": (f"{MANAGERS}.scheduler", exact_rid),
-    "ghost-abort": (f"{MANAGERS}.tokenizer_manager", ghost_abort),
-    "no-fake-host": (f"{MANAGERS}.io_struct", no_fake_host),
     "top-logprobs": (f"{MANAGERS}.tokenizer_manager", top_logprobs),
 }
 CHOSEN = os.environ[ENV]

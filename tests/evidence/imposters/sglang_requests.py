@@ -243,7 +243,7 @@ GHOST: list[Row] = [
         "trigger-failed",
         "the machine decodes all of it within the two seconds before an abort",
         asked("control: a client that stays", latency_s=1.5),
-        INCONCLUSIVE,
+        DIFFERENT,
     ),
 ]
 FAKE: list[Row] = [
