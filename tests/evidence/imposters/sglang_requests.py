@@ -271,6 +271,7 @@ FAKE: list[Row] = [
         "the server ends with -9, and its log has no exception",
         logged(**{"scheduler-exception": 0, "prefill-out-of-memory": 0}),
         DIFFERENT,
+        ("no-progress",),
     ),
     (
         "late-afterwards",
