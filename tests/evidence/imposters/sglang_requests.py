@@ -279,7 +279,7 @@ FAKE: list[Row] = [
         "overload",
         "nobody answers in time: the machine may be busy",
         asked("after: a new text", timed_out=True, error="no complete answer in 20.0 s"),
-        INCONCLUSIVE,
+        DIFFERENT,
     ),
     (
         "a-short-prompt",
