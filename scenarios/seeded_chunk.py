@@ -50,7 +50,7 @@ class SeededChunk(vllm.KilledByRequest):
     name = "seeded-chunk"
     release, affected = "0.32.0", ">=0.14.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.NOT_REPORTED, DOWNSTREAM, "2026-11-24")
+    upstream = Upstream(UpstreamState.NOT_REPORTED, looked_up="2026-11-24")
     references = (DOWNSTREAM,)
     server = f"{vllm.KilledByRequest.server} --max-num-batched-tokens {BUDGET}"
     refusal, died_of = "seed", "that of a CPU's generator, which has no offset"

@@ -43,7 +43,7 @@ class StopTokenOov(vllm.KilledByRequest):
     name = "stop-token-oov"
     release, affected = "0.23.0", ">=0.14.0,<0.32.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24")
+    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.32.0", note="or one before it")
     references = (REPORT, FIX)
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
     log_patterns = vllm.of_the_killer(

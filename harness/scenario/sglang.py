@@ -1,20 +1,24 @@
-"""For scenarios of SGLang: two pictures that one of its caches takes for one."""
+"""For scenarios of SGLang: two pictures that a cache takes for one, and requests with an id."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
-from mmrepro.evidence import Evidence, Missing
+from mmrepro.engines.changes import Mitigation, Patch
+from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.incident import Exhibit, Shown
 from mmrepro.models import TINY
 from mmrepro.models.qwen_images import MERGE, PATCH, QwenModel, smart_resize
-from mmrepro.records import Fidelity
+from mmrepro.probes.data import HttpData
+from mmrepro.records import Fidelity, StandIn
 from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.declare import Declared, cause, precondition
+from mmrepro.scenario.common import server_gone
+from mmrepro.scenario.declare import Declared, cause, cure, precondition, symptom
 from mmrepro.scenario.parts import LiveFacts, RunFacts
 from mmrepro.scenario.silent import Pair
 from mmrepro.signature import Condition, Finding
@@ -22,17 +26,123 @@ from mmrepro.signature.comparison import CACHED_TOTAL, ComparedAnswers, first_di
 from mmrepro.signature.views import Logs
 from mmrepro.traffic.drive import Drive
 from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.reading import Watch
 
 CONTROL = "control"
 OTHER = "gate: other picture after another"
 """It has nothing in common with the picture before it but the text before both."""
 OFF = "disable-radix-cache"
 TOKENS, TEXT = 12, "describe the image please"
+PACE_TOKENS, TOKENS_FACT = 96, "tokens"
+LONG_S = 120.0
+"""Least deadline of a long answer."""
+ABORTS = "sglang:num_aborted_requests_total"
+"""Aborts that the tokenizer manager passed on to the scheduler."""
 FLUSH, FLUSH_TRIES, FLUSH_PAUSE_S = "flush the prefix cache", 50, 0.1
 LEAST_PIXELS = 56 * 56
 """SGLang enlarges smaller pictures of a Qwen2-VL (0.5.6 utils/hf_transformers_utils.py)."""
 ORIENTATION = 0x0112
 """EXIF's tag."""
+
+
+ENDED = "scheduler-exception"
+ENDED_LOG = {ENDED: r"Scheduler hit an exception: Traceback"}
+"""The scheduler's last word: it ends all processes of the server with itself."""
+
+
+def lost(http: HttpData, logs: Logs) -> Finding:
+    """For an observer: nobody answers, and the log says that the scheduler ended on an error."""
+    ended = logs.count(ENDED)
+    told = ", ".join(f"{a.path} {a.status or a.error[:40]}" for a in http.answers)
+    silent = bool(http.answers) and all(a.status is None for a in http.answers)
+    return Finding.of(silent and ended > 0, f"{ended} × {ENDED} in the log; {told}")
+
+
+def server_lost() -> Declared:
+    """The whole server died: by its exit, or for an observer by its log."""
+    live = symptom("nobody answers, and the log says that the scheduler ended", lost, id="lost")
+    return server_gone(live=live)
+
+
+PATCHES = "sglang_patches"
+PATCH_LOG = {
+    f"{PATCHES}-loaded": f"mmrepro stand-in {PATCHES}: loaded",
+    f"{PATCHES}-called": f"mmrepro stand-in {PATCHES}: called",
+}
+"""What the stand-in says of itself."""
+MENDED = "patch"
+"""Name of the mitigation that is one."""
+
+
+def mended(which: str, replaces: str, why: str) -> Mitigation:
+    """One mistake of the engine, patched: ``which`` by its name in the stand-in."""
+    stand_in = StandIn(name=PATCHES, replaces=replaces, why=why)
+    return cure(
+        MENDED, description=why, patch=Patch(PATCHES, stand_in, env={"MMREPRO_SGLANG_PATCH": which})
+    )
+
+
+def patch_worked(logs: Logs, facts: RunFacts) -> Finding:
+    """For ``works_after``: where the patch was to help it made a difference; else unknown."""
+    if MENDED not in facts.mitigations:
+        return Finding.of(True, "nothing is patched")
+    loaded, called = (logs.count(name) for name in PATCH_LOG)
+    text = f"the patch said {loaded} times that it is there, {called} times what it did"
+    return Finding.of(True, text) if loaded and called else Finding.unknown(text)
+
+
+async def stream(
+    drive: Drive,
+    label: str,
+    rid: str,
+    tokens: int,
+    *,
+    leave_at: int | None = None,
+    started: asyncio.Event | None = None,
+) -> RequestRecord:
+    """A long answer, streamed, under the caller's request id.
+
+    Args:
+        leave_at: the client goes away at so many pieces; None: it stays.
+        started: set when the first piece has come, or the request has ended.
+    """
+    body = {
+        **{"model": drive.traffic.model, "messages": [{"role": "user", "content": "hello"}]},
+        **{"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "rid": rid},
+        **{"stream": True, "stream_options": {"include_usage": True}},
+    }
+    first = started or asyncio.Event()
+    watch = Watch(lambda: None, lambda _: first.set(), leave_at)
+    try:
+        return await drive.traffic.send(
+            label,
+            json.dumps(body).encode(),
+            watch,
+            stream=True,
+            max_tokens=tokens,
+            deadline_s=max(drive.deadline_s, LONG_S),
+        )
+    finally:
+        first.set()
+
+
+async def measure_pace(drive: Drive, seconds: float, most: int) -> None:
+    """Fact ``tokens``: about so many as are decoded in ``seconds`` on this machine, now."""
+    timed = await stream(drive, "gate: pace", "gate-1", PACE_TOKENS)
+    rate = PACE_TOKENS / max(timed.latency_s - (timed.ttft_s or 0.0), 0.01)
+    drive.fact(TOKENS_FACT, min(most, max(PACE_TOKENS, int(seconds * rate))))
+
+
+def paced(drive: Drive) -> int:
+    """What :func:`measure_pace` found."""
+    return int(drive.recorder.evidence.facts.get(TOKENS_FACT) or PACE_TOKENS)
+
+
+async def abort(drive: Drive, rid: str) -> None:
+    body = json.dumps({"rid": rid}).encode()
+    await drive.traffic.raw(
+        f"abort {rid}", path="/abort_request", body=body, deadline_s=drive.deadline_s
+    )
 
 
 async def flush(drive: Drive) -> None:

@@ -21,6 +21,7 @@ from mmrepro.traffic.reading import (
     CHAT,
     COMPLETIONS,
     ERROR_LIMIT,
+    GENERATE,
     MALFORMED,
     TEXT_LIMIT,
     Left,
@@ -29,6 +30,7 @@ from mmrepro.traffic.reading import (
     end_of_stream,
     read_chunk,
     read_completion,
+    read_generated,
 )
 
 MAX_BODY_BYTES = 8 << 20
@@ -295,6 +297,11 @@ async def _read_whole(
             read_completion(json.loads(text), record, watched=watch is not None)
         except MALFORMED as error:
             record.error = f"not a chat completion ({type(error).__name__}): {text[:200]}"
+    elif record.path == GENERATE and watch is None:
+        try:
+            read_generated(json.loads(text), record)
+        except MALFORMED as error:
+            record.error = f"not an answer of /generate ({type(error).__name__}): {text[:200]}"
     else:
         record.text = text[:TEXT_LIMIT]
 

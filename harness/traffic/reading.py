@@ -12,6 +12,8 @@ from mmrepro.evidence import ChoiceSeen, RequestRecord
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
+GENERATE = "/generate"
+"""SGLang's own form."""
 TEXT_LIMIT = 4000
 ERROR_LIMIT = 2000
 MAX_LOGPROBS = 256
@@ -54,6 +56,19 @@ def read_completion(body: Any, record: RequestRecord, *, watched: bool = False) 
     if watched:
         for one in body["choices"]:
             _note(one, _text(_message(one, record, "message")["content"]), record)
+
+
+def read_generated(body: Any, record: RequestRecord) -> None:
+    """The same of an answer in SGLang's own form."""
+    told = body["meta_info"]
+    record.text = _text(body["text"])[:TEXT_LIMIT]
+    record.finish_reason = _text((told.get("finish_reason") or {}).get("type")) or None
+    record.prompt_tokens = count(told.get("prompt_tokens"))
+    record.completion_tokens = count(told.get("completion_tokens"))
+    record.cached_tokens = count(told.get("cached_tokens"))
+    tokens = (told.get("output_token_logprobs") or [])[:MAX_LOGPROBS]
+    record.tokens = [_text(token) for _, token, *_ in tokens]
+    record.logprobs = [_finite(value) for value, *_ in tokens]
 
 
 def _message(choice: Any, record: RequestRecord, name: str) -> Any:

@@ -123,6 +123,16 @@ borrowed-faults --variant ghost-key-lru --server-arg=--text-only
 borrowed-faults --variant pad-value-key --server-arg=--no-prefix-caching
 borrowed-faults --variant reused-mask --server-arg=--max-num-seqs=1
 borrowed-faults --variant reused-mask --server-arg=--fault=kv-budget
+caller-hash
+caller-hash --mitigation patch
+abort-by-prefix
+abort-by-prefix --mitigation patch
+top-logprobs-kill
+top-logprobs-kill --mitigation patch
+ghost-decode
+ghost-decode --mitigation release
+fake-bootstrap
+fake-bootstrap --mitigation release
 """.strip().splitlines()
 """Besides the cases that ``benchmarks/start_mode_equality.py`` compares: the other mitigations,
 flips as ``mmrepro ablate`` makes them, other releases, and gates that fail."""

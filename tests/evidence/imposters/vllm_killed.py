@@ -13,6 +13,8 @@ from imposters import Imposter
 from imposters.prefill_edits import first_error, logs, of, unlogged, without
 
 OTHER, UNDECIDED = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
+DIES = ("one-request", "dead")
+"""Claims that the death alone confirms, whatever it was of."""
 FIXED = {
     "stop-token-oov": "0.32.0",
     "grammar-backend-latch": "one-backend",
@@ -52,6 +54,7 @@ def every() -> Iterator[Imposter]:
             "EngineCore had another exception first",
             first_error("RuntimeError: out of memory"),
             OTHER,
+            DIES,
         )
         yield Imposter(
             f"{name}: through another place",
@@ -60,6 +63,7 @@ def every() -> Iterator[Imposter]:
             "the traceback through the bug is of a server before this one",
             anothers(THROUGH),
             OTHER,
+            (*DIES, "latched"),
         )
         yield Imposter(
             f"{name}: the exception is an old one",
@@ -68,6 +72,7 @@ def every() -> Iterator[Imposter]:
             "the exception is of a server before this one",
             anothers(FATAL, "exception"),
             OTHER,
+            DIES,
         )
         yield Imposter(
             f"{name}: another request",

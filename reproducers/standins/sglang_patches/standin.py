@@ -1,0 +1,93 @@
+"""Stand-in: one mistake of SGLang, mended as its module is imported.
+
+``MMREPRO_SGLANG_PATCH`` names which. Each says when it is there and when it made a difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from mmrepro_boot import after_import
+
+NAME, ENV = "sglang_patches", "MMREPRO_SGLANG_PATCH"
+
+
+def say(what: str) -> None:
+    """One whole line in one write: several processes share the log."""
+    os.write(2, f"\nmmrepro stand-in {NAME}: {what} (process {os.getpid()})\n".encode())
+
+
+def own_hash(module: ModuleType) -> None:
+    """A picture's hash is the engine's own, whatever the caller says."""
+    cls: Any = module.GenerateReqInput
+    original = cls.normalize_batch_and_arguments
+
+    def normalize(self: Any) -> Any:
+        if getattr(self, "mm_hashes", None):
+            say("called, mm_hashes of the caller dropped")
+            self.mm_hashes = None
+        return original(self)
+
+    cls.normalize_batch_and_arguments = normalize
+
+
+def exact_rid(module: ModuleType) -> None:
+    """An abort is of the request that is called so: others are called otherwise meanwhile."""
+    cls: Any = module.Scheduler
+    original = cls.abort_request
+
+    def abort_request(self: Any, asked: Any) -> Any:
+        batches = (self.running_batch, self.last_batch, getattr(self, "cur_batch", None))
+        known = [*self.waiting_queue, *(r for b in batches if b is not None for r in b.reqs)]
+        others = {id(r): r for r in known if r.rid != asked.rid and r.rid.startswith(asked.rid)}
+        others = {} if asked.abort_all else others
+        for req in others.values():
+            say(f"called, {req.rid} is not {asked.rid}")
+            req.rid = f"\0{req.rid}"
+        try:
+            return original(self, asked)
+        finally:
+            for req in others.values():
+                req.rid = req.rid[1:]
+
+    cls.abort_request = abort_request
+
+
+def top_logprobs(module: ModuleType) -> None:
+    """More top_logprobs than the vocabulary has tokens are refused before the scheduler."""
+    cls: Any = module.TokenizerManager
+    original = cls._validate_one_request
+
+    def validate(self: Any, obj: Any, *rest: Any) -> Any:
+        asked, there = getattr(obj, "top_logprobs_num", None), self.model_config.vocab_size
+        if isinstance(asked, int) and asked > there:
+            say(f"called, {asked} top_logprobs refused")
+            raise ValueError(f"top_logprobs is {asked}, and the vocabulary has {there} tokens")
+        return original(self, obj, *rest)
+
+    cls._validate_one_request = validate
+
+
+MANAGERS = "sglang.srt.managers"
+PATCHES: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
+    "own-hash": (f"{MANAGERS}.io_struct", own_hash),
+    "exact-rid": (f"{MANAGERS}.scheduler", exact_rid),
+    "top-logprobs": (f"{MANAGERS}.tokenizer_manager", top_logprobs),
+}
+CHOSEN = os.environ[ENV]
+
+
+def patch(module: ModuleType) -> None:
+    PATCHES[CHOSEN][1](module)
+    say(f"loaded {CHOSEN}")
+
+
+def forked() -> None:
+    """Called in each forked process of the engine: what is loaded there was loaded before."""
+    say(f"loaded {CHOSEN}")
+
+
+after_import(PATCHES[CHOSEN][0], patch)

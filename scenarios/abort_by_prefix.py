@@ -1,0 +1,230 @@
+"""SGLang: an abort ends every request whose id begins with the id that was to be aborted."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from itertools import permutations
+
+from mmrepro.scenario import (
+    Check,
+    Drive,
+    FailureClass,
+    Finding,
+    Logs,
+    Measured,
+    Metrics,
+    Reproducers,
+    Requests,
+    Scenario,
+    Severity,
+    answered,
+    cause,
+    checks,
+    claim,
+    endpoints_green,
+    issue,
+    precondition,
+    quote,
+    row,
+    symptom,
+    unmitigated,
+)
+from mmrepro.scenario.sglang import (
+    ABORTS,
+    PATCH_LOG,
+    abort,
+    measure_pace,
+    mended,
+    paced,
+    patch_worked,
+    stream,
+)
+
+REPRODUCER = "abort_by_prefix.py"
+VICTIM_S, MOST = 12.0, 1900
+"""Seconds that a victim decodes, more than the two that a disconnect's abort may take; tokens."""
+ABORTED = "aborted-by-rid"
+CONTROL = "control: user10-a beside user2"
+LEFT, ASKED = "victim: user10-b beside user1", "victim: user10-c beside user1"
+NUMBERED = "victim: req-10 beside req-1"
+CASES = {CONTROL: False, LEFT: False, ASKED: True, NUMBERED: False}
+"""Whether the other one is aborted over /abort_request; else its client goes away."""
+VICTIMS = (LEFT, ASKED, NUMBERED)
+
+
+def rids(label: str) -> tuple[str, str]:
+    """Of the victim and of the other one."""
+    words = label.split()
+    return words[1], words[3]
+
+
+def ended(requests: Requests, label: str) -> tuple[bool, str]:
+    """Whether that request was ended by an abort, and how it ended, for people."""
+    sent = requests.first(label)
+    said = sent.finish_reason or sent.error[:80] or sent.reply
+    early = "abort" in said.lower() and (sent.completion_tokens or 0) < (sent.max_tokens or 0)
+    return early, f"{label}: {said}, {sent.completion_tokens} of {sent.max_tokens} tokens"
+
+
+def aborted(logs: Logs) -> list[tuple[str, str]]:
+    """When, and the id, of each request that the scheduler ended."""
+    lines = [
+        (line.time or "", re.search(r"rid='([^']*)'", line.text)) for line in logs.lines(ABORTED)
+    ]
+    return [(time, found[1]) for time, found in lines if found]
+
+
+def taken_along(logs: Logs) -> Finding:
+    pairs = [(a, b) for a, b in permutations(aborted(logs), 2) if a[0] == b[0]]
+    found = sorted(
+        {f"{b[1]} with {a[1]}" for a, b in pairs if a[1] != b[1] and b[1].startswith(a[1])}
+    )
+    return Finding.of(bool(found), f"aborted in one second: {', '.join(found) or 'none begins so'}")
+
+
+def more_than_asked(logs: Logs, metrics: Metrics) -> Finding:
+    asked, ended = metrics.readings((ABORTS,), least=1)[-1], len(aborted(logs))
+    return Finding.of(ended > asked, f"{asked:g} aborts asked for, {ended} requests aborted")
+
+
+def whole(*labels: str) -> Check:
+    """Each of these was answered, with all the tokens that were asked for."""
+
+    def all_whole(requests: Requests) -> Finding:
+        sent = [requests.first(label) for label in labels]
+        said = "; ".join(ended(requests, label)[1] for label in labels)
+        whole = all(r.answered and r.completion_tokens == r.max_tokens for r in sent)
+        return Finding.of(whole, said)
+
+    return all_whole
+
+
+def alone(reproducers: Reproducers) -> Finding:
+    said = reproducers.facts(REPRODUCER).get("the_whole_id_ends")
+    return Finding.of(said == "user10-b", f"an abort of user10-b ends {said}")
+
+
+def ended_row(label: str) -> Check:
+    def early(requests: Requests) -> Finding:
+        return Finding.of(*ended(requests, label))
+
+    return early
+
+
+class AbortByPrefix(Scenario):
+    """SGLang's abort of one request ends those of other clients whose ids begin alike.
+
+    What: A client with the request id `user1` goes away, or aborts its request: the request
+    `user10-b` of another client ends with finish_reason `abort`. Ids that are numbered collide
+    without any intent: `req-1` takes `req-10` with it.
+
+    Why: The scheduler ends each request of which `rid.startswith(…)` is true, of its queue as of
+    its running batch. What ids there are is for the callers to choose.
+    """
+
+    name, engine, release = "abort-by-prefix", "sglang", "0.5.23"
+    # Run: 0.5.23, the newest there is. By source (managers/scheduler.py) so do 0.5.6 and 0.5.17;
+    # on 0.5.18 and 0.5.19 no abort of a client that left reaches the scheduler (ghost-decode).
+    affected = ">=0.5.6,!=0.5.18,!=0.5.19"
+    server = "--log-level debug"
+    reproducers = (REPRODUCER,)
+    log_patterns = PATCH_LOG | {ABORTED: r"Abort (?:running|queued) request\. req\.rid='"}
+    key_log_patterns = (ABORTED,)
+    mitigations = (
+        mended(
+            "exact-rid",
+            "Scheduler.abort_request, which sees requests whose id only begins so under another",
+            "an abort ends the request that is called so, and no other",
+        ),
+    )
+    failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
+    references = (issue("sglang#45002", "abort_request ends requests whose rid begins alike"),)
+    sources = (
+        quote(
+            "sglang/srt/managers/scheduler.py", "Scheduler.abort_request",
+            "ids that only begin alike are aborted as well", ".startswith(recv_req.rid)",
+        ),
+    )  # fmt: skip
+
+    async def gate(self, drive: Drive) -> None:
+        await drive.chat("gate: text only", text="hello")
+        await measure_pace(drive, VICTIM_S, MOST)
+
+    async def trigger(self, drive: Drive) -> None:
+        tokens = paced(drive)
+        for label, over_api in CASES.items():
+            (mine, other), before = rids(label), await drive.metric(ABORTS) or 0.0
+            started, first = asyncio.Event(), asyncio.Event()
+            victim = asyncio.ensure_future(stream(drive, label, mine, tokens, started=started))
+            await started.wait()
+            leave = None if over_api else 2
+            beside = stream(drive, f"other: {other}", other, tokens, leave_at=leave, started=first)
+            leaving = asyncio.ensure_future(beside)
+            await first.wait()
+            if over_api:
+                await abort(drive, other)
+            await asyncio.gather(leaving, victim)
+            drive.fact(f"aborts, {label}", (await drive.metric(ABORTS) or 0.0) - before)
+        await drive.ask("afterwards", text="hello")
+
+    @precondition("each time the server passed one abort on to its scheduler")
+    def aborts_arrived(self, measured: Measured) -> Finding:
+        counts = {label: measured.number(f"aborts, {label}") for label in CASES}
+        told = "; ".join(f"{label}: {count:g}" for label, count in counts.items())
+        return Finding.of(all(count == 1 for count in counts.values()), told)
+
+    @symptom("the request whose id begins with the one that was aborted ends as aborted, 3 of 3")
+    def victims_abort(self, requests: Requests) -> Finding:
+        found = [ended(requests, label) for label in VICTIMS]
+        return Finding.of(all(early for early, _ in found), "; ".join(text for _, text in found))
+
+    symptoms = (
+        symptom("one whose id does not begin so is answered whole", whole(CONTROL), id="control"),
+        endpoints_green(),
+    )
+
+    @cause(
+        "with each abort the scheduler's log has the victim's id, and never the control's",
+        live=cause("the scheduler's log has an id beside one that it begins with", taken_along),
+    )
+    def others_aborted(self, logs: Logs) -> Finding:
+        found = [rid for _, rid in aborted(logs)]
+        mine = {label: rids(label)[0] in found for label in CASES}
+        text = f"aborted, by the log: {', '.join(found)}"
+        return Finding.of(not mine[CONTROL] and all(mine[label] for label in VICTIMS), text)
+
+    @cause("the engine's own scheduler, asked to abort one id, ends those that begin so")
+    def by_prefix(self, reproducers: Reproducers) -> Finding:
+        names = ("ends_its_own", "ends_a_longer_one", "ends_others")
+        own, longer, others = (reproducers.truth(REPRODUCER, name) for name in names)
+        said = reproducers.facts(REPRODUCER).get("ended")
+        return Finding.of(own and longer and not others, f"an abort of user1 ends {said}")
+
+    live_only = (
+        symptom("more requests were aborted than was asked for", more_than_asked),
+        symptom("a small request is answered", checks.engine_works),
+    )
+    works_after = (whole(*CASES), answered("afterwards"), patch_worked)
+    rows = (
+        row("user10-b, as user1's client leaves", ended_row(LEFT), "length", "abort"),
+        row("user10-c, as user1 is aborted", ended_row(ASKED), "length", "abort"),
+        row("req-10, as req-1's client leaves", ended_row(NUMBERED), "length"),
+        row("user10-a, as user2's client leaves", "control", "length", abnormal_if=False),
+    )
+    claims = (
+        claim(
+            "prefix", "an abort ends each request whose rid begins with the given one",
+            by=("by-prefix", "victims-abort", "others-aborted"),
+            given=("aborts-arrived", unmitigated), refutable_on=affected,
+        ),
+        claim(
+            "disconnect", "a client that goes away is enough",
+            by=(ended_row(LEFT), "others-aborted"),
+            given=("aborts-arrived", unmitigated), refutable_on=affected,
+        ),
+        claim("whole-id", "an abort by the whole id ends that request alone", by=alone),
+    )  # fmt: skip
+
+
+SCENARIO = AbortByPrefix()
