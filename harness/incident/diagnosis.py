@@ -61,6 +61,50 @@ COULD_NOT_TELL = frozenset(
 )
 
 
+class FailureClass(StrEnum):
+    """What kind of failure it is, whether or not it is a known one; none, one or several."""
+
+    STEPS_STOPPED = "steps-stopped"
+    KILLED_BY_INPUT = "killed-by-input"
+    NEVER_FITS = "never-fits"
+    WORK_WITHOUT_CLIENTS = "work-without-clients"
+    GAUGES_LIE = "gauges-lie"
+    MEMORY_GROWS = "memory-grows"
+    PLACEHOLDER_COUNTS = "placeholder-counts"
+    GRAMMAR_LOOP = "grammar-loop"
+
+
+CLASS_WORDS: dict[FailureClass, str] = {
+    FailureClass.STEPS_STOPPED: "steps stopped: a request waits and no step is made",
+    FailureClass.KILLED_BY_INPUT: "killed by input: a request ended the engine",
+    FailureClass.NEVER_FITS: "can never fit: a request waits for more than there is",
+    FailureClass.WORK_WITHOUT_CLIENTS: "work without clients: it works for nobody",
+    FailureClass.GAUGES_LIE: "gauges lie: the metrics contradict the processes",
+    FailureClass.MEMORY_GROWS: "memory grows with each request",
+    FailureClass.PLACEHOLDER_COUNTS: "placeholder counts: more or fewer embeddings than places",
+    FailureClass.GRAMMAR_LOOP: "grammar loop: a grammar is compiled or matched without end",
+}
+
+
+class Certainty(StrEnum):
+    """How sure a class is, surest first."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    POSSIBLE = "possible"
+
+
+class NamedClass(Record):
+    """One class of failure, and what it rests on."""
+
+    name: FailureClass
+    certainty: Certainty
+    sentence: Annotated[str, Field(description="what is wrong, for people")]
+    why: Annotated[list[str], Field(description="the observations it rests on")] = []
+    advice: Annotated[list[str], Field(description="what to do next")] = []
+    references: Annotated[list[str], Field(description="upstream threads, pages of ours")] = []
+
+
 class Fit(StrEnum):
     """How a known failure's signature fits the evidence, best first."""
 
@@ -185,6 +229,9 @@ class Diagnosis(Record):
     taken: Moment
     target: TargetFacts
     assessment: Assessment
+    classes: Annotated[
+        list[NamedClass], Field(description="classes of failure, surest first; none: none is seen")
+    ] = []
     since: Annotated[str, Field(description="since when, and how that is known")] = ""
     matches: Annotated[list[Match], Field(description="every known failure, best fit first")] = []
     unseen: Annotated[

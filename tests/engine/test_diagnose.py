@@ -65,6 +65,7 @@ def test_a_healthy_server_is_healthy_in_all_runs(vllm: Server, tmp_path: Path, c
         assert load.done > before or not clients
     assert [(t.exit_code, t.state, t.found) for t in told] == [(0, "healthy", [])] * HEALTHY_RUNS
     for one in told:
+        assert one.document["classes"] == []
         assert one.document["effect"]["paused_s"] == 0
         assert one.document["effect"]["inferences"] == 1
     assert list(tmp_path.iterdir()) == []  # nothing is kept of a healthy server
