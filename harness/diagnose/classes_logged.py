@@ -38,24 +38,34 @@ GRAMMAR_ERROR = (
     r"EBNF|[Gg]rammar|xgrammar|llguidance|outlines|[Ff]ailed to advance FSM|json_schema_converter|"
     r"lmformatenforcer"
 )
-MISMATCHES: Mapping[str, tuple[str, bool]] = {
+_TOKENS = ("embeddings", "placeholders", True)
+_ITEMS = ("embeddings", "items", True)
+MISMATCHES: Mapping[str, tuple[str, str, bool]] = {
     # vllm/model_executor/models/utils.py, 0.11.0 to 0.32.0
     r"Attempted to assign .{0,400}?(?P<embeddings>\d+) multimodal tokens to "
-    r"(?P<places>\d+) placeholders": ("", True),
+    r"(?P<places>\d+) placeholders": _TOKENS,
     # vllm/v1/worker/utils.py, 0.11.0 to 0.32.0: whole items
     r"Expected number of multimodal embeddings to match number of input items: "
-    r"(?P<places>\d+), but got (?:len\(mm_embeddings\)=)?(?P<embeddings>\d+)": ("items", True),
+    r"(?P<places>\d+), but got (?:len\(mm_embeddings\)=)?(?P<embeddings>\d+)": (
+        "embeddings",
+        "items",
+        True,
+    ),
     # sglang/srt/managers/mm_utils.py of 0.5.6 and 0.5.17, mm_schedule.py of 0.5.23
     r"multimodal embedding does not match those in the input text\. Got (?P<places>\d+) tokens in "
-    r"the text but (?P<embeddings>\d+) tokens from multimodal embeddings": ("", True),
+    r"the text but (?P<embeddings>\d+) tokens from multimodal embeddings": (
+        "embeddings",
+        "placeholders",
+        True,
+    ),
     # transformers' models, which SGLang and LMDeploy take over
     r"[Ff]eatures and (?:image|video|audio) tokens do not match: tokens: (?P<places>\d+), "
-    r"features:? (?P<embeddings>\d+)": ("", True),
+    r"features:? (?P<embeddings>\d+)": _TOKENS,
     # lmdeploy/vl/model/base.py of 0.18.0: pictures
     r"the number of image token id \d+ is not equal to input images, (?P<places>\d+) vs "
-    r"(?P<embeddings>\d+)": ("pictures", False),
+    r"(?P<embeddings>\d+)": ("pictures", "placeholders", False),
 }
-"""Expression: what is counted, and whether the model was already at work on it."""
+"""Expression: what there was, for what, and whether the model was already at work on it."""
 
 ENVIRONMENT = re.compile(
     r"OutOfMemory|out of memory|NCCL|Gloo|ECC|No space left|BrokenPipe|ConnectionReset|"
@@ -147,9 +157,13 @@ def _ending(view: View) -> LogLine | None:
 def _exceptions(view: View, ending: LogLine) -> list[LogLine]:
     """The engine's own, near its end, oldest first; the front's are echoes, or of requests that it
     refused."""
-    lines = _lines(view, "core-exception") or [
-        line for line in _lines(view, "exception") if "APIServer" not in line.process
-    ]
+    lines = _lines(view, "core-exception")
+    if not lines:  # no marks of processes: only what follows is surely the same one's
+        lines = [
+            line
+            for line in _lines(view, "exception")
+            if line.number > ending.number and "APIServer" not in line.process
+        ]
     unique = {line.number: line for line in lines if _near(line, ending)}
     return [unique[number] for number in sorted(unique)]
 
@@ -203,7 +217,7 @@ def _set_fields(dumped: Sequence[LogLine]) -> str:
 
 def placeholder_counts(view: View) -> NamedClass | None:
     """The log holds an engine's own words for N embeddings and M places for them."""
-    for expression, (what, inside) in MISMATCHES.items():
+    for expression, (had, places, inside) in MISMATCHES.items():
         count = log_count(view.evidence, expression)
         if not count:
             continue
@@ -211,12 +225,10 @@ def placeholder_counts(view: View) -> NamedClass | None:
         match = re.search(expression, line.text)
         if match is None or match["embeddings"] == match["places"]:
             continue
-        unit = f"{what} " if what else ""
         return named(
             FailureClass.PLACEHOLDER_COUNTS,
             Certainty.CERTAIN if inside else Certainty.LIKELY,
-            f"The engine had {match['embeddings']} {unit}embeddings for {match['places']} "
-            "placeholders.",
+            f"The engine had {match['embeddings']} {had} for {match['places']} {places}.",
             [f"{count} lines in its log, first ({_where(line)}): {line.text[:SHOWN]}"],
         )
     return None

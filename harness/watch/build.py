@@ -83,4 +83,4 @@ def diagnosed(
     if known:
         sentence = f"{known[0]}: {sentence}"
     where = f"; incident: {found.folder}" if found.folder else ""
-    return Diagnosed(sentence + where, found.folder)
+    return Diagnosed(sentence + where, found.folder, tuple(found.diagnosis.classes))
