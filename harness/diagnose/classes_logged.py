@@ -34,6 +34,21 @@ FIELDS: Mapping[str, str] = {
 }
 """A request's field: what names it in an exception, or in the frames next to it."""
 
+GROUPS = (
+    ("structured_outputs",),
+    (
+        "top_logprobs",
+        "prompt_logprobs",
+        "prompt_embeds",
+        "logit_bias",
+        "bad_words",
+        "mm_hashes",
+        "lora",
+    ),
+    ("stop_token_ids", "min_tokens"),
+)
+"""Of at most eight texts each: for more of them a log's every line would be decoded."""
+
 GRAMMAR_ERROR = (
     r"EBNF|[Gg]rammar|xgrammar|llguidance|outlines|[Ff]ailed to advance FSM|json_schema_converter|"
     r"lmformatenforcer"
@@ -78,7 +93,10 @@ LOG_PATTERNS: Mapping[str, str] = {
     "core-exception": r"^\((?!APIServer)\w[^()]* pid=\d+\) ERROR .*\] (?:[A-Za-z_]\w*\.)*[A-Z]\w*"
     r"(?:Error|Exception): ",
     "dumped-request": r"Dumping scheduler output for model execution: ",
-    "traceback": r"(?:^|[\])])\s{2,}\S.*(?:" + "|".join(FIELDS.values()) + ")",
+    **{
+        f"traceback-{n}": rf"(?:^|[\])])\s{{2,}}\S.*(?:{'|'.join(FIELDS[name] for name in names)})"
+        for n, names in enumerate(GROUPS)
+    },
     "kv-size": r"GPU KV cache size: |Maximum concurrency for |max_total_num_tokens=",
     **{expression: expression for expression in MISMATCHES},
 }
@@ -186,7 +204,8 @@ def _fields(view: View, first: LogLine, last: LogLine) -> dict[str, str]:
             return dict.fromkeys(hits[:2], "the exception names it")
     inner = [
         line
-        for line in _lines(view, "traceback")
+        for n in range(len(GROUPS))
+        for line in _lines(view, f"traceback-{n}")
         if first.number - INNERMOST_LINES <= line.number < first.number
         and line.process == first.process
     ]

@@ -263,6 +263,8 @@ def test_the_hang_is_named_with_every_condition_met(hung: Kept, tmp_path: Path):
     assert (told.document["matches"][0]["scenario"], told.fit(GHOST)) == (GHOST, "match")
     assert set(conditions(told).values()) == {"met"}
     assert told.found == [GHOST]
+    certain = {c["name"] for c in told.document["classes"] if c["certainty"] == "certain"}
+    assert certain == {"steps-stopped", "gauges-lie"}
     assert told.document["effect"]["cpu_s"] < 4
     if load_before < 1.5 * (os.cpu_count() or 1):  # with other work beside it, time says nothing
         assert told.seconds < 10, told.seconds

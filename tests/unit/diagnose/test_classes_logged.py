@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from mmrepro.diagnose.classes_logged import LOG_PATTERNS
 from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Certainty, FailureClass, NamedClass
+from mmrepro.probes._literals import required_texts
 from mmrepro.probes.data import LogsData
 from mmrepro.probes.logs import scan
 from seen import answer, evidence, failed, target
@@ -216,6 +218,12 @@ def test_it_is_told_of_a_server_that_answers_as_well() -> None:
     """SGLang only warns, and answers with what it had."""
     found = named(f"[2026-11-24 18:20:00] {COUNTS['sglang'][0]}\n", answer(), engine="sglang")
     assert found.keys() == {F.PLACEHOLDER_COUNTS}
+
+
+def test_no_pattern_makes_a_log_slow_to_read() -> None:
+    """Each has a text that a line is found by before it is decoded."""
+    assert [n for n, p in LOG_PATTERNS.items() if required_texts(re.compile(p)) is None] == []
+    assert {name for group in classes_logged.GROUPS for name in group} == set(classes_logged.FIELDS)
 
 
 def test_no_log_names_nothing() -> None:
