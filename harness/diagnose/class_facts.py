@@ -52,8 +52,8 @@ CLASS_FACTS: Mapping[FailureClass, ClassFacts] = {
     ),
     FailureClass.WORK_WITHOUT_CLIENTS: ClassFacts(
         (
-            "requests in the background (batches, /v1/responses with background) look the same: "
-            "are there any?",
+            "requests in the background (/v1/responses with background) and clients of another "
+            "port or of a UNIX socket look the same: are there any?",
             "a proxy between that keeps no connection, or an abort that is lost: compare with the "
             "log's lines of aborted requests",
         ),

@@ -11,6 +11,7 @@ from mmrepro.engines import ENGINES
 from mmrepro.incident.diagnosis import Certainty, FailureClass, NamedClass
 from mmrepro.probes.data import LogLine
 from mmrepro.signature import crash
+from mmrepro.signature.live_server import CORE_ALIVE
 from mmrepro.signature.views import log_count, log_lines
 
 NEAR_LINES = 1000
@@ -131,7 +132,7 @@ def killed_by_input(view: View) -> NamedClass | None:
     its log holds.
     """
     ending = _ending(view)
-    if view.answer == "answered" or ending is None:
+    if ending is None:
         return None
     before = _exceptions(view, ending)
     if not before:
@@ -159,9 +160,11 @@ def killed_by_input(view: View) -> NamedClass | None:
 
 
 def _ending(view: View) -> LogLine | None:
-    """The line with which the engine's loop ended, after it had been at work."""
+    """The line with which the engine's loop ended, after it had been at work; None where it works,
+    or its process lives and nothing fails: then it is an earlier one's."""
     fatal = _lines(view, "core-fatal")
-    if not fatal:
+    lives = view.evidence.facts.get(CORE_ALIVE) is True and view.answer != "failed"
+    if not fatal or lives or view.answer == "answered":
         return None
     engine = ENGINES.get(view.facts.engine)
     if engine is not None and not engine.fatal_after_start:
@@ -195,7 +198,8 @@ def _fields(view: View, first: LogLine, last: LogLine) -> dict[str, str]:
     dumps = "".join(line.text for line in _lines(view, "dumped-request"))
     for number in dict.fromkeys(_NUMBER.findall(first.text)):
         alone = re.compile(rf"(?<!\d){number}(?!\d)")
-        hits = [name for name, value in _parameters(dumps) if alone.search(value)]
+        set_there = [(name, v) for name, v in _parameters(dumps) if name not in _ALWAYS]
+        hits = [name for name, value in set_there if alone.search(value)]
         if hits:
             return {hits[0]: f"the request that ran had {number} in it, and so has the exception"}
     for line in (first, last):
@@ -256,7 +260,7 @@ def placeholder_counts(view: View) -> NamedClass | None:
 def grammar_exception(view: View) -> NamedClass | None:
     """The exception that ended the engine is a grammar's."""
     ending = _ending(view)
-    if view.answer == "answered" or ending is None:
+    if ending is None:
         return None
     wanted = re.compile(GRAMMAR_ERROR)
     line = next((one for one in _exceptions(view, ending) if wanted.search(one.text)), None)

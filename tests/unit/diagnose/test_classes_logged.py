@@ -16,6 +16,7 @@ from mmrepro.incident.diagnosis import Certainty, FailureClass, NamedClass
 from mmrepro.probes._literals import required_texts
 from mmrepro.probes.data import LogsData
 from mmrepro.probes.logs import scan
+from mmrepro.signature.live_server import CORE_ALIVE
 from seen import answer, evidence, failed, target
 
 F, C = FailureClass, Certainty
@@ -151,6 +152,21 @@ def test_what_no_input_killed(text: str, engine: str) -> None:
 def test_a_server_that_answers_was_not_killed() -> None:
     assert named(STOP_TOKEN, answer()) == {}
     assert F.KILLED_BY_INPUT in named(STOP_TOKEN, failed(500, "HTTP 500: EngineDeadError"))
+
+
+def test_an_end_of_an_earlier_process_is_not_that_of_one_that_lives() -> None:
+    for alive, names in ((True, set()), (False, {F.KILLED_BY_INPUT}), (None, {F.KILLED_BY_INPUT})):
+        found = evidence(read(STOP_TOKEN, "vllm"), **{CORE_ALIVE: alive})
+        assert {one.name for one in classes(found, target())} == names
+    # Its loop has ended, and its process lives: every request fails.
+    lives = evidence(read(STOP_TOKEN, "vllm"), failed(500, "HTTP 500"), **{CORE_ALIVE: True})
+    assert [one.name for one in classes(lives, target())] == [F.KILLED_BY_INPUT]
+
+
+def test_a_number_that_every_request_may_have_blames_no_field() -> None:
+    text = STOP_TOKEN.replace("max_tokens=8", "max_tokens=320").replace("[1151935], bad", "[], bad")
+    one = named(text)[F.KILLED_BY_INPUT]
+    assert ("by its field" in one.sentence, one.certainty) == (False, C.LIKELY)
 
 
 def test_what_a_machine_does_more_often_than_a_request_is_possible_only() -> None:
