@@ -126,7 +126,8 @@ def never_fits(view: View) -> NamedClass | None:
     if any(v < 1 for _, v in waiting) or any(running) or max(usage) > FREE_KV:
         return None
     seconds = waiting[-1][0] - waiting[0][0]
-    if view.answer == "answered" or _short_of_processors(view):
+    # The reason is counted by a step that let nobody in: no lateness of this machine explains it.
+    if view.answer == "answered" or (not told and _short_of_processors(view)):
         return None
     sure = told and seconds >= STANDSTILL_S
     reason = "for reason capacity " if told else ""

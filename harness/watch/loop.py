@@ -122,7 +122,8 @@ class Watch:
         with self.lock:
             last, finding = self.health.last, self.finding
             named = [*(finding.classes if finding else ()), *(last.classes if last else ())]
-            before, now = self.classes, {}
+            before = self.classes
+            now: dict[FailureClass, Certainty] = {}
             for one in sorted(named, key=lambda one: SUREST.index(one.certainty)):
                 now.setdefault(one.name, one.certainty)
             self.classes = now

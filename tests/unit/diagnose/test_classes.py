@@ -138,6 +138,9 @@ NO_FAILURE: dict[str, Evidence] = {
     "the machine is short of processors": seen(
         GREEN, counts(*RUNS), ASKED, SPIN, HOT, **{LATENESS: 0.6}
     ),
+    "short of processors, and no reason is told": seen(
+        GREEN, counts(*[{"waiting": 1.0}] * 3), ASKED, MOVES, COLD, **{LATENESS: 0.6}
+    ),
     "answered after a queue for capacity": seen(GREEN, counts(*QUEUE), answer(), idle()),
     "nothing could be seen": seen(),
     "silence alone": seen(ASKED),
@@ -192,6 +195,10 @@ CASES: Made = {
     ),
     "can never fit": (
         seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD, connected(1, 1)),
+        {F.NEVER_FITS: C.CERTAIN},
+    ),
+    "can never fit, on a busy machine": (
+        seen(GREEN, counts(*QUEUE), ASKED, MOVES, COLD, **{LATENESS: 0.6}),
         {F.NEVER_FITS: C.CERTAIN},
     ),
     "can never fit, stacks closed to us": (
