@@ -42,7 +42,7 @@ class Window:
                 was much.
         """
         asked = [r for r in self._now if isinstance(r.data, InferenceData)]
-        if not any(r.data.answered for r in asked):
+        if not _answered(self._now):
             for check in [c for c in self._checks if _answered(c)]:
                 check.clear()
         readings = [r for c in self._checks for r in c if not isinstance(r.data, InferenceData)]
