@@ -49,7 +49,7 @@ def test_work_in_the_background_and_then_a_request_that_kills(tmp_path: Path):
                     server, "/v1/responses", input="hello", background=True, store=True,
                     max_output_tokens=1500, temperature=1.0,
                 ) == 200  # fmt: skip
-            told.append(diagnose(server.url, "--no-request", cwd=tmp_path, timeout=120))
+            told.append(diagnose(server.url, "--no-request", cwd=tmp_path, timeout=300))
             return "work-without-clients" in classes(told[-1])
 
         wait_for(alone, 180, "work for nobody")
@@ -90,7 +90,7 @@ def test_a_prompt_that_can_never_fit_is_told_by_diagnose_and_by_watch(tmp_path: 
                     return 'mmrepro_watch_class{class="never-fits"} 3.0' in answer.read().decode()
 
             wait_for(told, 180, "the class, from the watch")
-            assert classes(diagnose(server.url, cwd=tmp_path, timeout=120)) == {
+            assert classes(diagnose(server.url, cwd=tmp_path, timeout=300)) == {
                 "never-fits": "certain"
             }
         finally:

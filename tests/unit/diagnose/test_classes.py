@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from made_up import at, http
 from mmrepro.diagnose.class_facts import CLASS_FACTS
 from mmrepro.diagnose.classes import LOG_GROWTH, classes
+from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import CLASS_WORDS, Certainty, FailureClass
 from mmrepro.probes.base import ProbeResult, ProbeStatus
@@ -295,6 +296,12 @@ TURNS: dict[str, Callable[[], dict[FailureClass, Certainty]]] = {
 @pytest.mark.parametrize("turn", TURNS)
 def test_one_changed_thing_takes_it_away(turn: str) -> None:
     assert TURNS[turn]() == {}
+
+
+def test_our_own_request_is_not_counted_among_those_that_run() -> None:
+    readings = counts(*[{"running": 2.0}] * 3)  # at 0, 5 and 10 s
+    evidence = seen(at_time(answer(6.0), 1.0), readings)
+    assert View(target(), evidence).others_running == [2.0, 1.0, 2.0]
 
 
 def test_a_grammar_that_is_compiled_while_others_are_answered_is_no_loop() -> None:
