@@ -258,3 +258,12 @@ def test_the_classes_of_a_diagnosis_stay_until_it_is_live_again() -> None:
     assert watch.classes.keys() == {F.STEPS_STOPPED, F.GAUGES_LIE}
     watch._step()
     assert watch.classes == {}
+
+
+def test_of_a_check_and_a_diagnosis_the_surer_one_counts() -> None:
+    for first, second in ((C.CERTAIN, C.LIKELY), (C.LIKELY, C.CERTAIN)):
+        checked = Check(CheckOutcome.OK, 1.0, 0.1, classes=(one(F.NEVER_FITS, first),))
+        watch = Watch(Script(checked), Health(), WatchOptions())
+        watch.finding = Diagnosed("x", None, (one(F.NEVER_FITS, second),))
+        watch._step()
+        assert watch.classes == {F.NEVER_FITS: C.CERTAIN}
