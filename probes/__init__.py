@@ -20,6 +20,7 @@ PROBES: Final[Mapping[str, str]] = {
     "processes": "ProcessesProbe",
     "stacks": "StacksProbe",
     "syscalls": "SyscallsProbe",
+    "connections": "ConnectionsProbe",
     "gpu": "GpuProbe",
     "logs": "LogsProbe",
 }

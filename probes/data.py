@@ -207,6 +207,21 @@ class SyscallsData(ProbeData):
     why: str
 
 
+# ------------------------------------------------------------------ connections
+
+
+class ConnectionsData(ProbeData):
+    kind: Literal["connections"] = "connections"
+    port: int
+    clients: Annotated[int, Field(description="connected to the port, mmrepro itself left out")]
+    unread: Annotated[
+        int, Field(description="of these: with bytes that the server has not read")
+    ] = 0
+    left: Annotated[
+        int, Field(description="closed by the client (CLOSE_WAIT), not yet by the server")
+    ] = 0
+
+
 # ------------------------------------------------------------------ GPU
 
 
@@ -285,6 +300,7 @@ AnyProbeData = Annotated[
     | ProcessesData
     | StacksData
     | SyscallsData
+    | ConnectionsData
     | GpuData
     | LogsData,
     Field(discriminator="kind"),

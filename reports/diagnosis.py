@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mmrepro.incident.diagnosis import FIT_WORDS, STATE_WORDS, Diagnosis, Fit, Match, ServerState
+from mmrepro.incident.diagnosis import (
+    CLASS_WORDS,
+    FIT_WORDS,
+    STATE_WORDS,
+    Certainty,
+    Diagnosis,
+    Fit,
+    Match,
+    NamedClass,
+    ServerState,
+)
 from mmrepro.reports import gfm, words
 from mmrepro.reports.lines import TONES, TRUTHS, Printer
 from mmrepro.text.sanitize import one_line
@@ -18,6 +28,11 @@ _FITS: Final = {
     Fit.SYMPTOM_ONLY: "yellow",
     Fit.EXPOSED: "yellow",
     Fit.NOT_THIS: "dim",
+}
+_CERTAINTIES: Final = {
+    Certainty.CERTAIN: "bold red",
+    Certainty.LIKELY: "red",
+    Certainty.POSSIBLE: "yellow",
 }
 _FRAMES: Final = 8
 _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
@@ -82,6 +97,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
         for number, frame in enumerate(assessment.frames[:_FRAMES]):
             weight = "bold" if number == 0 else ""
             out.line("    ", (frame.function, weight), (f" ({frame.file}:{frame.line})", "dim"))
+    _print_classes(diagnosis, out)
     _print_matches(diagnosis, out)
     if diagnosis.unseen:
         out.heading("Could not be seen")
@@ -96,6 +112,27 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     out.line((effect_sentence(diagnosis), "dim"), cut=False)
     if diagnosis.incident_dir:
         out.line(f"Incident: {diagnosis.incident_dir}/report.html", cut=False)
+
+
+def class_title(one: NamedClass) -> str:
+    """``certain: steps stopped``: how sure it is, and the class in words."""
+    return f"{one.certainty.value}: {CLASS_WORDS[one.name].partition(':')[0]}"
+
+
+def _print_classes(diagnosis: Diagnosis, out: Printer) -> None:
+    if not diagnosis.classes:
+        return
+    out.heading("Class of failure")
+    for one in diagnosis.classes:
+        style = _CERTAINTIES[one.certainty]
+        out.line("  ", (one.name.value, style), f"  {one.certainty.value}: {one.sentence}",
+                 cut=False)  # fmt: skip
+        for text in one.why:
+            out.line("      ", (text, "dim"), cut=False)
+        for text in one.advice:
+            out.line("    ", text, cut=False)
+        for reference in one.references:
+            out.line("    ", (reference, "dim"))
 
 
 def _print_matches(diagnosis: Diagnosis, out: Printer) -> None:
@@ -139,6 +176,17 @@ def assessment_markdown(diagnosis: Diagnosis) -> str:
         parts.append("What to do:")
         parts.append("\n".join(f"- {gfm.text(text)}" for text in assessment.advice[:12]))
     return "\n\n".join(part for part in parts if part)
+
+
+def classes_markdown(diagnosis: Diagnosis) -> str:
+    parts = []
+    for one in diagnosis.classes[:12]:
+        parts.append(f"{gfm.code(one.name.value)}, {class_title(one)}. {gfm.text(one.sentence)}")
+        rows = [f"- {gfm.text(text, 600)}" for text in one.why[:12]]
+        rows += [f"- to do: {gfm.text(text)}" for text in one.advice]
+        rows += [f"- see {gfm.text(text)}" for text in one.references]
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts)
 
 
 def matches_markdown(diagnosis: Diagnosis) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def render_html(incident: Incident) -> str:
     """The whole report; long parts are folded. Any optional part of the incident may be missing."""
-    from mmrepro.reports.diagnosis import effect_sentence
+    from mmrepro.reports.diagnosis import class_title, effect_sentence
     from mmrepro.reports.exhibits import exhibits
     from mmrepro.reports.picture import picture
 
@@ -44,6 +44,7 @@ def render_html(incident: Incident) -> str:
         view=view,
         words=words,
         diagnosis=incident.diagnosis,
+        class_title=class_title,
         effect=effect_sentence(incident.diagnosis) if incident.diagnosis else "",
     )
 

@@ -77,6 +77,7 @@ def _diagnosis(incident: Incident) -> list[Section]:
         return []
     return [
         Section("What was seen", diagnosis.assessment_markdown(told), 96),
+        Section("Class of failure", diagnosis.classes_markdown(told), 95),
         Section("Known failures", diagnosis.matches_markdown(told), 93),
         Section(
             "What the look cost, and what it could not see", diagnosis.limits_markdown(told), 72

@@ -119,6 +119,9 @@ def _diagnosis_summary(incident: Incident) -> list[str]:
         sentences.append(sentence(f"{kind} `{match.scenario}`: {match.why}"))
     if told.found:
         sentences.append(sentence(incident.scenario.summary))
+    else:
+        for one in told.classes[:3]:
+            sentences.append(sentence(f"Class `{one.name}`, {one.certainty}: {one.sentence}"))
     return sentences
 
 

@@ -15,6 +15,8 @@ from mmrepro.scenario import (
     Scenario,
     Severity,
     Truth,
+    Upstream,
+    UpstreamState,
     answered,
     cause,
     checks,
@@ -81,6 +83,9 @@ def flooded(logs: Logs) -> Finding:
     return Finding.of(bool(most) and most[0][1] >= FLOOD, text)
 
 
+FIX = pull("sglang#35255", "abort handling after a client disconnect", release="0.5.20")
+
+
 class GhostDecode(Scenario):
     """A client of SGLang goes away, and its request decodes on to max_tokens, beyond any abort.
 
@@ -104,9 +109,10 @@ class GhostDecode(Scenario):
     key_log_patterns = (FORGOTTEN,)
     mitigations = (upgrade("0.5.20"),)
     failure_class, severity = FailureClass.WORK_SURVIVES_CLIENT, Severity.HIGH
+    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.5.20")
     references = (
         issue("sglang#36333", "a disconnected client leaves a request that decodes on"),
-        pull("sglang#35255", "abort handling after a client disconnect", release="0.5.20"),
+        FIX,
     )
     sources = (
         quote(
@@ -189,7 +195,7 @@ class GhostDecode(Scenario):
             by="never-passed-on", given=(waits_for_it, "left-early"),
         ),
         claim(
-            "fixed", "sglang#35255 (0.5.20) fixes it", pull("sglang#35255", ""),
+            "fixed", "sglang#35255 (0.5.20) fixes it", FIX,
             by=at_once, given="left-early", releases=">=0.5.20",
         ),
     )  # fmt: skip

@@ -15,6 +15,8 @@ from mmrepro.scenario import (
     Scenario,
     Severity,
     TinyQwen2VL,
+    Upstream,
+    UpstreamState,
     answered,
     cause,
     claim,
@@ -39,6 +41,9 @@ TRACE = (ENDED, "in-top-logprobs", "out-of-range")
 def likeliest(sent: RequestRecord) -> int:
     """How many were told of the first token, as far as they are kept."""
     return max((len(top) for choice in sent.choices for top in choice.top), default=0)
+
+
+REPORT = issue("sglang#40076", "top_logprobs > vocab size kills the scheduler")
 
 
 class TopLogprobsKill(Scenario):
@@ -73,8 +78,9 @@ class TopLogprobsKill(Scenario):
         ),
     )
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-24")
     references = (
-        issue("sglang#40076", "top_logprobs > vocab size kills the scheduler"),
+        REPORT,
         pull("sglang#28794", "reject out-of-range top_logprobs_num", "a fix, not in 0.5.23"),
     )
     sources = (

@@ -54,6 +54,10 @@ def watch(
     model: Annotated[
         str, typer.Option(help="Served model to ask for.  [default: the first listed]")
     ] = "",
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(help="A log file for diagnoses.  [default: where its output goes]"),
+    ] = None,
     header: Annotated[
         list[str] | None,
         typer.Option(help="Sent with each request, e.g. 'Authorization: Bearer KEY'."),
@@ -104,7 +108,7 @@ def watch(
         headers=headers,
         diagnose=None
         if no_diagnose
-        else partial(diagnosed, url, model, headers, out, _write_reports),
+        else partial(diagnosed, url, model, headers, out, _write_reports, tuple(log or ())),
         listener=_json_line if json else _line,
     )
     server = WatchServer(running, address) if address is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import threading
 import time
@@ -12,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mmrepro.diagnose import discover
+from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.diagnose.discover import Target
 from mmrepro.diagnose.readings import View
 from mmrepro.engines.base import UVICORN_STARTS
@@ -19,6 +21,7 @@ from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.diagnosis import Effect
 from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
+from mmrepro.probes.connections import ConnectionsProbe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.fetch import fetch
 from mmrepro.probes.gpu import GpuProbe
@@ -97,6 +100,7 @@ class Collector:
         self._usage = _usage()
         self._asked_at = self._started
         self._waiting: Future[None] | None = None
+        self._sizes: dict[str, int] = {}
         self._given_up = threading.Event()
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="diagnose")
@@ -109,9 +113,7 @@ class Collector:
 
     def ask_front(self) -> None:
         """The cheap endpoints and the metrics, at once; they also tell which engine it is."""
-        self._all(
-            self._start(self._http(self._cheap())), self._start(self._metrics(), label="metrics-1")
-        )
+        self._all(self._start(self._http(self._cheap())), *self._counts("1"))
 
     def model(self) -> str:
         """The model to ask for: as given, as /v1/models lists it, as the command line names it."""
@@ -170,7 +172,7 @@ class Collector:
         if plain:
             return False
         self._until(self._asked_at + APART_S)
-        self._all(self._start(self._metrics(), label="metrics-2"))
+        self._all(*self._counts("2"))
         if self._waiting is not None:
             _wait(self._waiting, min(self._asked_at + GLANCE_S, self._end))
         if self.waits or suspicious(self.evidence):
@@ -192,10 +194,7 @@ class Collector:
         """A second look without the wait for it, and readings not before ``SOONEST_S``."""
         self._all(*self._processes_round(label="soon-", samples=3, others=False))
         self._until(self._asked_at + SOONEST_S, unless=self._waiting)
-        self._all(
-            self._start(self._metrics(), label="metrics-soon"),
-            self._start(self._http(self._cheap()), label="http-soon"),
-        )
+        self._all(*self._counts("soon"), self._start(self._http(self._cheap()), label="http-soon"))
         discover.refresh(self.target)
 
     def give_up(self) -> None:
@@ -217,7 +216,7 @@ class Collector:
         self._all(*self._processes_round(label="2-", seconds=max(room, EVIDENCE_S)))
         # The last readings shortly before the deadline: after it there is only judging to do.
         self._until(end - LAST_S, unless=self._waiting)
-        last = [self._start(self._metrics(), label="metrics-3")]
+        last = self._counts("3")
         if self._end - time.monotonic() >= WORTH_S:
             last.append(self._start(self._http(self._cheap()), label="http-2"))
         if self._waiting is not None:
@@ -258,6 +257,23 @@ class Collector:
                 d.bytes_read for _, d in self.evidence.results(LogsData, partial=True)
             ),
         )
+
+    def log_growth(self) -> float | None:
+        """Bytes a second by which the logs grew since this look began; None: there is none, or it
+        was too short."""
+        seconds = time.monotonic() - self._started
+        grown = [now - self._sizes[n] for n, now in self._log_sizes().items() if n in self._sizes]
+        return sum(grown) / seconds if grown and seconds >= APART_S else None
+
+    def note_log_sizes(self) -> None:
+        self._sizes = self._log_sizes()
+
+    def _log_sizes(self) -> dict[str, int]:
+        sizes = {}
+        for name in self.target.facts.logs[:MAX_LOGS]:
+            with contextlib.suppress(OSError):
+                sizes[name] = Path(name).stat().st_size
+        return sizes
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -342,7 +358,7 @@ class Collector:
     def _logs(self) -> list[Future[None]]:
         engine = self.target.engine
         own = engine.log_patterns if engine else {}
-        patterns = {**live.LOG_PATTERNS, **own, **self.log_patterns}
+        patterns = {**live.LOG_PATTERNS, **CLASS_PATTERNS, **own, **self.log_patterns}
         progress = engine.progress_pattern if engine else None
         added = (engine.added_pattern if engine else "") or None
         began = discover.began(self.target)
@@ -386,6 +402,15 @@ class Collector:
         path = engine.metrics_path if engine else "/metrics"
         self._note_request(f"GET {path}")
         return MetricsProbe(self.target.facts.url + path, FRONT_S, headers=self.plan.headers)
+
+    def _counts(self, label: str) -> list[Future[None]]:
+        """What the server counts, and who is connected to it at that time."""
+        facts = self.target.facts
+        started = []
+        if facts.port and facts.place != "remote":
+            probe = ConnectionsProbe(facts.port, facts.root_pid or "self")
+            started.append(self._start(probe, label=f"connections-{label}"))
+        return [*started, self._start(self._metrics(), label=f"metrics-{label}")]
 
     def _start(
         self, probe: Probe[ProbeData], *, seconds: float = FRONT_S * 2, label: str = ""

@@ -10,9 +10,13 @@ from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import TargetFacts
 from mmrepro.probes.data import (
+    ConnectionsData,
     EndpointAnswer,
     HttpData,
     InferenceData,
+    LogLine,
+    LogsData,
+    MetricsData,
     ProcessesData,
     ProcessUse,
     StacksData,
@@ -129,6 +133,60 @@ class View:
             if readings:
                 return any(values[-1] != values[0] for values in readings)
         return None
+
+    @property
+    def moving(self) -> bool | None:
+        """As ``progress``; steps that were made, and a KV cache that fills, are some as well."""
+        others = [values for c in ("steps", "kv_usage") if len(values := self.readings(c)) >= 2]
+        if self.progress is False and any(values[-1] != values[0] for values in others):
+            return True
+        return self.progress
+
+    @property
+    def span_s(self) -> float:
+        """Seconds between the first and the last reading of the counters."""
+        read = [r.started.mono for r, _ in self.evidence.results(MetricsData, "check")]
+        return max(read) - min(read) if read else 0.0
+
+    def timed(self, short: str) -> list[tuple[float, float]]:
+        """Monotonic second and value of each reading, oldest first. ``waiting_capacity``: of those
+        that wait, the ones that do for capacity."""
+        engine = ENGINES.get(self.facts.engine)
+        names = engine.metrics.get(short, ()) if engine else ()
+        reason = {"waiting_capacity": "capacity"}.get(short)
+        found = []
+        for result, data in self.evidence.results(MetricsData, "check"):
+            values = [
+                s.value
+                for s in data.samples
+                if s.name in names and reason in (None, s.labels.get("reason"))
+            ]
+            if values and None not in values:
+                found.append((result.started.mono, sum(v for v in values if v is not None)))
+        return found
+
+    @property
+    def others_running(self) -> list[float]:
+        """Requests that run, in each reading, without ours where it was on its way."""
+        own = [
+            (r.started.mono, r.started.mono + d.seconds)
+            for r, d in self.evidence.results(InferenceData, "check")
+        ]
+        return [
+            value - any(began <= at <= ended for began, ended in own)
+            for at, value in self.timed("running")
+        ]
+
+    @property
+    def connections(self) -> list[ConnectionsData]:
+        """Who was connected, one reading each."""
+        return [data for _, data in self.evidence.results(ConnectionsData, "check")]
+
+    @property
+    def last_progress(self) -> LogLine | None:
+        """The log's last line of work done."""
+        logs = (d.last_progress for _, d in self.evidence.results(LogsData, partial=True))
+        return next((line for line in logs if line is not None), None)
 
     def always(self, short: str) -> bool | None:
         """Whether a gauge was above 0 in every reading; None: not read twice."""

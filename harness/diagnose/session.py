@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mmrepro import __version__
 from mmrepro.diagnose import discover, general, kernel
+from mmrepro.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
 from mmrepro.diagnose.match import all_scenarios, match_all
 from mmrepro.diagnose.patterns import union
@@ -131,6 +132,8 @@ def _look(
             target.unseen.append(f"the rest of the look: mmrepro failed ({type(error).__name__})")
         if lateness.share > SHORT:
             evidence.facts[LATENESS] = round(lateness.share, 2)
+        if (growth := collector.log_growth()) is not None:
+            evidence.facts[LOG_GROWTH] = growth
         kernel.note(target, evidence)
         _keep_log_lines(recorder, evidence)
         assessment = general.assess(evidence, facts)
@@ -142,6 +145,7 @@ def _look(
             taken=taken,
             target=facts,
             assessment=assessment,
+            classes=classes(evidence, facts),
             since=_since(evidence, assessment.state),
             matches=match_all(scenarios, evidence, live),
             unseen=_unseen(target, evidence),
@@ -160,6 +164,7 @@ def _collect(
 ) -> None:
     facts, evidence = target.facts, collector.evidence
     discover.find_logs(target, options.logs)
+    collector.note_log_sizes()
     if target.engine is None and facts.root_pid is not None:
         discover.name_engine(target, frozenset())
     if not any(p.state in "Tt" for p in facts.processes):

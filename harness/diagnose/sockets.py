@@ -17,9 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import psutil
+from mmrepro.probes.connections import LISTEN, rows
 from mmrepro.supervise import procfs
-
-LISTEN = "0A"
 
 
 @dataclass(frozen=True)
@@ -33,15 +32,11 @@ class Listener:
 def parse_listeners(table: str) -> list[Listener]:
     """The listening sockets of a /proc/net/tcp or tcp6; lines that are none are skipped."""
     sockets = []
-    for line in table.splitlines():
-        fields = line.split()
-        try:
-            if fields[3] != LISTEN:
-                continue
-            host, _, port = fields[1].partition(":")
-            sockets.append(Listener(_address(host), int(port, 16), int(fields[7]), int(fields[9])))
-        except (IndexError, ValueError):
-            continue
+    for row in rows(table):
+        if row.state == LISTEN:
+            with contextlib.suppress(ValueError):
+                address = _address(row.address)
+                sockets.append(Listener(address, row.port, row.uid, row.inode))
     return sockets
 
 

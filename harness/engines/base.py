@@ -154,6 +154,11 @@ class Engine(ABC):
     """Lines that it logs at each start, and only then, in that order."""
     idle_loops: ClassVar[tuple[str, ...]] = ()
     """Functions of the core that turn round and burn CPU while there is nothing to do."""
+    step_functions: ClassVar[tuple[str, ...]] = ()
+    """Functions of the core that are on its stack during a step, and only then."""
+    fatal_after_start: ClassVar[bool] = False
+    """Whether its log pattern ``core-fatal`` is of an engine that was ready; else a start that
+    failed says the same."""
     own_fidelity: ClassVar[Fidelity | None] = None
     """Of all its runs, whatever they run on; None: the device's."""
     distributions: ClassVar[tuple[str, ...]] = ()

@@ -89,6 +89,9 @@ class LmdeployEngine(Engine):
         r"EOFError": "LMDeploy's engine process sometimes ends with EOFError as it starts (0.18.0: "
         "pytorch/engine/mp_engine/zmq_engine.py ends the manager that it still uses)"
     }
+    log_patterns: ClassVar[Mapping[str, str]] = {
+        "core-fatal": r"Engine (?:main )?loop failed|Task <MainLoop\w*> failed"
+    }
     log_mark: ClassVar[str] = r" - lmdeploy - |HINT:\s+Please open .{0,20}http"
     progress_pattern: ClassVar[str] = r'"POST /v1/chat/completions HTTP/1\.1" \d+'
     """At its default log level LMDeploy says nothing of requests; uvicorn does."""

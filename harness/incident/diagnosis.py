@@ -61,6 +61,50 @@ COULD_NOT_TELL = frozenset(
 )
 
 
+class LiveClass(StrEnum):
+    """What kind of failure it is, whether or not it is a known one; none, one or several."""
+
+    STEPS_STOPPED = "steps-stopped"
+    KILLED_BY_INPUT = "killed-by-input"
+    NEVER_FITS = "never-fits"
+    WORK_WITHOUT_CLIENTS = "work-without-clients"
+    GAUGES_LIE = "gauges-lie"
+    MEMORY_GROWS = "memory-grows"
+    PLACEHOLDER_COUNTS = "placeholder-counts"
+    GRAMMAR_LOOP = "grammar-loop"
+
+
+CLASS_WORDS: dict[LiveClass, str] = {
+    LiveClass.STEPS_STOPPED: "steps stopped: a request waits and no step is made",
+    LiveClass.KILLED_BY_INPUT: "killed by input: a request ended the engine",
+    LiveClass.NEVER_FITS: "can never fit: a request waits for more than there is",
+    LiveClass.WORK_WITHOUT_CLIENTS: "work without clients: it works for nobody",
+    LiveClass.GAUGES_LIE: "gauges lie: the metrics contradict the processes",
+    LiveClass.MEMORY_GROWS: "memory grows with each request",
+    LiveClass.PLACEHOLDER_COUNTS: "placeholder counts: more or fewer embeddings than places",
+    LiveClass.GRAMMAR_LOOP: "grammar loop: a grammar is compiled or matched without end",
+}
+
+
+class Certainty(StrEnum):
+    """How sure a class is, surest first."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    POSSIBLE = "possible"
+
+
+class NamedClass(Record):
+    """One class of failure, and what it rests on."""
+
+    name: LiveClass
+    certainty: Certainty
+    sentence: Annotated[str, Field(description="what is wrong, for people")]
+    why: Annotated[list[str], Field(description="the observations it rests on")] = []
+    advice: Annotated[list[str], Field(description="what to do next")] = []
+    references: Annotated[list[str], Field(description="upstream threads, pages of ours")] = []
+
+
 class Fit(StrEnum):
     """How a known failure's signature fits the evidence, best first."""
 
@@ -185,6 +229,9 @@ class Diagnosis(Record):
     taken: Moment
     target: TargetFacts
     assessment: Assessment
+    classes: Annotated[
+        list[NamedClass], Field(description="classes of failure, surest first; none: none is seen")
+    ] = []
     since: Annotated[str, Field(description="since when, and how that is known")] = ""
     matches: Annotated[list[Match], Field(description="every known failure, best fit first")] = []
     unseen: Annotated[

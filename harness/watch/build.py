@@ -66,14 +66,18 @@ def diagnosed(
     headers: Mapping[str, str],
     out: Path | None,
     write: Callable[[Path], object],
+    logs: tuple[Path, ...],
     deadline_s: float,
 ) -> Diagnosed:
-    """Diagnose ``url``; the incident is kept below ``out``, ``write`` writes its reports."""
+    """Diagnose ``url``; the incident is kept below ``out``, ``write`` writes its reports.
+
+    ``logs``: in the place of the files that its output is found to go to; (): those.
+    """
     from mmrepro.diagnose.session import DiagnoseOptions, diagnose
 
     folder = None if out is None else out / time.strftime("watch-%Y%m%d-%H%M%S")
     asked = DiagnoseOptions(
-        url=url, deadline_s=deadline_s, model=model, out=folder, headers=headers
+        url=url, deadline_s=deadline_s, model=model, out=folder, headers=headers, logs=logs
     )
     found = diagnose(asked)
     if found.folder is not None:
@@ -83,4 +87,4 @@ def diagnosed(
     if known:
         sentence = f"{known[0]}: {sentence}"
     where = f"; incident: {found.folder}" if found.folder else ""
-    return Diagnosed(sentence + where, found.folder)
+    return Diagnosed(sentence + where, found.folder, tuple(found.diagnosis.classes))

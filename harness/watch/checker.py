@@ -9,15 +9,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mmrepro.engines import ENGINES
+from mmrepro.incident.diagnosis import NamedClass, TargetFacts
 from mmrepro.machine.lateness import SHORT, Lateness
-from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
+from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
+from mmrepro.probes.connections import ConnectionsProbe
 from mmrepro.probes.data import InferenceData, MetricsData
 from mmrepro.probes.fetch import api_root, connection_refused, fetch
 from mmrepro.probes.http import first_model
 from mmrepro.probes.inference import InferenceProbe
 from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.watch.health import Check, CheckOutcome
+from mmrepro.watch.memory import Growth, caches_bytes
 from mmrepro.watch.processes import Processes, Seen
+from mmrepro.watch.window import Window
 
 LATE = 0.3
 """Part of the deadline after which a request that is not answered yet has its server looked at."""
@@ -62,6 +66,10 @@ class Checker:
         self.image = image
         self.headers = dict(headers or {})
         self._worked = False
+        self._window = Window()
+        self._growth = Growth()
+        self._answers = 0
+        self._counted: MetricsData | None = None
         self._lateness = Lateness()
         self._scratch = tempfile.TemporaryDirectory(prefix="mmrepro-watch-")
         self._processes = Processes(self.url, Path(self._scratch.name))
@@ -72,9 +80,35 @@ class Checker:
     def check(self) -> Check:
         """One check; never raises for what a server does."""
         started = time.monotonic()
+        self._window.begin()
         with Lateness() as self._lateness:
             verdict, why = self._find_model() or self._ask()
-        return Check(verdict, time.monotonic(), time.monotonic() - started, why)
+        self._answers += verdict is CheckOutcome.OK
+        at, classes = time.monotonic(), self._classes()
+        return Check(verdict, at, at - started, why, classes)
+
+    def _classes(self) -> tuple[NamedClass, ...]:
+        """Of failure, by what the last checks read and by the memory of its processes."""
+        processes, share = self._processes, self._lateness.share
+        if (facts := processes.facts) is None:
+            return ()
+        late = share if share > SHORT else 0.0
+        found = self._window.classes(facts, processes.silence, late=late)
+        self._growth.observe(time.monotonic(), self._finished(facts), processes.memory())
+        pictures = bool(self._total(facts, "mm_cache_queries"))
+        grows = self._growth.named(caches_bytes(facts.command) if pictures else 0)
+        return (*found, *([grows] if grows else []))
+
+    def _finished(self, facts: TargetFacts) -> float:
+        """Requests that the server counts as finished, else those of ours that were answered."""
+        total = self._total(facts, "finished")
+        return self._answers if total is None else total
+
+    def _total(self, facts: TargetFacts, short: str) -> float | None:
+        """Of the latest metrics."""
+        engine, data = ENGINES.get(facts.engine), self._counted
+        names = engine.metrics.get(short, ()) if engine else ()
+        return next((v for n in names if data and (v := data.total(n)) is not None), None)
 
     def _find_model(self) -> Seen | None:
         """Ask for the served model, if it is not known; why that failed."""
@@ -96,6 +130,7 @@ class Checker:
 
     def _ask(self) -> Seen:
         before = self._signs() or {}
+        self._look_who_is_connected()
         probe = InferenceProbe(
             self.url,
             self.model,
@@ -105,7 +140,7 @@ class Checker:
         )
         box: list[ProbeData | None] = []
         asking = threading.Thread(
-            target=lambda: box.append(self._run(probe, self.deadline_s + 1)[1]), daemon=True
+            target=lambda: box.append(self._run(probe, self.deadline_s + 1).data), daemon=True
         )
         asking.start()
         asking.join(LATE * self.deadline_s)
@@ -162,17 +197,26 @@ class Checker:
 
     def _signs(self) -> dict[str, float] | None:
         """Counters of work done; empty where there are no metrics, None where they are late."""
-        status, data = self._run(MetricsProbe(self.url, 2.0, headers=self.headers), 3.0)
+        result = self._run(MetricsProbe(self.url, 2.0, headers=self.headers), 3.0)
+        data = result.data
         if isinstance(data, MetricsData):
+            self._counted = data
+            self._processes.name_engine(frozenset(s.name for s in data.samples))
             return {name: v for name in (*PROGRESS, *GAUGES) if (v := data.total(name)) is not None}
-        return None if status is ProbeStatus.TIMED_OUT else {}
+        return None if result.status is ProbeStatus.TIMED_OUT else {}
 
-    def _run(self, probe: Probe[ProbeData], seconds: float) -> tuple[ProbeStatus, ProbeData | None]:
+    def _look_who_is_connected(self) -> None:
+        facts = self._processes.facts
+        if facts is not None and facts.port and facts.place != "remote":
+            self._run(ConnectionsProbe(facts.port, facts.root_pid or "self"), 1.0)
+
+    def _run(self, probe: Probe[ProbeData], seconds: float) -> ProbeResult[ProbeData]:
         folder = Path(self._scratch.name)
         result = run_probe(probe, folder, seconds, phase="check")
         for raw in result.raw:
             (folder / raw).unlink(missing_ok=True)
-        return result.status, result.data
+        self._window.add(result)
+        return result
 
 
 def moved_signs(before: Mapping[str, float], after: Mapping[str, float]) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from mmrepro.incident.diagnosis import NamedClass
+
 
 class CheckOutcome(StrEnum):
     """What one check says of the server; only FAILED, SILENT and ABSENT can end liveness."""
@@ -26,12 +28,16 @@ class CheckOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Check:
-    """One check. ``at``: seconds on the monotonic clock when its result was there."""
+    """One check. ``at``: seconds on the monotonic clock when its result was there.
+
+    ``classes``: of failure, that this check and those shortly before it show.
+    """
 
     verdict: CheckOutcome
     at: float
     seconds: float
     why: str = ""
+    classes: tuple[NamedClass, ...] = ()
 
 
 class Health:

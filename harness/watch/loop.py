@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Protocol
 
 from mmrepro.errors import MmreproError
+from mmrepro.incident.diagnosis import CLASS_WORDS, Certainty, LiveClass, NamedClass
 from mmrepro.watch.health import Check, CheckOutcome, Health
 
+SUREST = list(Certainty)
 CONFIRM_PAUSE_S = 0.01
 """Between a first failure and the check that confirms it."""
 RETURN_S = 1.0
@@ -29,11 +31,12 @@ class Diagnosed:
 
     sentence: str
     folder: Path | None
+    classes: tuple[NamedClass, ...] = ()
 
 
 Diagnose = Callable[[], Diagnosed]
 Listener = Callable[[str, str], None]
-"""Gets an event's kind (check, dead, live, diagnosis, error) and a sentence."""
+"""Gets an event's kind (check, dead, live, class, diagnosis, error) and a sentence."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,7 @@ class Watch:
         self.counts: dict[CheckOutcome, int] = dict.fromkeys(CheckOutcome, 0)
         self.incidents = 0
         self.finding: Diagnosed | None = None
+        self.classes: dict[LiveClass, Certainty] = {}
         self.lock = threading.Lock()
         self._stop = threading.Event()
         self._diagnosis: threading.Thread | None = None
@@ -109,7 +113,25 @@ class Watch:
             self.listener("live", "live again")
             with self.lock:
                 self.finding = None
+        self._tell_classes()
         return changed
+
+    def _tell_classes(self) -> None:
+        """What the last check and the last diagnosis name, until it is live again; in our own
+        words, for what a class rests on may be the server's."""
+        with self.lock:
+            last, finding = self.health.last, self.finding
+            named = [*(finding.classes if finding else ()), *(last.classes if last else ())]
+            before = self.classes
+            now: dict[LiveClass, Certainty] = {}
+            for one in sorted(named, key=lambda one: SUREST.index(one.certainty)):
+                now.setdefault(one.name, one.certainty)
+            self.classes = now
+        for name, certainty in now.items():
+            if before.get(name) is not certainty:
+                self.listener("class", f"{name}, {certainty}: {CLASS_WORDS[name]}")
+        for name in before.keys() - now.keys():
+            self.listener("class", f"{name}: seen no more")
 
     def _pause(self, began: float) -> float:
         if self.health.confirming:
@@ -146,3 +168,4 @@ class Watch:
         with self.lock:
             self.finding = finding
         self.listener("diagnosis", finding.sentence)
+        self._tell_classes()

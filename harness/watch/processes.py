@@ -12,7 +12,8 @@ from mmrepro.diagnose.discover import Target
 from mmrepro.diagnose.frozen import Stance, stance
 from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
-from mmrepro.incident.diagnosis import ServerState
+from mmrepro.incident.diagnosis import ServerState, TargetFacts
+from mmrepro.probes import proc
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.supervise import procfs
@@ -43,6 +44,31 @@ class Processes:
         self._target: Target | None = None
         self._root: _Root | None = None
         self._silence = Evidence()
+
+    @property
+    def facts(self) -> TargetFacts | None:
+        """What was found of it since it answered, or was looked at; None: nothing yet."""
+        return None if self._target is None else self._target.facts
+
+    @property
+    def silence(self) -> Evidence:
+        """Stacks that were taken since the last answer."""
+        return self._silence
+
+    def name_engine(self, metrics: frozenset[str]) -> None:
+        """By its metrics, where its processes do not tell."""
+        if self._target is not None and self._target.engine is None:
+            discover.name_engine(self._target, metrics)
+
+    def memory(self) -> dict[tuple[int, int], tuple[str, int]]:
+        """(pid, start in clock ticks): role and resident bytes, of each process that lives."""
+        processes = self._target.facts.processes if self._target is not None else []
+        read = ((p.role, proc.read_stat(p.pid)) for p in processes)
+        return {
+            (s.pid, s.start_ticks): (role, s.rss_bytes)
+            for role, s in read
+            if s is not None and s.state not in "ZX"
+        }
 
     @property
     def near(self) -> bool:

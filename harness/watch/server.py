@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from mmrepro.errors import UsageError
+from mmrepro.incident.diagnosis import Certainty, LiveClass
 from mmrepro.watch.health import CheckOutcome
 from mmrepro.watch.loop import Watch
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+CERTAINTIES = {sure.value: 3 - n for n, sure in enumerate(Certainty)}
 EXCHANGE_S = 10.0
 """For a whole request and its answer: who takes longer is cut off."""
 
@@ -122,6 +124,7 @@ def state(watch: Watch) -> dict[str, Any]:
             if health.last_ok_at is None
             else round(now - health.last_ok_at, 1),
             "checks": {verdict.value: count for verdict, count in watch.counts.items()},
+            "classes": {name.value: sure.value for name, sure in watch.classes.items()},
             "incidents": watch.incidents,
             "diagnosis": None if finding is None else finding.sentence,
             "incident_dir": None if finding is None else str(finding.folder or ""),
@@ -187,3 +190,11 @@ class _Metrics(Collector):
         for verdict in CheckOutcome:
             checks.add_metric([verdict.value], found["checks"][verdict.value])
         yield checks
+        classes = GaugeMetricFamily(
+            "mmrepro_watch_class",
+            "class of failure: 0 not named, 1 possible, 2 likely, 3 certain",
+            labels=["class"],
+        )
+        for one in LiveClass:
+            classes.add_metric([one.value], CERTAINTIES.get(found["classes"].get(one.value), 0))
+        yield classes

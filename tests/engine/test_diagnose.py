@@ -65,6 +65,7 @@ def test_a_healthy_server_is_healthy_in_all_runs(vllm: Server, tmp_path: Path, c
         assert load.done > before or not clients
     assert [(t.exit_code, t.state, t.found) for t in told] == [(0, "healthy", [])] * HEALTHY_RUNS
     for one in told:
+        assert one.document["classes"] == []
         assert one.document["effect"]["paused_s"] == 0
         assert one.document["effect"]["inferences"] == 1
     assert list(tmp_path.iterdir()) == []  # nothing is kept of a healthy server
@@ -262,6 +263,8 @@ def test_the_hang_is_named_with_every_condition_met(hung: Kept, tmp_path: Path):
     assert (told.document["matches"][0]["scenario"], told.fit(GHOST)) == (GHOST, "match")
     assert set(conditions(told).values()) == {"met"}
     assert told.found == [GHOST]
+    certain = {c["name"] for c in told.document["classes"] if c["certainty"] == "certain"}
+    assert certain == {"steps-stopped", "gauges-lie"}
     assert told.document["effect"]["cpu_s"] < 4
     if load_before < 1.5 * (os.cpu_count() or 1):  # with other work beside it, time says nothing
         assert told.seconds < 10, told.seconds

@@ -41,8 +41,8 @@ class Told:
 
 
 PROBES = (
-    "GpuProbe", "HttpProbe", "InferenceProbe", "LogFilesProbe", "LogsProbe", "MetricsProbe",
-    "ProcessesProbe", "StacksProbe", "SyscallsProbe",
+    "ConnectionsProbe", "GpuProbe", "HttpProbe", "InferenceProbe", "LogFilesProbe", "LogsProbe",
+    "MetricsProbe", "ProcessesProbe", "StacksProbe", "SyscallsProbe",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from mmrepro.diagnose import collect
 from mmrepro.diagnose.collect import Collector, LookOptions
 from mmrepro.probes.data import EndpointAnswer, HttpData
 from mmrepro.probes.fetch import Fetched
-from seen import GREEN, URL
+from seen import FRONT, GREEN, URL
 
 assert told  # a fixture
 
@@ -39,7 +39,9 @@ def test_a_healthy_server_is_read_twice_and_asked_once(tmp_path: Path, told: Tol
     made = collector(tmp_path, "vllm", GREEN)
     made.plan = LookOptions(deadline_s=10.0, model="m", request=False)
     look(made)
-    assert told.labels == ["stacks", "others", "processes", "syscalls", "gpu", "metrics-2"]
+    first = ["stacks", "others", "processes", "syscalls"]
+    assert told.labels == [*first, "gpu", "connections-2", "metrics-2"]
+    assert told.probe("connections-2") == ("connections", (8000, FRONT), {})
     assert told.until == [collect.APART_S]
     assert made.requests == ["GET /metrics"]
 
@@ -58,8 +60,9 @@ def test_a_silent_one_is_looked_at_again_before_the_deadline(tmp_path: Path, tol
     look(made)
     first = ["stacks", "others", "processes", "syscalls"]
     second = [f"2-{label}" for label in first]
-    rest = ["metrics-3", "http-2"]
-    assert told.labels == ["inference", *first, "gpu", "metrics-2", *second, *rest]
+    rest = ["connections-3", "metrics-3", "http-2"]
+    looked = [*first, "gpu", "connections-2", "metrics-2"]
+    assert told.labels == ["inference", *looked, *second, *rest]
     # -1.0: the processes are looked at again.
     assert told.until == pytest.approx([2.0, 6.0, -1.0, 8.5, -1.0])
     assert told.waited == pytest.approx([0.5, 3.0, 11.0])
@@ -73,7 +76,7 @@ def test_without_a_request_a_suspect_is_watched_as_long(tmp_path: Path, told: To
     made.plan = LookOptions(deadline_s=10.0, request=False)
     look(made, suspicious=True)
     second = ["2-stacks", "2-others", "2-processes", "2-syscalls"]
-    assert told.labels[-6:] == [*second, "metrics-3", "http-2"]
+    assert told.labels[-7:] == [*second, "connections-3", "metrics-3", "http-2"]
     assert told.waited == []
 
 
@@ -84,7 +87,7 @@ def test_an_answer_at_once_saves_the_stacks(
     done.set_result(None)
     monkeypatch.setattr(Collector, "_request", lambda self: done)
     look(collector(tmp_path, "vllm", GREEN))
-    assert told.labels == ["processes", "syscalls", "gpu", "metrics-2"]
+    assert told.labels == ["processes", "syscalls", "gpu", "connections-2", "metrics-2"]
 
 
 def test_a_second_look_at_once_is_of_the_core_and_not_before_its_time(
@@ -94,8 +97,9 @@ def test_a_second_look_at_once_is_of_the_core_and_not_before_its_time(
     assert made.look(lambda evidence: True, plain=False)
     before = len(told.started)
     made.look_again_at_once()
-    soon = ["soon-stacks", "soon-processes", "soon-syscalls", "metrics-soon", "http-soon"]
-    assert told.labels[before:] == soon
+    soon = ["soon-stacks", "soon-processes", "soon-syscalls"]
+    counts = ["connections-soon", "metrics-soon", "http-soon"]
+    assert told.labels[before:] == [*soon, *counts]
     assert told.until[-2:] == [collect.SOONEST_S, -1.0]
     assert not made._given_up.is_set()
 
@@ -134,6 +138,26 @@ def test_the_bounds_of_a_look() -> None:
     assert (collect.EVIDENCE_S, collect.MAX_LOG_BYTES) == (2.5, 536_870_912)
     assert (collect.MAX_LOGS, collect.MAX_SAMPLED, collect.TOKENS) == (8, 6, 8)
     assert LookOptions() == LookOptions(15.0, 5, True, False, "", {})
+
+
+def test_a_log_that_grows_while_it_is_looked_at(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "a.log"
+    log.write_text("x" * 10)
+    made = collector(tmp_path, logs=[str(log), str(tmp_path / "none.log")])
+    assert made.log_growth() is None
+    made.note_log_sizes()
+    log.write_text("x" * 50)
+    assert made.log_growth() is None  # no time has passed
+    monkeypatch.setattr(collect.time, "monotonic", lambda: NOW + 4.0)
+    assert made.log_growth() == 10.0
+
+
+def test_nobody_is_looked_for_on_another_machine(tmp_path: Path, told: Told) -> None:
+    made = collector(tmp_path, place="remote")
+    made._counts("1")
+    assert told.labels == ["metrics-1"]
 
 
 # ---------------------------------------------------------------- the front

@@ -13,6 +13,7 @@ import pytest
 from looked import NOW, Told, collector, told
 from made_up import at, logs
 from mmrepro.diagnose import collect, discover
+from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
 from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES
@@ -26,6 +27,7 @@ from mmrepro.probes.data import (
     StackSample,
     StacksData,
 )
+from mmrepro.signature import live_server as live
 from seen import CORE, FRONT, GREEN, answer, probed, sampled, target, thread
 
 assert told  # a fixture
@@ -269,7 +271,7 @@ def test_logs_are_read_from_the_process_on(tmp_path: Path, told: Told, lives: li
     name, words, options = told.probe("logs-1")
     files, patterns, progress = words
     assert (name, files, progress) == ("logfiles", [newer, last], vllm.progress_pattern)
-    assert patterns.keys() == {"failed-500", "mine", *vllm.log_patterns}
+    assert patterns.keys() == {"failed-500", "mine", *CLASS_PATTERNS, *vllm.log_patterns}
     assert options["life"] == (vllm.start_lines, datetime.fromtimestamp(5000.0))
     assert (options["added"], options["rotated"]) == (vllm.added_pattern, False)
     assert told.seconds("logs-1") == 10.0
@@ -313,7 +315,7 @@ def test_logs_of_an_unknown_engine_and_of_a_server_that_is_gone(
     made._logs()
     assert len(told.started) == 8
     _, words, options = told.probe("logs-8")
-    assert words == ([path], {"failed-500": words[1]["failed-500"]}, None)
+    assert words == ([path], {**live.LOG_PATTERNS, **CLASS_PATTERNS}, None)
     assert options["life"] == ((r"INFO:\s+Started server process \[\d+\]",), None)
 
 

@@ -249,6 +249,12 @@ class Looked:
         self.calls.append("look")
         self.plain, self.suspicious = plain, suspicious(self.evidence)
 
+    def note_log_sizes(self) -> None:
+        pass
+
+    def log_growth(self) -> float | None:
+        return None
+
     def effect(self) -> Effect:
         return Effect()
 

@@ -1,0 +1,65 @@
+"""A class on its way to the reader: terminal, JSON, report.md and report.html, schema."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from mmrepro import reports
+from mmrepro.cli.app import app
+from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.incident.diagnosis import Certainty, LiveClass
+from mmrepro.reports.diagnosis import print_diagnosis
+from rich.console import Console
+from test_classes_logged import STOP_TOKEN
+from typer.testing import CliRunner
+
+START = (
+    "(EngineCore pid=9) INFO 11-24 18:15:07 [core.py:113] Initializing a V1 LLM engine (v0.23.0) \
+with x\n"
+)
+MARKUP = "<script>x</script> [bold]y[/bold] | `z`"
+
+
+@pytest.fixture
+def gone(tmp_path: Path) -> DiagnoseOptions:
+    """A server that is gone, and the log that it left."""
+    log = tmp_path / "server.log"
+    log.write_text(START + STOP_TOKEN.replace("out of bounds", MARKUP))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    return DiagnoseOptions(url=url, logs=(log,), out=tmp_path / "out")
+
+
+def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseOptions) -> None:
+    found = diagnose(gone)
+    (one,) = found.diagnosis.classes
+    assert (one.name, one.certainty) == (LiveClass.KILLED_BY_INPUT, Certainty.CERTAIN)
+    assert (found.diagnosis.exit_code, found.folder) == (1, gone.out)
+    assert gone.out is not None
+    reports.write_reports(gone.out)
+    page, text = ((gone.out / f"report.{kind}").read_text() for kind in ("html", "md"))
+    for report in (page, text):
+        for words in ("Class of failure", "killed-by-input", "certain: killed by input",
+                      "stop_token_ids", "refuse or rewrite the field", "vllm#54195"):  # fmt: skip
+            assert words in report.replace("\\", ""), words
+        assert "<script>x" not in report
+    assert "1151935" in page
+    shown = io.StringIO()
+    print_diagnosis(found.diagnosis, Console(file=shown, width=400))
+    assert "killed-by-input  certain: A request ended the engine, by its field" in shown.getvalue()
+    assert "[bold]y[/bold]" in shown.getvalue()
+    document = json.loads((gone.out / "incident.json").read_text())
+    assert document["diagnosis"]["classes"][0]["name"] == "killed-by-input"
+
+
+def test_the_schema_tells_of_classes_and_of_connections() -> None:
+    told = CliRunner().invoke(app, ["schema"])
+    definitions = json.loads(told.output)["$defs"]
+    assert set(definitions["LiveClass"]["enum"]) == set(LiveClass)
+    assert "classes" in definitions["Diagnosis"]["properties"]
+    assert "clients" in definitions["ConnectionsData"]["properties"]
