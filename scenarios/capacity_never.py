@@ -26,6 +26,7 @@ from mmrepro.scenario import (
     quote,
     refused_or_answered,
     row,
+    symptom,
     tokens_stand_still,
     vllm,
 )
@@ -125,6 +126,7 @@ class CapacityNever(Scenario):
         new_request_unanswered(),
         endpoints_green(),
         process_alive(),
+        symptom("requests are counted as waiting, and none as running", vllm.waiting_alone),
     )
     live_only = (tokens_stand_still(),)
     causes = (
@@ -132,6 +134,7 @@ class CapacityNever(Scenario):
             "it waits for capacity, by the scheduler's own count, while nothing runs and the KV "
             "cache is empty",
             vllm.waiting_for_capacity,
+            live=True,
         ),
     )
 

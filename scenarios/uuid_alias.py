@@ -5,11 +5,13 @@ from collections.abc import Mapping
 from mmrepro.scenario import (
     Check,
     ComparedAnswers,
+    Condition,
     Drive,
     Evidence,
     Failure,
     FailureClass,
     Finding,
+    LiveFacts,
     Measured,
     Picture,
     Scenario,
@@ -25,7 +27,7 @@ from mmrepro.scenario import (
     quote,
     symptom,
 )
-from mmrepro.scenario.silent import may_show, under_anothers_uuid
+from mmrepro.scenario.silent import as_in_a_run, may_show, under_anothers_uuid
 
 TEXT, TOKENS = "what is this", 12
 SHARED, OWN = "picture-1", "picture-2"
@@ -165,6 +167,9 @@ class UuidAlias(Scenario):
         """A whole block and more holds the picture, which under a new name is not found."""
         shared, own = (answers.to(label).cached_tokens or 0 for label in (Y_SHARED, Y_OWN))
         return Finding.of(shared > own, f"{shared} prompt tokens; under a new name {own}")
+
+    def live_conditions(self, facts: LiveFacts) -> list[Condition]:
+        return as_in_a_run(self, facts)
 
     def recognises(self, failure: Failure) -> Finding:
         able = may_show(self, failure)

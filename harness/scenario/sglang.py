@@ -20,7 +20,7 @@ from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.common import server_gone
 from mmrepro.scenario.declare import Declared, cause, cure, precondition, symptom
 from mmrepro.scenario.parts import LiveFacts, RunFacts
-from mmrepro.scenario.silent import Pair
+from mmrepro.scenario.silent import Pair, as_in_a_run
 from mmrepro.signature import Condition, Finding
 from mmrepro.signature.comparison import CACHED_TOTAL, ComparedAnswers, first_difference, spelled
 from mmrepro.signature.views import Logs
@@ -324,10 +324,7 @@ class PictureAlias(Scenario):
         ]
 
     def live_conditions(self, facts: LiveFacts) -> list[Condition]:
-        """The run's: most need the pictures' answers, and are named as what was not seen."""
-        release = facts.release or self.release
-        run = RunFacts(release, Fidelity.LIVE, frozenset(), facts.deadline_s)
-        return [c for c in self.conditions(run) if c.part != "precondition"]
+        return as_in_a_run(self, facts)
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
         first, second = self.pair

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmrepro.case.model import Barrier, Case, Operation
+from mmrepro.records import Fidelity
 from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.parts import SILENT, Failure, LiveFacts
-from mmrepro.signature import Finding
+from mmrepro.scenario.parts import SILENT, Failure, LiveFacts, RunFacts
+from mmrepro.signature import Condition, Finding
 from mmrepro.traffic.pictures import Picture
 
 BEFORE = ("tools", "documents", "chat_template", "chat_template_kwargs")
@@ -48,6 +49,13 @@ def may_show(scenario: Scenario, failure: Failure) -> Finding:
     if server.mitigation.startswith(f"{scenario.name}/"):
         return Finding.of(False, f"the server runs with {server.mitigation}")
     return scenario.exposure(LiveFacts(server.engine, server.release, tuple(server.args)))
+
+
+def as_in_a_run(scenario: Scenario, facts: LiveFacts) -> list[Condition]:
+    """For ``live_conditions``: the run's own, of which most need its answers, and are then named as
+    what was not seen. A look alone never matches a silent failure."""
+    run = RunFacts(facts.release or scenario.release, Fidelity.LIVE, frozenset(), facts.deadline_s)
+    return [one for one in scenario.conditions(run) if one.part != "precondition"]
 
 
 def whole_prompt(op: Operation, pictures: Mapping[str, Picture]) -> list[object]:

@@ -462,6 +462,12 @@ def item_above_the_budget(stacks: StacksData) -> Finding:
 BY_REASON = "vllm:num_requests_waiting_by_reason"
 
 
+def waiting_alone(metrics: Metrics, engine: Engine) -> Finding:
+    """The scheduler counts requests as waiting and none as running, in two readings."""
+    running, waiting = (metrics.readings(engine.metrics[name]) for name in ("running", "waiting"))
+    return Finding.of(all(waiting) and not any(running), f"waiting {waiting}, running {running}")
+
+
 def waiting_for_capacity(evidence: Evidence) -> Finding:
     """In each reading: requests wait by reason capacity, none runs, the KV cache is empty.
 
