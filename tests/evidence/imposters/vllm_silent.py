@@ -5,13 +5,13 @@ from __future__ import annotations
 from mmrepro.incident import Incident
 from mmrepro.probes.data import MetricsData
 from mmrepro.scenario.vllm import BY_REASON
-from mmrepro.scenarios.capacity_never import CONTROL, PROMPT
+from mmrepro.scenarios.capacity_never import PROMPT
 from mmrepro.scenarios.uuid_alias import X_SHARED, Y_OWN, Y_SHARED
 from mmrepro.signature import Outcome
 
 from imposters import Imposter
 from imposters.prefill_edits import of
-from imposters.vllm_edits import Edit, fact, reply
+from imposters.vllm_edits import Edit, fact, late, reply
 
 NOT_REPRODUCED, OTHER = Outcome.NOT_REPRODUCED, Outcome.DIFFERENT_FAILURE
 UNDECIDED = Outcome.INCONCLUSIVE
@@ -30,13 +30,6 @@ def metric(name: str, value: float | None) -> Edit:
                     sample.value = value
 
     return edit
-
-
-def more_blocks(incident: Incident) -> None:
-    for _, data in incident.evidence.results(MetricsData):
-        for sample in data.samples:
-            if "num_gpu_blocks" in sample.labels:
-                sample.labels["num_gpu_blocks"] = "16"
 
 
 def answered_as(label: str, other: str) -> Edit:
@@ -79,22 +72,22 @@ IMPOSTERS = [
         ("hangs", "blocks-queue", "null-block"),
     ),
     Imposter(
-        "capacity: it would fit",
-        CAPACITY,
-        "trigger-failed",
-        "the cache has twice the blocks",
-        more_blocks,
-        UNDECIDED,
-        ("blocks-queue", "empty-cache"),
-    ),
-    Imposter(
-        "capacity: a shorter one hangs too",
+        "capacity: nothing waits",
         CAPACITY,
         "other-cause",
-        "the prompt that fits was not answered either",
-        reply(CONTROL, 500, "Internal Server Error"),
+        "the scheduler counts nothing as waiting: the request is lost elsewhere",
+        metric("vllm:num_requests_waiting", 0.0),
         OTHER,
-        ("hangs", "blocks-queue", "empty-cache"),
+        ("hangs", "blocks-queue", "null-block", "empty-cache"),
+    ),
+    Imposter(
+        "capacity: only slow",
+        CAPACITY,
+        "overload",
+        "the new request is answered after all",
+        late,
+        OTHER,
+        ("hangs", "null-block", "empty-cache"),
     ),
     Imposter(
         "capacity: cured, and refused for its model",
