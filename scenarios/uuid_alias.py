@@ -121,7 +121,7 @@ class UuidAlias(Scenario):
             await drive.ask(f"{label}: a text after it")
             after = await drive.metric(HITS)
             known = before is not None and after is not None
-            drive.fact(f"hits: {label}", after - before if known else None)
+            drive.fact(f"hits: {label}", (after or 0) - (before or 0) if known else None)
 
     def gate_check(self, evidence: Evidence) -> Finding:
         answered = super().gate_check(evidence)
