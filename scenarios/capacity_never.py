@@ -103,8 +103,11 @@ class CapacityNever(Scenario):
         await drive.ask(TEXT)
 
     def gate_check(self, evidence: Evidence) -> Finding:
-        bad = [r.label for r in evidence.requests_in("gate") if r.status != 200]
-        return Finding.of(not bad, f"not answered: {', '.join(bad) or 'none'}")
+        """A completion's record has no tokens, for it was sent as it is."""
+        sent = evidence.requests_in("gate")
+        bad = [r.label for r in sent if r.status != 200]
+        told = f"{len(sent)} requests; not answered: {', '.join(bad) or 'none'}"
+        return Finding.of(len(sent) > 0 and not bad, told)
 
     @precondition(
         "the prompt is within all blocks and beyond those that a request can have",

@@ -192,7 +192,8 @@ def test_variants() -> None:
     everything = plan("all", releases="own")
     assert {p.cell.engine for p in everything.cells} == {"vllm", "sglang", "lmdeploy", "minivllm"}
     of_one = plan("all", releases="own", engine="sglang")
-    assert {p.cell.scenario for p in of_one.cells} == {"pad-value-collision", "shape-alias"}
+    assert {p.cell.engine for p in of_one.cells} == {"sglang"}
+    assert {p.cell.scenario for p in of_one.cells} >= {"pad-value-collision", "shape-alias"}
     assert plan(GHOST, GHOST, releases="own").cells == plan(GHOST, releases="own").cells
 
 
