@@ -11,7 +11,7 @@ ON_VLLM = (
     "stop-token-oov",
     "grammar-backend-latch",
     "embeds-mrope",
-    "capacity-never",
+    pytest.param("capacity-never", marks=pytest.mark.slow),  # it waits for a deadline
     "uuid-alias",
 )
 """All of 0.23.0, which is warm already."""

@@ -49,6 +49,7 @@ def test_an_image_above_the_encoder_cache_hangs(run_once: RunOnce):
     assert hung.document["left_behind"] == []
 
 
+@pytest.mark.slow
 def test_0_12_0_answers_the_stray_placeholder(run_once: RunOnce):
     lives = placeholder(run_once, "generated-placeholder", "0.12.0")
     assert (lives.outcome, lives.exit_code) == ("not-reproduced", 0), lives.why
@@ -66,6 +67,7 @@ def test_the_race_kills_0_12_0(run_once: RunOnce):
 
 
 @pytest.mark.parametrize("mitigation", ["sync-scheduling", "barrier"])
+@pytest.mark.slow
 def test_a_mitigation_orders_the_buffer(run_once: RunOnce, mitigation):
     cured = race(run_once, "--mitigation", mitigation)
     assert (cured.outcome, cured.exit_code) == ("not-reproduced", 0), cured.why
@@ -75,6 +77,7 @@ def test_a_mitigation_orders_the_buffer(run_once: RunOnce, mitigation):
     assert [m["effective"] for m in cured.document["mitigations"] if m["applied"]] == [True]
 
 
+@pytest.mark.slow
 def test_0_14_0_orders_the_buffer(run_once: RunOnce):
     fixed = race(run_once, release="0.14.0")
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why

@@ -349,6 +349,7 @@ def test_a_real_run_whose_worker_is_killed(cluster: ACluster, tmp_path: Path) ->
     assert host not in (folder / "ledger.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_runs_and_resume_goes_on(cluster: ACluster, tmp_path: Path) -> None:
     folder = tmp_path / "nights"
     cluster.of("alpha")

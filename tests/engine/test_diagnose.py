@@ -281,6 +281,7 @@ def test_the_hang_is_named_with_every_condition_met(hung: Kept, tmp_path: Path):
     assert "process_input_sockets" in again.stdout
 
 
+@pytest.mark.slow
 def test_less_is_seen_less_is_claimed(hung: Kept, tmp_path: Path):
     silent = diagnose(hung.url, "--no-request", "--deadline", "8", cwd=tmp_path)
     assert (silent.exit_code, silent.fit(GHOST)) == (1, "likely")

@@ -56,6 +56,7 @@ def exit_of(finding: Path, args: list[str], env: dict[str, str]) -> int:
     return done.returncode
 
 
+@pytest.mark.slow
 def test_a_hidden_fault_is_found_shrunk_and_its_script_holds(tmp_path: Path) -> None:
     told = fuzz(tmp_path, "hidden", HIDDEN, "--repeat", "2", budget="35s")
     assert told["exit_code"] == 1

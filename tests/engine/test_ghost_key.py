@@ -102,6 +102,7 @@ def test_a_mitigation_prevents_the_hang(run_once: RunOnce, mitigation):
     assert names == (["ghost_key_patch"] if mitigation == "patch" else [])
 
 
+@pytest.mark.slow
 def test_greedy_answers_repeat_across_starts(hung, run_once: RunOnce):
     """Real weights: the same image gives the same answer on another server of that release."""
     other = run_once(GHOST, "--release", "0.23.0", "--mitigation", "patch")
@@ -111,6 +112,7 @@ def test_greedy_answers_repeat_across_starts(hung, run_once: RunOnce):
 
 
 @pytest.mark.parametrize("release", ["0.24.0", "0.32.0"])
+@pytest.mark.slow
 def test_the_desynchronised_cache_outlives_the_fix(run_once: RunOnce, release):
     desync = run_once(DESYNC, "--release", release)
     assert (desync.outcome, desync.exit_code) == ("reproduced", 0), desync.why

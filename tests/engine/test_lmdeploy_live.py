@@ -61,6 +61,7 @@ def test_an_answer_that_outgrows_the_cache_ends_the_loop(run_once: RunOnce) -> N
     assert [r["status"] for r in run.requests("short after")] == [500, 500, 500]
 
 
+@pytest.mark.slow
 def test_the_newest_release_cuts_the_answer(run_once: RunOnce) -> None:
     run = run_once(GROWTH, "--release", "0.18.0")
     assert (run.outcome, run.exit_code) == ("not-reproduced", 0), run.why

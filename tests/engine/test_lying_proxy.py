@@ -99,6 +99,7 @@ def test_an_honest_proxy_is_not_noticed(stage: Stage) -> None:
     assert proxy.told == []
 
 
+@pytest.mark.slow
 def test_swapped_answers_are_flagged_and_no_others(stage: Stage) -> None:
     swaps = found = 0
     for seed in range(2):

@@ -126,6 +126,7 @@ def test_three_nights(repository: Repository) -> None:
     assert repository.missing() == ["OPEN"]
 
 
+@pytest.mark.slow
 def test_no_night_was_ever_begun(tmp_path: Path) -> None:
     """Here mmrepro is installed as the workflow does it."""
     new = Repository(tmp_path)

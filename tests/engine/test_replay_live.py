@@ -83,6 +83,7 @@ def test_a_fault_of_every_second_server_has_a_rate_with_an_interval(tmp_path: Pa
     assert "--fault-probability" in left.server.args
 
 
+@pytest.mark.slow
 def test_killed_while_it_shrinks_it_goes_on_and_repeats_no_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_the_shape_is_not_hashed_by_0_5_23(run_once: RunOnce) -> None:
     assert alias.document["evidence"]["reproducers"][0]["facts"]["bytes_equal"] is True
 
 
+@pytest.mark.slow
 def test_a_hash_of_the_callers_is_believed(run_once: RunOnce) -> None:
     hashed = run_once("caller-hash", "--release", "0.5.23")
     assert (hashed.outcome, hashed.exit_code) == ("reproduced", 0), hashed.why
