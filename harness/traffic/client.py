@@ -53,10 +53,12 @@ class Traffic:
         self.model = model
         self.recorder = recorder
         self._limits: dict[asyncio.Task[Any] | None, tuple[asyncio.Timeout, float]] = {}
-        # Deadlines are ours (asyncio.timeout): a read timeout would also fire on a slow stream.
+        # Deadlines are ours (asyncio.timeout): a read timeout would also fire on a slow stream, and
+        # a connect timeout of some seconds on a loop that stood still so long: asyncio then looks
+        # at the timer that is due before the socket that is ready.
         self._client = httpx2.AsyncClient(
             base_url=base_url,
-            timeout=httpx2.Timeout(None, connect=5.0),
+            timeout=None,
             trust_env=False,
             follow_redirects=False,
             # One connection a request, as curl does: a server may close an idle one at any moment

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
+from unittest.mock import patch
 
 import pytest
 from fake_server import (
@@ -72,6 +73,24 @@ def test_a_completion(tmp_path: Path) -> None:
     assert (record.status, record.text, record.finish_reason) == (200, "hello", "length")
     assert (record.prompt_tokens, record.completion_tokens) == (7, 4)
     assert 0 < record.latency_s < PLENTY_S
+
+
+def test_a_loop_that_stood_still_is_no_failure_of_the_server(tmp_path: Path) -> None:
+    """The connection is made by the kernel while the loop, here by its clock, is late for it."""
+
+    async def use(traffic: Traffic, _: FakeServer) -> RequestRecord:
+        loop = asyncio.get_running_loop()
+        asked = asyncio.ensure_future(traffic.chat("late", text="hi", deadline_s=PLENTY_S))
+        clock = loop.time
+        jump = patch.object(loop, "time", lambda: clock() + PLENTY_S / 2)
+        loop.call_soon(jump.start)
+        try:
+            return await asked
+        finally:
+            jump.stop()
+
+    record, _ = drive(tmp_path, answering(http(200, completion("hello"))), use)
+    assert record.answered, record.error
 
 
 def test_what_is_sent(tmp_path: Path) -> None:
