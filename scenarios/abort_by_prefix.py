@@ -18,6 +18,8 @@ from mmrepro.scenario import (
     Requests,
     Scenario,
     Severity,
+    Upstream,
+    UpstreamState,
     answered,
     cause,
     checks,
@@ -25,6 +27,7 @@ from mmrepro.scenario import (
     endpoints_green,
     issue,
     precondition,
+    pull,
     quote,
     row,
     symptom,
@@ -42,6 +45,7 @@ from mmrepro.scenario.sglang import (
 )
 
 REPRODUCER = "abort_by_prefix.py"
+FLAG = pull("sglang#32237", "aborting requests by rid prefix, with a flag", "makes it explicit")
 VICTIM_S, MOST = 12.0, 1900
 """Seconds that a victim decodes, more than the two that a disconnect's abort may take; tokens."""
 ABORTED = "aborted-by-rid"
@@ -139,7 +143,11 @@ class AbortByPrefix(Scenario):
         ),
     )
     failure_class, severity = FailureClass.REQUESTS_FAIL, Severity.HIGH
-    references = (issue("sglang#45002", "abort_request ends requests whose rid begins alike"),)
+    upstream = Upstream(UpstreamState.OPEN, FLAG, "2026-11-25", note="as a flag, so by wish only")
+    references = (
+        issue("sglang#45002", "abort_request ends requests whose rid begins alike"),
+        FLAG,
+    )
     sources = (
         quote(
             "sglang/srt/managers/scheduler.py", "Scheduler.abort_request",

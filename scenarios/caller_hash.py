@@ -18,6 +18,8 @@ from mmrepro.scenario import (
     Reproducers,
     Severity,
     Truth,
+    Upstream,
+    UpstreamState,
     all_met,
     answered,
     cause,
@@ -45,6 +47,7 @@ from mmrepro.scenario.silent import may_show, maybe_before
 from mmrepro.traffic.reading import GENERATE
 
 REPRODUCER = "caller_hash.py"
+FIELD = pull("sglang#25300", "optional caller-supplied mm_hashes", "brought the field")
 SIZE = (168, 168)
 PROMPT = f"picture: <|vision_start|><|image_pad|><|vision_end|>{TEXT}"
 HASHES = {"X": "5eed00000000000a", "Y": "5eed00000000000b", CONTROL: "5eed00000000000c"}
@@ -98,7 +101,8 @@ class CallerHash(PictureAlias):
         ),
     )
     failure_class, severity = FailureClass.WRONG_ANSWERS, Severity.CRITICAL
-    references = (pull("sglang#25300", "optional caller-supplied mm_hashes", "brought the field"),)
+    upstream = Upstream(UpstreamState.DOCUMENTED, FIELD, "2026-11-25")
+    references = (FIELD,)
     sources = (
         quote(
             "sglang/srt/managers/tokenizer_manager.py",

@@ -13,6 +13,8 @@ from mmrepro.scenario import (
     Requests,
     Scenario,
     Severity,
+    Upstream,
+    UpstreamState,
     answered,
     cause,
     claim,
@@ -32,6 +34,7 @@ from mmrepro.scenario.sglang import (
     server_lost,
 )
 
+REPORT = issue("sglang#36855", "skip_radix_cache_insert livelocks on chunked prefill")
 CHUNK, ROOM = 128, 8192
 WORDS = "one two three four five six seven " * 12
 """A prompt of three chunks and more, in the tiny model's tokens."""
@@ -85,7 +88,8 @@ class FakeBootstrap(Scenario):
     key_log_patterns = (OUT, ENDED)
     mitigations = (upgrade("0.5.23", "upgrade to 0.5.23; by source 0.5.22 is well, too"),)
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    references = (issue("sglang#36855", "skip_radix_cache_insert livelocks on chunked prefill"),)
+    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-25", note="by 0.5.23 it is gone")
+    references = (REPORT,)
     sources = (
         quote(
             "sglang/srt/mem_cache/common.py", "maybe_cache_unfinished_req",

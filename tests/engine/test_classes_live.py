@@ -90,9 +90,9 @@ def test_a_prompt_that_can_never_fit_is_told_by_diagnose_and_by_watch(tmp_path: 
                     return 'mmrepro_watch_class{class="never-fits"} 3.0' in answer.read().decode()
 
             wait_for(told, 180, "the class, from the watch")
-            assert classes(diagnose(server.url, cwd=tmp_path, timeout=300)) == {
-                "never-fits": "certain"
-            }
+            found = diagnose(server.url, cwd=tmp_path, timeout=300)
+            assert (found.fit("capacity-never"), found.found) == ("match", ["capacity-never"])
+            assert classes(found) == {"never-fits": "certain"}
         finally:
             client.close()
             watch.terminate()
