@@ -43,7 +43,7 @@ from mmrepro.scenario.sglang import (
     patch_worked,
     prefix_cache_at_work,
 )
-from mmrepro.scenario.silent import may_show, maybe_before
+from mmrepro.scenario.silent import each_follows, may_show
 from mmrepro.traffic.reading import GENERATE
 
 REPRODUCER = "caller_hash.py"
@@ -178,13 +178,7 @@ class CallerHash(PictureAlias):
         able = may_show(self, failure)
         if able.truth is not Truth.MET:
             return able
-        for id in failure.operations:
-            mine = failure.case.operation(id)
-            found = (o.id for o in maybe_before(failure.case, id) if one_hash(mine, o))
-            if (other := next(found, None)) is None:
-                return Finding.of(False, f"{id}: no other picture was sent with its hash before")
-            said = f"{id}: another picture than {other}'s with the same hash of the caller's"
-        return Finding.of(True, said)
+        return each_follows(failure, one_hash, "a picture with the caller's hash of another one")
 
     works_after = (
         *(CONTROL, "unnamed-own", answered(*VICTIMS), own_answers),

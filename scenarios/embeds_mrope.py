@@ -18,7 +18,7 @@ from mmrepro.scenario import (
     pull,
     quote,
     upgrade,
-    vllm,
+    vllm_killed as killed,
 )
 
 PATH = "/v1/completions"
@@ -38,7 +38,7 @@ REPORT = Reference(
 FIX = pull("vllm#45252", "Fix DoS via prompt_embeds on M-RoPE models", release="0.24.0")
 
 
-class EmbedsMrope(vllm.KilledByRequest):
+class EmbedsMrope(killed.KilledByRequest):
     """Prompt embeddings without tokens end the engine of a model with M-RoPE.
 
     What: On a server with `--enable-prompt-embeds` a completion brings `prompt_embeds` and no
@@ -57,9 +57,9 @@ class EmbedsMrope(vllm.KilledByRequest):
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.24.0")
     references = (REPORT, FIX)
-    server = f"{vllm.KilledByRequest.server} --enable-prompt-embeds"
+    server = f"{killed.KilledByRequest.server} --enable-prompt-embeds"
     refusal, died_of = "prompt_embeds|enable-prompt-embeds", "the assertion on token ids"
-    log_patterns = vllm.of_the_killer(
+    log_patterns = killed.of_the_killer(
         sent=r"prompt_embeds shape: torch\.Size\(\[5, \d+\]\)",
         raised=r"M-RoPE requires prompt_token_ids to be available",
         through=r"assert req_state\.prompt_token_ids is not None",
@@ -93,8 +93,8 @@ class EmbedsMrope(vllm.KilledByRequest):
         )
         tensor, _ = await making.communicate()
         for label, prompt in (
-            (vllm.CONTROL, {"prompt": "hello"}),
-            (vllm.KILLER, {"prompt": None, "prompt_embeds": tensor.decode().strip()}),
+            (killed.CONTROL, {"prompt": "hello"}),
+            (killed.KILLER, {"prompt": None, "prompt_embeds": tensor.decode().strip()}),
         ):
             body = {"model": drive.traffic.model, "max_tokens": 4, "temperature": 0, **prompt}
             await drive.unless_stuck(
@@ -109,14 +109,14 @@ class EmbedsMrope(vllm.KilledByRequest):
             "assertion",
             "an assertion that the prompt has token ids fails in _init_mrope_positions",
             REPORT,
-            by=("first-error", vllm.THROUGH),
+            by=("first-error", killed.THROUGH),
             given="arrived",
             refutable_on=affected,
         ),
         claim("one-request", "a single request ends the server for all clients", REPORT,
               by="symptom", given="arrived", refutable_on=affected),
         claim("fixed", "the request no longer ends the engine", FIX, given="arrived",
-              releases=">=0.24.0", by=vllm.survived),
+              releases=">=0.24.0", by=killed.survived),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from mmrepro.scenario import (
     precondition,
     quote,
     upgrade,
-    vllm,
+    vllm_killed as killed,
 )
 
 REPRODUCER = "grammar_backends.py"
@@ -27,7 +27,7 @@ REPORT = issue(
 )
 
 
-class GrammarBackendLatch(vllm.KilledByRequest):
+class GrammarBackendLatch(killed.KilledByRequest):
     """A structured output that the first one's backend cannot parse ends the engine.
 
     What: A request with a plain regular expression is answered. A later one, with an expression
@@ -46,7 +46,7 @@ class GrammarBackendLatch(vllm.KilledByRequest):
     upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-24", note="by 0.32.0 no death")
     references = (REPORT,)
     refusal, died_of = r"grammar|regex", "the grammar compiler's"
-    log_patterns = vllm.of_the_killer(
+    log_patterns = killed.of_the_killer(
         sent=r"Received request .*regex='\(\?i\)abc'",
         raised=r"RuntimeError: .*(?:regex_converter|grammar_parser)\.cc:\d+: ",
         through=r"structured_output/request\.py\"?, line \d+, in _check_grammar_completion",
@@ -94,8 +94,8 @@ class GrammarBackendLatch(vllm.KilledByRequest):
         return Finding.of(first and not second and other, text)
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(vllm.CONTROL, extra={"structured_outputs": {"regex": FIRST}})
-        await drive.ask(vllm.KILLER, extra={"structured_outputs": {"regex": SECOND}})
+        await drive.ask(killed.CONTROL, extra={"structured_outputs": {"regex": FIRST}})
+        await drive.ask(killed.KILLER, extra={"structured_outputs": {"regex": SECOND}})
         await crash.watch(drive)
 
     claims = (
@@ -108,7 +108,7 @@ class GrammarBackendLatch(vllm.KilledByRequest):
             refutable_on=affected,
         ),
         claim("escapes", "the exception comes out of the future inside the scheduler's step",
-              REPORT, by=vllm.THROUGH, given=("arrived", "first-error")),
+              REPORT, by=killed.THROUGH, given=("arrived", "first-error")),
         claim("dead", "EngineCore is dead, and later requests fail", REPORT, by="symptom",
               given="arrived", refutable_on=affected),
     )  # fmt: skip

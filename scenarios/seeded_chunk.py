@@ -17,6 +17,7 @@ from mmrepro.scenario import (
     precondition,
     quote,
     vllm,
+    vllm_killed as killed,
 )
 
 BUDGET = 256
@@ -35,7 +36,7 @@ DOWNSTREAM = Reference(
 )
 
 
-class SeededChunk(vllm.KilledByRequest):
+class SeededChunk(killed.KilledByRequest):
     """A seed in a request whose prompt is prefilled in chunks ends a CPU's engine.
 
     What: On the CPU backend, a request with a `seed` and a prompt longer than a step's tokens gets
@@ -52,9 +53,9 @@ class SeededChunk(vllm.KilledByRequest):
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     upstream = Upstream(UpstreamState.NOT_REPORTED, looked_up="2026-11-24")
     references = (DOWNSTREAM,)
-    server = f"{vllm.KilledByRequest.server} --max-num-batched-tokens {BUDGET}"
+    server = f"{killed.KilledByRequest.server} --max-num-batched-tokens {BUDGET}"
     refusal, died_of = "seed", "that of a CPU's generator, which has no offset"
-    log_patterns = {vllm.STEP: r"max_num_batched_tokens=(\d+)"} | vllm.of_the_killer(
+    log_patterns = {vllm.STEP: r"max_num_batched_tokens=(\d+)"} | killed.of_the_killer(
         sent=rf"Received request .*seed={SEED}, .*",
         raised=r"CPU Generator does not use offset",
         through=r"set_offset\(\w+\.get_offset\(\) - 4\)",
@@ -79,7 +80,7 @@ class SeededChunk(vllm.KilledByRequest):
     def in_chunks(self, requests: Requests, logs: Logs) -> Finding:
         """By what the engine says of a step, and counted of the prompt of the same length."""
         steps = [int(m[1]) for m in logs.search(vllm.STEP, r"max_num_batched_tokens=(\d+)")]
-        sent, like = requests.first(vllm.KILLER), requests.first(UNSEEDED)
+        sent, like = requests.first(killed.KILLER), requests.first(UNSEEDED)
         if not steps or like.prompt_tokens is None or sent.prompt_chars != like.prompt_chars:
             return Finding.unknown(f"steps of {steps} tokens; {UNSEEDED}: {like.reply}")
         return Finding.of(
@@ -87,14 +88,14 @@ class SeededChunk(vllm.KilledByRequest):
         )
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(vllm.CONTROL, text="hello", extra=SEEDED)
+        await drive.ask(killed.CONTROL, text="hello", extra=SEEDED)
         await drive.ask(UNSEEDED, text=OTHER, extra={"temperature": 1.0})
-        await drive.ask(vllm.KILLER, text=LONG, extra=SEEDED)
+        await drive.ask(killed.KILLER, text=LONG, extra=SEEDED)
         await crash.watch(drive)
 
     claims = (
         claim("rewound", "a chunk's request has its generator wound back, which a CPU's cannot be",
-              DOWNSTREAM, by=("first-error", vllm.THROUGH, answered(UNSEEDED)), given="arrived",
+              DOWNSTREAM, by=("first-error", killed.THROUGH, answered(UNSEEDED)), given="arrived",
               refutable_on=affected),
         claim("one-request", "one valid request ends the engine", DOWNSTREAM, by="symptom",
               given="arrived", refutable_on=affected),

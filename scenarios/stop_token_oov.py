@@ -12,7 +12,7 @@ from mmrepro.scenario import (
     pull,
     quote,
     upgrade,
-    vllm,
+    vllm_killed as killed,
 )
 
 OUT, WITHIN = 1_151_935, 100
@@ -27,7 +27,7 @@ def stopping_at(token: int) -> dict[str, object]:
     return {"stop_token_ids": [token], "min_tokens": 1}
 
 
-class StopTokenOov(vllm.KilledByRequest):
+class StopTokenOov(killed.KilledByRequest):
     """One request with a stop token beyond the vocabulary ends the engine.
 
     What: A request brings `stop_token_ids` with a number that the model's vocabulary does not
@@ -46,7 +46,7 @@ class StopTokenOov(vllm.KilledByRequest):
     upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.32.0", note="or one before it")
     references = (REPORT, FIX)
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
-    log_patterns = vllm.of_the_killer(
+    log_patterns = killed.of_the_killer(
         sent=rf"Received request .*stop_token_ids=\[{OUT}\]",
         raised=r"index \d+ is out of bounds for dimension 1 with size \d+"
         r"|index out of bounds. failed",
@@ -63,8 +63,8 @@ class StopTokenOov(vllm.KilledByRequest):
     mitigations = (upgrade("0.32.0", "upgrade: the request is refused with HTTP 400"),)
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(vllm.CONTROL, extra=stopping_at(WITHIN))
-        await drive.ask(vllm.KILLER, extra=stopping_at(OUT))
+        await drive.ask(killed.CONTROL, extra=stopping_at(WITHIN))
+        await drive.ask(killed.KILLER, extra=stopping_at(OUT))
         await crash.watch(drive)
 
     claims = (
@@ -72,14 +72,14 @@ class StopTokenOov(vllm.KilledByRequest):
             "unchecked",
             "stop_token_ids are used as an index of the logits without a check",
             REPORT,
-            by=("first-error", vllm.THROUGH),
+            by=("first-error", killed.THROUGH),
             given="arrived",
             refutable_on=affected,
         ),
         claim("one-request", "a single request ends the whole engine", REPORT, by="symptom",
               given="arrived", refutable_on=affected),
         claim("fixed", "the request is refused", FIX, given="arrived", releases=">=0.32.0",
-              by=vllm.refused),
+              by=killed.refused),
     )  # fmt: skip
 
 

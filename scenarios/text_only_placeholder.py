@@ -12,7 +12,7 @@ from mmrepro.scenario import (
     issue,
     quote,
     upgrade,
-    vllm,
+    vllm_killed as killed,
 )
 
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -21,7 +21,7 @@ BROKEN = PLACEHOLDER.replace("pad", "pat")
 REPORT = issue("vllm#32656", "an image placeholder in a text-only prompt crashes the engine")
 
 
-class TextOnlyPlaceholder(vllm.KilledByRequest):
+class TextOnlyPlaceholder(killed.KilledByRequest):
     """An image placeholder typed into a text, without an image, ends the engine.
 
     What: A text-only request holds the model's image placeholder, as a user may type or paste it.
@@ -37,7 +37,7 @@ class TextOnlyPlaceholder(vllm.KilledByRequest):
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     references = (REPORT,)
     refusal, died_of = "placeholder|image", "an index of an empty list"
-    log_patterns = vllm.of_the_killer(
+    log_patterns = killed.of_the_killer(
         sent=r"details: prompt: '[^']*what is <\|vision_start\|><\|image_pad\|>",
         raised=r"IndexError: list index out of range|failed with error 'list index out of range'",
         through=r"t, h, w = image_grid_thw\[image_index\]",
@@ -56,24 +56,24 @@ class TextOnlyPlaceholder(vllm.KilledByRequest):
     )
 
     async def trigger(self, drive: Drive) -> None:
-        await drive.ask(vllm.CONTROL, text=f"what is {BROKEN} ?")
-        await drive.ask(vllm.KILLER, text=f"what is {PLACEHOLDER} ?")
+        await drive.ask(killed.CONTROL, text=f"what is {BROKEN} ?")
+        await drive.ask(killed.KILLER, text=f"what is {PLACEHOLDER} ?")
         await crash.watch(drive)
 
     def came_in(self, logs: Logs, requests: Requests) -> Finding:
         """Where it is answered, that it became three tokens, and not one a letter."""
-        sent, control = requests.first(vllm.KILLER), requests.first(vllm.CONTROL)
+        sent, control = requests.first(killed.KILLER), requests.first(killed.CONTROL)
         if sent.prompt_tokens is None or control.prompt_tokens is None:
             return super().came_in(logs, requests)
         fewer, told = control.prompt_tokens - sent.prompt_tokens, len("<|image_pat|>") - 1
-        return Finding.of(fewer == told, f"{fewer} tokens fewer than {vllm.CONTROL}")
+        return Finding.of(fewer == told, f"{fewer} tokens fewer than {killed.CONTROL}")
 
     claims = (
         claim(
             "index",
             "M-RoPE's positions take the grid of an image that there is none of",
             REPORT,
-            by=("first-error", vllm.THROUGH),
+            by=("first-error", killed.THROUGH),
             given="arrived",
             refutable_on=affected,
         ),

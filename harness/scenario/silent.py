@@ -117,17 +117,29 @@ def maybe_before(case: Case, id: str) -> list[Operation]:
     return [op for op in case.operations if op.id not in later]
 
 
+def each_follows(
+    failure: Failure, alike: Callable[[Operation, Operation], bool], what: str
+) -> Finding:
+    """Met where each operation that shows the failure is ``alike`` one that may have been computed
+    before it; ``what`` it has then."""
+    if not failure.operations:
+        return Finding.unknown("no request is named that shows it")
+    for id in failure.operations:
+        mine = failure.case.operation(id)
+        if not any(alike(mine, other) for other in maybe_before(failure.case, id)):
+            return Finding.of(False, f"{id}: with no request before it {what}")
+    return Finding.of(True, f"{', '.join(failure.operations)}: {what}")
+
+
 def under_anothers_uuid(failure: Failure) -> Finding:
     """Each operation that shows the failure has a picture under a name that another one came with
     in a request that may have been computed before it."""
-    for id in failure.operations:
-        before = [_named(failure, other) for other in maybe_before(failure.case, id)]
-        mine = _named(failure, failure.case.operation(id))
-        if not any(seen.get(name, png) != png for name, png in mine.items() for seen in before):
-            return Finding.of(False, f"{id}: no picture under a name that another one has")
-    if not failure.operations:
-        return Finding.unknown("no request is named that shows it")
-    return Finding.of(True, f"{', '.join(failure.operations)}: a picture under another one's uuid")
+
+    def renamed(mine: Operation, other: Operation) -> bool:
+        seen = _named(failure, other)
+        return any(seen.get(name, png) != png for name, png in _named(failure, mine).items())
+
+    return each_follows(failure, renamed, "a picture under another one's uuid")
 
 
 def _named(failure: Failure, op: Operation) -> dict[str, bytes]:

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from typing import ClassVar
 
 from mmrepro.engines import Engine
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, Missing
-from mmrepro.probes.data import LogLine, LogsData, MetricsData, ProcessesData, StacksData
+from mmrepro.probes.data import LogLine, LogsData, MetricsData, StacksData
 from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.bind import Check
-from mmrepro.scenario.common import (
-    answered,
-    death_rows,
-    dies_of,
-    first_error,
-    refused_or_answered,
-)
-from mmrepro.scenario.declare import cause, cure, issue, precondition, pull, quote, row, symptom
+from mmrepro.scenario.declare import cure, issue, precondition, pull, quote
 from mmrepro.scenario.parts import Factor, LiveFacts, RunFacts
-from mmrepro.signature import Condition, Finding, Outcome, Truth, crash
+from mmrepro.signature import Condition, Finding, Outcome, Truth
 from mmrepro.signature.digests import short_hash
 from mmrepro.signature.views import Logs, Metrics, Processes, Requests, core_processes
 from mmrepro.traffic.drive import Drive
@@ -354,12 +345,12 @@ def missing_item(logs: Logs, patterns: Sequence[str] = (ASSERTION, DRIFT)) -> Fi
     known = {word for data in read for process in data.last_by_process for word in process.split()}
     uses = core_processes(logs.evidence, VllmEngine.core_role, "check")
     if own := known & {f"pid={use.pid}" for use in uses}:
-        kept = {name: _of(lines, own) for name, (_, lines) in found.items()}
+        kept = {name: of_processes(lines, own) for name, (_, lines) in found.items()}
         found = {name: (len(lines), lines) for name, lines in kept.items()}
     return _missed([(name, *one) for name, one in found.items()])
 
 
-def _of(lines: Sequence[LogLine], marks: Collection[str]) -> list[LogLine]:
+def of_processes(lines: Sequence[LogLine], marks: Collection[str]) -> list[LogLine]:
     return [line for line in lines if set(line.process.split()) & set(marks)]
 
 
@@ -378,7 +369,7 @@ def lines_of_core(logs: Logs, processes: Processes, engine: Engine) -> dict[str,
     """Of each pattern the lines that this run's EngineCore logged, by its process id."""
     logged = {name: logs.lines(name) for name in (ASSERTION, DRIFT)}
     marks = {f"pid={use.pid}" for use in processes.of(engine.core_role)}
-    return {name: _of(lines, marks) for name, lines in logged.items()}
+    return {name: of_processes(lines, marks) for name, lines in logged.items()}
 
 
 def _missed(found: Sequence[tuple[str, int, Sequence[LogLine]]]) -> Finding:
@@ -491,88 +482,3 @@ def waiting_for_capacity(evidence: Evidence) -> Finding:
         raise Missing(f"{len(told)} readings of {BY_REASON}")
     text = "; ".join(f"waiting by capacity {w:g}, running {r}, KV use {u}" for w, r, u in told)
     return Finding.of(all(w >= 1 and r == 0 and u == 0 for w, r, u in told), text)
-
-
-# ------------------------------------------------------------------ one request ends the engine
-
-SENT, FATAL, THROUGH = "request-as-sent", "fatal-exception", "raised-in"
-KILLER, CONTROL = "the request", "control: the same but for that"
-
-
-def of_the_killer(sent: str, raised: str, through: str) -> dict[str, str]:
-    """For ``log_patterns`` of a :class:`KilledByRequest`.
-
-    Args:
-        sent: the API server's line of the request that comes in (``--enable-log-requests``).
-        raised: EngineCore's exception.
-        through: a frame of its traceback.
-    """
-    return {**crash.LOG_PATTERNS, SENT: sent, FATAL: raised, THROUGH: through}
-
-
-def through_the_bug(logs: Logs) -> Finding:
-    """A process that the gate saw logged it, where the gate saw any; a look has no gate."""
-    gate = logs.evidence.results(ProcessesData, "gate")
-    known = {f"pid={process.pid}" for _, data in gate for process in data.processes}
-    lines = logs.lines(THROUGH)
-    own = _of(lines, known) if known else lines
-    text = f"{len(own)} × in a traceback"
-    return Finding.of(bool(own), f"{text}: {own[0].text.strip()[:120]}" if own else text)
-
-
-class KilledByRequest(Scenario):
-    """One request ends EngineCore, and with it the server; the same, but for one value, does not.
-
-    Attributes:
-        refusal: what releases with the fix answer with HTTP 400.
-        died_of: the exception, in words.
-    """
-
-    server = "--max-num-seqs 8 --enable-log-requests"
-    refusal: ClassVar[str]
-    died_of: ClassVar[str]
-    key_log_patterns = (FATAL,)
-
-    @precondition("the request came in as it was meant, or was refused for just that")
-    def came_in(self, logs: Logs, requests: Requests) -> Finding:
-        sent = requests.first(KILLER)
-        if sent.status is not None and 400 <= sent.status < 500:
-            named = re.search(self.refusal, sent.error, re.IGNORECASE)
-            return Finding.of(named is not None, f"{KILLER}: {sent.reply}")
-        return Finding.of(logs.count(SENT) > 0, f"{logs.count(SENT)} × logged as it was sent")
-
-    symptoms = (
-        # The API server may end before /health is asked.
-        *(
-            replace(one, required=one.required and one.id != "health-503")
-            for one in dies_of(
-                KILLER, "the request gets HTTP 500, and a later text is not answered either"
-            )
-        ),
-        symptom(
-            "the same request, but for that, is answered before",
-            answered(CONTROL),
-            id="control-answered",
-            abnormal=False,
-        ),
-    )
-    causes = (
-        first_error(FATAL, "EngineCore's first exception is {died_of}; all others are its echoes"),
-        cause("its traceback goes through the place of the bug", through_the_bug, id=THROUGH),
-    )
-    works_after = (answered(crash.AFTER, CONTROL), refused_or_answered(KILLER))
-    rows = (row(CONTROL, "control-answered", "200", abnormal_if=False), *death_rows(KILLER))
-
-
-def refused(requests: Requests) -> Finding:
-    """For a claim that a fix refuses the request."""
-    sent = requests.first(KILLER)
-    return Finding.of(sent.status == 400, f"{KILLER}: {sent.reply}")
-
-
-def survived(requests: Requests) -> Finding:
-    """For a claim that a fix lets the engine live on: the request ended well or was refused, and a
-    later one is answered."""
-    sent, later = requests.first(KILLER), requests.first(crash.AFTER)
-    lives = (sent.answered or sent.status == 400) and later.answered
-    return Finding.of(lives, f"{KILLER}: {sent.reply}; {crash.AFTER}: {later.reply}")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from mmrepro.incident import Incident
-from mmrepro.scenario.vllm import FATAL, KILLER, SENT, THROUGH
+from mmrepro.scenario.vllm_killed import FATAL, KILLER, SENT, THROUGH
 from mmrepro.signature import Outcome
 
 from imposters import Imposter
