@@ -18,6 +18,7 @@ COMMANDS = {
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),
     "accept": ("accept:accept", "Try all that only this machine can show."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
+    "claims": ("claims:claims", "What recorded runs say of each report's claims."),
     "show": ("scenarios:show", "Show one: symptom, cause, mitigations."),
     "collide": ("collide:collide", "Find two pictures that an engine takes for one."),
     "incidents": ("incidents:incidents", "List what ran here, newest first."),

@@ -20,3 +20,11 @@ def recorded_runs() -> Path:
     Made by ``tests/evidence/record.py --table``.
     """
     return Path(__file__).parent / "recorded_runs.json"
+
+
+def claims() -> Path:
+    """Every claim and the run that judged it: ``mmrepro.catalogue.claims.load`` reads it.
+
+    Made by ``tests/evidence/record.py --table``.
+    """
+    return Path(__file__).parent / "claims.json"

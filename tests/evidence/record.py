@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
-from mmrepro.catalogue import page, recorded, standing
+from mmrepro.catalogue import claims, page, recorded, standing
 from mmrepro.errors import MmreproError
 from mmrepro.history import ledger
 from mmrepro.incident import INCIDENT_FILE, Incident
@@ -40,7 +40,7 @@ from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManife
 from mmrepro.run.judge import Effect, effect, facts_of, judge
 from mmrepro.run.tables import note_effects
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios.data import recorded_runs
+from mmrepro.scenarios import data
 from mmrepro.text.redact import PLACEHOLDER, Redactor
 
 HERE: Final = Path(__file__).resolve().parent
@@ -50,6 +50,7 @@ TRUTHS: Final = HERE / "truths.json"
 LEDGERS: Final = ("docs/nightly/ledger.jsonl",)
 """Nights whose runs count as recorded ones, besides the recordings."""
 CATALOGUE: Final = CHECKOUT / "docs/catalogue.md"
+CLAIMS: Final = CHECKOUT / "docs/claims.md"
 
 sys.path.insert(0, str(CHECKOUT / "benchmarks"))
 from start_mode_equality import cases  # noqa: E402
@@ -337,12 +338,21 @@ def runs_of(found: dict[str, Incident]) -> str:
     return recorded.dumped(filter(None, runs))
 
 
+def claims_of(found: dict[str, Incident]) -> str:
+    """The list of claims that is shipped (``mmrepro.scenarios.data.claims``)."""
+    return claims.dumped(
+        claims.judged((f"tests/evidence/{name}.zip", incident) for name, incident in found.items())
+    )
+
+
 def write_catalogue(found: dict[str, Incident]) -> None:
-    """The list that is shipped, and the page that is made of it."""
-    recorded_runs().write_text(runs_of(found))
-    failures, broken = standing.known(recorded.load(recorded_runs()))
+    """The lists that are shipped, and the pages that are made of them."""
+    data.recorded_runs().write_text(runs_of(found))
+    failures, broken = standing.known(recorded.load(data.recorded_runs()))
     assert not broken, broken
     CATALOGUE.write_text(page.page(failures))
+    data.claims().write_text(claims_of(found))
+    CLAIMS.write_text(claims.page(claims.load(data.claims())))
 
 
 def write_lists() -> None:

@@ -11,8 +11,8 @@ from mmrepro.incident import Incident
 from mmrepro.reports import load
 from mmrepro.run.judge import expectation, facts_of
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenarios.data import recorded_runs
-from record import runs_of
+from mmrepro.scenarios.data import claims, recorded_runs
+from record import claims_of, runs_of
 from typer.testing import CliRunner
 
 CORPUS = sorted((Path(__file__).parent.parent / "evidence").glob("*.zip"))
@@ -75,6 +75,10 @@ def test_every_scenario_and_variant_is_recorded_as_reproduced_and_not(
 def test_the_shipped_list_of_runs_is_the_corpus(incidents: dict[str, Incident]) -> None:
     """`mmrepro list --alive` has it where there is no tests folder."""
     assert runs_of(incidents) == recorded_runs().read_text(), "record.py --table"
+
+
+def test_the_shipped_list_of_claims_is_the_corpus(incidents: dict[str, Incident]) -> None:
+    assert claims_of(incidents) == claims().read_text(), "record.py --table"
 
 
 def test_the_corpus_stays_small() -> None:

@@ -1,0 +1,207 @@
+"""Every claim of the original reports, with the recorded run that judged it.
+
+The file that an installed mmrepro has (``scenarios/data/claims.json``) is made of the recordings in
+``tests/evidence`` by ``tests/evidence/record.py --table``; docs/claims.md is the page of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from mmrepro.catalogue.recorded import MAX_BYTES, ON_GPU, of_incident
+from mmrepro.errors import InfrastructureError
+from mmrepro.incident import ClaimStatus, Incident
+from mmrepro.machine.files import read_file
+from mmrepro.records import Fidelity, Record, Unfit, parsed
+from mmrepro.scenario.registry import load_scenario
+from pydantic import Field
+
+HEAD: Final = """\
+# The claims of the reports
+
+Every sentence of a report, a linked issue or an article that mmrepro holds a run to, and the run
+that judged it. Written by `mmrepro claims --markdown` out of the recordings in `tests/evidence`,
+which CI judges again; `tests/evidence/record.py --table` makes both anew.
+
+- **By**: the scenario as it is declared, at its own release; where that run tests nothing of a
+  claim, the latest one that does (another release, a mitigation, one factor flipped). A run that
+  needs no GPU goes before one that does.
+- **Elsewhere**: releases on which the scenario as it is declared says otherwise, as it should where
+  the failure is mended.
+- *not tested*: no recorded run does, for the reason that stands there.
+"""
+COLUMNS: Final = (
+    "claim",
+    "made in",
+    "status",
+    "what it says",
+    "observed",
+    "by",
+    "day",
+    "elsewhere",
+)
+SHOWN: Final = 240
+"""Characters of what was observed on the page; the incident has all of it."""
+
+
+class Judgement(Record):
+    """What one recorded run said of a claim."""
+
+    status: ClaimStatus
+    observed: str
+    release: str
+    command: Annotated[str, Field(description="repeats the run")]
+    at: Annotated[datetime, Field(description="when it began, UTC")]
+    fidelity: Fidelity | None = None
+    source: Annotated[str, Field(description="where the run is kept, in mmrepro's repository")]
+
+
+class JudgedClaim(Record):
+    """One claim of a scenario, or of several of its variants that say it in the same words."""
+
+    scenario: str
+    variants: list[str]
+    id: str
+    text: str
+    made_in: Annotated[str, Field(description="the report, issue or article")]
+    judged: Judgement
+    elsewhere: Annotated[
+        list[Judgement],
+        Field(description="plain runs of other releases that say otherwise, one a release"),
+    ] = []
+
+    @property
+    def name(self) -> str:
+        return f"{self.scenario}:{self.id}"
+
+
+class Claims(Record):
+    """The data file."""
+
+    schema_version: Literal[1] = 1
+    claims: list[JudgedClaim]
+
+
+def load(path: Path) -> list[JudgedClaim]:
+    """The claims of a data file.
+
+    Raises:
+        InfrastructureError: it is not there, or is none.
+    """
+    try:
+        return parsed(Claims, read_file(path, MAX_BYTES)).claims
+    except (OSError, Unfit) as error:
+        raise InfrastructureError(
+            f"The list of claims in {path.name} cannot be read: {error}.",
+            hint="it comes with mmrepro: install that again",
+        ) from error
+
+
+def dumped(claims: Sequence[JudgedClaim]) -> str:
+    return Claims(claims=list(claims)).model_dump_json(indent=1, exclude_defaults=True) + "\n"
+
+
+def judged(incidents: Iterable[tuple[str, Incident]]) -> list[JudgedClaim]:
+    """The claims that were judged in these runs, each told by the run that says most of it.
+
+    Args:
+        incidents: where each is kept, and what it says.
+    """
+    claims: dict[tuple[str, str, str], list[_Said]] = {}
+    for source, incident in incidents:
+        run = of_incident(incident, source)
+        if run is None:
+            continue
+        own = load_scenario(run.scenario).with_variant(run.variant).release == run.release
+        for claim in incident.claims:
+            told = Judgement(
+                status=claim.status,
+                observed=claim.observed,
+                release=run.release,
+                command=incident.command,
+                at=run.at,
+                fidelity=run.fidelity,
+                source=source,
+            )
+            key = (run.scenario, claim.id, claim.text)
+            said = _Said(told, run.variant, claim.source, plain=run.plain, own=own)
+            claims.setdefault(key, []).append(said)
+    return [_of(*key, said) for key, said in sorted(claims.items())]
+
+
+class _Said:
+    """A judgement and where it stands among those of its claim."""
+
+    def __init__(
+        self, told: Judgement, variant: str, made_in: str, *, plain: bool, own: bool
+    ) -> None:
+        self.told, self.variant, self.made_in, self.plain = told, variant, made_in, plain
+        self.decides = told.status is not ClaimStatus.NOT_TESTED
+        on_cpu = told.fidelity not in ON_GPU
+        self.weight = (self.decides, plain and own, plain or not self.decides, on_cpu, told.at)
+
+
+def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim:
+    best = max(said, key=lambda one: one.weight)
+    others = {
+        one.told.release: one.told
+        for one in sorted(said, key=lambda one: one.weight)
+        if one.plain and one.decides and one.told.status is not best.told.status
+    }
+    others.pop(best.told.release, None)
+    return JudgedClaim(
+        scenario=scenario,
+        variants=sorted({one.variant for one in said if one.variant}),
+        id=id,
+        text=text,
+        made_in=best.made_in,
+        judged=best.told,
+        elsewhere=[others[release] for release in sorted(others)],
+    )
+
+
+def page(claims: Sequence[JudgedClaim]) -> str:
+    """The whole page."""
+    lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_line, claims)]
+    counts = Counter(one.judged.status for one in claims)
+    told = ", ".join(f"{counts[status]} {words(status)}" for status in ClaimStatus)
+    return "\n".join([*lines, "", f"{len(claims)} claims: {told}."]) + "\n"
+
+
+def words(status: ClaimStatus) -> str:
+    return status.value.replace("-", " ")
+
+
+def _line(one: JudgedClaim) -> str:
+    told = one.judged
+    observed = told.observed if len(told.observed) <= SHOWN else f"{told.observed[:SHOWN]}…"
+    return _row(
+        [
+            f"`{one.name}`" + (f" ({', '.join(one.variants)})" if one.variants else ""),
+            one.made_in,
+            words(told.status),
+            one.text,
+            observed,
+            f"`{told.command}`",
+            told.at.date().isoformat(),
+            elsewhere(one),
+        ]
+    )
+
+
+def elsewhere(one: JudgedClaim) -> str:
+    """``refuted on 0.24.0, 0.32.0``."""
+    return "; ".join(
+        f"{words(status)} on {', '.join(found)}"
+        for status in ClaimStatus
+        if (found := [told.release for told in one.elsewhere if told.status is status])
+    )
+
+
+def _row(cells: Iterable[str]) -> str:
+    plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return "| " + " | ".join(plain) + " |"

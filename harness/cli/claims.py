@@ -1,0 +1,65 @@
+"""``mmrepro claims``: what recorded runs say of each claim of the original reports."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from typing import Annotated
+
+import typer
+from mmrepro.incident import ClaimStatus
+
+
+def claims(
+    scenario: Annotated[
+        list[str] | None, typer.Argument(help="Only those that these scenarios mirror.")
+    ] = None,
+    status: Annotated[
+        ClaimStatus | None, typer.Option(help="Only those that are so.", show_default=False)
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="The whole page, as docs/claims.md has it.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """List the claims of the original reports, and the run that judged each.
+
+    Example:  mmrepro claims ghost-key-eviction --status refuted
+    """
+    from mmrepro.catalogue.claims import load, page
+    from mmrepro.errors import UsageError
+    from mmrepro.scenario.registry import load_scenario
+    from mmrepro.scenarios.data import claims as file
+
+    if markdown and json:
+        raise UsageError("--markdown and --json are two forms.", hint="mmrepro claims --json")
+    names = {load_scenario(name).name for name in scenario or ()}
+    found = [
+        one
+        for one in load(file())
+        if (not names or one.scenario in names) and status in (None, one.judged.status)
+    ]
+    if json:
+        document = {"claims": [one.model_dump(mode="json") for one in found]}
+        typer.echo(jsonlib.dumps(document, indent=1, ensure_ascii=False))
+    elif markdown:
+        typer.echo(page(found), nl=False)
+    else:
+        from mmrepro.catalogue.claims import words
+        from mmrepro.cli.console import table_console
+        from rich.markup import escape
+        from rich.table import Table
+
+        styles = {ClaimStatus.CONFIRMED: "green", ClaimStatus.REFUTED: "red"}
+        table = Table("claim", "made in", "status", "what it says", "judged by", "on", box=None)
+        for one in found:
+            told = one.judged
+            style = styles.get(told.status, "yellow")
+            table.add_row(
+                f"[bold]{escape(one.name)}",
+                escape(one.made_in),
+                f"[{style}]{words(told.status)}",
+                escape(one.text),
+                escape(told.command),
+                told.at.date().isoformat(),
+            )
+        table_console().print(table)
