@@ -95,6 +95,27 @@ def ends(cls: Any) -> bool:
     return len(cache) == 3
 
 
+def article_test(cls: Any) -> dict[str, bool]:
+    """The unit test of the article of 2026-07-02, its operations in its order, and one more insert.
+
+    Its ghost key is put in after a real one: the last insert evicts that, and ends.
+    """
+    cache = cls(100, getsizeof=lambda _: 10)
+    cache["real_key"] = "real_value"
+    cache._LRUCache__order["ghost_key"] = None
+    ended = {"article_test_ends": False, "insert_after_article_test_ends": False}
+    try:
+        for i in range(9):
+            cache[f"key_{i}"] = f"value_{i}"
+        cache["new_key"] = "new_value"
+        ended["article_test_ends"] = True
+        cache["one_more"] = "value"
+        ended["insert_after_article_test_ends"] = True
+    except Endless:
+        pass
+    return ended
+
+
 def facts() -> dict[str, Any]:
     base = load_class()
     cache = variant(base, touch=False, popitem=False)(3)
@@ -115,6 +136,7 @@ def facts() -> dict[str, Any]:
         "eviction_ends_with_touch_fix": ends(variant(base, touch=True, popitem=False)),
         "eviction_ends_with_popitem_fix": ends(variant(base, touch=False, popitem=True)),
         "eviction_ends_with_both": ends(variant(base, touch=True, popitem=True)),
+        **article_test(variant(base, touch=False, popitem=False)),
     }
 
 

@@ -83,8 +83,8 @@ HYPOTHESES = (
     ),
     hypothesis(
         "both-parts",
-        "the fix needs both parts, in touch() and in popitem()",
-        vllm.LRU_FIX,
+        "it takes both parts of the fix, in touch() and in popitem()",
+        "the obvious question",
         cures=("touch-fix", "popitem-fix"),
     ),
 )

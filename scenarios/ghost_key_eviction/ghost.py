@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from mmrepro.evidence import Missing
 from mmrepro.scenario import (
+    Check,
     Evidence,
     Finding,
     Logs,
@@ -80,20 +81,39 @@ def never_evicted(reproducers: Reproducers) -> Finding:
     ends = reproducers.truth(REPRODUCER, "eviction_ends")
     text = (
         f"touch() of a missing key {'inserts' if inserts else 'does not insert'} it; "
-        f"the eviction {'ends' if ends else 'never ends'} "
+        f"the eviction {_ends(ends)} "
         f"(cachetools {reproducers.facts(REPRODUCER).get('cachetools')})"
     )
     return Finding.of(inserts and not ends, text)
 
 
-def both_parts_needed(reproducers: Reproducers) -> Finding:
-    """Of the fix: neither ``touch()`` nor ``popitem()`` as fixed ends the eviction alone."""
+def ends_it_alone(method: str) -> Check:
+    """Of the fix's two parts: ``method`` as fixed, alone, lets the eviction end."""
+
+    def alone(reproducers: Reproducers) -> Finding:
+        if reproducers.truth(REPRODUCER, "eviction_ends"):
+            return Finding.unknown("nothing loops in this engine")
+        ends = reproducers.truth(REPRODUCER, f"eviction_ends_with_{method}_fix")
+        return Finding.of(ends, f"with {method}() as fixed, alone, it {_ends(ends)}")
+
+    return alone
+
+
+def article_test_hangs(reproducers: Reproducers) -> Finding:
+    """The article's unit test, as it stands there: it ends; the insert after its last one loops."""
     if reproducers.truth(REPRODUCER, "eviction_ends"):
         return Finding.unknown("nothing loops in this engine")
-    touch = reproducers.truth(REPRODUCER, "eviction_ends_with_touch_fix")
-    popitem = reproducers.truth(REPRODUCER, "eviction_ends_with_popitem_fix")
-    alone = [name for name, ends in (("touch()", touch), ("popitem()", popitem)) if ends]
-    return Finding.of(not alone, f"alone ends the loop: {', '.join(alone) or 'neither part'}")
+    last = reproducers.truth(REPRODUCER, "article_test_ends")
+    more = reproducers.truth(REPRODUCER, "insert_after_article_test_ends")
+    text = (
+        f"its last insert {_ends(last)}: it evicts real_key, which is older than the ghost; "
+        f"the next one, which finds the ghost oldest, {_ends(more)}"
+    )
+    return Finding.of(not last, text if last else f"its last insert {_ends(last)}")
+
+
+def _ends(ends: bool) -> str:
+    return "ends" if ends else "never ends"
 
 
 def hangs_one_at_a_time(requests: Requests, measured: Measured) -> Finding:

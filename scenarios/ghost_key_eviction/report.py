@@ -1,4 +1,4 @@
-"""The tables of a ghost-key-eviction incident: the symptoms, the statements of the report."""
+"""The tables of a ghost-key-eviction incident: the symptoms, what was said of it elsewhere."""
 
 from __future__ import annotations
 
@@ -19,10 +19,23 @@ from mmrepro.scenario import (
 from mmrepro.scenarios.ghost_key_eviction import ghost
 
 NO_HANG = "there was no hang in this run"
-of_hang = partial(claim, given="no-answer", otherwise=NO_HANG, refutable_on=">=0.14.0,<0.24.0")
-"""A statement of the report about the hang: only a run that hung tests it, and what releases that
+ARTICLE = "the article of 2026-07-02"
+"""On a server of the author's own; vllm#43941, which it names, is another report of the failure."""
+of_hang = partial(
+    claim,
+    source=ARTICLE,
+    given="no-answer",
+    otherwise=NO_HANG,
+    refutable_on=">=0.14.0,<0.24.0",
+)
+"""A statement of the article about the hang: only a run that hung tests it, and what releases that
 hang in another way show does not speak against it."""
-of_ghost = partial(claim, given=("no-answer", "cause"), otherwise="not this hang, or no hang")
+of_ghost = partial(
+    claim,
+    source=ARTICLE,
+    given=("no-answer", "cause"),
+    otherwise="not this hang, or no hang",
+)
 """One about the ghost key: only a run tests it that was seen to hang by it."""
 
 STEPS = ("refused-for-length", "cache-on")
@@ -50,7 +63,7 @@ CLAIMS = (
     ),
     of_hang(
         "no-answer",
-        "/v1/chat/completions gets no answer (the report waited 15 s)",
+        "/v1/chat/completions gets no answer (the article waited 15 s)",
         by="no-answer",
         note="the deadline here follows from the gate's latencies",
     ),
@@ -62,7 +75,13 @@ CLAIMS = (
         'the API server logged "Added request" for the unanswered request',
         by="added-not-scheduled",
     ),
-    of_hang("cpu", "EngineCore burns CPU (136 %)", by="core-burns-cpu"),
+    of_hang("cpu", "EngineCore burns CPU", by="core-burns-cpu"),
+    claim(
+        "cpu-136",
+        "it is 136 % of a core",
+        ARTICLE,
+        untested="a figure of the author's machine, model and load; the loop is one thread, a core",
+    ),
     of_hang(
         "gpu-idle", "GPU utilisation is 0 %, memory stays held", by=(gpu_idle, gpu_memory_held)
     ),
@@ -109,11 +128,45 @@ CLAIMS = (
         by=ghost.hangs_one_at_a_time,
         refuted=True,
     ),
+    of_ghost(
+        "not-atomic",
+        "an exception between touch() and __setitem__ leaves the ghost key behind",
+        by="ghost-is-the-key",
+        note="it is get_and_update_features that calls touch(), for all items, before "
+        "get_and_update_item: see the sources",
+    ),
+    of_hang(
+        "needs-prefix-caching",
+        "it takes prefix caching",
+        given=("no-answer", vllm.PREFIX_CACHING.took_effect),
+        otherwise="prefix caching was on, or there was no hang",
+        by="no-answer",
+        refuted=True,
+    ),
     claim(
-        "both-parts",
-        "the fix needs both parts, in touch() and in popitem()",
-        vllm.LRU_FIX,
-        by=ghost.both_parts_needed,
+        "authors-route",
+        "the ghost came from high concurrency and a request whose hash is not in the cache",
+        ARTICLE,
+        untested="not established: the article does not name the request. Here it is a refused one "
+        "(vllm#43941); docs/found/vllm-0.23.0-overtaken shows one that another overtook",
+    ),
+    claim(
+        "unit-test-hangs",
+        "the article's unit test loops for ever without the fix",
+        ARTICLE,
+        by=ghost.article_test_hangs,
+    ),
+    claim(
+        "first-layer",
+        "touch() that leaves a missing key alone prevents it",
+        ARTICLE,
+        by=ghost.ends_it_alone("touch"),
+    ),
+    claim(
+        "second-layer",
+        "popitem() that skips and drops ghost keys prevents the loop, whatever made them",
+        ARTICLE,
+        by=ghost.ends_it_alone("popitem"),
     ),
     of_fix(
         "fixed-hang",

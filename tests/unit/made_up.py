@@ -209,6 +209,8 @@ def ghost_key(**facts: Any) -> ReproducerResult:
         "eviction_ends_with_touch_fix": True,
         "eviction_ends_with_popitem_fix": True,
         "eviction_ends_with_both": True,
+        "article_test_ends": True,
+        "insert_after_article_test_ends": False,
     }
     return ReproducerResult(name="ghost_key.py", exit_code=0, seconds=0.3, facts=found | facts)
 

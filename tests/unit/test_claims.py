@@ -102,7 +102,7 @@ def test_status_and_scenario_choose() -> None:
         ("ghost-key-eviction", "refuted")
     }
     shown = runner.invoke(app, asked[:-1])
-    assert "both-parts" in shown.stdout
+    assert "at-will" in shown.stdout
 
 
 def test_wrong_words_are_one_sentence() -> None:

@@ -21,7 +21,7 @@ from made_up import (
     swap,
     thread,
 )
-from mmrepro.evidence import Evidence
+from mmrepro.evidence import Evidence, ReproducerResult
 from mmrepro.probes.data import LogLine, LogsData, ThreadStack
 from mmrepro.scenario import Scenario, vllm
 from mmrepro.scenario.bind import bind
@@ -34,27 +34,54 @@ from vllm_runs import Change, claims, edited, facts, relabel, truth
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 
 
+def told_by(reproducer: ReproducerResult) -> dict[str, str]:
+    return claims(GHOST_KEY, edited(hang_run, lambda e: e.reproducers.__setitem__(0, reproducer)))
+
+
 @pytest.mark.parametrize(
-    ("ends", "touch", "popitem", "status"),
+    ("ends", "touch", "popitem", "first", "second"),
     [
-        (False, False, False, "confirmed"),
-        (False, True, False, "refuted"),
-        (False, False, True, "refuted"),
-        (False, True, True, "refuted"),
-        (True, True, True, "not-tested"),
-        (True, False, False, "not-tested"),
+        (False, True, False, "confirmed", "refuted"),
+        (False, False, True, "refuted", "confirmed"),
+        (True, True, True, "not-tested", "not-tested"),
+        (True, False, False, "not-tested", "not-tested"),
     ],
 )
-def test_both_parts_are_needed_where_neither_alone_ends_the_loop(
-    ends: bool, touch: bool, popitem: bool, status: str
+def test_each_part_of_the_fix_is_judged_where_something_loops(
+    ends: bool, touch: bool, popitem: bool, first: str, second: str
 ) -> None:
     alone = ghost_key(
         eviction_ends=ends,
         eviction_ends_with_touch_fix=touch,
         eviction_ends_with_popitem_fix=popitem,
     )
-    evidence = edited(hang_run, lambda e: e.reproducers.__setitem__(0, alone))
-    assert claims(GHOST_KEY, evidence)["both-parts"] == status
+    said = told_by(alone)
+    assert (said["first-layer"], said["second-layer"]) == (first, second)
+
+
+@pytest.mark.parametrize(
+    ("engine_ends", "ends", "more", "status"),
+    [
+        (False, True, False, "refuted"),
+        (False, True, True, "refuted"),
+        (False, False, False, "confirmed"),
+        (True, True, True, "not-tested"),
+    ],
+)
+def test_the_articles_unit_test_is_held_to_what_it_says(
+    engine_ends: bool, ends: bool, more: bool, status: str
+) -> None:
+    played = ghost_key(
+        eviction_ends=engine_ends, article_test_ends=ends, insert_after_article_test_ends=more
+    )
+    assert told_by(played)["unit-test-hangs"] == status
+    facts = {k: v for k, v in played.facts.items() if k != "article_test_ends"}
+    older = played.model_copy(update={"facts": facts})
+    assert told_by(older)["unit-test-hangs"] == "not-tested"
+
+
+def test_prefix_caching_is_not_needed_where_it_hangs_without() -> None:
+    assert claims(GHOST_KEY, hang_run())["needs-prefix-caching"] == "not-tested"
 
 
 def timed_out(evidence: Evidence) -> None:

@@ -23,8 +23,9 @@ CACHETOOLS = """\
 import collections
 
 class Cache:
-    def __init__(self, maxsize):
+    def __init__(self, maxsize, getsizeof=None):
         self.maxsize, self.currsize, self.__data = maxsize, 0, {}
+        self.getsizeof = getsizeof or (lambda value: 1)
 
     def __contains__(self, key):
         return key in self.__data
@@ -37,18 +38,18 @@ class Cache:
 
     def __setitem__(self, key, value):
         if key not in self.__data:
-            while self.currsize + 1 > self.maxsize:
+            size = self.getsizeof(value)
+            while self.currsize + size > self.maxsize:
                 self.popitem()
-            self.currsize += 1
+            self.currsize += size
         self.__data[key] = value
 
     def __delitem__(self, key):
-        del self.__data[key]
-        self.currsize -= 1
+        self.currsize -= self.getsizeof(self.__data.pop(key))
 
 class LRUCache(Cache):
-    def __init__(self, maxsize):
-        super().__init__(maxsize)
+    def __init__(self, maxsize, getsizeof=None):
+        super().__init__(maxsize, getsizeof)
         self.__order = collections.OrderedDict()
 
     def __setitem__(self, key, value):
@@ -144,6 +145,12 @@ def test_each_part_of_the_fix_alone_is_told(tmp_path: Path) -> None:
     found = facts(engine(tmp_path, BUGGY))
     assert found["eviction_ends_with_touch_fix"] is True
     assert found["eviction_ends_with_popitem_fix"] is True
+
+
+def test_the_articles_unit_test_ends_and_the_next_insert_does_not(tmp_path: Path) -> None:
+    found = facts(engine(tmp_path, BUGGY))
+    assert found["article_test_ends"] is True
+    assert found["insert_after_article_test_ends"] is False
 
 
 def test_the_fixed_class_ends(tmp_path: Path) -> None:

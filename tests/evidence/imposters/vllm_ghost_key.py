@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mmrepro.signature import Outcome
 
 from imposters import Imposter
@@ -33,8 +35,10 @@ HUNG = ("alive-and-green", "no-answer", "idle-metrics", "added-request", "cpu", 
 LOG = ("last-line", "assertion-before")
 STEPS = ("step-1", "step-2")
 STACK = ("stack",)
+CODE = ("first-layer", "second-layer")
+"""Claims about the installed class alone, whatever a server did."""
 
-IMPOSTERS = (
+OF_SERVERS = (
     Imposter(
         "ghost-healthy-mitigated-by-nothing",
         "ghost-key-eviction-flip-cache-size",
@@ -219,6 +223,7 @@ IMPOSTERS = (
         "the later request is answered: it was slow, not hung",
         late,
         DIFFERENT,
-        (*HUNG, *LOG, *STEPS, *STACK, "cause"),
+        (*HUNG, *LOG, *STEPS, *STACK, "cause", "not-atomic"),
     ),
 )
+IMPOSTERS = tuple(replace(one, still_true=(*one.still_true, *CODE)) for one in OF_SERVERS)
