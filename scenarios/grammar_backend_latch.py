@@ -41,9 +41,9 @@ class GrammarBackendLatch(killed.KilledByRequest):
     """
 
     name = "grammar-backend-latch"
-    release, affected = "0.23.0", ">=0.14.0,<0.32.0"
+    release, affected = "0.23.0", ">=0.14.0,<0.26.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-24", note="by 0.32.0 no death")
+    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-24", note="from 0.26.0 on no death")
     references = (REPORT,)
     refusal, died_of = r"grammar|regex", "the grammar compiler's"
     log_patterns = killed.of_the_killer(
@@ -66,7 +66,7 @@ class GrammarBackendLatch(killed.KilledByRequest):
         ),
     )
     mitigations = (
-        upgrade("0.32.0", "upgrade to 0.32.0: only the request itself gets HTTP 500"),
+        upgrade("0.26.0", "upgrade to 0.26.0: only the request itself gets HTTP 500"),
         cure(
             "one-backend",
             """--structured-outputs-config '{"backend":"guidance"}'""",

@@ -41,9 +41,9 @@ class StopTokenOov(killed.KilledByRequest):
     """
 
     name = "stop-token-oov"
-    release, affected = "0.23.0", ">=0.14.0,<0.32.0"
+    release, affected = "0.23.0", ">=0.12.0,<0.29.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.32.0", note="or one before it")
+    upstream = Upstream(UpstreamState.FIXED, FIX, "2026-11-24", "0.29.0", note="by runs")
     references = (REPORT, FIX)
     refusal, died_of = r"stop_token_ids?", "an index out of bounds"
     log_patterns = killed.of_the_killer(
@@ -60,7 +60,7 @@ class StopTokenOov(killed.KilledByRequest):
             "index_put_",
         ),
     )
-    mitigations = (upgrade("0.32.0", "upgrade: the request is refused with HTTP 400"),)
+    mitigations = (upgrade("0.29.0", "upgrade: the request is refused with HTTP 400"),)
 
     async def trigger(self, drive: Drive) -> None:
         await drive.ask(killed.CONTROL, extra=stopping_at(WITHIN))
@@ -78,7 +78,7 @@ class StopTokenOov(killed.KilledByRequest):
         ),
         claim("one-request", "a single request ends the whole engine", REPORT, by="symptom",
               given="arrived", refutable_on=affected),
-        claim("fixed", "the request is refused", FIX, given="arrived", releases=">=0.32.0",
+        claim("fixed", "the request is refused", FIX, given="arrived", releases=">=0.29.0",
               by=killed.refused),
     )  # fmt: skip
 

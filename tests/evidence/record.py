@@ -47,8 +47,8 @@ HERE: Final = Path(__file__).resolve().parent
 CHECKOUT: Final = HERE.parents[1]
 README: Final = HERE / "README.md"
 TRUTHS: Final = HERE / "truths.json"
-LEDGERS: Final = ("docs/nightly/ledger.jsonl",)
-"""Nights whose runs count as recorded ones, besides the recordings."""
+LEDGERS: Final = ("docs/nightly/ledger.jsonl", "docs/bisections/*.jsonl")
+"""Nights and bisections whose runs count as recorded ones, besides the recordings."""
 CATALOGUE: Final = CHECKOUT / "docs/catalogue.md"
 CLAIMS: Final = CHECKOUT / "docs/claims.md"
 
@@ -333,8 +333,9 @@ def runs_of(found: dict[str, Incident]) -> str:
         recorded.of_incident(incident, f"tests/evidence/{name}.zip")
         for name, incident in found.items()
     ]
-    for path in LEDGERS:
-        runs += recorded.of_history(ledger.read(CHECKOUT / path), path)
+    for path in sorted(path for pattern in LEDGERS for path in CHECKOUT.glob(pattern)):
+        source = path.relative_to(CHECKOUT).as_posix()
+        runs += recorded.of_history(ledger.read(path), source)
     return recorded.dumped(filter(None, runs))
 
 
