@@ -34,6 +34,14 @@ class Target:
     known: str = ""
     more: tuple[str, ...] = ()
 
+    @property
+    def session(self) -> str:
+        """The first target of the same command: one session tells of both."""
+        wanted = (self.engine, self.release, self.more)
+        return next(
+            name for name, one in TARGETS.items() if (one.engine, one.release, one.more) == wanted
+        )
+
     def met(self, finding: Finding) -> bool:
         named = not self.known or finding.known == self.known
         return finding.confirmed and finding.finding_class in self.classes and named
@@ -89,7 +97,7 @@ def main() -> int:
             target, rates = TARGETS[name], []
             met: list[Found | None] = []
             for seed in range(1, options.seeds + 1):
-                out = (options.out or Path(temporary)) / f"{name}-{seed}"
+                out = (options.out or Path(temporary)) / f"{target.session}-{seed}"
                 fuzz = session(target, seed, options.budget, out)
                 playing = max(1.0, fuzz.elapsed_s - fuzz.pursuing_s)
                 rates.append((fuzz.requests / playing, len(fuzz.episodes) * 60 / playing))

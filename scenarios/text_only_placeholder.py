@@ -7,6 +7,8 @@ from mmrepro.scenario import (
     Logs,
     Requests,
     Severity,
+    Upstream,
+    UpstreamState,
     claim,
     crash,
     issue,
@@ -33,8 +35,9 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
     """
 
     name = "text-only-placeholder"
-    release, affected = "0.14.0", ">=0.11.0,<0.23.0"
+    release, affected = "0.14.0", ">=0.11.0,<0.15.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
+    upstream = Upstream(UpstreamState.NOT_LOOKED_UP, REPORT, note="by runs it is gone in 0.15.0")
     references = (REPORT,)
     refusal, died_of = "placeholder|image", "an index of an empty list"
     log_patterns = killed.of_the_killer(
@@ -52,7 +55,7 @@ class TextOnlyPlaceholder(killed.KilledByRequest):
         ),
     )
     mitigations = (
-        upgrade("0.23.0", "upgrade to 0.23.0: positions go by the images that came with it"),
+        upgrade("0.15.0", "upgrade to 0.15.0: positions go by the images that came with it"),
     )
 
     async def trigger(self, drive: Drive) -> None:

@@ -72,19 +72,21 @@ PATCH_LOG = {
 """What the stand-in says of itself."""
 MENDED = "patch"
 """Name of the mitigation that is one."""
+PATCHED_KEYS = ("extra-key-from-hash", "full-64-bit-hash")
+"""Those that patch what a picture is cached under, as an analysis recommends."""
 
 
-def mended(which: str, replaces: str, why: str) -> Mitigation:
+def mended(which: str, replaces: str, why: str, *, name: str = MENDED) -> Mitigation:
     """One mistake of the engine, patched: ``which`` by its name in the stand-in."""
     stand_in = StandIn(name=PATCHES, replaces=replaces, why=why)
     return cure(
-        MENDED, description=why, patch=Patch(PATCHES, stand_in, env={"MMREPRO_SGLANG_PATCH": which})
+        name, description=why, patch=Patch(PATCHES, stand_in, env={"MMREPRO_SGLANG_PATCH": which})
     )
 
 
 def patch_worked(logs: Logs, facts: RunFacts) -> Finding:
     """For ``works_after``: where the patch was to help it made a difference; else unknown."""
-    if MENDED not in facts.mitigations:
+    if not facts.mitigations & {MENDED, *PATCHED_KEYS}:
         return Finding.of(True, "nothing is patched")
     loaded, called = (logs.count(name) for name in PATCH_LOG)
     text = f"the patch said {loaded} times that it is there, {called} times what it did"

@@ -48,20 +48,31 @@ from mmrepro.scenario import (
 from mmrepro.scenario.sglang import (
     CONTROL,
     OTHER,
+    PATCH_LOG,
     PictureAlias,
     engines_own,
+    mended,
+    patch_worked,
     prefix_cache_at_work,
     same_bytes,
 )
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs, whole_prompt
 from mmrepro.scenarios.data import pad_value_pair
 from mmrepro.scenarios.pad_value_collision import report
-from mmrepro.scenarios.pad_value_collision.report import PASSED_ON_SINCE, REPRODUCER, SALTS
+from mmrepro.scenarios.pad_value_collision.report import (
+    FROM_HASH,
+    FULL_HASH,
+    PASSED_ON_SINCE,
+    REPRODUCER,
+    SALTS,
+)
 
 if TYPE_CHECKING:
     from mmrepro.collide.worker import Identity
 
 BATCH = "sglang/srt/managers/schedule_batch.py"
+KEYED = (*SALTS, FROM_HASH)
+"""Mitigations under which requests with other pictures share nothing at all."""
 VICTIMS = ("B after A", "A after B")
 CONTROLS = ("control after A", "control after B")
 
@@ -92,6 +103,7 @@ class PadValueCollision(PictureAlias):
     )
     pair = ("A", "B")
     reproducers = (REPRODUCER,)
+    log_patterns = PATCH_LOG | {report.OVERFLOW: r"(?:Value|Overflow|Runtime)Error: .*[Oo]verflow"}
     key_log_patterns = ("prefill",)
     options = {
         "search": "search a new pair in this run's environment first (half a minute or so)",
@@ -125,6 +137,20 @@ class PadValueCollision(PictureAlias):
                 effective_on=f">={PASSED_ON_SINCE}",
             )
             for name, field in SALTS.items()
+        ),
+        mended(
+            FROM_HASH,
+            replaces="Req.extend_image_inputs (sglang/srt/managers/schedule_batch.py)",
+            why="the analysis' first advice: the server makes extra_key of the pictures' whole "
+            "hashes",
+            name=FROM_HASH,
+        ),
+        mended(
+            FULL_HASH,
+            replaces="MultimodalDataItem.set_pad_value (sglang/srt/managers/schedule_batch.py)",
+            why="the analysis' second advice: the whole hash, 64 bits without a sign, in place of "
+            "its low 30",
+            name=FULL_HASH,
         ),
         cure(
             "disable-radix-cache",
@@ -175,7 +201,7 @@ class PadValueCollision(PictureAlias):
 
     # ------------------------------------------------------------------ signature
 
-    preconditions = prefix_cache_at_work(OTHER, "A", "B", apart=tuple(SALTS))
+    preconditions = prefix_cache_at_work(OTHER, "A", "B", apart=KEYED)
 
     @precondition("by the engine's own hash A and B differ, and agree in the low 30 bits")
     def pair_agrees(self, reproducers: Reproducers) -> Finding:
@@ -267,7 +293,7 @@ class PadValueCollision(PictureAlias):
     def apart_as_told(self, answers: ComparedAnswers, logs: Logs, facts: RunFacts) -> Finding:
         """For ``works_after``: a salt keeps the text before the pictures apart as well; where that
         was shared all the same it was dropped, and kept nothing apart: unknown."""
-        if not facts.mitigations & SALTS.keys():
+        if not facts.mitigations & set(KEYED):
             return Finding.of(True, "nothing was salted")
         shared = answers.from_cache(*VICTIMS)
         if any(map(answers.cached, VICTIMS)):
@@ -281,6 +307,7 @@ class PadValueCollision(PictureAlias):
         report.own_answers,
         PictureAlias.off_as_told,
         apart_as_told,
+        patch_worked,
         engines_own,
     )
     rows, claims = report.ROWS, report.CLAIMS

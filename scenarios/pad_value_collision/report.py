@@ -20,7 +20,14 @@ from mmrepro.scenario import (
     row,
     unmitigated,
 )
-from mmrepro.scenario.sglang import CONTROL, FLUSH, engines_own, own_answer
+from mmrepro.scenario.sglang import (
+    CONTROL,
+    FLUSH,
+    PATCHED_KEYS,
+    engines_own,
+    own_answer,
+    patch_worked,
+)
 
 REPRODUCER = "pad_value_collision.py"
 BITS = 30
@@ -30,6 +37,9 @@ PASSED_ON_SINCE = "0.5.11"
 0.5.11; 0.5.10 builds Req without it)."""
 SALTS = {"cache-salt": "cache_salt", "extra-key": "extra_key"}
 """Mitigations that are fields of a request."""
+FROM_HASH, FULL_HASH = PATCHED_KEYS
+OVERFLOW = "hash-overflow"
+"""In the log: a number that token ids, 64 bits with a sign, cannot hold."""
 
 
 def pad_range(reproducers: Reproducers) -> Finding:
@@ -41,6 +51,19 @@ def pad_range(reproducers: Reproducers) -> Finding:
     space = "2^30 different ones" if wraps == low else "more than 2^30 different ones"
     text = f"hash 0 gives {low}, hash 2^30 - 1 gives {high}, hash 2^30 gives {wraps}: {space}"
     return Finding.of(low == wraps == 0 and high == (1 << BITS) - 1, text)
+
+
+def as_released(facts: RunFacts) -> Finding:
+    """What is patched says nothing of the engine's own pad values."""
+    return Finding.of(FULL_HASH not in facts.mitigations, "the engine's own pad values")
+
+
+def modulo_2_30(reproducers: Reproducers) -> Finding:
+    """2^30 different ones, wherever they begin: since 0.5.9 beyond the vocabulary."""
+    names = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
+    low, high, wraps = (reproducers.number(REPRODUCER, name) for name in names)
+    text = f"hash 0 gives {low:g}, hash 2^30 - 1 gives {high:.0f}, hash 2^30 gives {wraps:g}"
+    return Finding.of(wraps == low and high - low == (1 << BITS) - 1, text)
 
 
 def half_chance(reproducers: Reproducers) -> Finding:
@@ -82,6 +105,16 @@ def isolated(answers: ComparedAnswers, reproducers: Reproducers, facts: RunFacts
     return Finding.of(True, text) if apart and own.truth is Truth.MET else Finding.unknown(text)
 
 
+def whole_hash_serves(logs: Logs, answers: ComparedAnswers, reproducers: Reproducers) -> Finding:
+    """Each gets its own answer; half of all hashes do not fit what token ids are kept in."""
+    if lines := logs.lines(OVERFLOW):
+        hashes = [reproducers.hash(REPRODUCER, f"hash_{name}") for name in ("a", "b")]
+        beyond = ", ".join(f"{value:#x}" for value in hashes if value >> 63)
+        text = f"a hash of 2^63 or more ({beyond}) ends the server: {lines[0].text.strip()}"
+        return Finding.of(False, text)
+    return own_answers(answers)
+
+
 ANALYSIS = "analysis"
 SWAPPED = ("b-gets-a", "a-gets-b")
 SERVED = (*SWAPPED, "silent", "kv-reused")
@@ -91,7 +124,7 @@ SHARED = (*ALIKE, "text-shared")
 """And nothing keeps them apart in it."""
 
 CLAIMS = (
-    claim("pad-range", "pad values lie in [0, 2^30)", ANALYSIS, by=pad_range),
+    claim("pad-range", "pad values lie in [0, 2^30)", ANALYSIS, by=pad_range, given=as_released),
     claim(
         "half-chance",
         "about 46 000 images give a 50 % chance of a collision",
@@ -131,13 +164,29 @@ CLAIMS = (
         note=f"the scheduler passes the key on since {PASSED_ON_SINCE}",
     ),
     claim(
-        "fixed-2256",
-        "sglang#2256 and #2309 fixed it",
+        "key-from-hash",
+        "an extra_key of the pictures' whole hashes keeps them apart",
+        ANALYSIS,
+        by=(own_answers, patch_worked),
+        given=(changed(FROM_HASH), *ALIKE, flushed_alone),
+        otherwise=f"to test: mmrepro run pad-value-collision --mitigation {FROM_HASH}",
+    ),
+    claim(
+        "full-hash",
+        "the whole 64-bit hash in place of the remainder keeps them apart",
+        ANALYSIS,
+        by=whole_hash_serves,
+        given=(changed(FULL_HASH), "pair-agrees", patch_worked),
+        otherwise=f"to test: mmrepro run pad-value-collision --mitigation {FULL_HASH}",
+    ),
+    claim(
+        "widened-2256",
+        "since sglang#2256 and #2309 it is taken modulo 2^30, not modulo the vocabulary's size",
         "history",
-        by=SWAPPED,
-        given=(unmitigated, *ALIKE, *SERVED),
-        refuted=True,
-        note="both are of 2024, and in every release that can be run here",
+        by=modulo_2_30,
+        given=unmitigated,
+        refutable_on="<0.5.23",
+        note="both are of 2024, and in every release that can be run here; the collision is there",
     ),
 )
 

@@ -59,7 +59,9 @@ def test_the_claims_are_judged(collided: Finished) -> None:
         "a-features": "confirmed",
         "embeddings": "refuted",
         "extra-key": "not-tested",
-        "fixed-2256": "refuted",
+        "key-from-hash": "not-tested",
+        "full-hash": "not-tested",
+        "widened-2256": "confirmed",
     }
 
 

@@ -112,7 +112,7 @@ def test_the_tables_of_the_ghost_key() -> None:
 def test_a_served_collision_refutes_what_was_said_of_fixes() -> None:
     claims = COLLISION.claim_results(run(collides=True), run_facts(COLLISION))
     refuted = [c.id for c in claims if c.status is REFUTED]
-    assert refuted == ["half-chance", "embeddings", "fixed-2256"]
+    assert refuted == ["half-chance", "embeddings"]
 
 
 def test_what_a_crash_did_not_need_is_refuted_by_it() -> None:

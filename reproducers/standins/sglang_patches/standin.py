@@ -71,11 +71,40 @@ def top_logprobs(module: ModuleType) -> None:
     cls._validate_one_request = validate
 
 
+def extra_key_from_hash(module: ModuleType) -> None:
+    """What a request is cached under has the whole hash of each of its pictures in it."""
+    cls: Any = module.Req
+    original = cls.extend_image_inputs
+
+    def extend_image_inputs(self: Any, inputs: Any) -> None:
+        original(self, inputs)
+        hashes = ",".join(f"{item.hash:x}" for item in self.multimodal_inputs.mm_items)
+        self.extra_key = f"{self.extra_key or ''}|{hashes}"
+        say(f"called, extra_key of {hashes}")
+
+    cls.extend_image_inputs = extend_image_inputs
+
+
+def full_hash(module: ModuleType) -> None:
+    """The pad value is the whole hash, 64 bits without a sign."""
+    cls: Any = module.MultimodalDataItem
+    original = cls.set_pad_value
+
+    def set_pad_value(self: Any) -> None:
+        original(self)
+        self.pad_value = self.hash
+        say(f"called, pad value {self.pad_value:#x}")
+
+    cls.set_pad_value = set_pad_value
+
+
 MANAGERS = "sglang.srt.managers"
 PATCHES: dict[str, tuple[str, Callable[[ModuleType], None]]] = {
     "own-hash": (f"{MANAGERS}.io_struct", own_hash),
     "exact-rid": (f"{MANAGERS}.scheduler", exact_rid),
     "top-logprobs": (f"{MANAGERS}.tokenizer_manager", top_logprobs),
+    "extra-key-from-hash": (f"{MANAGERS}.schedule_batch", extra_key_from_hash),
+    "full-64-bit-hash": (f"{MANAGERS}.schedule_batch", full_hash),
 }
 CHOSEN = os.environ[ENV]
 
