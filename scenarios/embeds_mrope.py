@@ -51,7 +51,7 @@ class EmbedsMrope(killed.KilledByRequest):
     """
 
     name = "embeds-mrope"
-    release, affected = "0.23.0", ">=0.23.0,<0.24.0"
+    release, affected = "0.23.0", ">=0.17.0,<0.24.0"
     """Run: 0.23.0, and 0.24.0 as fixed. 0.14.0 dies of it too, and answers the request with HTTP
     200 first; what lies between was not run."""
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
