@@ -11,6 +11,8 @@ from .contract import ContractError, History, SequenceView, StepView
 from .scheduler import Step
 from .sequence import ImageSequence
 
+Shape = tuple[int, int]
+
 log = logging.getLogger(__name__)
 
 
@@ -57,9 +59,14 @@ class Batch:
         return found
 
     def view(
-        self, config: EngineConfig, rows: int | None = None, width: int = 0, hidden: int = 0
+        self,
+        config: EngineConfig,
+        rows: Shape | None = None,
+        inputs_embeds: Shape | None = None,
+        hidden: int = 0,
     ) -> StepView:
-        """For the contract; ``rows`` x ``width``: the embeddings that will be put in."""
+        """For the contract; the shapes of the embeddings that go in, and of all the model gets."""
+        count, width = rows or (None, 0)
         return StepView(
             sequences=[
                 SequenceView(
@@ -80,9 +87,10 @@ class Batch:
             cu_seqlens_q=self.cu_seqlens_q,
             cu_seqlens_k=self.cu_seqlens_k,
             mask=None if self.mask is None else list(self.mask),
-            rows=rows,
+            rows=count,
             width=width,
             hidden_size=hidden,
+            inputs_embeds=inputs_embeds,
         )
 
 
@@ -140,15 +148,26 @@ class Guard:
         self.config = config
         self.history = History()
 
-    def check(self, batch: Batch, rows: int | None = None, width: int = 0, hidden: int = 0) -> None:
-        """``rows`` x ``width``: the embeddings that go in; ``hidden``: the model's width.
+    def check(
+        self,
+        batch: Batch,
+        rows: Shape | None = None,
+        inputs_embeds: Shape | None = None,
+        hidden: int = 0,
+    ) -> None:
+        """Of a step with images as the model is about to get it.
+
+        Args:
+            rows: shape of the embeddings that go in where the mask is true.
+            inputs_embeds: shape of what the model is given in place of ids.
+            hidden: the model's width, by its configuration.
 
         Raises:
             ContractError: the batch breaks the contract, and the config says "raise".
         """
         if self.config.check_contract == "off" or batch.step.chunks[0].seq.id < 0:  # warm-up
             return
-        found = self.history.check(batch.view(self.config, rows, width, hidden))
+        found = self.history.check(batch.view(self.config, rows, inputs_embeds, hidden))
         for violation in found:
             log.error("contract violated: %s", violation)
         if found and self.config.check_contract == "raise":

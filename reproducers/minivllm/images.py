@@ -138,10 +138,11 @@ class ImageRunner(ModelRunner):
             batch.mask = memoryview(bytes(mask.tolist()))  # what the device has, not the host
         ids = self._tensor(batch.token_ids)
         embeds = self.model.embed_tokens(ids)
-        width = embeds.shape[1]
         found = [seq.rows[start:end] for seq, start, end in batch.spans]
-        rows = torch.cat([embeds.new_empty(0, width), *found])
-        self.guard.check(batch, len(rows), rows.shape[1], width)
+        hidden = self.model.config.hidden_size
+        rows = torch.cat([embeds.new_empty(0, hidden), *found])
+        shapes = ((len(some), some.shape[1]) for some in (rows, embeds))
+        self.guard.check(batch, *shapes, hidden)
         # As vLLM does: on a GPU this is where the reused mask ends in a device-side assertion.
         embeds = embeds.masked_scatter(mask.bool()[:, None], rows)
         return self.model(
@@ -158,7 +159,8 @@ class ImageRunner(ModelRunner):
             raise TypeError(f"ImageRunner expects ImageSequence, got {type(seq).__name__}")
         if seq.rows is None:
             found = [self.vision.embed(image) for image in seq.images]
-            seq.rows = torch.cat(found).to(self.model.embed_tokens.weight)
+            rows = torch.cat(found) if found else torch.empty(0, self.model.config.hidden_size)
+            seq.rows = rows.to(self.model.embed_tokens.weight)
             if self.config.vision_ms and self.config.device != "cpu":
                 busy(self.config.vision_ms * len(found))
 

@@ -49,7 +49,7 @@ class PaperRunner:
         if rows is None:
             self.guard.check(batch)
         else:
-            self.guard.check(batch, len(rows), 1 if rows else 0, 1)
+            self.guard.check(batch, (len(rows), 1), (batch.num_tokens, 1), 1)
         content = self._merged(batch, rows)
         if len(batch.slot_mapping) != len(content):
             raise AssertionError("Slot mapping size must match number of tokens")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 
 import pytest
 import torch
 from minivllm.config import EngineConfig
 from minivllm.faults import FAULTS, NOTE_FAULTS
-from minivllm.sequence import Image
+from minivllm.sequence import Image, ImageSequence
 from small import engine, reference
+from torch import Tensor
+from torch.nn import functional
 
 ODD = Image.of(b"odd", 2, 3)
 WHOLE = Image.of(b"whole", 4, 4)
@@ -147,3 +150,46 @@ def test_merged_patches_are_those_of_one_place() -> None:
     assert patches.shape == (24, 3 * MODEL.vision.patch**2)
     assert (patches[:4] == 1).all()
     assert (patches[4:] == -1).all()
+
+
+def test_no_embeddings_at_all_is_the_text_itself() -> None:
+    """T_vis = 0, the sequence that the note's warm-up uses: an ImageSequence without an image."""
+    for faults in (frozenset(), frozenset({"slot-mapping"})):
+        made = engine(EngineConfig(vision="fake", faults=faults, check_contract="raise"))
+        size = made.config.block_size
+        seq = ImageSequence(1, [1, 2, 3], size, 4, images=(), faults=faults)
+        made.scheduler.add(seq)
+        assert made.generate([seq]) == [reference([1, 2, 3], [], 4)]
+        assert seq.num_vision == 0
+
+
+def test_an_empty_answer_is_an_answer() -> None:
+    """The note's "output may be empty": the model ends it at once, and nothing is wrong."""
+    first = reference([1, 2, 3], [ODD], 1)[0]
+    made = engine(EngineConfig(vision="fake"))
+    made.eos_token_id = first
+    image = made.add([1, 2, 3], [ODD], max_tokens=4)
+    made.generate([image])
+    assert (image.finish_reason, image.error) == ("stop", "")
+    assert image.output_ids == [first]
+
+
+@pytest.mark.parametrize(
+    ("cut", "says"),
+    [
+        (lambda e: e[:-1], "lengths: inputs_embeds of 8 rows for 9"),
+        (lambda e: e[:, :-1], "embeds-width: inputs_embeds are 31 wide, the model 32"),
+    ],
+)
+def test_the_contract_is_held_against_what_the_model_is_given(
+    cut: Callable[[Tensor], Tensor], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the note advises: rows against the slot mapping's, width against the hidden size."""
+    made = engine(EngineConfig(vision="fake", check_contract="raise"))
+    made.generate([made.add([1, 2, 3], [ODD], max_tokens=1)])
+    embed = made.runner.model.embed_tokens
+    monkeypatch.setattr(embed, "forward", lambda ids: cut(functional.embedding(ids, embed.weight)))
+    wrong = made.add([1, 2, 4], [ODD], max_tokens=1)
+    made.generate([wrong])
+    assert wrong.finish_reason == "error"
+    assert says in wrong.error
