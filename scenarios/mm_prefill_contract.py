@@ -9,8 +9,10 @@ import re
 from typing import ClassVar
 
 from mmrepro.scenario import (
+    Check,
     Claim,
     Drive,
+    Factor,
     FailureClass,
     Finding,
     Logs,
@@ -21,6 +23,7 @@ from mmrepro.scenario import (
     answered,
     answered_alike,
     cause,
+    changed,
     claim,
     endpoints_green,
     precondition,
@@ -33,6 +36,7 @@ from mmrepro.scenario.minivllm import (
     BLOCK_SIZE,
     ELSEWHERE,
     MinivllmFault,
+    Switched,
     admitted,
     counted,
     embeddings,
@@ -51,6 +55,31 @@ NOTE_WORDS = "RuntimeError: Only dense CPU tensors can be pinned"
 ODD_GRID = (3, 2)
 """Columns and rows of embeddings: six do not fill a block, so that the last block's tokens are not
 those of the text alone."""
+
+
+LAST_BLOCK, IDS = "last-block", "placeholder-ids"
+"""Factors: the two halves of the note's fix of bug 6."""
+
+
+def ids_beside(count: str) -> Check:
+    """The engine says how many token ids stand beside inputs_embeds."""
+
+    def said(logs: Logs) -> Finding:
+        found = [match[1] for match in logs.search("placeholder-ids", r"placeholder ids: (\w+)")]
+        if not found:
+            return Finding.unknown("the log does not tell how many placeholder ids there are")
+        return Finding.of(set(found) == {count}, f"placeholder ids: {', '.join(found)}")
+
+    return said
+
+
+def all_stored(requests: Requests, logs: Logs) -> Finding:
+    """Each image is answered; unknown where one fails of anything but the note's error."""
+    if errors := logs.count("note-error"):
+        return Finding.of(False, f"{errors} × the note's error in the log")
+    sent = [requests.first(label) for label in IMAGES]
+    told = "; ".join(f"{one.label}: {one.reply}" for one in sent)
+    return Finding.of(True, told) if all(one.answered for one in sent) else Finding.unknown(told)
 
 
 class PrefillContract(MinivllmFault):
@@ -185,6 +214,48 @@ class SlotMapping(PrefillContract):
     reason = "raised where keys and values are stored"
     failing = (ODD,)
     gate_images = ("gate: image of whole blocks",)
+    server = f"{PrefillContract.server} --placeholder-ids text"
+    factors = (
+        Factor(
+            LAST_BLOCK,
+            "what the number of tokens in the last block is derived from",
+            "the text ids",
+            "all tokens",
+            server_args=("--fix", "slot-mapping"),
+            claim="the first half of the note's fix",
+            took_effect=Switched.fault_off,
+        ),
+        Factor(
+            IDS,
+            "how many token ids stand beside inputs_embeds",
+            "as many as the text has",
+            "as many as all tokens",
+            server_args=("--placeholder-ids", "all"),
+            claim="the second half of the note's fix",
+            took_effect=ids_beside("all"),
+        ),
+    )
+    claims = (
+        *PrefillContract.claims,
+        claim(
+            "first-half",
+            "it is mended by deriving the last block's tokens from all of them",
+            "milestone note, bug 6",
+            by=all_stored,
+            given=(changed(LAST_BLOCK, "fix"), Switched.fault_off, "arrived"),
+            otherwise="to test: mmrepro run {name} --flip last-block",
+        ),
+        claim(
+            "second-half",
+            "it takes full-length placeholder ids as well, for attention counts tokens by them",
+            "milestone note, bug 6",
+            by=all_stored,
+            given=(changed(LAST_BLOCK, "fix"), ids_beside("text"), Switched.fault_off, "arrived"),
+            otherwise="to test: mmrepro run {name} --flip last-block",
+            refuted=True,
+            note="keys and values are counted by inputs_embeds; nobody reads the ids",
+        ),
+    )
 
     @precondition("the last block has more tokens than it would have of the text alone")
     def last_block_differs(self, requests: Requests, logs: Logs, metrics: Metrics) -> Finding:

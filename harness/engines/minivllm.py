@@ -48,6 +48,7 @@ class MinivllmEngine(Engine):
         "contract-violated": r"contract violated: ",
         "core-fatal": r"the engine's loop ended",
         "fault-on": r"fault [a-z-]+ is on: ",
+        "placeholder-ids": r"placeholder ids: ",
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"

@@ -75,6 +75,8 @@ class EngineConfig:
         vision: "fake" seeds embeddings with the image's bytes, "tower" runs the ViT.
         multimodal: False: the image code is never imported.
         vision_ms: a GPU is kept busy that long before each image's embeddings, as by a real tower.
+        placeholder_ids: how many token ids stand beside inputs_embeds, where nobody reads them: of
+            "all" tokens or of the "text".
         check_contract: "log" tells what a step violates, "raise" refuses to run it.
         dtype: "auto" is float32, what equality with transformers needs, on a GPU as well.
     """
@@ -90,6 +92,7 @@ class EngineConfig:
     vision: Literal["fake", "tower"] = "tower"
     vision_ms: int = 0
     multimodal: bool = True
+    placeholder_ids: Literal["all", "text"] = "all"
     check_contract: Literal["off", "log", "raise"] = "off"
     device: str = "cpu"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

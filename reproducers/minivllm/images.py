@@ -143,10 +143,11 @@ class ImageRunner(ModelRunner):
         rows = torch.cat([embeds.new_empty(0, hidden), *found])
         shapes = ((len(some), some.shape[1]) for some in (rows, embeds))
         self.guard.check(batch, *shapes, hidden)
+        fewer = self.config.placeholder_ids == "text"
         # As vLLM does: on a GPU this is where the reused mask ends in a device-side assertion.
         embeds = embeds.masked_scatter(mask.bool()[:, None], rows)
         return self.model(
-            self._placeholder(batch.num_tokens),
+            self._placeholder(batch.num_tokens - (len(rows) if fewer else 0)),
             self._tensor(batch.positions),
             self.cache,
             self.context(batch),

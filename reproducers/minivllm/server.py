@@ -245,6 +245,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vision", choices=("fake", "tower"), default=default.vision)
     told = "keep a GPU busy so long before an image's embeddings, as a real tower does"
     parser.add_argument("--vision-ms", type=int, default=default.vision_ms, help=told)
+    told = "token ids beside an image's embeddings, which nobody reads: how many"
+    parser.add_argument("--placeholder-ids", choices=("all", "text"), default="all", help=told)
     parser.add_argument("--text-only", dest="multimodal", action="store_false")
     parser.add_argument(
         "--check-contract",
@@ -336,6 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.exception("minivllm cannot start")
         print(f"minivllm: {error}", file=sys.stderr)
         return 1
+    log.info("placeholder ids: %s", config.placeholder_ids)
     for name in sorted(asked):
         log.warning("fault %s is on: %s", name, FAULTS[name])
     for name in sorted(chosen(options.fault, options.fix) - asked):

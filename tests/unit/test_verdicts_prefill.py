@@ -198,7 +198,7 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
     assert outcome is Outcome.NOT_REPRODUCED
     facts = run_facts(scenario, "", "fix")
     claims = {c.id: c.status for c in scenario.claim_results(fixed_run(scenario), facts)}
-    own = {"pin-memory": ClaimStatus.NOT_TESTED} if scenario.variant in PINNED else {}
+    own = OWN_CLAIMS.get(scenario.variant, {})
     assert claims == own | {
         "root-cause": ClaimStatus.NOT_TESTED,
         "decode-undisturbed": ClaimStatus.CONFIRMED,
@@ -212,7 +212,33 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
     assert claims["fixed"] is ClaimStatus.NOT_TESTED
 
 
-PINNED = ("pinned-placeholder",)
+def test_the_second_half_of_the_fix_is_judged_by_the_notes_error_alone() -> None:
+    def told(evidence: Evidence) -> dict[str, ClaimStatus]:
+        for log in (data for _, data in evidence.results(LogsData, "check")):
+            line = LogLine(number=1, text="placeholder ids: text")
+            log.matches["placeholder-ids"], log.match_counts["placeholder-ids"] = [line], 1
+        facts = run_facts(SLOTS, "", "fix")
+        return {c.id: c.status for c in SLOTS.claim_results(evidence, facts)}
+
+    yes, no, untested = ClaimStatus.CONFIRMED, ClaimStatus.REFUTED, ClaimStatus.NOT_TESTED
+    mended = told(fixed_run(SLOTS))
+    assert (mended["first-half"], mended["second-half"]) == (yes, no)
+    other = fixed_run(SLOTS)
+    for record in other.requests:
+        if record.images:
+            record.status, record.error = 500, "CUDA error: an illegal memory access"
+    broken = told(other)
+    assert (broken["first-half"], broken["second-half"]) == (untested, untested)
+
+
+PINNED = "pinned-placeholder"
+OWN_CLAIMS = {
+    PINNED: {"pin-memory": ClaimStatus.NOT_TESTED},
+    "slot-mapping": {
+        "first-half": ClaimStatus.CONFIRMED,
+        "second-half": ClaimStatus.NOT_TESTED,  # this log does not tell of placeholder ids
+    },
+}
 
 
 @pytest.mark.parametrize(
@@ -223,11 +249,11 @@ PINNED = ("pinned-placeholder",)
             "RuntimeError: cannot pin 'torch.cuda.LongTensor' only dense CPU tensors can be pinned",
             ClaimStatus.REFUTED,
         ),
-        (ERRORS[PINNED[0]], ClaimStatus.NOT_TESTED),
+        (ERRORS[PINNED], ClaimStatus.NOT_TESTED),
     ],
 )
 def test_the_note_s_words_are_those_of_a_gpu(error: str, status: ClaimStatus) -> None:
-    scenario = load_scenario("mm-prefill-contract").with_variant(PINNED[0])
+    scenario = load_scenario("mm-prefill-contract").with_variant(PINNED)
     evidence = failed_run(scenario)
     for record in evidence.requests_in("trigger"):
         if record.status == 500:

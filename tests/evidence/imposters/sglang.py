@@ -99,7 +99,7 @@ def called(release: str) -> Edit:
 
 VICTIMS = ("B after A", "A after B")
 LOADED, CALLED = "sgl_kernel_stub-loaded", "sgl_kernel_stub-called"
-RANGE = ("pad-range",)
+RANGE = ("pad-range", "widened-2256")
 
 Row = tuple[str, str, Kind, str, Edit, Outcome] | tuple[str, str, Kind, str, Edit, Outcome, Any]
 
@@ -296,7 +296,7 @@ PAD: list[Row] = [
         "the overloaded server gives up B after some tokens",
         asked("B after A", finish_reason="abort"),
         DIFFERENT,
-        ("pad-range", "kv-reused", "a-features"),
+        (*RANGE, "kv-reused", "a-features"),
     ),
     (
         "refused-when-busy",
