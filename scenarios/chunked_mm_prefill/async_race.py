@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from typing import ClassVar
@@ -46,8 +47,10 @@ from mmrepro.scenarios.chunked_mm_prefill.stream import BUDGET, IMAGE_TOKENS, LA
 
 THREE_STEPS, TWO_STEPS, ONE_STEP = (1204, 392), (560, 420), (336, 336)
 """(width, height) in pixels of images of 602, 300 and 144 tokens, prefilled in so many steps."""
+ABOVE = (2408, 392)
+"""1204 tokens, more than the larger budget as well."""
 
-GATE, SILENT = "gate: image 2", "image of two steps"
+GATE, SILENT = "gate: image 2", report.TWO
 ANSWER_TOKENS = 6
 IMAGE_DEADLINE_S = 60.0
 """The gate's images are smaller, so its latencies say little; a hang is not looked for."""
@@ -131,6 +134,10 @@ class AsyncRace(Scenario):
     max_model_len = 4096
     server = f"""{report.SERVER} --async-scheduling --enable-prefix-caching
         --max-num-batched-tokens {BUDGET}"""
+    options = {
+        "at-once": "the two large images are sent together, not one after the other",
+        "above-budget": f"they have 1204 tokens each, more than the larger budget, {LARGE_BUDGET}",
+    }
     patches = (EMULATED_STREAM,)
     log_patterns = {**report.LOG_PATTERNS, **stream.PATTERNS}
     key_log_patterns = ("stream-overwrite", "stream-silent", "stream-error", "engine-dead")
@@ -223,16 +230,21 @@ class AsyncRace(Scenario):
         await drive.chat("gate: text only", text="hello")
 
     async def trigger(self, drive: Drive) -> None:
-        sizes = {SILENT: TWO_STEPS, FIRST: THREE_STEPS, SECOND: THREE_STEPS}
+        large = ABOVE if "above-budget" in drive.options else THREE_STEPS
+        sizes = {SILENT: TWO_STEPS, FIRST: large, SECOND: large}
+        asked = []
         for seed, (label, size) in enumerate(sizes.items(), 21):
             picture = drive.picture(label, seed, ONE_STEP if "image-size" in drive.flips else size)
-            await drive.traffic.chat(
+            request = drive.traffic.chat(
                 label,
                 text="hi",
                 images=[picture],
                 max_tokens=ANSWER_TOKENS,
                 deadline_s=IMAGE_DEADLINE_S,
             )
+            asked.append(asyncio.ensure_future(request))
+            if label != FIRST or "at-once" not in drive.options:
+                await asyncio.gather(*asked)
         await crash.watch(drive)
 
     preconditions = (

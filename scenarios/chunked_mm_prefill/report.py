@@ -12,6 +12,8 @@ from mmrepro.scenario import (
     Finding,
     Label,
     Logs,
+    Metrics,
+    Requests,
     Row,
     RunFacts,
     answered,
@@ -36,6 +38,7 @@ LOG_PATTERNS = {
     **vllm.BATCH_LINES,
     "budget": r"Chunked prefill is enabled with max_num_batched_tokens=\d+",
     "arguments": r"non-default args: \{",
+    "merge-frame": r"line \d+, in _?merge_multimodal_embeddings",
     MISMATCH: r"Number of elements of source < number of ones in mask"
     r"|masked_scatter_size_check"
     r"|Attempted to assign .{1,200} multimodal tokens to \d+ placeholders",
@@ -80,6 +83,7 @@ reported = partial(claim, source=SOURCE)
 of_crash = partial(reported, by="first-error", given=CRASHED, otherwise="no crash")
 """A statement of the report that only a crash tests."""
 
+TWO = "image of two steps"
 FIRST, SECOND = "image A, of three steps", "image B, of three steps"
 
 
@@ -106,8 +110,38 @@ def without_async_scheduling(logs: Logs) -> Finding:
     return Finding.of(not on, f"asynchronous scheduling is {'on' if on else 'off'}")
 
 
+def at_once(requests: Requests) -> Finding:
+    """The second large image was sent before the first one was answered."""
+    first, second = requests.first(FIRST), requests.first(SECOND)
+    lead = first.sent.mono + first.latency_s - second.sent.mono
+    text = f"{abs(lead):.1f} s {'before' if lead > 0 else 'after'} the first one's answer"
+    return Finding.of(lead > 0, f"the second was sent {text}")
+
+
+def one_at_a_time(requests: Requests) -> Finding:
+    return stream.opposite(at_once(requests))
+
+
+def no_hit_with_caching_on(metrics: Metrics) -> Finding:
+    """Where something was found in the cache, nothing is said of a rate of 0."""
+    names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+    asked, found = (metrics.readings([name], "gate", least=1)[-1] for name in names)
+    text = f"prefix caching is on, and {found:g} of {asked:g} tokens were found in it"
+    return Finding.of(True, text) if asked and not found else Finding.unknown(text)
+
+
+def into_input_embeddings(logs: Logs) -> Finding:
+    """The place that the traceback names: image rows are put among the text's embeddings."""
+    lines = logs.lines("merge-frame")
+    if not lines:
+        return Finding.unknown("the log has no frame of the merging of embeddings")
+    return Finding.of(True, f"raised while input embeddings are merged: {lines[0].text.strip()}")
+
+
 UNTOLD = "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant async-race)"
 refuted = partial(of_crash, otherwise=UNTOLD, refuted=True)
+IN_LARGER_STEPS = (changed("budget", "chunk-budget"), stream.larger_steps, "unordered-buffer")
+"""The report's cure took effect, on an engine that was seen to race."""
 RACE_CLAIMS = (
     of_crash(
         "assertion", "masked_scatter: more image rows than embeddings (masked_scatter_size_check)"
@@ -137,6 +171,65 @@ RACE_CLAIMS = (
             answered(FIRST, SECOND),
             "unordered-buffer",
         ),
+    ),
+    reported(
+        "budget-cures",
+        "the larger budget alone is enough: images are answered",
+        by=answered(FIRST, SECOND),
+        given=(*IN_LARGER_STEPS, one_at_a_time),
+        otherwise=UNTOLD,
+    ),
+    reported(
+        "cure-holds-at-once",
+        "it is as well with several images at a time, whose tokens together are more than it",
+        by=answered(FIRST, SECOND),
+        given=(*IN_LARGER_STEPS, at_once),
+        otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
+        "--option at-once",
+    ),
+    reported(
+        "cure-holds-above",
+        "with it larger images can be handled in the future",
+        by=answered(FIRST, SECOND),
+        given=(*IN_LARGER_STEPS, stream.above_larger_budget),
+        otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
+        "--option above-budget",
+    ),
+    reported(
+        "three-flags",
+        "with all three flags the server is stable",
+        by=answered(FIRST, SECOND),
+        given=(
+            *IN_LARGER_STEPS,
+            changed("prefix-caching"),
+            vllm.cache_says("enable_prefix_caching", "False"),
+            vllm.config_says("enforce_eager", "True"),
+        ),
+        otherwise="to test: mmrepro run {name} --variant {variant} --flip prefix-caching "
+        "--flip chunk-budget",
+    ),
+    of_crash(
+        "two-chunks-crash",
+        "an image of two chunks crashes in its second one",
+        by=happened(answered(TWO)),
+        refuted=True,
+        otherwise="no crash, or none of a later image",
+        note="it is answered, with embeddings in wrong rows; the image of three chunks crashes",
+    ),
+    of_crash(
+        "kv-cache-scatter",
+        "the second chunk's image tokens are scattered into the KV cache",
+        by=into_input_embeddings,
+        refuted=True,
+        otherwise="no crash",
+    ),
+    reported(
+        "zero-hit-rate",
+        "a prefix cache hit rate of 0.0 % shows that prefix caching is off",
+        by=no_hit_with_caching_on,
+        given=vllm.cache_says("enable_prefix_caching", "True"),
+        otherwise="prefix caching was off",
+        refuted=True,
     ),
     refuted(
         "graphs",

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
-from mmrepro.scenario import Finding, Logs, Missing, Truth
+from mmrepro.scenario import Finding, Logs, Missing, Requests, Truth
 
 IMAGE_TOKENS = 602
 BUDGET, LARGE_BUDGET = 256, 1024
 """The report's image and budgets, scaled by 8: 4819 tokens, 2048 and 8192."""
+
+PIXELS = 28**2
+"""That become one token."""
 
 PATTERNS = {
     "stream-overwrite": r"mmrepro-stream: step \d+: overwrite: the host writes is_mm_embed",
@@ -74,6 +77,13 @@ def larger_steps(logs: Logs) -> Finding:
     """A step had more image rows than the failing budget has tokens."""
     rows = max(map(max, image_steps(logs)))
     return Finding.of(rows > BUDGET, f"at most {rows} image rows in a step, of {BUDGET} tokens")
+
+
+def above_larger_budget(requests: Requests) -> Finding:
+    """A large image had more tokens than the larger budget."""
+    pixels = [i.width * i.height for r in requests.within("trigger") for i in r.images]
+    tokens = max(pixels, default=0) // PIXELS
+    return Finding.of(tokens > LARGE_BUDGET, f"an image of {tokens} tokens, {LARGE_BUDGET} a step")
 
 
 def ordered(logs: Logs) -> Finding:

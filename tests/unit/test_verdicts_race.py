@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made_up import drop, judge, run_facts, swap
+from made_up import at, drop, judge, metrics, probed, run_facts, swap
 from made_up_crash import death_log, with_stream
 from made_up_race import (
     RACE,
@@ -27,8 +27,8 @@ from made_up_race import (
     unread,
     without,
 )
-from mmrepro.evidence import Evidence
-from mmrepro.probes.data import LogsData
+from mmrepro.evidence import Evidence, ImageSent
+from mmrepro.probes.data import LogLine, LogsData, MetricSample
 from mmrepro.run.judge import judge as judged
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
 from mmrepro.signature import Outcome, Truth
@@ -306,3 +306,89 @@ def test_yesterdays_error_in_the_log_confirms_nothing() -> None:
     swap(evidence, with_stream(death_log(dead=False), steps=1, mask=8))
     told = claims(evidence)
     assert {"confirmed", "refuted"}.isdisjoint(told.values()), told
+
+
+def at_once(evidence: Evidence) -> None:
+    first, second = (evidence.labelled(label)[0] for label in (module.FIRST, module.SECOND))
+    second.sent, second.latency_s = first.sent, first.latency_s
+
+
+def one_after_another(evidence: Evidence) -> None:
+    for number, record in enumerate(evidence.requests):
+        record.sent, record.latency_s = at(20 * number), 1.0
+
+
+def test_the_cure_is_held_to_how_the_images_came() -> None:
+    """The same answers say one thing of images in turn, and another of two at once."""
+    for change, yes, no in (
+        (one_after_another, "budget-cures", "cure-holds-at-once"),
+        (at_once, "cure-holds-at-once", "budget-cures"),
+    ):
+        evidence = ordered(overwrite=5)
+        large(evidence)
+        change(evidence)
+        told = claims(evidence, mitigations=("budget",))
+        assert (told[yes], told[no]) == ("confirmed", "not-tested")
+        edit(module.SECOND, status=500)(evidence)
+        assert claims(evidence, mitigations=("budget",))[yes] == "refuted"
+        assert claims(evidence)[yes] == "not-tested"
+
+
+def test_an_image_above_the_larger_budget_is_told_by_its_size() -> None:
+    evidence = ordered(overwrite=5)
+    large(evidence)
+    assert claims(evidence, mitigations=("budget",))["cure-holds-above"] == "not-tested"
+    for (width, height), status in (
+        (module.THREE_STEPS, "not-tested"),
+        (module.ABOVE, "confirmed"),
+    ):
+        sent = [ImageSent(sha256="0" * 64, width=width, height=height, bytes=9)]
+        edit(module.FIRST, images=sent)(evidence)
+        told = claims(evidence, mitigations=("budget",))
+        assert told["cure-holds-above"] == status
+
+
+def test_three_flags_are_three() -> None:
+    evidence = ordered(overwrite=5)
+    large(evidence)
+    caching(evidence, "False")
+    for eager, status in (("False", "not-tested"), ("True", "confirmed")):
+        text = f"V1 LLM engine (v0.12.0) with config: enforce_eager={eager}, "
+        logged(evidence, "engine-config", text)
+        told = claims(evidence, "prefix-caching", "chunk-budget")
+        assert told["three-flags"] == status
+    assert claims(evidence, "chunk-budget")["three-flags"] == "not-tested"
+    assert claims(evidence, "prefix-caching")["three-flags"] == "not-tested"
+
+
+def test_a_rate_of_zero_says_nothing_of_a_cache_that_is_on() -> None:
+    for hits, status in ((0.0, "refuted"), (16.0, "not-tested")):
+        evidence = race()
+        caching(evidence, "True")
+        data = metrics()
+        for name, value in (("queries", 310.0), ("hits", hits)):
+            data.samples.append(
+                MetricSample(name=f"vllm:prefix_cache_{name}_total", value=value, labels={})
+            )
+        evidence.probes.append(probed(data, "gate"))
+        assert claims(evidence)["zero-hit-rate"] == status
+    assert claims(race())["zero-hit-rate"] == "not-tested"
+
+
+def test_where_the_rows_go_is_told_by_the_traceback() -> None:
+    evidence = race()
+    assert claims(evidence)["kv-cache-scatter"] == "not-tested"
+    logged(evidence, "merge-frame", 'utils.py", line 9, in _merge_multimodal_embeddings')
+    assert claims(evidence)["kv-cache-scatter"] == "refuted"
+
+
+def test_an_image_of_two_chunks_is_held_to_its_answer() -> None:
+    assert claims(race())["two-chunks-crash"] == "refuted"
+    evidence = race()
+    edit(module.SILENT, status=500)(evidence)
+    assert claims(evidence)["two-chunks-crash"] == "not-tested"
+
+
+def logged(evidence: Evidence, name: str, text: str) -> None:
+    for _, data in evidence.results(LogsData, "check"):
+        data.matches[name], data.match_counts[name] = [LogLine(number=1, text=text)], 1

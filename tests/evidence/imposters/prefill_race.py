@@ -165,6 +165,7 @@ IMPOSTERS = [
         "the log begins with the death of another server",
         yesterdays,
         REPRODUCED_NOT,
+        still_true=("budget-cures",),
     ),
     Imposter(
         "race: another server's error",
