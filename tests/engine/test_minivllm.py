@@ -9,6 +9,7 @@ was skipped for want of a GPU, it is skipped here.
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,10 @@ from live import RunOnce
 from mmrepro.environments.build import ensure
 from mmrepro.environments.minivllm import RELEASE, minivllm_spec
 from mmrepro.machine.child_env import child_environment
+from mmrepro.models import TinyQwen3
+from mmrepro.reproducers import reproducer_path
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenarios.data import pad_value_pair
 
 pytestmark = [
     pytest.mark.engine,
@@ -108,3 +112,25 @@ def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.claim("fixed")["status"] == "confirmed"
     assert [m["effective"] for m in fixed.document["mitigations"]] == [True]
+
+
+def demo(cache: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    made, model = ensure(minivllm_spec(RELEASE, "cpu")), TinyQwen3().write(cache)
+    command = [str(made.python), "-m", "minivllm.demo", "--model", str(model), *args]
+    home = reproducer_path("minivllm").parent
+    env = child_environment({"OMP_NUM_THREADS": "1"})
+    return subprocess.run(
+        command, cwd=home, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_the_notes_demo_tells_what_it_prefilled_and_how_fast(tmp_path: Path) -> None:
+    done = demo(tmp_path, "--image-path", str(pad_value_pair() / "A.png"), "--max-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["prefill_tokens"] > told["of_the_picture"] > 0
+    assert told["prefill_tokens_per_s"] > 0 < told["decode_tokens_per_s"]
+    assert told["finish_reason"] == "length"
+    lost = demo(tmp_path, "--image-path", "nowhere.png")
+    assert (lost.returncode, lost.stdout) == (2, "")
+    assert lost.stderr == "minivllm: [Errno 2] No such file or directory: 'nowhere.png'\n"
