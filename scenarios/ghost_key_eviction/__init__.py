@@ -6,7 +6,9 @@ the receiver's LRU order that is not in the cache, and the first eviction never 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 
 from mmrepro.scenario import (
     Condition,
@@ -108,8 +110,31 @@ class GhostKeyEviction(vllm.MmCacheScenario):
     ablation_hypotheses = ablation.HYPOTHESES
     reproducers = ("ghost_key.py",)
 
+    options = {"stream": "a long answer is streamed while the eviction begins"}
+
     async def trigger(self, drive: Drive) -> None:
         await vllm.desynchronise(drive, drive.picture("X", 777))
+        if "stream" not in drive.options:
+            await self.fill(drive)
+            return
+        begun = asyncio.Event()
+        request = drive.traffic.chat(
+            ghost.STREAM,
+            text="hello",
+            max_tokens=ghost.STREAMED,
+            deadline_s=ghost.STREAM_S,
+            stream=True,
+            extra={"ignore_eos": True},
+            started=begun,
+        )
+        stream = asyncio.ensure_future(request)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(begun.wait(), drive.deadline_s)
+        await self.fill(drive)
+        await stream
+
+    async def fill(self, drive: Drive) -> None:
+        """Images, until one is not answered."""
         first = drive.picture("fill-1", 1001)
         for i in range(1, ghost.FILLS + 1):
             image = first if i == 1 else drive.picture(f"fill-{i}", 1000 + i)

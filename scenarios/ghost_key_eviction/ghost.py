@@ -26,6 +26,8 @@ from mmrepro.signature.digests import digest_in, same_digest
 FILLS = 30
 """Images sent to fill the cache; it holds about ten, so an eviction is certain."""
 
+STREAM, STREAMED, STREAM_S = "a stream across the hang", 1800, 120.0
+"""A request, its tokens, and how long they may take: some seconds."""
 NEW = "after: a new image"
 FIRST_AGAIN = "fill 1, again"
 REPRODUCER = "ghost_key.py"
@@ -123,6 +125,25 @@ def hangs_one_at_a_time(requests: Requests, measured: Measured) -> Finding:
     if any(one.sent.mono + one.latency_s > two.sent.mono for one, two in pairs):
         return Finding.unknown("requests of the trigger overlap")
     return Finding.of(True, f"one request at a time hangs it {fills:g} images after the failed one")
+
+
+def streamed_on(requests: Requests) -> Finding:
+    """A stream went on to its last token, long after the eviction had begun that never ended.
+
+    Tokens that were ready by then may come a moment later; a second is hundreds of them.
+    """
+    stream = requests.first(STREAM)
+    hung = next((r for r in requests.all("fill") if not r.answered), None)
+    if hung is None or stream.ttft_s is None:
+        return Finding.unknown("no stream had begun when an image was not answered")
+    after = stream.sent.mono + stream.latency_s - hung.sent.mono
+    text = (
+        f"{stream.completion_tokens or 'no count of'} tokens were streamed, the last one "
+        f"{after:.1f} s after the image was sent that was never answered: {stream.reply}"
+    )
+    if after < 1:
+        return Finding.unknown(text)
+    return Finding.of(stream.answered, text)
 
 
 def _again(measured: Measured) -> tuple[float, float]:

@@ -91,6 +91,14 @@ CLAIMS = (
         by="eviction-stack",
     ),
     of_hang(
+        "gil-blocks-all",
+        "by the GIL that thread blocks all other Python threads of EngineCore",
+        by=ghost.streamed_on,
+        refuted=True,
+        otherwise="to test: mmrepro run ghost-key-eviction --option stream",
+        note="CPython hands the GIL on every 5 ms: steps go on, and no new request comes in",
+    ),
+    of_hang(
         "user-space",
         "strace: pure user-space spinning (8 futex calls in 3 s)",
         by="user-space-spin",

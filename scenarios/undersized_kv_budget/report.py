@@ -89,6 +89,16 @@ def smaller(name: str, told: str) -> Row:
     return row(name, compared, of_control, told)
 
 
+def with_setting(value: float) -> Check:
+    """The server's own setting, by what its code was given."""
+
+    def seen(witness: kv.Witness) -> Finding:
+        given = witness.sizing().cache_max_entry_count
+        return Finding.of(given == value, f"cache_max_entry_count {given:g}")
+
+    return seen
+
+
 def claims(best: Budget) -> tuple[Claim, ...]:
     """``best``: the setting that ``mmrepro kv-budget`` foretells to be enough."""
     with_08 = kv.kv_plan(kv.RELEASE).forward(Decimal("0.8"))
@@ -97,8 +107,9 @@ def claims(best: Budget) -> tuple[Claim, ...]:
         with_big("works-with-0.5", "with 0.5 the same prompt is answered", by="control-answers"),
         reported(
             "works-with-0.8", "with 0.8 it is answered as well",
-            untested="this run starts no server with 0.8; `mmrepro kv-budget` says "
-            f"{with_08.blocks} blocks",
+            by=answers.given("the prompt"), given=(with_setting(0.8), "prompt-arrived"),
+            otherwise="to test: mmrepro run {name} --variant {variant} "
+            f"--server-arg=--cache-max-entry-count=0.8; {with_08.blocks} blocks are foretold",
         ),
         by_length(
             "validation-error",

@@ -17,6 +17,7 @@ from made_up import (
     logs,
     metrics,
     processes,
+    request,
     stacks,
     swap,
     thread,
@@ -25,7 +26,7 @@ from mmrepro.evidence import Evidence, ReproducerResult
 from mmrepro.probes.data import LogLine, LogsData, ThreadStack
 from mmrepro.scenario import Scenario, vllm
 from mmrepro.scenario.bind import bind
-from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY
+from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY, ghost
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
 from mmrepro.signature import Truth
 from mmrepro.signature.decide import guarded
@@ -78,6 +79,23 @@ def test_the_articles_unit_test_is_held_to_what_it_says(
     facts = {k: v for k, v in played.facts.items() if k != "article_test_ends"}
     older = played.model_copy(update={"facts": facts})
     assert told_by(older)["unit-test-hangs"] == "not-tested"
+
+
+@pytest.mark.parametrize(
+    ("ends_after_s", "status", "told"),
+    [(8.0, 200, "refuted"), (8.0, None, "confirmed"), (0.2, 200, "not-tested")],
+)
+def test_a_stream_across_the_hang_says_who_was_blocked(
+    ends_after_s: float, status: int | None, told: str
+) -> None:
+    def streams(evidence: Evidence) -> None:
+        hung = next(r for r in evidence.labelled("fill") if not r.answered)
+        stream = request("trigger", ghost.STREAM, status, ttft_s=0.1, completion_tokens=1800)
+        stream.sent, stream.latency_s = hung.sent, ends_after_s
+        evidence.requests.append(stream)
+
+    assert claims(GHOST_KEY, edited(hang_run, streams))["gil-blocks-all"] == told
+    assert claims(GHOST_KEY, hang_run())["gil-blocks-all"] == "not-tested"
 
 
 def test_prefix_caching_is_not_needed_where_it_hangs_without() -> None:
