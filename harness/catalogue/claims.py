@@ -161,7 +161,7 @@ def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim
         variants=sorted({one.variant for one in said if one.variant}),
         id=id,
         text=text,
-        made_in=best.made_in,
+        made_in=", ".join(sorted({one.made_in for one in said})),
         judged=best.told,
         elsewhere=[others[release] for release in sorted(others)],
     )

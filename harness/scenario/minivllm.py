@@ -60,7 +60,7 @@ def put_right(text: str) -> Claim:
 
 ELSEWHERE = claim(
     "original",
-    "{origin}: the engine that it was borrowed from fails for this reason",
+    "the engine that the fault was borrowed from fails for this reason",
     "{origin}",
     untested="minivllm is a teaching engine: what it does says nothing of another one{real}",
 )

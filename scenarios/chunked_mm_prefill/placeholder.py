@@ -130,6 +130,7 @@ class PlaceholderMask(Scenario):
     )
     claims = (
         report.of_crash("assertion", "masked_scatter: more placeholders than image embeddings"),
+        report.KV_CACHE,
         needs(
             "needs-chunked-prefill",
             "this assertion needs an image larger than the chunk budget",

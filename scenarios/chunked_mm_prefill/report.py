@@ -38,7 +38,7 @@ LOG_PATTERNS = {
     **vllm.BATCH_LINES,
     "budget": r"Chunked prefill is enabled with max_num_batched_tokens=\d+",
     "arguments": r"non-default args: \{",
-    "merge-frame": r"line \d+, in _?merge_multimodal_embeddings",
+    "scatter-line": r"inputs_embeds\.masked_scatter_\(",
     MISMATCH: r"Number of elements of source < number of ones in mask"
     r"|masked_scatter_size_check"
     r"|Attempted to assign .{1,200} multimodal tokens to \d+ placeholders",
@@ -131,13 +131,20 @@ def no_hit_with_caching_on(metrics: Metrics) -> Finding:
 
 
 def into_input_embeddings(logs: Logs) -> Finding:
-    """The place that the traceback names: image rows are put among the text's embeddings."""
-    lines = logs.lines("merge-frame")
+    """The line that the traceback quotes: image rows are put among the text's embeddings."""
+    lines = logs.lines("scatter-line")
     if not lines:
-        return Finding.unknown("the log has no frame of the merging of embeddings")
-    return Finding.of(True, f"raised while input embeddings are merged: {lines[0].text.strip()}")
+        return Finding.unknown("the log quotes no line of code that scatters")
+    return Finding.of(True, f"the traceback's line: {lines[0].text.strip()}")
 
 
+KV_CACHE = of_crash(
+    "kv-cache-scatter",
+    "the second chunk's image tokens are scattered into the KV cache",
+    by=into_input_embeddings,
+    refuted=True,
+    otherwise="no crash",
+)
 UNTOLD = "this run tells nothing of it (mmrepro ablate chunked-mm-prefill --variant async-race)"
 refuted = partial(of_crash, otherwise=UNTOLD, refuted=True)
 IN_LARGER_STEPS = (changed("budget", "chunk-budget"), stream.larger_steps, "unordered-buffer")
@@ -175,14 +182,14 @@ RACE_CLAIMS = (
     reported(
         "budget-cures",
         "the larger budget alone is enough: images are answered",
-        by=answered(FIRST, SECOND),
+        by=(answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, one_at_a_time),
         otherwise=UNTOLD,
     ),
     reported(
         "cure-holds-at-once",
         "it is as well with several images at a time, whose tokens together are more than it",
-        by=answered(FIRST, SECOND),
+        by=(answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, at_once),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option at-once",
@@ -190,7 +197,7 @@ RACE_CLAIMS = (
     reported(
         "cure-holds-above",
         "with it larger images can be handled in the future",
-        by=answered(FIRST, SECOND),
+        by=(answered(FIRST, SECOND), stream.right_rows),
         given=(*IN_LARGER_STEPS, stream.above_larger_budget),
         otherwise="to test: mmrepro run {name} --variant {variant} --mitigation budget "
         "--option above-budget",
@@ -198,7 +205,7 @@ RACE_CLAIMS = (
     reported(
         "three-flags",
         "with all three flags the server is stable",
-        by=answered(FIRST, SECOND),
+        by=(answered(FIRST, SECOND), stream.right_rows),
         given=(
             *IN_LARGER_STEPS,
             changed("prefix-caching"),
@@ -215,13 +222,6 @@ RACE_CLAIMS = (
         refuted=True,
         otherwise="no crash, or none of a later image",
         note="it is answered, with embeddings in wrong rows; the image of three chunks crashes",
-    ),
-    of_crash(
-        "kv-cache-scatter",
-        "the second chunk's image tokens are scattered into the KV cache",
-        by=into_input_embeddings,
-        refuted=True,
-        otherwise="no crash",
     ),
     reported(
         "zero-hit-rate",

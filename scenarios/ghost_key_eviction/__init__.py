@@ -110,28 +110,37 @@ class GhostKeyEviction(vllm.MmCacheScenario):
     ablation_hypotheses = ablation.HYPOTHESES
     reproducers = ("ghost_key.py",)
 
-    options = {"stream": "a long answer is streamed while the eviction begins"}
+    options = {"stream": "answers are streamed all the while, also when the eviction begins"}
 
     async def trigger(self, drive: Drive) -> None:
         await vllm.desynchronise(drive, drive.picture("X", 777))
         if "stream" not in drive.options:
             await self.fill(drive)
             return
-        begun = asyncio.Event()
-        request = drive.traffic.chat(
-            ghost.STREAM,
-            text="hello",
-            max_tokens=ghost.STREAMED,
-            deadline_s=ghost.STREAM_S,
-            stream=True,
-            extra={"ignore_eos": True},
-            started=begun,
-        )
-        stream = asyncio.ensure_future(request)
+        begun, full = asyncio.Event(), asyncio.Event()
+        streams = asyncio.ensure_future(self.stream(drive, begun, full))
         with suppress(TimeoutError):
             await asyncio.wait_for(begun.wait(), drive.deadline_s)
         await self.fill(drive)
-        await stream
+        full.set()
+        drive.fact("generated_when_full", await drive.metric(ghost.GENERATED))
+        await streams
+        drive.fact("generated_later", await drive.metric(ghost.GENERATED))
+
+    async def stream(self, drive: Drive, begun: asyncio.Event, full: asyncio.Event) -> None:
+        """Short streams, one after the other, until the cache is full or one is not answered."""
+        answered = True
+        while answered and not full.is_set():
+            sent = await drive.traffic.chat(
+                ghost.STREAM,
+                text="hello",
+                max_tokens=ghost.STREAMED,
+                deadline_s=ghost.STREAM_S,
+                stream=True,
+                extra={"ignore_eos": True},
+                started=begun,
+            )
+            answered = sent.answered
 
     async def fill(self, drive: Drive) -> None:
         """Images, until one is not answered."""

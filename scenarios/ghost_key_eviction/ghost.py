@@ -26,8 +26,9 @@ from mmrepro.signature.digests import digest_in, same_digest
 FILLS = 30
 """Images sent to fill the cache; it holds about ten, so an eviction is certain."""
 
-STREAM, STREAMED, STREAM_S = "a stream across the hang", 1800, 120.0
-"""A request, its tokens, and how long they may take: some seconds."""
+STREAM, STREAMED, STREAM_S = "a stream meanwhile", 150, 60.0
+"""A request, its tokens, and how long they may take: in the hang up to half a minute."""
+GENERATED = "vllm:generation_tokens_total"
 NEW = "after: a new image"
 FIRST_AGAIN = "fill 1, again"
 REPRODUCER = "ghost_key.py"
@@ -127,23 +128,26 @@ def hangs_one_at_a_time(requests: Requests, measured: Measured) -> Finding:
     return Finding.of(True, f"one request at a time hangs it {fills:g} images after the failed one")
 
 
-def streamed_on(requests: Requests) -> Finding:
-    """A stream went on to its last token, long after the eviction had begun that never ended.
+def streamed_on(requests: Requests, measured: Measured) -> Finding:
+    """A stream went on after the eviction had begun that never ended.
 
-    Tokens that were ready by then may come a moment later; a second is hundreds of them.
+    To its last token, for a second at least: what was ready by then may come a moment later. Or
+    by the engine's own count.
     """
-    stream = requests.first(STREAM)
     hung = next((r for r in requests.all("fill") if not r.answered), None)
-    if hung is None or stream.ttft_s is None:
-        return Finding.unknown("no stream had begun when an image was not answered")
-    after = stream.sent.mono + stream.latency_s - hung.sent.mono
-    text = (
-        f"{stream.completion_tokens or 'no count of'} tokens were streamed, the last one "
-        f"{after:.1f} s after the image was sent that was never answered: {stream.reply}"
-    )
-    if after < 1:
-        return Finding.unknown(text)
-    return Finding.of(stream.answered, text)
+    if hung is None:
+        return Finding.unknown("every image was answered")
+    before, later = (measured.number(name) for name in ("generated_when_full", "generated_later"))
+    for stream in requests.all(STREAM):
+        begun = stream.ttft_s is not None and stream.sent.mono + stream.ttft_s < hung.sent.mono
+        after = stream.sent.mono + stream.latency_s - hung.sent.mono
+        if begun and after >= 1:
+            text = (
+                f"a stream ended {after:.1f} s after the image was sent that was never answered: "
+                f"{stream.reply}; tokens generated since that was noticed: {later - before:g}"
+            )
+            return Finding.of(stream.answered or later > before, text)
+    return Finding.unknown("no stream was under way when an image was not answered")
 
 
 def _again(measured: Measured) -> tuple[float, float]:

@@ -96,7 +96,7 @@ CLAIMS = (
         by=ghost.streamed_on,
         refuted=True,
         otherwise="to test: mmrepro run ghost-key-eviction --option stream",
-        note="CPython hands the GIL on every 5 ms: steps go on, and no new request comes in",
+        note="CPython hands the GIL on: steps go on, some tokens a second; no new request comes in",
     ),
     of_hang(
         "user-space",

@@ -41,6 +41,7 @@ IMAGE_TOKENS = 1600
 VALIDATION = {
     "validation-error": r"validation errors? for ChatCompletionResponse\w*Choice",
     "finish-reason": r"Input should be .*input_value='error'",
+    "choice-made": r"line \d+, in chat_completions_v1",
     "says-length": r"- lmdeploy - .*(?:INPUT_LENGTH|max_session_len|num_gpu_blocks|too long)",
 }
 
@@ -97,7 +98,7 @@ class UndersizedKvBudget(kv.SmallKvCache):
         ),
     )  # fmt: skip
     reproducers: ClassVar[tuple[str, ...]] = (report.CHAIN,)
-    log_patterns = kv.SmallKvCache.log_patterns | VALIDATION
+    log_patterns = kv.SmallKvCache.log_patterns | VALIDATION | report.OWN_LINES
     key_log_patterns = tuple(log_patterns)
     prompt_tokens: ClassVar[int] = report.PROMPT
     predicted, larger = kv.larger_setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from functools import partial
 
@@ -28,6 +29,8 @@ from mmrepro.scenario import (
 AFFECTED = ">=0.6.4,<0.7.0"
 PROMPT = 3446
 """Tokens of the report's prompt."""
+LARGEST = Decimal("0.8")
+"""Another setting that the report says to work."""
 CHAIN = "lmdeploy_kv_chain.py"
 """The report's bytes, by the installed engine's own code in its environment."""
 
@@ -89,25 +92,15 @@ def smaller(name: str, told: str) -> Row:
     return row(name, compared, of_control, told)
 
 
-def with_setting(value: float) -> Check:
-    """The server's own setting, by what its code was given."""
-
-    def seen(witness: kv.Witness) -> Finding:
-        given = witness.sizing().cache_max_entry_count
-        return Finding.of(given == value, f"cache_max_entry_count {given:g}")
-
-    return seen
-
-
 def claims(best: Budget) -> tuple[Claim, ...]:
     """``best``: the setting that ``mmrepro kv-budget`` foretells to be enough."""
-    with_08 = kv.kv_plan(kv.RELEASE).forward(Decimal("0.8"))
+    with_08 = kv.kv_plan(kv.RELEASE).forward(LARGEST)
     return (
         by_length("fails-with-0.1", "with 0.1 the prompt gets HTTP 500", by="opaque-500"),
         with_big("works-with-0.5", "with 0.5 the same prompt is answered", by="control-answers"),
         reported(
             "works-with-0.8", "with 0.8 it is answered as well",
-            by=answers.given("the prompt"), given=(with_setting(0.8), "prompt-arrived"),
+            by=answers.given("the prompt"), given=(with_setting(LARGEST), "prompt-arrived"),
             otherwise="to test: mmrepro run {name} --variant {variant} "
             f"--server-arg=--cache-max-entry-count=0.8; {with_08.blocks} blocks are foretold",
         ),
@@ -116,6 +109,15 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "the traceback is pydantic's: finish_reason must be 'stop', 'length' or 'tool_calls', "
             "got 'error'",
             by="validation-error",
+        ),
+        by_length(
+            "frames", "it is raised in chat_completions_v1, where the choice is made",
+            by=where_made,
+        ),
+        by_length(
+            "status-to-error",
+            "that status becomes finish_reason 'error' on its way there",
+            by=("input-length-error", "validation-error"),
         ),
         with_small(
             "status", "the engine's output is ResponseType.INPUT_LENGTH_ERROR",
@@ -158,6 +160,19 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "gpu-mem", "gpu_mem is 903 548 928 B with 0.5", by=computed("pool_big", 903_548_928),
             solved=kv.SOLVED,
         ),
+        reported(
+            "of-total", "the total memory less what prefill takes is what is shared out",
+            by=of_total,
+        ),
+        reported(
+            "debug-lines",
+            "with --log-level=DEBUG it logs the free memory, the reserve and the blocks",
+            by=own_lines,
+        ),
+        reported(
+            "cpu-blocks", "there are 128 CPU blocks: 1 GiB of the host's, in blocks of 8 MiB",
+            by=cpu_blocks,
+        ),
         claim(
             "prediction",
             f"--cache-max-entry-count {best.setting} is enough: {best.blocks} blocks, "
@@ -196,6 +211,56 @@ def computed(fact: str, told: int) -> Check:
         return Finding.of(value == told, f"{value:.0f}, by reproducers/{CHAIN}")
 
     return same
+
+
+def where_made(logs: Logs) -> Finding:
+    count = logs.count("choice-made")
+    return Finding.of(count > 0, f"{count} × chat_completions_v1 in a traceback")
+
+
+def of_total(witness: kv.Witness) -> Finding:
+    """Or of the memory that is free, as the code has it: by the numbers that it was given."""
+    seen = next(reversed(witness.values("budget")), {})
+    try:
+        (free, total), (reserve, *_), pool = seen["memory"], seen["runtime"], seen["pool"]
+    except (LookupError, TypeError, ValueError):
+        raise Missing("the witness did not see how the memory is shared out") from None
+    share = witness.sizing().cache_max_entry_count
+    text = f"({free} - {reserve}) x {share:g} = {pool:.0f} B, of {total} B in all"
+    if math.isclose((free - reserve) * share, pool, abs_tol=1):
+        return Finding.of(free == total, f"of what is free: {text}")
+    return Finding.unknown(f"neither: {text}")
+
+
+OWN_LINES = {
+    "own-free": r"free gpu memory: +(\d+) mb",
+    "own-reserve": r"estimated max runtime memory: +(\d+) mb",
+    "own-blocks": r"\bblock num: (\d+)",
+    "own-cache": r"Initialize cache engine with \d+ gpu blocks and (\d+) cpu blocks",
+}
+"""LMDeploy's own, at its DEBUG level."""
+
+
+def _own(logs: Logs, name: str) -> int:
+    found = logs.search(name, OWN_LINES[name])
+    if not found:
+        raise Missing("to test: mmrepro run undersized-kv-budget --server-arg=--log-level=DEBUG")
+    return int(found[-1][1])
+
+
+def own_lines(logs: Logs, witness: kv.Witness) -> Finding:
+    """And they are the numbers that its code was given."""
+    free, reserve, blocks = (_own(logs, f"own-{name}") for name in ("free", "reserve", "blocks"))
+    seen, sizing = next(reversed(witness.values("budget")), {}), witness.sizing()
+    given = (int(sizing.free) >> 20, int(seen["runtime"][0]) >> 20, int(sizing.num_gpu_blocks))
+    text = f"{free} mb free, {reserve} mb of reserve, {blocks} blocks"
+    return Finding.of((free, reserve, blocks) == given, f"{text}; its code had {given}")
+
+
+def cpu_blocks(logs: Logs, witness: kv.Witness) -> Finding:
+    blocks, size = _own(logs, "own-cache"), int(witness.sizing().block_bytes)
+    held = blocks * size
+    return Finding.of(held == 1 << 30, f"{blocks} CPU blocks of {size} B are {held >> 20} MiB")
 
 
 def foretold(setting: Decimal) -> Check:

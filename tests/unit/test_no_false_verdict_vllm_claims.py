@@ -24,6 +24,7 @@ from made_up import (
 )
 from mmrepro.evidence import Evidence, ReproducerResult
 from mmrepro.probes.data import LogLine, LogsData, ThreadStack
+from mmrepro.records import Moment
 from mmrepro.scenario import Scenario, vllm
 from mmrepro.scenario.bind import bind
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY, ghost
@@ -82,17 +83,24 @@ def test_the_articles_unit_test_is_held_to_what_it_says(
 
 
 @pytest.mark.parametrize(
-    ("ends_after_s", "status", "told"),
-    [(8.0, 200, "refuted"), (8.0, None, "confirmed"), (0.2, 200, "not-tested")],
+    ("ends_after_s", "status", "more", "told"),
+    [
+        (8.0, 200, 0, "refuted"),
+        (60.0, None, 90, "refuted"),
+        (60.0, None, 0, "confirmed"),
+        (0.2, 200, 0, "not-tested"),
+    ],
 )
 def test_a_stream_across_the_hang_says_who_was_blocked(
-    ends_after_s: float, status: int | None, told: str
+    ends_after_s: float, status: int | None, more: int, told: str
 ) -> None:
     def streams(evidence: Evidence) -> None:
         hung = next(r for r in evidence.labelled("fill") if not r.answered)
         stream = request("trigger", ghost.STREAM, status, ttft_s=0.1, completion_tokens=1800)
-        stream.sent, stream.latency_s = hung.sent, ends_after_s
+        stream.sent = Moment(wall=hung.sent.wall, mono=hung.sent.mono - 1)
+        stream.latency_s = ends_after_s + 1
         evidence.requests.append(stream)
+        evidence.facts |= {"generated_when_full": 500, "generated_later": 500 + more}
 
     assert claims(GHOST_KEY, edited(hang_run, streams))["gil-blocks-all"] == told
     assert claims(GHOST_KEY, hang_run())["gil-blocks-all"] == "not-tested"

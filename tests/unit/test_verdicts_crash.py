@@ -19,7 +19,7 @@ from made_up_crash import (
     survived_run,
 )
 from mmrepro.evidence import Evidence, RequestRecord
-from mmrepro.probes.data import StacksData
+from mmrepro.probes.data import LogLine, LogsData, StacksData
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import encoder_cache_overflow as overflow
@@ -304,5 +304,11 @@ def test_the_claims_about_the_way_in_are_refuted_only_by_a_crash() -> None:
     crashed, survived = status(dead()), status(alive())
     assert crashed.pop("assertion") == "confirmed"
     assert crashed.pop("reporters-crash") == "not-tested"
+    assert crashed.pop("kv-cache-scatter") == "not-tested"  # this log quotes no line of code
     assert set(crashed.values()) == {"refuted"}
     assert set(survived.values()) == {"not-tested"}
+    told = dead()
+    for _, data in told.results(LogsData, "check"):
+        line = LogLine(number=1, text="inputs_embeds.masked_scatter_(is_multimodal.unsqueeze(-1),")
+        data.matches["scatter-line"], data.match_counts["scatter-line"] = [line], 1
+    assert status(told)["kv-cache-scatter"] == "refuted"

@@ -375,13 +375,6 @@ def test_a_rate_of_zero_says_nothing_of_a_cache_that_is_on() -> None:
     assert claims(race())["zero-hit-rate"] == "not-tested"
 
 
-def test_where_the_rows_go_is_told_by_the_traceback() -> None:
-    evidence = race()
-    assert claims(evidence)["kv-cache-scatter"] == "not-tested"
-    logged(evidence, "merge-frame", 'utils.py", line 9, in _merge_multimodal_embeddings')
-    assert claims(evidence)["kv-cache-scatter"] == "refuted"
-
-
 def test_an_image_of_two_chunks_is_held_to_its_answer() -> None:
     assert claims(race())["two-chunks-crash"] == "refuted"
     evidence = race()

@@ -134,7 +134,7 @@ def another_share(incident: Incident) -> None:
 
 
 WORKS, FAILS = "works-with-0.5", "fails-with-0.1"
-CHAIN = (FAILS, "status", "silence", "validation-error")
+CHAIN = (FAILS, "status", "silence", "validation-error", "status-to-error")
 """Claims that the rest of the chain still shows."""
 
 
