@@ -34,9 +34,12 @@ SMALL, BIG = Decimal("0.1"), Decimal("0.5")
 """``--cache-max-entry-count`` of the run's own server and of the control server: the report's."""
 KV_BYTES, BLOCK_BYTES, VOCABULARY = 1_807_097_856, 8_388_608, 92_553
 """What the report's GPU had left for the KV cache before the setting, and its model, InternVL2-8B.
-The first is solved from the report (``gpu_mem`` 903 548 928 with 0.5): what follows from it is
-consistent with the report and confirms none of its numbers."""
+The first is solved from the report (``gpu_mem`` 903 548 928 with 0.5), to the byte: it confirms
+nothing of that number."""
 SOLVED = "the free memory was solved from the report's own gpu_mem, 903 548 928 B with 0.5"
+LOGGED_FREE_MB = 6784
+"""The same memory before the reserve, by the report's DEBUG line, cut to whole MiB: that, and not
+gpu_mem, is what its blocks and limits follow from."""
 SCALE = 64
 """The tiny models' blocks are that much smaller, and so is the memory: the same block counts."""
 CONTROL = "control server: "

@@ -61,7 +61,26 @@ by_length = partial(
     given=(*SMALL, "input-length-error"),
     otherwise="not by the report's setting, or not for the length",
 )
-solved, solved_big = (partial(one, solved=kv.SOLVED) for one in (with_small, with_big))
+
+
+def as_logged(*phases: Phase) -> Check:
+    """The free memory is what the report's own line says, scaled as the blocks are: every value
+    that is printed so gives its blocks (``tests/unit/test_kv_readings.py``)."""
+
+    def same(witness: kv.Witness) -> Finding:
+        sizing = witness.sizing(*phases)
+        free = int(sizing.free * kv.BLOCK_BYTES / sizing.block_bytes) >> 20
+        text = f"{free} mb free in the report's scale, by its log {kv.LOGGED_FREE_MB}"
+        return Finding.of(free == kv.LOGGED_FREE_MB, text)
+
+    return same
+
+
+BY_LOG = f"its log says {kv.LOGGED_FREE_MB} mb of free memory; that is what this engine was given"
+from_log = partial(with_small, given=(*SMALL, as_logged()), note=BY_LOG)
+from_log_big = partial(
+    with_big, given=(with_setting(kv.BIG, "control"), as_logged("control")), note=BY_LOG
+)
 
 
 def rows(tokens: int) -> tuple[Row, ...]:
@@ -129,22 +148,21 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             given="input-length-error", otherwise="the engine refused nothing",
         ),
         reported("prompt", "the prompt has 3446 tokens", by=as_long_as_reported),
-        solved("blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)),
-        solved(
+        from_log("blocks-21", "num_gpu_blocks is 21 with 0.1", by=sized("num_gpu_blocks", 21)),
+        from_log(
             "blocks-24", "blocks went “from 24 to 107”", by=sized("num_gpu_blocks", 24),
             refutable_on="",
-            note="so the report contradicts itself: 24 × 64 = 1536 tokens, not its 1344; "
-            f"{kv.SOLVED}",
+            note="so the report contradicts itself: 24 × 64 = 1536 tokens, not its 1344",
         ),
-        solved(
+        from_log(
             "limit-1344", "max_input_len = max_session_len = 1344 = 21 × 64",
             by=sized("max_session_len", 1344),
         ),
-        solved_big(
+        from_log_big(
             "blocks-107", "with 0.5 there are 107 blocks",
             by=sized("num_gpu_blocks", 107, "control"),
         ),
-        solved_big(
+        from_log_big(
             "limit-6848", "with 0.5 the limit is 6848 tokens",
             by=sized("max_session_len", 6848, "control"),
         ),

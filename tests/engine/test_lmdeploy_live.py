@@ -29,9 +29,9 @@ def test_the_opaque_error_with_the_reports_numbers(run_once: RunOnce) -> None:
     assert "INPUT_LENGTH_ERROR" in run.condition("input-length-error")["observed"]
     statuses = {r["label"]: r["status"] for r in run.requests("the prompt")}
     assert statuses == {"the prompt": 500, "the prompt, streamed": 200}
-    for name in ("blocks-21", "limit-1344", "blocks-107", "limit-6848", "gpu-mem"):
-        assert "consistent with it, no more" in run.claim(name)["observed"], run.claim(name)
-    for name in ("block-bytes", "runtime", "silence"):
+    assert "consistent with it, no more" in run.claim("gpu-mem")["observed"]
+    by_log = ("blocks-21", "limit-1344", "blocks-107", "limit-6848")
+    for name in (*by_log, "block-bytes", "runtime", "silence", "frames", "status-to-error"):
         assert run.claim(name)["status"] == "confirmed", run.claim(name)
     assert run.claim("blocks-24")["status"] == "refuted"
     assert run.document["fidelity"] == "cpu-stand-in"

@@ -28,6 +28,7 @@ from made_up_kv import (
 )
 from mmrepro.evidence import Evidence, Missing, ReproducerResult
 from mmrepro.incident import ClaimStatus
+from mmrepro.kv_budget import LmdeployPlan
 from mmrepro.scenario import lmdeploy as kv
 from mmrepro.scenarios import kv_growth_crash as growth
 from mmrepro.scenarios.undersized_kv_budget import (
@@ -82,6 +83,14 @@ def test_a_sizing_is_read_whole_or_not_at_all() -> None:
     assert witnessed({}, num_reserved_gpu_blocks=1).sizing().num_reserved_gpu_blocks == 1
     with pytest.raises(Missing, match="see the control server size"):
         kv.Witness(Evidence()).sizing("control")
+
+
+@pytest.mark.parametrize("free", [6784 << 20, (6785 << 20) - 1])
+def test_every_memory_that_the_report_prints_so_has_its_blocks(free: int) -> None:
+    """``free gpu memory: 6784 mb``, cut to whole MiB, and the report's model as it is."""
+    assert free >> 20 == kv.LOGGED_FREE_MB
+    plan = LmdeployPlan("0.6.4", free, bytes_per_block=kv.BLOCK_BYTES, vocab_size=kv.VOCABULARY)
+    assert [plan.forward(s).blocks for s in (kv.SMALL, kv.BIG)] == [21, 107]
 
 
 def test_what_the_runs_memory_is_solved_from() -> None:
@@ -346,7 +355,7 @@ def test_a_growing_prompt_as_long_as_the_limit_fits(tokens: int, truth: Truth) -
 def test_24_blocks_would_be_the_reports_other_number() -> None:
     evidence = opaque_run()
     replace_log(evidence, log(sized(0.1, 24, 1536), *[ended(3446, 1536)] * 2))
-    assert claim(evidence, "blocks-24") is NOT_TESTED
+    assert claim(evidence, "blocks-24") is CONFIRMED
     assert claim(evidence, "blocks-21") is REFUTED
 
 

@@ -136,6 +136,8 @@ def another_share(incident: Incident) -> None:
 WORKS, FAILS = "works-with-0.5", "fails-with-0.1"
 CHAIN = (FAILS, "status", "silence", "validation-error", "status-to-error")
 """Claims that the rest of the chain still shows."""
+SIZED, CONTROL_SIZED = ("blocks-21", "limit-1344"), ("blocks-107", "limit-6848")
+"""Claims about how each server sized its cache, whatever it was asked."""
 
 
 def both(name: str, variant: str, *always: str) -> list[Imposter]:
@@ -147,76 +149,76 @@ def both(name: str, variant: str, *always: str) -> list[Imposter]:
             f"{name}-other-status", run, "other-cause", DIFFERENT,
             "the engine ended the prompt by an error of its own, not for its length",
             partial(rewrite, event="request", least=1600, status="INTERNAL_ENGINE_ERROR"),
-            WORKS, *always,
+            WORKS, *SIZED, *CONTROL_SIZED, *always,
         ),
         one(
             f"{name}-other-exception", run, "other-cause", DIFFERENT,
             "the HTTP 500 comes of another exception than pydantic's",
             partial(forget, patterns=("validation-error", "finish-reason")),
-            WORKS, *CHAIN[:3], *always,
+            WORKS, *SIZED, *CONTROL_SIZED, *CHAIN[:3], *always,
         ),
         one(
             f"{name}-old-traceback", run, "stale-log", DIFFERENT,
             "pydantic's exception is of a server before this one",
             partial(age, patterns=("validation-error", "finish-reason")),
-            WORKS, *CHAIN[:3], *always,
+            WORKS, *SIZED, *CONTROL_SIZED, *CHAIN[:3], *always,
         ),
         one(
             f"{name}-no-log", run, "absent-probe", INCONCLUSIVE,
             "the server's log could not be read",
-            absent, WORKS, *BYTES,
+            absent, WORKS, *CONTROL_SIZED, *BYTES,
         ),
         one(
             f"{name}-no-log-under-setting", cured, "absent-probe", INCONCLUSIVE,
             "the server's log could not be read: nothing shows that the prompt arrived",
-            absent, WORKS, *BYTES,
+            absent, WORKS, *CONTROL_SIZED, *BYTES,
         ),
         one(
             f"{name}-another-share", run, "other-cause", DIFFERENT,
             "the engine says that its setting is 0.5: the 21 blocks do not come of it",
-            another_share, WORKS, "silence", *always,
+            another_share, WORKS, *CONTROL_SIZED, "silence", *always,
         ),
         one(
             f"{name}-no-control-log", run, "absent-probe", INCONCLUSIVE,
             "the control server's log could not be read",
-            partial(absent, phase="control"), *CHAIN, *always,
+            partial(absent, phase="control"), *SIZED, *CHAIN, *always,
         ),
         one(
             f"{name}-torn-admission", run, "torn-sample", INCONCLUSIVE,
             "the line in which the engine took the streamed prompt is torn",
-            torn_stream, WORKS, *always,
+            torn_stream, WORKS, *SIZED, *CONTROL_SIZED, *always,
         ),
         one(
             f"{name}-torn-limit", run, "torn-sample", INCONCLUSIVE,
             "the line with the engine's blocks is torn",
-            partial(tear, pattern="witness-limit"), WORKS, *CHAIN, *always,
+            partial(tear, pattern="witness-limit"), WORKS, *CONTROL_SIZED, *CHAIN, *always,
         ),
         one(
             f"{name}-slow-control", run, "overload", INCONCLUSIVE,
             "a busy machine: the control server did not answer the prompt in time",
             partial(reply, status=None, error="no answer", labels=(f"control server: {PROMPT}",)),
-            *CHAIN, *always,
+            *SIZED, *CONTROL_SIZED, *CHAIN, *always,
         ),
         one(
             f"{name}-too-many", cured, "overload", DIFFERENT,
             "a proxy refused the prompt with 429",
             partial(reply, status=429, error="Too Many Requests", labels=(PROMPT, STREAMED)),
-            WORKS, *always,
+            WORKS, *CONTROL_SIZED, *always,
         ),
         one(
             f"{name}-no-setting", cured, "healthy", INCONCLUSIVE,
             "nobody applied the setting: the server was never too small",
-            partial(mitigate, applied=False), WORKS, *always,
+            partial(mitigate, applied=False), WORKS, *CONTROL_SIZED, *always,
         ),
         one(
             f"{name}-cut-prompt", cured, "trigger-failed", INCONCLUSIVE,
             "the engine counted 100 tokens of the prompt, and answered them",
-            cut_prompt, WORKS, *BYTES,
+            cut_prompt, WORKS, *CONTROL_SIZED, *BYTES,
         ),
         one(
             f"{name}-setting-without-effect", cured, "other-release", NOT_REPRODUCED,
             "the engine still has 21 blocks, and answered the prompt all the same",
-            partial(holds, blocks=21, limit=1344), WORKS, *always,
+            partial(holds, blocks=21, limit=1344), WORKS, *CONTROL_SIZED, *always,
         ),
     ]  # fmt: skip
 
@@ -247,12 +249,12 @@ IMAGES = [
     one(
         "image-encoder-last", f"{IMAGE}-0.6.4", "other-cause", DIFFERENT,
         "the encoder did its work after the refusals",
-        encoder_last, WORKS, *CHAIN,
+        encoder_last, WORKS, *SIZED, *CONTROL_SIZED, *CHAIN,
     ),
     one(
         "image-torn-encoder", f"{IMAGE}-0.6.4", "torn-sample", INCONCLUSIVE,
         "the log holds no line of the encoder",
-        partial(forget, patterns=("witness-vision",)), WORKS, *CHAIN,
+        partial(forget, patterns=("witness-vision",)), WORKS, *SIZED, *CONTROL_SIZED, *CHAIN,
     ),
 ]  # fmt: skip
 
