@@ -141,8 +141,7 @@ class ImageRunner(ModelRunner):
         found = [seq.rows[start:end] for seq, start, end in batch.spans]
         hidden = self.model.config.hidden_size
         rows = torch.cat([embeds.new_empty(0, hidden), *found])
-        shapes = ((len(some), some.shape[1]) for some in (rows, embeds))
-        self.guard.check(batch, *shapes, hidden)
+        self.guard.check(batch, (len(rows), rows.shape[1]), (len(embeds), embeds.shape[1]), hidden)
         fewer = self.config.placeholder_ids == "text"
         # As vLLM does: on a GPU this is where the reused mask ends in a device-side assertion.
         embeds = embeds.masked_scatter(mask.bool()[:, None], rows)

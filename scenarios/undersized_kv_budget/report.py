@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 from functools import partial
+from typing import Any
 
 from mmrepro.kv_budget import Budget
 from mmrepro.scenario import (
@@ -238,7 +239,7 @@ def where_made(logs: Logs) -> Finding:
 
 def of_total(witness: kv.Witness) -> Finding:
     """Or of the memory that is free, as the code has it: by the numbers that it was given."""
-    seen = next(reversed(witness.values("budget")), {})
+    seen: dict[str, Any] = next(reversed(witness.values("budget")), {})
     try:
         (free, total), (reserve, *_), pool = seen["memory"], seen["runtime"], seen["pool"]
     except (LookupError, TypeError, ValueError):
@@ -269,7 +270,8 @@ def _own(logs: Logs, name: str) -> int:
 def own_lines(logs: Logs, witness: kv.Witness) -> Finding:
     """And they are the numbers that its code was given."""
     free, reserve, blocks = (_own(logs, f"own-{name}") for name in ("free", "reserve", "blocks"))
-    seen, sizing = next(reversed(witness.values("budget")), {}), witness.sizing()
+    seen: dict[str, Any] = next(reversed(witness.values("budget")), {})
+    sizing = witness.sizing()
     given = (int(sizing.free) >> 20, int(seen["runtime"][0]) >> 20, int(sizing.num_gpu_blocks))
     text = f"{free} mb free, {reserve} mb of reserve, {blocks} blocks"
     return Finding.of((free, reserve, blocks) == given, f"{text}; its code had {given}")
