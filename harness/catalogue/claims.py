@@ -18,6 +18,7 @@ from mmrepro.incident import ClaimStatus, Incident
 from mmrepro.machine.files import read_file
 from mmrepro.records import Fidelity, Record, Unfit, parsed
 from mmrepro.scenario.registry import load_scenario
+from packaging.version import Version
 from pydantic import Field
 
 HEAD: Final = """\
@@ -163,7 +164,7 @@ def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim
         text=text,
         made_in=", ".join(sorted({one.made_in for one in said})),
         judged=best.told,
-        elsewhere=[others[release] for release in sorted(others)],
+        elsewhere=[others[release] for release in sorted(others, key=Version)],
     )
 
 
