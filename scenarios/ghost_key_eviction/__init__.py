@@ -106,6 +106,7 @@ class GhostKeyEviction(vllm.MmCacheScenario):
             patch=ablation.PATCH,
         ),
     )
+    log_patterns = vllm.MmCacheScenario.log_patterns | ghost.THROUGHPUT_LINES
     factors = ablation.FACTORS
     ablation_hypotheses = ablation.HYPOTHESES
     reproducers = ("ghost_key.py",)

@@ -28,6 +28,8 @@ FILLS = 30
 
 STREAM, STREAMED, STREAM_S = "a stream meanwhile", 150, 60.0
 """A request, its tokens, and how long they may take: in the hang up to half a minute."""
+THROUGHPUT = "throughput"
+THROUGHPUT_LINES = {THROUGHPUT: r"Avg generation throughput: ([\d.]+) tokens/s"}
 GENERATED = "vllm:generation_tokens_total"
 NEW = "after: a new image"
 FIRST_AGAIN = "fill 1, again"
@@ -126,6 +128,15 @@ def hangs_one_at_a_time(requests: Requests, measured: Measured) -> Finding:
     if any(one.sent.mono + one.latency_s > two.sent.mono for one, two in pairs):
         return Finding.unknown("requests of the trigger overlap")
     return Finding.of(True, f"one request at a time hangs it {fills:g} images after the failed one")
+
+
+def throughput_ends(logs: Logs) -> Finding:
+    """The API server's lines, which need no DEBUG level: some throughput, and none at last."""
+    found = [float(m[1]) for m in logs.search(THROUGHPUT, THROUGHPUT_LINES[THROUGHPUT])]
+    if len(found) < 2:
+        return Finding.unknown(f"{len(found)} lines of throughput: one comes in ten seconds")
+    told = f"tokens/s in the last lines: {', '.join(f'{value:g}' for value in found[-4:])}"
+    return Finding.of(found[-1] == 0, told) if any(found) else Finding.unknown(told)
 
 
 def streamed_on(requests: Requests, measured: Measured) -> Finding:

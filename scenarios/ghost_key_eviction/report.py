@@ -109,6 +109,11 @@ CLAIMS = (
         by=last_line("waiting for work"),
     ),
     of_hang(
+        "throughput",
+        "the log's generation throughput is 0.0 from then on",
+        by=ghost.throughput_ends,
+    ),
+    of_hang(
         "assertion-before",
         "Expected a cached item for mm_hash stands in the log before the hang",
         by="cached-item-assertion",

@@ -106,6 +106,28 @@ def test_a_stream_across_the_hang_says_who_was_blocked(
     assert claims(GHOST_KEY, hang_run())["gil-blocks-all"] == "not-tested"
 
 
+@pytest.mark.parametrize(
+    ("rates", "told"),
+    [
+        ((5.4, 0.0), "confirmed"),
+        ((5.4, 12.9), "refuted"),
+        ((0.0, 0.0), "not-tested"),
+        ((0.0,), "not-tested"),
+    ],
+)
+def test_throughput_has_to_have_been_some(rates: tuple[float, ...], told: str) -> None:
+    def logged(evidence: Evidence) -> None:
+        lines = [
+            LogLine(number=n, text=f"Avg generation throughput: {rate} tokens/s, Running: 0")
+            for n, rate in enumerate(rates)
+        ]
+        for _, data in evidence.results(LogsData, "check"):
+            data.matches[ghost.THROUGHPUT] = lines
+            data.match_counts[ghost.THROUGHPUT] = len(lines)
+
+    assert claims(GHOST_KEY, edited(hang_run, logged))["throughput"] == told
+
+
 def test_prefix_caching_is_not_needed_where_it_hangs_without() -> None:
     assert claims(GHOST_KEY, hang_run())["needs-prefix-caching"] == "not-tested"
 
