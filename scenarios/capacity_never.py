@@ -54,11 +54,11 @@ class CapacityNever(Scenario):
     """
 
     name = "capacity-never"
-    release, affected = "0.23.0", ">=0.23.0,<0.32.0"
+    release, affected = "0.23.0", ">=0.21.0,<0.29.0"
     """0.14.0 hangs as well and does not count by reason. 0.32.0 counts the null block at start-up
     and does not start: it names a length of 896. What lies between was not run."""
     failure_class, severity = FailureClass.NEVER_FITS, Severity.CRITICAL
-    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-24", note="0.32.0 refuses to start so")
+    upstream = Upstream(UpstreamState.OPEN, REPORT, "2026-11-24", note="0.29.0 refuses to start so")
     references = (REPORT, FIELD)
     model = TinyText()
     max_model_len = LENGTH
