@@ -12,11 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-from mmrepro.catalogue.recorded import MAX_BYTES, ON_GPU, of_incident
-from mmrepro.errors import InfrastructureError
+from mmrepro.catalogue.page import table_row
+from mmrepro.catalogue.recorded import ON_GPU, of_incident, shipped
 from mmrepro.incident import ClaimStatus, Incident
-from mmrepro.machine.files import read_file
-from mmrepro.records import Fidelity, Record, Unfit, parsed
+from mmrepro.records import Fidelity, Record
 from mmrepro.scenario.registry import load_scenario
 from packaging.version import Version
 from pydantic import Field
@@ -94,13 +93,7 @@ def load(path: Path) -> list[JudgedClaim]:
     Raises:
         InfrastructureError: it is not there, or is none.
     """
-    try:
-        return parsed(Claims, read_file(path, MAX_BYTES)).claims
-    except (OSError, Unfit) as error:
-        raise InfrastructureError(
-            f"The list of claims in {path.name} cannot be read: {error}.",
-            hint="it comes with mmrepro: install that again",
-        ) from error
+    return shipped(path, Claims, "claims").claims
 
 
 def dumped(claims: Sequence[JudgedClaim]) -> str:
@@ -170,7 +163,7 @@ def _of(scenario: str, id: str, text: str, said: Sequence[_Said]) -> JudgedClaim
 
 def page(claims: Sequence[JudgedClaim]) -> str:
     """The whole page."""
-    lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS)), *map(_line, claims)]
+    lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS)), *map(_line, claims)]
     counts = Counter(one.judged.status for one in claims)
     told = ", ".join(f"{counts[status]} {words(status)}" for status in ClaimStatus)
     return "\n".join([*lines, "", f"{len(claims)} claims: {told}."]) + "\n"
@@ -183,7 +176,7 @@ def words(status: ClaimStatus) -> str:
 def _line(one: JudgedClaim) -> str:
     told = one.judged
     observed = told.observed if len(told.observed) <= SHOWN else f"{told.observed[:SHOWN]}…"
-    return _row(
+    return table_row(
         [
             f"`{one.name}`" + (f" ({', '.join(one.variants)})" if one.variants else ""),
             one.made_in,
@@ -204,8 +197,3 @@ def elsewhere(one: JudgedClaim) -> str:
         for status in ClaimStatus
         if (found := [told.release for told in one.elsewhere if told.status is status])
     )
-
-
-def _row(cells: Iterable[str]) -> str:
-    plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
-    return "| " + " | ".join(plain) + " |"

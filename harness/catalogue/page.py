@@ -43,8 +43,8 @@ SEEN: Final = (
 
 def page(failures: Sequence[Known]) -> str:
     """The whole page."""
-    lines = [HEAD, _row(COLUMNS), _row(["---"] * len(COLUMNS))]
-    lines += [_row(_cells(one)) for one in failures]
+    lines = [HEAD, table_row(COLUMNS), table_row(["---"] * len(COLUMNS))]
+    lines += [table_row(_cells(one)) for one in failures]
     runs = [run for one in failures for run in one.runs]
     lines += [
         "",
@@ -110,5 +110,7 @@ def upstream(said: Upstream) -> str:
     return f"{told}, {said.looked_up}" if said.looked_up else told
 
 
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(one.replace("|", "\\|") for one in cells) + " |"
+def table_row(cells: Iterable[str]) -> str:
+    """A row of a Markdown table; each cell becomes one line."""
+    plain = (" ".join(cell.split()).replace("|", "\\|") for cell in cells)
+    return "| " + " | ".join(plain) + " |"

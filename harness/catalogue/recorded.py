@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 from mmrepro.errors import InfrastructureError
 from mmrepro.history.ledger import History
@@ -21,6 +21,8 @@ from mmrepro.records import Fidelity, Record, Unfit, parsed
 from mmrepro.signature import Outcome
 from packaging.version import InvalidVersion, Version
 from pydantic import Field
+
+R = TypeVar("R", bound=Record)
 
 VERSION: Final = 1
 MAX_BYTES: Final = 8 << 20
@@ -74,14 +76,23 @@ def load(path: Path) -> list[RecordedRun]:
     Raises:
         InfrastructureError: it is not there, or is none.
     """
+    return shipped(path, RecordedRuns, "recorded runs").runs
+
+
+def shipped(path: Path, of: type[R], what: str) -> R:
+    """A data file that comes with mmrepro; ``what`` it lists.
+
+    Raises:
+        InfrastructureError: it is not there, or is none.
+    """
     hint = "it comes with mmrepro: install that again"
     try:
-        return parsed(RecordedRuns, read_file(path, MAX_BYTES)).runs
+        return parsed(of, read_file(path, MAX_BYTES))
     except OSError as error:
         why = f"{path.name} cannot be read: {error.strerror or error}."
     except Unfit as error:
-        why = f"{path.name} holds no recorded runs: {error}."
-    raise InfrastructureError(f"The list of recorded runs in {why}", hint=hint)
+        why = f"{path.name} holds no {what}: {error}."
+    raise InfrastructureError(f"The list of {what} in {why}", hint=hint)
 
 
 def dumped(runs: Iterable[RecordedRun]) -> str:

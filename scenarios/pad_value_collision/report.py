@@ -30,6 +30,8 @@ from mmrepro.scenario.sglang import (
 )
 
 REPRODUCER = "pad_value_collision.py"
+PADS = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
+"""Its facts: the pad values of these hashes."""
 BITS = 30
 REPORTED_POOL = 46_000
 PASSED_ON_SINCE = "0.5.11"
@@ -44,8 +46,7 @@ OVERFLOW = "hash-overflow"
 
 def pad_range(reproducers: Reproducers) -> Finding:
     facts = reproducers.facts(REPRODUCER)
-    names = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
-    low, high, wraps = (facts.get(name) for name in names)
+    low, high, wraps = (facts.get(name) for name in PADS)
     if None in (low, high, wraps):
         return Finding.unknown("the reproducer does not tell")
     space = "2^30 different ones" if wraps == low else "more than 2^30 different ones"
@@ -60,8 +61,7 @@ def as_released(facts: RunFacts) -> Finding:
 
 def modulo_2_30(reproducers: Reproducers) -> Finding:
     """2^30 different ones, wherever they begin: since 0.5.9 beyond the vocabulary."""
-    names = ("pad_of_0", "pad_of_2_30_less_1", "pad_of_2_30")
-    low, high, wraps = (reproducers.number(REPRODUCER, name) for name in names)
+    low, high, wraps = (reproducers.number(REPRODUCER, name) for name in PADS)
     text = f"hash 0 gives {low:g}, hash 2^30 - 1 gives {high:.0f}, hash 2^30 gives {wraps:g}"
     return Finding.of(wraps == low and high - low == (1 << BITS) - 1, text)
 

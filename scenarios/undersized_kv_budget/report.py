@@ -270,9 +270,8 @@ def _own(logs: Logs, name: str) -> int:
 def own_lines(logs: Logs, witness: kv.Witness) -> Finding:
     """And they are the numbers that its code was given."""
     free, reserve, blocks = (_own(logs, f"own-{name}") for name in ("free", "reserve", "blocks"))
-    seen: dict[str, Any] = next(reversed(witness.values("budget")), {})
     sizing = witness.sizing()
-    given = (int(sizing.free) >> 20, int(seen["runtime"][0]) >> 20, int(sizing.num_gpu_blocks))
+    given = (int(sizing.free) >> 20, int(sizing.runtime) >> 20, int(sizing.num_gpu_blocks))
     text = f"{free} mb free, {reserve} mb of reserve, {blocks} blocks"
     return Finding.of((free, reserve, blocks) == given, f"{text}; its code had {given}")
 
