@@ -202,8 +202,12 @@ FAKE = Path(__file__).parent.parent / "engine" / "fake_engine.py"
 
 @contextmanager
 def fake_engine(mode: str, port: int = 0) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A FAKE engine in a process of its own, that calls itself as minivllm does."""
-    command = [sys.executable, str(FAKE), mode, "minivllm.server", str(port)]
+    """A FAKE engine in a process of its own, that calls itself as minivllm does.
+
+    Its command is this test process's own: one of another worker would be the same engine, started
+    again.
+    """
+    command = [sys.executable, str(FAKE), mode, "minivllm.server", str(port), f"--of={os.getpid()}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
