@@ -61,7 +61,7 @@ class Problem(Exception):
 
 @dataclass(frozen=True)
 class Search:
-    """``first``, ``second``: PNG files, the families' common pictures, of one size in pixels."""
+    """``first``, ``second``: PNG files, the families' common pictures."""
 
     model: str
     first: str
@@ -335,16 +335,15 @@ def search(request: Search, say: Callable[..., None]) -> None:
     engine = import_engine(request.model, say)
     say("stage", text="learning the image processor's bytes")
     bases = [np.asarray(engine.read(path)) for path in (request.first, request.second)]
-    if bases[0].shape != bases[1].shape:
-        raise Problem("the two pictures must have one size")
 
     def words_of(pixels: Array) -> Array:
         return as_words(engine.features(pixels))
 
     began = time.perf_counter()
-    table = learn(words_of, bases[0], request.varying)
+    learned = {base.shape: learn(words_of, base, request.varying) for base in bases}
+    tables = [learned[base.shape] for base in bases]
     words = [words_of(member(base, 0, request.varying)) for base in bases]
-    families = [Family(w, table) for w in words]
+    families = [Family(w, table) for w, table in zip(words, tables, strict=True)]
     checked = sum(
         check(engine, f, b, request.varying) for f, b in zip(families, bases, strict=True)
     )
@@ -357,7 +356,7 @@ def search(request: Search, say: Callable[..., None]) -> None:
         samples=checked,
         seconds=round(time.perf_counter() - began, 4),
     )
-    hashers.prepare(list(zip(words, [table, table], strict=True)))
+    hashers.prepare(list(zip(words, tables, strict=True)))
     matcher, found, done = Matcher(request.bits), None, 0
     began = time.perf_counter()
     for start in range(0, request.limit, request.per_round):

@@ -27,6 +27,9 @@ def collide(
     ] = PAD_BITS,
     seed: Annotated[int, typer.Option(help="Of the two families' pictures.")] = 1,
     size: Annotated[int, typer.Option(help="Pixels a side, a multiple of 28 from 56 on.")] = 84,
+    second_size: Annotated[
+        int | None, typer.Option(help="Of the second family's.  [default: --size]")
+    ] = None,
     first: Annotated[
         Path | None, typer.Option(help="Your own picture for the first family.")
     ] = None,
@@ -68,7 +71,7 @@ def collide(
     if check is not None:
         require_pictures(check)
     else:
-        pictures_of(bits=bits, seed=seed, size=size, pictures=pictures)
+        pictures_of(bits=bits, seed=seed, size=size, second_size=second_size, pictures=pictures)
     folder = out or _unused(Path("collisions") / f"{engine}-{release}-{bits}-seed{seed}")
     with SearchBar(Console(stderr=True)) as bar:
         place = place_for(engine, release, device=device.value, model=model, progress=bar.stage)
@@ -81,6 +84,7 @@ def collide(
                 bits=bits,
                 seed=seed,
                 size=size,
+                second_size=second_size,
                 pictures=pictures,
                 jobs=jobs,
                 max_images=max_images,

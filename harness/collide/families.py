@@ -14,8 +14,9 @@ MAX_SIDE = 840
 Colour = tuple[int, int, int]
 
 
-def draw(seed: int, size: int) -> tuple[Image.Image, Image.Image]:
-    """A red square on black and a blue disc on white, ``size`` pixels a side.
+def draw(seed: int, size: int, second_size: int | None = None) -> tuple[Image.Image, Image.Image]:
+    """A red square on black and a blue disc on white, ``size`` pixels a side; the disc's picture
+    ``second_size``, if given.
 
     The seed shifts colours and places a little: other seeds give other families, none of which
     could be mistaken for the other.
@@ -26,23 +27,26 @@ def draw(seed: int, size: int) -> tuple[Image.Image, Image.Image]:
         red, green, blue = (min(255, max(0, part + random.randint(-14, 14))) for part in colour)
         return red, green, blue
 
-    def box(margin: float) -> tuple[int, int, int, int]:
+    def box(size: int, margin: float) -> tuple[int, int, int, int]:
         x, y = (round(size * (margin + random.uniform(-0.04, 0.04))) for _ in range(2))
         side = round(size * (1 - 2 * margin))
         return x, y, x + side, y + side
 
     first = Image.new("RGB", (size, size), near((18, 20, 26)))
-    ImageDraw.Draw(first).rectangle(box(0.25), fill=near((220, 45, 40)))
-    second = Image.new("RGB", (size, size), near((240, 236, 226)))
-    ImageDraw.Draw(second).ellipse(box(0.16), fill=near((35, 70, 210)))
+    ImageDraw.Draw(first).rectangle(box(size, 0.25), fill=near((220, 45, 40)))
+    other = second_size or size
+    second = Image.new("RGB", (other, other), near((240, 236, 226)))
+    ImageDraw.Draw(second).ellipse(box(other, 0.16), fill=near((35, 70, 210)))
     return first, second
 
 
-def load(paths: tuple[Path, Path], factor: int, least: int) -> tuple[Image.Image, Image.Image]:
-    """The user's pictures, brought to the one size that the image processor keeps.
+def load(
+    paths: tuple[Path, Path], factor: int, least: int, second_size: int | None = None
+) -> tuple[Image.Image, Image.Image]:
+    """The user's pictures, brought to a size that the image processor keeps.
 
     The size is the first's, rounded to multiples of ``factor`` pixels, at least ``least`` a side
-    and at most 840.
+    and at most 840; the second's ``second_size`` a side, if given.
 
     Raises:
         UsageError: a file is no picture.
@@ -59,5 +63,5 @@ def load(paths: tuple[Path, Path], factor: int, least: int) -> tuple[Image.Image
     width, height = (
         max(least, min(MAX_SIDE, round(side / factor) * factor)) for side in opened[0].size
     )
-    first, second = (picture.resize((width, height)) for picture in opened)
-    return first, second
+    other = (second_size, second_size) if second_size else (width, height)
+    return opened[0].resize((width, height)), opened[1].resize(other)

@@ -54,8 +54,8 @@ class SearchFacts(Record):
     bits: int
     seed: int | None
     pictures: Annotated[str, Field(description="where the two common pictures come from")]
-    width: int
-    height: int
+    width: Annotated[int, Field(description="of A, pixels")]
+    height: Annotated[int, Field(description="of A, pixels")]
     varying: Annotated[int, Field(description="pixels whose blue varies, the last of the last row")]
     jobs: int
     images: Annotated[int, Field(description="images hashed, both families together")]

@@ -101,6 +101,7 @@ def find_pair(
     bits: int = 30,
     seed: int = 1,
     size: int = DEFAULT_SIDE,
+    second_size: int | None = None,
     pictures: tuple[Path, Path] | None = None,
     jobs: int | None = None,
     max_images: int | None = None,
@@ -110,7 +111,8 @@ def find_pair(
 
     The pictures come from two families: all of one family look alike, those of different families
     do not. ``pictures`` gives the families' common pictures; without it they are drawn from
-    ``seed``, ``size`` pixels a side. Equal arguments find the same pair, whatever ``jobs`` is.
+    ``seed``, ``size`` pixels a side. ``second_size``: of the second family's, where it is another.
+    Equal arguments find the same pair, whatever ``jobs`` is.
 
     ``out`` gets A.png, B.png, control.png (B with one bit of one pixel flipped) and pair.json.
 
@@ -121,7 +123,9 @@ def find_pair(
         InfrastructureError: the engine could not be imported, or its own classes do not confirm
             what was found.
     """
-    first, second = pictures_of(bits=bits, seed=seed, size=size, pictures=pictures)
+    first, second = pictures_of(
+        bits=bits, seed=seed, size=size, second_size=second_size, pictures=pictures
+    )
     limit = capacity(bits)
     if max_images is not None:
         limit = min(limit, max(1, max_images // 2))
@@ -158,21 +162,27 @@ def find_pair(
 
 
 def pictures_of(
-    *, bits: int, seed: int, size: int, pictures: tuple[Path, Path] | None
+    *,
+    bits: int,
+    seed: int,
+    size: int,
+    second_size: int | None = None,
+    pictures: tuple[Path, Path] | None,
 ) -> tuple[Image.Image, Image.Image]:
     """The families' common pictures. Raises UsageError for any argument that cannot be used."""
     if not MIN_BITS <= bits <= MAX_BITS:
         raise UsageError(
             f"--bits must be between {MIN_BITS} and {MAX_BITS}.", hint="mmrepro collide --bits 30"
         )
+    for side in (size, second_size or size):
+        if side % FACTOR or not LEAST_SIDE <= side <= families.MAX_SIDE:
+            raise UsageError(
+                f"The image processor would resize pictures of {side} pixels a side.",
+                hint=f"use a multiple of {FACTOR} from {LEAST_SIDE} to {families.MAX_SIDE}",
+            )
     if pictures is not None:
-        return families.load(pictures, FACTOR, LEAST_SIDE)
-    if size % FACTOR or not LEAST_SIDE <= size <= families.MAX_SIDE:
-        raise UsageError(
-            f"The image processor would resize pictures of {size} pixels a side.",
-            hint=f"use a multiple of {FACTOR} from {LEAST_SIDE} to {families.MAX_SIDE}",
-        )
-    return families.draw(seed, size)
+        return families.load(pictures, FACTOR, LEAST_SIDE, second_size)
+    return families.draw(seed, size, second_size)
 
 
 def require_pictures(folder: Path) -> None:

@@ -135,7 +135,10 @@ from mmrepro.signature import (
     crash as crash,
     live_server as live_server,
 )
-from mmrepro.signature.comparison import ComparedAnswers as ComparedAnswers
+from mmrepro.signature.comparison import (
+    ComparedAnswers as ComparedAnswers,
+    first_difference as first_difference,
+)
 from mmrepro.signature.decide import all_met as all_met, guarded as guarded
 from mmrepro.signature.views import (
     Logs as Logs,

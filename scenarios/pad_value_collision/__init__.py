@@ -58,7 +58,7 @@ from mmrepro.scenario.sglang import (
 )
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs, whole_prompt
 from mmrepro.scenarios.data import pad_value_pair
-from mmrepro.scenarios.pad_value_collision import report
+from mmrepro.scenarios.pad_value_collision import report, traffic
 from mmrepro.scenarios.pad_value_collision.report import (
     FROM_HASH,
     FULL_HASH,
@@ -108,6 +108,7 @@ class PadValueCollision(PictureAlias):
     options = {
         "search": "search a new pair in this run's environment first (half a minute or so)",
         "pair": "PAIR=FOLDER: use the pair that mmrepro collide wrote there",
+        "traffic": "afterwards other questions and texts, later requests, pictures of two sizes",
     }
     sources = (
         quote(
@@ -187,8 +188,14 @@ class PadValueCollision(PictureAlias):
 
     async def gate(self, drive: Drive) -> None:
         if "search" in drive.options and not drive.options.get("pair"):
-            await asyncio.to_thread(search, drive)
+            await asyncio.to_thread(traffic.search, drive)
         await super().gate(drive)
+
+    async def trigger(self, drive: Drive) -> None:
+        await super().trigger(drive)
+        if "traffic" in drive.options:
+            await traffic.send(drive, self.pictures(drive))
+            await self._read_counter(drive)
 
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:
         searched = drive.recorder.dir / "pair"
@@ -310,7 +317,7 @@ class PadValueCollision(PictureAlias):
         patch_worked,
         engines_own,
     )
-    rows, claims = report.ROWS, report.CLAIMS
+    rows, claims = report.ROWS, (*report.CLAIMS, *traffic.CLAIMS)
 
     def exhibits(self, evidence: Evidence, facts: RunFacts) -> list[Exhibit]:
         return [*super().exhibits(evidence, facts), report.CURVE]
@@ -337,17 +344,6 @@ def read_pair(folder: Path) -> dict[str, Picture]:
     """The three pictures of a pair's folder. Raises UsageError: one is missing or no picture."""
     hint = "mmrepro collide --engine sglang --release 0.5.6 --out PAIR"
     return {name: read_picture(folder / f"{name}.png", hint) for name in ("A", "B", CONTROL)}
-
-
-def search(drive: Drive) -> None:
-    """A new pair from this run's own environment; it is kept below evidence/."""
-    from mmrepro.collide.interpreter import place_for
-    from mmrepro.collide.search import find_pair
-
-    drive.note("searching a pair whose pad values are equal")
-    place = place_for("sglang", drive.release, model=drive.model)
-    pair = find_pair(place, drive.recorder.dir / "pair", bits=report.BITS)
-    drive.note(f"found after {pair.search.images} pictures, {pair.search.search_s:.1f} s")
 
 
 SCENARIO = PadValueCollision()

@@ -96,6 +96,7 @@ pad-value-collision --mitigation cache-salt
 pad-value-collision --mitigation extra-key
 pad-value-collision --mitigation disable-radix-cache
 pad-value-collision --option search
+pad-value-collision --option traffic
 pad-value-collision --server-arg=--max-total-tokens=50
 shape-alias --variant kv-cache --release 0.5.6
 shape-alias --variant kv-cache --server-arg=--disable-radix-cache

@@ -265,11 +265,26 @@ def alive_in_group(group: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"bits": 50}, "between 8 and 40"), ({"size": 57}, "would resize"), ({"size": 28}, "resize")],
+    [
+        ({"bits": 50}, "between 8 and 40"),
+        ({"size": 57}, "would resize"),
+        ({"size": 28}, "resize"),
+        ({"size": 84, "second_size": 85}, "pictures of 85 pixels"),
+    ],
 )
 def test_wrong_sizes_are_usage_errors(tmp_path: Path, options: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find_pair(place(tmp_path), tmp_path / "out", **options)
+
+
+def test_the_families_may_have_two_sizes(tmp_path: Path) -> None:
+    found = find_pair(place(tmp_path), tmp_path / "out", bits=16, size=84, second_size=56)
+    sizes = []
+    for name in NAMES:
+        with Image.open(tmp_path / "out" / f"{name}.png") as picture:
+            sizes.append(picture.size)
+    assert sizes == [(84, 84), (56, 56), (56, 56)]
+    assert found.equal_bits >= 16
 
 
 def test_output_that_cannot_be_written(tmp_path: Path) -> None:

@@ -1,0 +1,202 @@
+"""What a server meets besides the bare pair: other questions, other texts, later requests, pictures
+of two sizes. ``--option traffic`` sends it after the trigger."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from mmrepro.models.qwen_images import MERGE, PATCH
+from mmrepro.scenario import (
+    ComparedAnswers,
+    Drive,
+    Finding,
+    Picture,
+    RequestRecord,
+    Truth,
+    all_met,
+    claim,
+    first_difference,
+    read_picture,
+)
+from mmrepro.scenario.sglang import TEXT, TOKENS, flush
+from mmrepro.scenarios.pad_value_collision.report import ALIKE, ANALYSIS, BITS
+
+QUESTION, SYSTEM = "which colour is in the middle?", "Answer in one word."
+LARGE, SMALL = 4, 3
+"""Sides of the unequal pair's pictures, in image tokens."""
+SIDE = PATCH * MERGE
+ANOTHER = "traffic: another picture"
+A_FIRST, B_FIRST, B_AFTER = "traffic: A", "traffic: B", "traffic: B after A"
+A_ASKED, B_OWN = "traffic: A, asked otherwise", "traffic: B, asked otherwise"
+B_ASKED = "traffic: B after A, asked otherwise"
+B_TOLD, B_TOLD_AFTER = "traffic: B under another text", "traffic: B under another text, after A"
+B_LATER, B_ASKED_LATER = "traffic: B later", "traffic: B later, asked otherwise"
+B_ANEW = "traffic: B, the cache emptied"
+ALONE = {name: f"traffic: {name} alone" for name in ("large", "small")}
+UNEQUAL = {
+    "small": "traffic: small after large",
+    "large": "traffic: large after small",
+}
+"""Who came second."""
+AFTERWARDS = "traffic: text afterwards"
+
+
+async def ask(
+    drive: Drive, label: str, picture: Picture, text: str = TEXT, system: str = ""
+) -> None:
+    """As the pair is asked; ``system``: stands before the picture."""
+    extra: dict[str, object] = {"logprobs": True, "top_logprobs": 1}
+    if system:
+        parts = [
+            {"type": "image_url", "image_url": {"url": picture.data_url}},
+            {"type": "text", "text": text},
+        ]
+        said = {"role": "system", "content": system}
+        extra["messages"] = [said, {"role": "user", "content": parts}]
+    await drive.chat(label, text=text, images=[picture], max_tokens=TOKENS, extra=extra)
+
+
+async def send(drive: Drive, pictures: Mapping[str, Picture]) -> None:
+    """Each comparison's two sides take equally much from the cache: only then they round alike."""
+    a, b = pictures["A"], pictures["B"]
+    another = drive.picture("other-1", 11, (b.width, b.height))
+    for label, first, asked, picture in (
+        (A_FIRST, a, A_ASKED, a),
+        (B_FIRST, b, B_OWN, b),
+        (A_FIRST, a, B_ASKED, b),
+    ):
+        await flush(drive)
+        await ask(drive, label, first)
+        await ask(drive, asked, picture, QUESTION)
+    for label, first, told in ((ANOTHER, another, B_TOLD), (A_FIRST, a, B_TOLD_AFTER)):
+        await flush(drive)
+        await ask(drive, label, first)
+        await ask(drive, told, b, system=SYSTEM)
+    await flush(drive)
+    await ask(drive, A_FIRST, a)
+    await ask(drive, B_AFTER, b)
+    await ask(drive, B_LATER, b)
+    await ask(drive, B_ASKED_LATER, b, QUESTION)
+    await flush(drive)
+    await ask(drive, B_ANEW, b)
+    await of_two_sizes(drive, another)
+
+
+async def of_two_sizes(drive: Drive, another: Picture) -> None:
+    folder = await asyncio.to_thread(search, drive, LARGE * SIDE, SMALL * SIDE)
+    pair = {"large": read_picture(folder / "A.png"), "small": read_picture(folder / "B.png")}
+    for name, picture in pair.items():
+        await flush(drive)
+        await ask(drive, ANOTHER, another)
+        await ask(drive, ALONE[name], picture)
+    for second, label in UNEQUAL.items():
+        first = "large" if second == "small" else "small"
+        await flush(drive)
+        await ask(drive, f"traffic: {first} first", pair[first])
+        await ask(drive, label, pair[second])
+    await drive.chat(AFTERWARDS, text="hello")
+
+
+def search(drive: Drive, size: int | None = None, second_size: int | None = None) -> Path:
+    """A new pair from this run's own environment, kept below evidence/; its folder."""
+    from mmrepro.collide.interpreter import place_for
+    from mmrepro.collide.search import DEFAULT_SIDE, find_pair
+
+    folder = drive.recorder.dir / ("unequal-pair" if second_size else "pair")
+    drive.note("searching a pair whose pad values are equal")
+    place = place_for("sglang", drive.release, model=drive.model)
+    pair = find_pair(place, folder, bits=BITS, size=size or DEFAULT_SIDE, second_size=second_size)
+    drive.note(f"found after {pair.search.images} pictures, {pair.search.search_s:.1f} s")
+    return folder
+
+
+# ------------------------------------------------------------------ what came of it
+
+
+def gets(answers: ComparedAnswers, label: str, other: str, but_not: str = "") -> Finding:
+    """The request got the answer of ``other``, and not that of ``but_not``."""
+    got, text = answers.alike(label, other), f"{label}: "
+    text += f"as {other}" if got else first_difference(answers.to(label), answers.to(other))
+    if but_not and answers.alike(label, but_not):
+        return Finding.of(False, f"{text}; and as {but_not}")
+    return Finding.of(got, f"{text}; {answers.from_cache(label)} from the cache")
+
+
+def asked_otherwise(answers: ComparedAnswers) -> Finding:
+    return gets(answers, B_ASKED, A_ASKED, B_OWN)
+
+
+def told_otherwise(answers: ComparedAnswers) -> Finding:
+    """B's own answer, computed on as much of a cached beginning."""
+    before, after = answers.cached(B_TOLD), answers.cached(B_TOLD_AFTER)
+    if before != after:
+        return Finding.of(False, f"{answers.from_cache(B_TOLD, B_TOLD_AFTER)} from the cache")
+    return gets(answers, B_TOLD_AFTER, B_TOLD)
+
+
+def later_ones(answers: ComparedAnswers) -> Finding:
+    """Until the cache is emptied: B is A, whatever is asked."""
+    again, anew = (answers.whose(label, "B", "A") for label in (B_LATER, B_ANEW))
+    asked = gets(answers, B_ASKED_LATER, A_ASKED, B_OWN)
+    text = f"{B_LATER}: {again or 'neither'}'s; {asked.observed}; {B_ANEW}: {anew or 'neither'}'s"
+    return Finding.of(again == "A" and anew == "B" and asked.truth is Truth.MET, text)
+
+
+def parts_shared(answers: ComparedAnswers) -> Finding:
+    """The smaller one's tokens came from the cache in either order, with the text before them."""
+    victims, before = tuple(UNEQUAL.values()), answers.cached(ALONE["small"])
+    whole = all(answers.cached(label) >= before + SMALL**2 for label in victims)
+    return Finding.of(whole, f"{answers.from_cache(*victims)}; the text before has {before}")
+
+
+def parts_answered(answers: ComparedAnswers) -> Finding:
+    sent = [answers.to(label) for label in (*UNEQUAL.values(), AFTERWARDS)]
+    return Finding.of(True, "; ".join(f"{r.label}: {r.status}" for r in sent))
+
+
+def parts_wrong(answers: ComparedAnswers) -> Finding:
+    """By the tokens: what was computed on more of a cached prefix may round otherwise."""
+    found = []
+    for name, label in UNEQUAL.items():
+        mine, own = answers.to(label), answers.to(ALONE[name])
+        found.append(Finding.of(mine.tokens != own.tokens, f"{label}: {apart(mine, own)}"))
+    return all_met(*found)
+
+
+def apart(mine: RequestRecord, own: RequestRecord) -> str:
+    return f"from its own it differs at {first_difference(mine, own)}"
+
+
+sent_with = partial(
+    claim,
+    source=ANALYSIS,
+    given=ALIKE,
+    otherwise="to test: mmrepro run pad-value-collision --option traffic",
+    refutable_on="<0.5.23",
+)
+CLAIMS = (
+    sent_with(
+        "prefix-alone",
+        "the text before the pictures and their pad values decide: what is asked after may differ",
+        by=asked_otherwise,
+    ),
+    sent_with(
+        "same-text-before",
+        "under another text before it a picture of that pad value gets its own answer",
+        by=told_otherwise,
+    ),
+    sent_with("pollution", "the wrong entry of the cache affects later requests", by=later_ones),
+    sent_with(
+        "partial-match",
+        "pictures of two sizes match in part, up to where the smaller one ends (_split_node)",
+        by=parts_shared,
+    ),
+    sent_with(
+        "partial-wrong",
+        "and the answers are wrong in either order, without a crash",
+        by=(parts_wrong, parts_answered),
+    ),
+)
