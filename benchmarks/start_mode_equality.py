@@ -53,6 +53,7 @@ MINIVLLM = {
         "slot-mapping", "warmup-sequence", "warmup-order", "broken-module", "image-path",
         "pinned-placeholder",
     ),
+    "mm-prefill-at-start": ("warmup-sequence", "warmup-order", "broken-module", "image-path"),
     "borrowed-faults": ("ghost-key-lru", "pad-value-key", "kv-budget", "reused-mask"),
 }  # fmt: skip
 MODES = ("cold", "warm")

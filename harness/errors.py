@@ -99,13 +99,23 @@ class UnloadableWheel(InfrastructureError):
 
 
 class EngineStartError(InfrastructureError):
-    """The engine never came up. ``usage``: it said that its command line is wrong."""
+    """The engine never came up.
+
+    ``usage``: it said that its command line is wrong. ``ended_with``: its exit code; None: it
+    did not end, and was late.
+    """
 
     def __init__(
-        self, message: str, *, hint: str = "", detail: list[str] | None = None, usage: bool = False
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        detail: list[str] | None = None,
+        usage: bool = False,
+        ended_with: int | None = None,
     ) -> None:
         super().__init__(message, hint=hint, detail=detail)
-        self.usage = usage
+        self.usage, self.ended_with = usage, ended_with
 
 
 class NoSpace(InfrastructureError):

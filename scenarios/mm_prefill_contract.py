@@ -61,6 +61,14 @@ LAST_BLOCK, IDS = "last-block", "placeholder-ids"
 """Factors: the two halves of the note's fix of bug 6."""
 
 
+def decodes_by_graph(logs: Logs) -> Finding:
+    """Where graphs are captured, each decode of so many sequences replays one (runner.py)."""
+    captured = logs.lines("decode-graphs")
+    if not captured:
+        return Finding.unknown("no graph was captured")
+    return Finding.of(True, captured[0].text)
+
+
 def ids_beside(count: str) -> Check:
     """The engine says how many token ids stand beside inputs_embeds."""
 
@@ -190,6 +198,15 @@ class PrefillContract(MinivllmFault):
             "minivllm",
             by="text-undisturbed",
             given="arrived",
+        ),
+        claim(
+            "decode-graph",
+            "decode by CUDA graphs is not disturbed: text has the same tokens after images",
+            "milestone note",
+            by=("text-undisturbed", answered(*IMAGES)),
+            given=("arrived", decodes_by_graph, Switched.fault_off),
+            otherwise="to test on a GPU: mmrepro run {name} --mitigation fix --device cuda; the "
+            "graphs alone were, see docs/gpu/summary.md",
         ),
         put_right("minivllm answers images with that place put right"),
         ELSEWHERE,

@@ -49,6 +49,7 @@ class MinivllmEngine(Engine):
         "core-fatal": r"the engine's loop ended",
         "fault-on": r"fault [a-z-]+ is on: ",
         "placeholder-ids": r"placeholder ids: ",
+        "decode-graphs": r"decode graphs of \[[\d, ]+\] sequences captured",
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
     log_mark: ClassVar[str] = r"\[server\.py:\d+\] ready on port"

@@ -200,6 +200,9 @@ class Evidence(Record):
     engine_exit: Annotated[
         int | None, Field(description="exit code if the server ended by itself; negative: signal")
     ] = None
+    never_ready: Annotated[
+        str, Field(description='why the run\'s own server was never ready; "": it was')
+    ] = ""
 
     def requests_in(self, *phases: Phase) -> list[RequestRecord]:
         return [r for r in self.requests if r.phase in phases]

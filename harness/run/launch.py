@@ -277,6 +277,7 @@ def _wait(server: Server, stages: StartStages) -> float:
                 hint=f"less {server.process.log}",
                 detail=lines,
                 usage=code == USAGE_CODE,
+                ended_with=code,
             )
         time.sleep(READY_POLL_S)
     return time.monotonic()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
-from mmrepro.engines.base import SERVED_MODEL
+from mmrepro.engines.base import SERVED_MODEL, Engine
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.probes.base import Probe, ProbeData, RawSink, run_probe
 from mmrepro.probes.gpu import GpuProbe
@@ -78,10 +79,8 @@ class Probing:
         await self.logs()
 
     async def logs(self) -> None:
-        engine, scenario = self.server.spec.engine, self.scenario
-        patterns = {**engine.log_patterns, **scenario.log_patterns}
-        probe = LogsProbe(self.server.process.log, patterns, engine.progress_pattern)
-        await self._run(probe, 120.0)
+        server = self.server
+        await read_log(server.process.log, server.spec.engine, self.scenario, self.recorder)
 
     def _processes(self, window_s: float) -> ProcessesProbe:
         server = self.server
@@ -113,10 +112,7 @@ class Probing:
         await self._run(SyscallsProbe(core, window_s=window_s), CHECK_S)
 
     async def _run(self, probe: Probe[ProbeData], seconds: float, label: str = "") -> None:
-        result = await asyncio.to_thread(
-            run_probe, probe, self.recorder.dir, seconds, phase=self.recorder.phase, label=label
-        )
-        self.recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData
+        await _observe(self.recorder, probe, seconds, label)
 
     async def _reproducers(self, interpreter: Interpreter) -> None:
         sink = RawSink(self.recorder.dir)
@@ -127,3 +123,18 @@ class Probing:
             outcome = result.error or f"ended with {result.exit_code}"
             forked = ", forked from the warm parent" if result.forked else ""
             self.recorder.event(f"reproducer {name}: {outcome} in {result.seconds:.2f} s{forked}")
+
+
+async def read_log(log: Path, engine: Engine, scenario: Scenario, recorder: Recorder) -> None:
+    """Keep what the engine's and the scenario's patterns find in a server's log."""
+    patterns = {**engine.log_patterns, **scenario.log_patterns}
+    await _observe(recorder, LogsProbe(log, patterns, engine.progress_pattern), 120.0)
+
+
+async def _observe(
+    recorder: Recorder, probe: Probe[ProbeData], seconds: float, label: str = ""
+) -> None:
+    result = await asyncio.to_thread(
+        run_probe, probe, recorder.dir, seconds, phase=recorder.phase, label=label
+    )
+    recorder.probe(result)  # type: ignore[arg-type] # data is one of AnyProbeData

@@ -11,7 +11,7 @@ from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.environments.uv import Notice
-from mmrepro.errors import RunTimeout
+from mmrepro.errors import EngineStartError, RunTimeout
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import Incident, Setting
@@ -23,7 +23,7 @@ from mmrepro.run import deadline, tables
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
 from mmrepro.run.launch import Server, ServerSpec, in_service, start, target
-from mmrepro.run.observe import Probing
+from mmrepro.run.observe import Probing, read_log
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.reproduce import Interpreter
 from mmrepro.run.starter import Starter
@@ -73,8 +73,14 @@ def execute(
         journal.save()
         spec = ServerSpec(scenario, options, environment, model, gpu=gpu)
         restarts = _control(spec, journal, starter)
-        with journal.stage("start-up"):
-            server = start(spec, journal, starter, restarts)
+        try:
+            with journal.stage("start-up"):
+                server = start(spec, journal, starter, restarts)
+        except EngineStartError as error:
+            if not scenario.fails_at_start or error.usage or error.ended_with is None:
+                raise
+            _note_never_ready(spec, journal, error)
+            return journal.incident
         with in_service(server, journal, keep=options.keep_server):
             # The start may have found that the mode meant for it cannot be used.
             mode = {START_MODE: journal.incident.engine.start_mode}
@@ -214,6 +220,24 @@ async def _driving(server: Server, journal: Journal) -> AsyncIterator[Drive]:
             task.cancel()
         await asyncio.gather(*drive.pending, return_exceptions=True)
         await drive.traffic.close()
+
+
+def _note_never_ready(spec: ServerSpec, journal: Journal, error: EngineStartError) -> None:
+    """The verdict on a server that ended as it started, by what it logged."""
+    recorder, scenario = journal.recorder, spec.scenario
+    evidence = recorder.evidence
+    evidence.never_ready, evidence.engine_exit = error.message, error.ended_with
+    recorder.event(error.message, level="error")
+    answered = [r.latency_s for r in evidence.requests_in("control") if r.answered]
+    gate = guarded(scenario.gate_check, evidence)
+    limits = deadline.Deadlines(spec.options.timeout_s, spec.options.timeout_s)
+    journal.incident.gate, _ = deadline.of_gate(gate, answered, limits)
+    recorder.phase = "check"
+    with journal.stage("probes"):
+        asyncio.run(read_log(spec.log(journal), spec.engine, scenario, recorder))
+    with journal.stage("verdict"):
+        _judge(spec, journal.incident)
+    recorder.phase = "stop"
 
 
 def _interpreter(server: Server, drive: Drive, starter: Starter) -> Interpreter:

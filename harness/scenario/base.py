@@ -81,6 +81,9 @@ class Scenario(ABC):
     """Stand-ins that the scenario itself needs, besides those of the engine."""
     control_server: ClassVar[Control | None] = None
     """Given, a second server with other options runs first; its evidence has phase "control"."""
+    fails_at_start: ClassVar[bool] = False
+    """The symptom is that the run's own server ends as it starts: then its log is all there is, and
+    ``gate_check`` goes by the control server."""
     mitigations: ClassVar[tuple[Mitigation, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
     """Options of its own (``--option NAME=VALUE``): name and description."""

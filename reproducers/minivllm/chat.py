@@ -91,18 +91,13 @@ class Chat:
 
     def image(self, url: str) -> Image:
         """The image of a ``data:`` address. Raises BadRequest for any other."""
-        from PIL import Image as Pil, UnidentifiedImageError
-
         head, _, encoded = url.partition(";base64,")
         if not head.startswith("data:image/"):
             raise BadRequest("an image must be given as data:image/…;base64,…")
         try:
-            data = base64.b64decode(encoded, validate=True)
-            with Pil.open(io.BytesIO(data)) as picture:
-                rows, cols = grid_of(*picture.size, self.vision)
-        except (OSError, ValueError, binascii.Error, UnidentifiedImageError) as error:
+            return picture_of(base64.b64decode(encoded, validate=True), self.vision)
+        except (OSError, ValueError, binascii.Error) as error:
             raise BadRequest(f"not a picture: {error}") from error
-        return Image.of(data, rows, cols)
 
     def tokenize(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -111,6 +106,14 @@ class Chat:
     def text(self, ids: list[int]) -> str:
         found: str = self.tokenizer.decode(ids, skip_special_tokens=True)
         return found
+
+
+def picture_of(data: bytes, config: VisionConfig) -> Image:
+    """Raises OSError or ValueError: it is no picture, or none that can be used."""
+    from PIL import Image as Pil
+
+    with Pil.open(io.BytesIO(data)) as picture:
+        return Image.of(data, *grid_of(*picture.size, config))
 
 
 def grid_of(width: int, height: int, config: VisionConfig) -> tuple[int, int]:

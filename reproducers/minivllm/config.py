@@ -74,6 +74,9 @@ class EngineConfig:
         async_scheduling: prepare the next prefill step before this one runs.
         vision: "fake" seeds embeddings with the image's bytes, "tower" runs the ViT.
         multimodal: False: the image code is never imported.
+        images_at_start: the image runner is made before the engine is ready, as the note's is; else
+            when the first image comes.
+        warm_up_image: the picture that it warms up with; None: a black one.
         vision_ms: a GPU is kept busy that long before each image's embeddings, as by a real tower.
         placeholder_ids: how many token ids stand beside inputs_embeds, where nobody reads them: of
             "all" tokens or of the "text".
@@ -92,6 +95,8 @@ class EngineConfig:
     vision: Literal["fake", "tower"] = "tower"
     vision_ms: int = 0
     multimodal: bool = True
+    images_at_start: bool = False
+    warm_up_image: Path | None = None
     placeholder_ids: Literal["all", "text"] = "all"
     check_contract: Literal["off", "log", "raise"] = "off"
     device: str = "cpu"

@@ -34,9 +34,12 @@ class Engine:
 
     Args:
         runner: of text.
-        with_images: makes the image runner out of it when the first image comes; a text-only
-            engine never imports that code.
+        with_images: makes the image runner out of it when the first image comes, if not at once; a
+            text-only engine never imports that code.
         eos_token_id: ends an answer; -1: none does.
+
+    Raises:
+        Exception: whatever making the image runner at once ended with.
     """
 
     def __init__(
@@ -56,6 +59,9 @@ class Engine:
         self._image_runner: Runner | None = None
         self._ahead: Batch | None = None
         self._next_id = 0
+        if config.images_at_start:
+            log.info("the image runner is made as the engine starts")
+            self._with_images()
 
     # ------------------------------------------------------------------ requests
 

@@ -15,7 +15,7 @@ FAULTS: dict[str, str] = {
     "ImageSequences",
     "warmup-order": "the base initialiser warms up before the model accepts inputs_embeds",
     "broken-module": "an edit left the fake vision module with a syntax error",
-    "image-path": "the warm-up image is read from a path that does not exist",
+    "image-path": "the configured warm-up image is a path that does not exist",
     "pinned-placeholder": "the placeholder of the embeddings is pinned, though it is no CPU tensor",
     "slot-mapping": "last_block_num_tokens is derived from the text ids only",
     "ghost-key-lru": "the image cache's touch inserts missing keys; eviction never gets past them",

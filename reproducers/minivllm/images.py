@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
+from .chat import picture_of
 from .config import EngineConfig
 from .model import Context, KVCache, Qwen3
 from .runner import ModelRunner
@@ -18,7 +19,8 @@ from .sequence import Image, ImageSequence, Sequence
 from .vision import Vision, VisionTower
 
 WARM_UP_IMAGE = Path("assets/warm-up.png")
-"""Fault image-path: relative to wherever the engine was started, and never installed."""
+"""Fault image-path: this one is configured, relative to wherever the engine was started, and was
+never installed."""
 
 
 class EmbedsQwen3(Qwen3):
@@ -85,15 +87,18 @@ class ImageRunner(ModelRunner):
         if "warmup-sequence" in self.config.faults:
             return super().warm_up_sequences()
         size, ids = self.config.block_size, [0]
-        image = Image.of(self._warm_up_picture(), 1, 2)
-        return [ImageSequence(-1, ids, size, images=(image,), faults=frozenset())]
+        images = (self._warm_up_picture(),)
+        return [ImageSequence(-1, ids, size, images=images, faults=frozenset())]
 
-    def _warm_up_picture(self) -> bytes:
-        if "image-path" in self.config.faults:
-            return WARM_UP_IMAGE.read_bytes()
-        factor = self.model.config.vision.factor
-        size = f"{2 * factor} {factor}"
-        return f"P6 {size} 255\n".encode() + bytes(3 * 2 * factor * factor)  # a black PPM
+    def _warm_up_picture(self) -> Image:
+        """Raises OSError or ValueError: the configured one is not there, or no picture."""
+        vision, faulty = self.model.config.vision, "image-path" in self.config.faults
+        path = WARM_UP_IMAGE if faulty else self.config.warm_up_image
+        if path is not None:
+            return picture_of(path.read_bytes(), vision)
+        size = f"{2 * vision.factor} {vision.factor}"
+        black = f"P6 {size} 255\n".encode() + bytes(3 * 2 * vision.factor**2)  # a PPM
+        return picture_of(black, vision)
 
     def prefill(self, batch: Batch) -> Tensor:
         return self.prefill_images(batch) if batch.step.with_images else super().prefill(batch)

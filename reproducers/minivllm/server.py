@@ -248,6 +248,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     told = "token ids beside an image's embeddings, which nobody reads: how many"
     parser.add_argument("--placeholder-ids", choices=("all", "text"), default="all", help=told)
     parser.add_argument("--text-only", dest="multimodal", action="store_false")
+    told = "make the image runner as the server starts, not when the first image comes"
+    parser.add_argument("--images-at-start", action="store_true", help=told)
+    told = "the picture that the image runner warms up with (default: a black one)"
+    parser.add_argument("--warm-up-image", type=Path, metavar="FILE", help=told)
     parser.add_argument(
         "--check-contract",
         nargs="?",
@@ -331,18 +335,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             log.info("plugin %s is in", options.plugin.name)
         from .service import Service
 
+        log.info("placeholder ids: %s", config.placeholder_ids)
+        for name in sorted(asked):
+            log.warning("fault %s is on: %s", name, FAULTS[name])
+        for name in sorted(chosen(options.fault, options.fix) - asked):
+            log.warning("fault %s is off: its probability is %g", name, options.fault_probability)
         front.model = options.served_model_name
         front.chat = Chat(options.model, ModelConfig.read(options.model).vision)
         front.service = Service(_engine(options, config))
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # its own module may be what is broken
         log.exception("minivllm cannot start")
         print(f"minivllm: {error}", file=sys.stderr)
         return 1
-    log.info("placeholder ids: %s", config.placeholder_ids)
-    for name in sorted(asked):
-        log.warning("fault %s is on: %s", name, FAULTS[name])
-    for name in sorted(chosen(options.fault, options.fix) - asked):
-        log.warning("fault %s is off: its probability is %g", name, options.fault_probability)
     log.info("ready on port %d", front.server_address[1])
     try:
         front.serve_forever(poll_interval=0.1)

@@ -36,6 +36,7 @@ NO_GPU = "torch finds no CUDA device here"
 INNER = Path(__file__).parents[1] / "minivllm"
 CONTRACT = "mm-prefill-contract"
 VARIANTS = [v.variant for v in load_scenario(CONTRACT).variants]
+AT_START = "mm-prefill-at-start"
 
 
 def functions() -> list[tuple[str, str]]:
@@ -109,6 +110,23 @@ def test_a_variant_reproduces(run_once: RunOnce, variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_its_fix_cures_it(run_once: RunOnce, variant: str) -> None:
     fixed = run_once(CONTRACT, "--variant", variant, "--device", "cpu", "--mitigation", "fix")
+    assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
+    assert fixed.claim("fixed")["status"] == "confirmed"
+    assert [m["effective"] for m in fixed.document["mitigations"]] == [True]
+
+
+@pytest.mark.parametrize("variant", [v.variant for v in load_scenario(AT_START).variants])
+def test_the_server_does_not_start(run_once: RunOnce, variant: str) -> None:
+    broken = run_once(AT_START, "--variant", variant, "--device", "cpu")
+    assert (broken.outcome, broken.exit_code) == ("reproduced", 0), broken.why
+    assert broken.claim("at-start")["status"] == "confirmed"
+    assert broken.document["evidence"]["never_ready"].startswith("minivllm 0.1 ended with 1 while")
+    assert {r["phase"] for r in broken.document["evidence"]["requests"]} == {"control"}
+    assert broken.document["left_behind"] == []
+
+
+def test_put_right_it_starts(run_once: RunOnce) -> None:
+    fixed = run_once(AT_START, "--device", "cpu", "--mitigation", "fix")
     assert (fixed.outcome, fixed.exit_code) == ("not-reproduced", 0), fixed.why
     assert fixed.claim("fixed")["status"] == "confirmed"
     assert [m["effective"] for m in fixed.document["mitigations"]] == [True]

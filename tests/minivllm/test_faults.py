@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -65,6 +67,36 @@ def test_the_note_s_symptom_for_the_note_s_reason(
     again = made.add([1, 2, 3], max_tokens=4)
     assert made.generate([again]) == [reference([1, 2, 3], [], 4)], "text goes on"
     assert not made.scheduler.blocks.users, "nothing is left of the failed request"
+
+
+@pytest.mark.parametrize("fault", NOTE)
+def test_an_engine_with_images_from_the_start_ends_in_the_note_s_error(fault: str) -> None:
+    """All but the slot mapping, whose warm-up is without it."""
+    kind, says, _ = NOTE[fault]
+    config = EngineConfig(vision="fake", images_at_start=True, faults=frozenset({fault}))
+    if fault == "slot-mapping":
+        engine(config)
+        return
+    with pytest.raises(kind, match=re.escape(says)):
+        engine(config)
+
+
+def test_the_configured_warm_up_image(tmp_path: Path) -> None:
+    """The note's bug 4 by its own setting, without a fault: a path that does not exist, a file that
+    is no picture, one that is, and one that is wide."""
+    path = tmp_path / "image.ppm"
+
+    def started() -> None:
+        engine(EngineConfig(vision="fake", images_at_start=True, warm_up_image=path))
+
+    with pytest.raises(FileNotFoundError, match=re.escape(str(path))):
+        started()
+    path.write_bytes(b"no picture")
+    with pytest.raises(OSError, match="cannot identify image file"):
+        started()
+    for width, height in ((28, 28), (140, 28)):
+        path.write_bytes(b"P6 %d %d 255\n" % (width, height) + bytes(3 * width * height))
+        started()
 
 
 def test_whole_blocks_hide_the_short_slot_mapping() -> None:

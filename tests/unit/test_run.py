@@ -23,6 +23,7 @@ from mmrepro.errors import (
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident, folder
 from mmrepro.incident.journal import Journal
+from mmrepro.probes.data import LogsData
 from mmrepro.run import runner
 from mmrepro.run.judge import facts_of, rejudge
 from mmrepro.run.options import RunOptions
@@ -251,6 +252,58 @@ def test_an_engine_that_stays_silent(make: MakeRun) -> None:
         run.execute()
     assert run.written.state == "failed"
     assert [p.stopped for p in run.starter.processes] == [[1.0]]
+
+
+class NotStarting(Controlled):
+    """That it does not start is the failure."""
+
+    fails_at_start = True
+
+    def gate_check(self, evidence: Evidence) -> Finding:
+        return Finding.of(bool(evidence.requests_in("control")), "the control server answered")
+
+    def conditions(self, facts: RunFacts) -> list[Condition]:
+        def told(evidence: Evidence) -> Finding:
+            return Finding.of(bool(evidence.never_ready), evidence.never_ready)
+
+        def logged(evidence: Evidence) -> Finding:
+            return Finding.of(evidence.engine_exit == 3, f"{len(list(evidence.results(LogsData)))}")
+
+        return [
+            Condition("control", "precondition", "it is there", self.gate_check),
+            Condition("never", "symptom", "it does not start", told),
+            Condition("log", "cause", "its log was read, it ended with 3", logged),
+        ]
+
+
+def test_a_server_that_is_to_fail_as_it_starts_is_judged_by_its_log(make: MakeRun) -> None:
+    run = make(NotStarting(), ready, ends("ValueError: no such layer", code=3))
+    incident = run.execute()
+    assert incident.verdict is not None
+    assert incident.verdict.outcome is Outcome.REPRODUCED, incident.verdict.explanation
+    assert [c.observed for c in incident.verdict.conditions][2] == "1"
+    assert run.written.state == "complete"
+    assert run.written.evidence.never_ready.endswith("The log says: ValueError: no such layer")
+    assert run.written.gate is not None
+    assert run.written.gate.passed
+    assert all(p.stopped for p in run.starter.processes)
+    assert list(run.written.stages)[-2:] == ["probes", "verdict"]
+
+
+def test_where_it_starts_all_the_same_nothing_failed(make: MakeRun) -> None:
+    incident = make(NotStarting(), ready, ready).execute()
+    assert incident.verdict is not None
+    assert incident.verdict.outcome is Outcome.NOT_REPRODUCED
+    assert incident.evidence.never_ready == ""
+
+
+@pytest.mark.parametrize("start", [silent, ends("usage: …", code=2)], ids=["late", "wrong words"])
+def test_a_late_server_and_wrong_words_are_no_such_failure(make: MakeRun, start: Goes) -> None:
+    run = make(NotStarting(), ready, start, timeout_s=0.5)
+    with pytest.raises(EngineStartError):
+        run.execute()
+    assert run.written.state == "failed"
+    assert run.written.verdict is None
 
 
 @pytest.mark.parametrize("moment", ["start", "trigger"])

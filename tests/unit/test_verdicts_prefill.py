@@ -96,6 +96,27 @@ def test_every_variant_reproduces(scenario: Scenario) -> None:
     assert outcome is Outcome.REPRODUCED
 
 
+def test_decode_by_graph_is_judged_where_graphs_were_captured() -> None:
+    scenario = VARIANTS[0]
+
+    def told(run: Evidence, *mitigations: str) -> ClaimStatus:
+        facts = run_facts(scenario, "", *mitigations)
+        return {c.id: c.status for c in scenario.claim_results(run, facts)}["decode-graph"]
+
+    def captured(run: Evidence) -> Evidence:
+        log = next(p.data for p in run.probes if isinstance(p.data, LogsData))
+        line = "decode graphs of [1, 2, 4, 8] sequences captured in 0.71 s"
+        log.matches["decode-graphs"] = [LogLine(number=1, text=line)]
+        log.match_counts["decode-graphs"] = 1
+        return run
+
+    assert told(captured(fixed_run(scenario)), "fix") is ClaimStatus.CONFIRMED
+    assert told(captured(failed_run(scenario))) is ClaimStatus.NOT_TESTED
+    other = captured(fixed_run(scenario))
+    other.requests[-1].text = "another answer"
+    assert told(other, "fix") is ClaimStatus.REFUTED
+
+
 @pytest.mark.parametrize("scenario", VARIANTS, ids=list(ERRORS))
 def test_the_error_of_another_variant_is_not_this_one(scenario: Scenario) -> None:
     for other, error in ERRORS.items():
@@ -202,6 +223,7 @@ def test_the_fix_is_not_reproduced(scenario: Scenario) -> None:
     assert claims == own | {
         "root-cause": ClaimStatus.NOT_TESTED,
         "decode-undisturbed": ClaimStatus.CONFIRMED,
+        "decode-graph": ClaimStatus.NOT_TESTED,
         "fixed": ClaimStatus.CONFIRMED,
         "original": ClaimStatus.NOT_TESTED,
     }
