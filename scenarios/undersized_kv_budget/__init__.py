@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from mmrepro.errors import UsageError
 from mmrepro.scenario import (
     Drive,
     FailureClass,
@@ -44,6 +46,13 @@ VALIDATION = {
     "choice-made": r"line \d+, in chat_completions_v1",
     "says-length": r"- lmdeploy - .*(?:INPUT_LENGTH|max_session_len|num_gpu_blocks|too long)",
 }
+
+
+def fewer_tokens(text: str) -> int:
+    """Of ``--option at-limit=N``. Raises UsageError."""
+    if text and not text.isdecimal():
+        raise UsageError(f"--option at-limit={text}: {text!r} is no number of tokens.")
+    return int(text or 0)
 
 
 def opaque_500(requests: Requests, witness: kv.Witness) -> Finding:
@@ -97,6 +106,9 @@ class UndersizedKvBudget(kv.SmallKvCache):
             "max_input_len", "INPUT_LENGTH_ERROR",
         ),
     )  # fmt: skip
+    options: ClassVar[Mapping[str, str]] = {
+        "at-limit": "[=N]: at last a prompt of as many tokens as the blocks hold, or N fewer"
+    }
     reproducers: ClassVar[tuple[str, ...]] = (report.CHAIN,)
     log_patterns = kv.SmallKvCache.log_patterns | VALIDATION | report.OWN_LINES
     key_log_patterns = tuple(log_patterns)
@@ -134,6 +146,12 @@ class UndersizedKvBudget(kv.SmallKvCache):
     async def gate(self, drive: Drive) -> None:
         for number in (1, 2):
             await kv.ask(drive, f"gate: short {number}")
+
+    async def trigger(self, drive: Drive) -> None:
+        await super().trigger(drive)
+        if (fewer := drive.options.get("at-limit")) is not None:
+            most = self.plan_of(drive.release).forward(kv.SMALL).max_tokens
+            await report.at_limit(drive, most - fewer_tokens(fewer))
 
     def expected(self, release: str, mitigations: frozenset[str]) -> tuple[Outcome, str]:
         if not OPAQUE_ANSWER.contains(release, prereleases=True):

@@ -11,12 +11,14 @@ from mmrepro.kv_budget import Budget
 from mmrepro.scenario import (
     Check,
     Claim,
+    Drive,
     Evidence,
     Finding,
     Logs,
     Missing,
     Phase,
     Reproducers,
+    Requests,
     Row,
     RunFacts,
     Truth,
@@ -112,6 +114,9 @@ def smaller(name: str, told: str) -> Row:
     return row(name, compared, of_control, told)
 
 
+AT_LIMIT_TEST = "to test: mmrepro run {name} --option at-limit"
+
+
 def claims(best: Budget) -> tuple[Claim, ...]:
     """``best``: the setting that ``mmrepro kv-budget`` foretells to be enough."""
     with_08 = kv.kv_plan(kv.RELEASE).forward(LARGEST)
@@ -192,6 +197,21 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             "cpu-blocks", "there are 128 CPU blocks: 1 GiB of the host's, in blocks of 8 MiB",
             by=cpu_blocks,
         ),
+        reported(
+            "less-than", "a prompt has to have fewer tokens than the blocks hold", by=unserved,
+            given=below_limit(0, 0), otherwise=AT_LIMIT_TEST,
+            note="what is left of the limit is what an answer may have: nothing, with HTTP 200",
+        ),
+        reported(
+            "fewer-serves", "so many tokens are supported at most, and what is shorter is served",
+            by=served, given=below_limit(1, AHEAD), otherwise=f"{AT_LIMIT_TEST}=1",
+            note=f"the loop ends, as in kv-growth-crash: decoding wants blocks for {AHEAD} more",
+        ),
+        claim(
+            "room-ahead", f"{AHEAD + 1} fewer are served: one to answer, and {AHEAD} ahead",
+            "observation here", by=served, given=below_limit(AHEAD + 1, AHEAD + 1),
+            otherwise=f"{AT_LIMIT_TEST}={AHEAD + 1}", refutable_on=AFFECTED,
+        ),
         claim(
             "prediction",
             f"--cache-max-entry-count {best.setting} is enough: {best.blocks} blocks, "
@@ -200,6 +220,51 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             given="prompt-arrived", otherwise="the prompt did not come to the engine",
         ),
     )  # fmt: skip
+
+
+AT_LIMIT, AT_LAST = "as long as the limit", "short at last"
+AHEAD = 16
+"""Tokens ahead of those that there are, for which decoding asks for blocks (prefill_interval, 0.6.4
+pytorch/engine/engine.py:949), also after the last one that was wanted."""
+
+
+async def at_limit(drive: Drive, tokens: int) -> None:
+    """A prompt of so many tokens, of whose answer one is asked for; it may end the engine."""
+    short = await kv.ask(drive, "short, once more")
+    await kv.ask(drive, AT_LIMIT, kv.filling(tokens, short), 1)
+    await kv.ask(drive, AT_LAST)
+
+
+def below_limit(least: int, most: int) -> Check:
+    """By the engine's count the prompt had so many tokens fewer than the blocks hold, and was not
+    refused for its length."""
+
+    def counted(requests: Requests, witness: kv.Witness) -> Finding:
+        limit, sent = int(witness.sizing().max_session_len), requests.first(AT_LIMIT)
+        near = [one for one in witness.requests() if 0 <= limit - one.tokens <= AHEAD + 1]
+        if len(near) != 1:
+            return Finding.unknown(f"{len(near)} prompts near the limit {limit} were seen")
+        told = f"limit {limit}, a prompt of {near[0].tokens} is let in: {sent.reply}"
+        fewer = limit - near[0].tokens
+        return Finding.of(least <= fewer <= most and not near[0].refused, told)
+
+    return counted
+
+
+def served(requests: Requests, witness: kv.Witness) -> Finding:
+    """With the token that was asked for, and the short one after it."""
+    limit = int(witness.sizing().max_session_len)
+    sent, last = requests.first(AT_LIMIT), requests.first(AT_LAST)
+    whole = sent.answered and bool(sent.completion_tokens) and last.answered
+    told = "; ".join(
+        f"{r.label}: {r.reply}, {r.completion_tokens or 0} tokens" for r in (sent, last)
+    )
+    return Finding.of(whole, f"limit {limit}; {told}")
+
+
+def unserved(requests: Requests, witness: kv.Witness) -> Finding:
+    found = served(requests, witness)
+    return Finding.of(found.truth is Truth.NOT_MET, found.observed)
 
 
 def says_nothing(logs: Logs) -> Finding:

@@ -105,6 +105,9 @@ shape-alias --variant embedding-cache --release 0.5.6
 shape-alias --variant embedding-cache --release 0.5.17
 undersized-kv-budget --variant text --release 0.7.0.post3
 undersized-kv-budget --variant text --mitigation kv-budget
+undersized-kv-budget --option at-limit=0
+undersized-kv-budget --option at-limit=16
+undersized-kv-budget --option at-limit=17
 undersized-kv-budget --variant text --server-arg=--session-len=256
 kv-growth-crash --release 0.7.0.post3
 kv-growth-crash --release 0.7.1

@@ -7,6 +7,7 @@ that was solved from the report, an order that nobody looked at, a log that says
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,14 @@ from made_up_kv import (
     truth,
     witness,
 )
+from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
 from mmrepro.probes.data import LogsData
 from mmrepro.reports import load
 from mmrepro.run.judge import effect, facts_of, judge as judge_run
 from mmrepro.scenarios.kv_growth_crash import ANSWER, SCENARIO as GROWTH
-from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET
+from mmrepro.scenarios.undersized_kv_budget import SCENARIO as BUDGET, fewer_tokens, report
 from mmrepro.signature import Outcome, Truth
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
@@ -391,3 +393,75 @@ def test_a_validation_error_of_before_is_not_this_prompts(old: str) -> None:
     assert truth(BUDGET, evidence, "validation-error") is UNKNOWN
     data.errors.append(line("Exception in ASGI application", START + 1))
     assert truth(BUDGET, evidence, "validation-error") is NOT_MET
+
+
+# ------------------------------------------------------------------ prompts at the limit
+
+AT_LIMIT = {"less-than": "0", "fewer-serves": "16", "room-ahead": "17"}
+"""Claims, and the recording that judges each, by tokens fewer than the limit."""
+
+
+def at_limit(fewer: str, change: Callable[[Evidence], object] = lambda _: None) -> dict[str, str]:
+    run = load(CORPUS / f"undersized-kv-budget-option-at-limit-{fewer}.zip")
+    change(run.evidence)
+    results = BUDGET.claim_results(run.evidence, facts_of(run, BUDGET))
+    return {c.id: c.status.value for c in results if c.id in AT_LIMIT}
+
+
+def only(claim: str, status: str) -> dict[str, str]:
+    return dict.fromkeys(AT_LIMIT, "not-tested") | {claim: status}
+
+
+@pytest.mark.parametrize(
+    ("claim", "status"),
+    [("less-than", "confirmed"), ("fewer-serves", "refuted"), ("room-ahead", "confirmed")],
+)
+def test_each_prompt_at_the_limit_judges_one_claim(claim: str, status: str) -> None:
+    assert at_limit(AT_LIMIT[claim]) == only(claim, status)
+
+
+def answered_with(tokens: int | None) -> Callable[[Evidence], object]:
+    """HTTP 200 and so many tokens; the next one is answered as well. None: neither."""
+
+    def change(evidence: Evidence) -> None:
+        for label in (report.AT_LIMIT, report.AT_LAST):
+            sent = next(r for r in evidence.requests if r.label == label)
+            sent.status = 500 if tokens is None else 200
+            sent.error, sent.completion_tokens = "", tokens if label == report.AT_LIMIT else 4
+            sent.finish_reason = "length"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("claim", "tokens", "status"),
+    [
+        ("less-than", 1, "refuted"),
+        ("less-than", None, "confirmed"),
+        ("fewer-serves", 1, "confirmed"),
+        ("room-ahead", 0, "refuted"),
+        ("room-ahead", None, "refuted"),
+    ],
+)
+def test_another_answer_there_turns_it(claim: str, tokens: int | None, status: str) -> None:
+    assert at_limit(AT_LIMIT[claim], answered_with(tokens)) == only(claim, status)
+
+
+def test_a_prompt_that_the_engine_did_not_see_judges_nothing() -> None:
+    def unseen(evidence: Evidence) -> None:
+        for _, data in evidence.results(LogsData):
+            lines = data.matches["witness-request"]
+            data.matches["witness-request"] = [one for one in lines if "1344, " not in one.text]
+
+    def no_limit(evidence: Evidence) -> None:
+        for _, data in evidence.results(LogsData):
+            data.matches["witness-limit"] = []
+
+    for change in (unseen, no_limit):
+        assert at_limit("0", change) == dict.fromkeys(AT_LIMIT, "not-tested")
+
+
+def test_the_option_takes_a_number() -> None:
+    assert (fewer_tokens(""), fewer_tokens("17")) == (0, 17)
+    with pytest.raises(UsageError, match="'many' is no number of tokens"):
+        fewer_tokens("many")
