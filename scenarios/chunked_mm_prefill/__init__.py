@@ -4,10 +4,10 @@ One assertion, several ways into it: see the variants.
 """
 
 from mmrepro.scenario import with_variants
-from mmrepro.scenarios.chunked_mm_prefill.async_race import AsyncRace
+from mmrepro.scenarios.chunked_mm_prefill.async_race import AsyncRace, FullSize
 from mmrepro.scenarios.chunked_mm_prefill.placeholder import (
     GeneratedPlaceholder,
     LiteralPlaceholder,
 )
 
-SCENARIO = with_variants(GeneratedPlaceholder(), LiteralPlaceholder(), AsyncRace())
+SCENARIO = with_variants(GeneratedPlaceholder(), LiteralPlaceholder(), AsyncRace(), FullSize())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from mmrepro.engines.vllm import EMULATED_STREAM
+from mmrepro.models.dotsocr import REPORTED_IMAGE_TOKENS
 from mmrepro.scenario import (
     Check,
     Drive,
@@ -41,6 +43,7 @@ from mmrepro.scenario import (
     vllm,
 )
 from mmrepro.scenario.bind import bind
+from mmrepro.scenario.declare import many
 from mmrepro.scenarios.chunked_mm_prefill import report, stream
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
 from mmrepro.scenarios.chunked_mm_prefill.stream import BUDGET, IMAGE_TOKENS, LARGE_BUDGET
@@ -52,6 +55,7 @@ ABOVE = (2408, 392)
 
 GATE, SILENT = "gate: image 2", report.TWO
 ANSWER_TOKENS = 6
+REPORTED_BUDGET = 2048
 IMAGE_DEADLINE_S = 60.0
 """The gate's images are smaller, so its latencies say little; a hang is not looked for."""
 
@@ -125,6 +129,7 @@ class AsyncRace(Scenario):
     """
 
     name, variant = "chunked-mm-prefill", "async-race"
+    large, two_steps = THREE_STEPS, TWO_STEPS
     release, affected = "0.12.0", ">=0.12.0,<0.14.0"
     failure_class, severity = FailureClass.ENGINE_DEATH, Severity.CRITICAL
     upstream = Upstream(UpstreamState.FIXED, TWO_BUFFERS, "2026-11-24", "0.14.0")
@@ -230,8 +235,8 @@ class AsyncRace(Scenario):
         await drive.chat("gate: text only", text="hello")
 
     async def trigger(self, drive: Drive) -> None:
-        large = ABOVE if "above-budget" in drive.options else THREE_STEPS
-        sizes = {SILENT: TWO_STEPS, FIRST: large, SECOND: large}
+        large = ABOVE if "above-budget" in drive.options else self.large
+        sizes = {SILENT: self.two_steps, FIRST: large, SECOND: large}
         asked = []
         for seed, (label, size) in enumerate(sizes.items(), 21):
             picture = drive.picture(label, seed, ONE_STEP if "image-size" in drive.flips else size)
@@ -321,3 +326,45 @@ class AsyncRace(Scenario):
     claims = report.RACE_CLAIMS
 
     ablation_hypotheses = report.HYPOTHESES
+
+
+REPORTED_CURE = stream.larger_steps_than(REPORTED_BUDGET)
+CURES = [one.name for one in AsyncRace.mitigations]
+
+
+class FullSize(AsyncRace):
+    """The same with the report's own sizes: 4819 tokens of image, 2048 of a step."""
+
+    variant = "full-size"
+    large, two_steps = (1708, 2212), (1120, 1680)
+    """4819 and 2400 tokens."""
+    model = TinyDotsOCR(image_tokens=12_400)
+    max_model_len = 8192
+    server = f"""{report.SERVER} --async-scheduling --enable-prefix-caching --skip-mm-profiling
+        --max-num-batched-tokens {REPORTED_BUDGET}"""
+    options: ClassVar[Mapping[str, str]] = {}
+    mitigations = (
+        *(one for one in AsyncRace.mitigations if one.name != "budget"),
+        cure("budget", "--max-num-batched-tokens 8192", "the report's cure, with its own number"),
+    )
+    in_effect: ClassVar[Mapping[str, Check]] = {**AsyncRace.in_effect, "budget": REPORTED_CURE}
+    claims = (
+        *(
+            replace(
+                one,
+                given=tuple(
+                    REPORTED_CURE if given is stream.larger_steps else given
+                    for given in many(one.given)
+                ),
+            )
+            for one in AsyncRace.claims
+            if one.id not in ("cure-holds-at-once", "cure-holds-above", "three-flags")
+        ),
+        *report.size_claims(REPORTED_IMAGE_TOKENS, REPORTED_BUDGET),
+    )
+    factors = ()
+    ablation_hypotheses = ()
+    preconditions = tuple(
+        replace(one, removed_by=tuple(n for n in one.removed_by if n in CURES))
+        for one in AsyncRace.preconditions
+    )

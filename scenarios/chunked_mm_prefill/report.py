@@ -7,12 +7,15 @@ from typing import Any
 
 from mmrepro.engines import Engine
 from mmrepro.scenario import (
+    Check,
+    Claim,
     Declared,
     Fidelity,
     Finding,
     Label,
     Logs,
     Metrics,
+    Missing,
     Requests,
     Row,
     RunFacts,
@@ -37,6 +40,7 @@ LOG_PATTERNS = {
     **vllm.CONFIG_LINES,
     **vllm.BATCH_LINES,
     "budget": r"Chunked prefill is enabled with max_num_batched_tokens=\d+",
+    "placeholders": r"mm_position=PlaceholderRange\(offset=\d+, length=\d+",
     "arguments": r"non-default args: \{",
     "scatter-line": r"inputs_embeds\.masked_scatter_\(",
     MISMATCH: r"Number of elements of source < number of ones in mask"
@@ -216,6 +220,13 @@ RACE_CLAIMS = (
         "--flip chunk-budget",
     ),
     of_crash(
+        "first-chunk-passes",
+        "the image's first chunk goes through, the second one crashes",
+        by=stream.first_chunk_passed,
+        otherwise="no crash",
+        note="the device reads the mask of the second one while it works at the first",
+    ),
+    of_crash(
         "two-chunks-crash",
         "an image of two chunks crashes in its second one",
         by=happened(answered(TWO)),
@@ -258,6 +269,61 @@ RACE_CLAIMS = (
         "docs/chunked-mm-prefill.md",
     ),
 )
+
+
+def as_dumped(offset: int, tokens: int, budget: int) -> Check:
+    """What vLLM dumps of the step that failed, and logs of its budget."""
+
+    def same(logs: Logs) -> Finding:
+        found = logs.search("placeholders", r"PlaceholderRange\(offset=(\d+), length=(\d+)")
+        budgets = logs.search("budget", r"max_num_batched_tokens=(\d+)")
+        if not found or not budgets:
+            raise Missing("the engine dumped no placeholders, or logged no budget")
+        told = (int(found[-1][1]), int(found[-1][2]), int(budgets[-1][1]))
+        text = "offset {}, length {}, {} tokens a step".format(*told)
+        return Finding.of(told == (offset, tokens, budget), text)
+
+    return same
+
+
+def with_budget(budget: int) -> Check:
+    def logged(logs: Logs) -> Finding:
+        budgets = [int(m[1]) for m in logs.search("budget", r"max_num_batched_tokens=(\d+)")]
+        return Finding.of(budgets == [budget], f"a budget of {', '.join(map(str, budgets))}")
+
+    return logged
+
+
+def chunks_of(tokens: int, count: int) -> Check:
+    """An image of so many tokens went in so many steps, as they were watched."""
+
+    def same(logs: Logs) -> Finding:
+        whole = [steps for steps in stream.image_steps(logs) if sum(steps) == tokens]
+        if not whole:
+            raise Missing(f"no image of {tokens} rows was prefilled whole")
+        return Finding.of(len(whole[0]) == count, f"{' + '.join(map(str, whole[0]))} rows")
+
+    return same
+
+
+def size_claims(tokens: int, budget: int) -> tuple[Claim, ...]:
+    """Of a run with the report's own sizes."""
+    return (
+        of_crash(
+            "as-dumped",
+            f"the image is at offset 2, {tokens} tokens long, {budget} are scheduled",
+            by=as_dumped(2, tokens, budget),
+        ),
+        reported(
+            "in-two-chunks",
+            f"it is cut in two chunks, 0 to {budget} and {budget} to {tokens}",
+            by=chunks_of(tokens, 2),
+            given=with_budget(budget),
+            otherwise="to test: mmrepro run {name} --variant {variant} --mitigation barrier",
+        ),
+    )
+
+
 HYPOTHESES = (
     hypothesis(
         "prefix-caching",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from mmrepro.scenario import Finding, Logs, Missing, Requests, Truth
+from mmrepro.scenario import Check, Finding, Logs, Missing, Requests, Truth
 
 IMAGE_TOKENS = 602
 BUDGET, LARGE_BUDGET = 256, 1024
@@ -73,10 +73,17 @@ def image_steps(logs: Logs) -> list[list[int]]:
     return images
 
 
-def larger_steps(logs: Logs) -> Finding:
+def larger_steps_than(budget: int) -> Check:
     """A step had more image rows than the failing budget has tokens."""
-    rows = max(map(max, image_steps(logs)))
-    return Finding.of(rows > BUDGET, f"at most {rows} image rows in a step, of {BUDGET} tokens")
+
+    def larger(logs: Logs) -> Finding:
+        rows = max(map(max, image_steps(logs)))
+        return Finding.of(rows > budget, f"at most {rows} image rows in a step, of {budget} tokens")
+
+    return larger
+
+
+larger_steps = larger_steps_than(BUDGET)
 
 
 def above_larger_budget(requests: Requests) -> Finding:
@@ -84,6 +91,17 @@ def above_larger_budget(requests: Requests) -> Finding:
     pixels = [i.width * i.height for r in requests.within("trigger") for i in r.images]
     tokens = max(pixels, default=0) // PIXELS
     return Finding.of(tokens > LARGE_BUDGET, f"an image of {tokens} tokens, {LARGE_BUDGET} a step")
+
+
+def first_chunk_passed(logs: Logs) -> Finding:
+    """Of the image whose step failed: it was not its first one."""
+    rows = image_steps(logs)[-1]
+    failed = logs.search("stream-error", r"step (\d+): device error with (\d+) embeddings")
+    if not failed or int(failed[0][2]) != rows[-1]:
+        raise Missing("the step that failed is not the last that was watched")
+    steps = " + ".join(map(str, rows))
+    told = f"step {failed[0][1]} failed, number {len(rows)} of its image: {steps} rows"
+    return Finding.of(len(rows) > 1, told)
 
 
 def ordered(logs: Logs) -> Finding:

@@ -85,6 +85,9 @@ chunked-mm-prefill --variant async-race --flip image-size
 chunked-mm-prefill --variant async-race --flip prefix-caching
 chunked-mm-prefill --variant async-race --flip eager-mode
 chunked-mm-prefill --variant async-race --contract-probe
+chunked-mm-prefill --variant full-size
+chunked-mm-prefill --variant full-size --mitigation barrier
+chunked-mm-prefill --variant full-size --mitigation budget
 encoder-cache-overflow --release 0.12.0
 encoder-cache-overflow --release 0.14.0
 encoder-cache-overflow --mitigation larger-budget

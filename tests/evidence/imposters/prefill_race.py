@@ -24,7 +24,7 @@ REPRODUCED_NOT, OTHER, UNDECIDED = (
     Outcome.DIFFERENT_FAILURE,
     Outcome.INCONCLUSIVE,
 )
-RACE = "chunked-mm-prefill-async-race"
+RACE, FULL = "chunked-mm-prefill-async-race", "chunked-mm-prefill-full-size"
 SILENT, FIRST, SECOND = "image of two steps", "image A, of three steps", "image B, of three steps"
 NO_STEP_EARLY = reworded("stream-steps", r"begun, \d+ with", "begun, 0 with")
 WATCHED = ("overwrite", "steps", "mask", "silent", "error")
@@ -181,6 +181,41 @@ IMPOSTERS = [
         "other-release",
         "0.14.0's run, as one of 0.12.0 with a larger budget",
         with_the_budget,
+        REPRODUCED_NOT,
+    ),
+    # ---- the same with the report's own sizes
+    Imposter(
+        "full size: another mask",
+        f"{FULL}-0.12.0",
+        "other-cause",
+        "the mask of the step that failed was not overwritten",
+        not_the_step_that_failed,
+        OTHER,
+        still_true=("assertion", "as-dumped"),
+    ),
+    Imposter(
+        "full size: one step after another",
+        f"{FULL}-barrier",
+        "trigger-failed",
+        "no step began before the device was done with the one before",
+        NO_STEP_EARLY,
+        UNDECIDED,
+    ),
+    Imposter(
+        "full size: no stand-in",
+        f"{FULL}-0.12.0",
+        "absent-probe",
+        "nothing watched the device",
+        unlogged(*(f"stream-{kind}" for kind in WATCHED)),
+        UNDECIDED,
+        still_true=("assertion", "as-dumped"),
+    ),
+    Imposter(
+        "full size: a barrier that never was",
+        f"{FULL}-barrier",
+        "absent-probe",
+        "the patch did not say that it recorded the event",
+        unlogged("ordered"),
         REPRODUCED_NOT,
     ),
 ]
