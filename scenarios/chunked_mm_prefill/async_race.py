@@ -12,12 +12,15 @@ from mmrepro.engines.vllm import EMULATED_STREAM
 from mmrepro.models.dotsocr import REPORTED_IMAGE_TOKENS
 from mmrepro.scenario import (
     Check,
+    Claim,
+    Declared,
     Drive,
     Evidence,
     Factor,
     FailureClass,
     Finding,
     Logs,
+    Mitigation,
     Patch,
     Requests,
     RunFacts,
@@ -43,7 +46,7 @@ from mmrepro.scenario import (
     vllm,
 )
 from mmrepro.scenario.bind import bind
-from mmrepro.scenario.declare import many
+from mmrepro.scenario.declare import Hypothesis, many
 from mmrepro.scenarios.chunked_mm_prefill import report, stream
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
 from mmrepro.scenarios.chunked_mm_prefill.stream import BUDGET, IMAGE_TOKENS, LARGE_BUDGET
@@ -139,7 +142,7 @@ class AsyncRace(Scenario):
     max_model_len = 4096
     server = f"""{report.SERVER} --async-scheduling --enable-prefix-caching
         --max-num-batched-tokens {BUDGET}"""
-    options = {
+    options: ClassVar[Mapping[str, str]] = {
         "at-once": "the two large images are sent together, not one after the other",
         "above-budget": f"they have 1204 tokens each, more than the larger budget, {LARGE_BUDGET}",
     }
@@ -173,7 +176,7 @@ class AsyncRace(Scenario):
             "record()",
         ),
     )
-    mitigations = (
+    mitigations: ClassVar[tuple[Mitigation, ...]] = (
         cure("sync-scheduling", SYNC, f"{SYNC}: a step is prepared when the one before has ended"),
         cure(
             "barrier",
@@ -187,7 +190,7 @@ class AsyncRace(Scenario):
         ),
         upgrade("0.14.0", "upgrade to 0.14.0 (vllm#31373, vllm#31841)"),
     )
-    factors = (
+    factors: ClassVar[tuple[Factor, ...]] = (
         Factor(
             "async-scheduling",
             "prepare a step while the one before still runs",
@@ -252,7 +255,7 @@ class AsyncRace(Scenario):
                 await asyncio.gather(*asked)
         await crash.watch(drive)
 
-    preconditions = (
+    preconditions: ClassVar[tuple[Declared, ...]] = (
         precondition(
             "steps begin while the device still works at those before",
             stream.steps_overlap,
@@ -323,9 +326,9 @@ class AsyncRace(Scenario):
 
     wrong_rows = row("steps with embeddings in wrong rows", "silent-steps", "none")
     rows = (*report.rows(failing), wrong_rows)
-    claims = report.RACE_CLAIMS
+    claims: ClassVar[tuple[Claim, ...]] = report.RACE_CLAIMS
 
-    ablation_hypotheses = report.HYPOTHESES
+    ablation_hypotheses: ClassVar[tuple[Hypothesis, ...]] = report.HYPOTHESES
 
 
 REPORTED_CURE = stream.larger_steps_than(REPORTED_BUDGET)
