@@ -257,6 +257,10 @@ class LogLine(Record):
     text: Annotated[str, Field(description="the message, ANSI codes removed, cut at 2000")]
 
 
+WORKED = "worked"
+"""Name of the pattern of lines that tell of work done at any log level."""
+
+
 class LogsData(ProbeData):
     kind: Literal["logs"] = "logs"
     file: str
@@ -291,6 +295,12 @@ class LogsData(ProbeData):
     stuck_count: Annotated[
         int | None, Field(description="None: no line shows progress, so it cannot be told")
     ] = None
+
+    @property
+    def last_work(self) -> LogLine | None:
+        """``last_progress``; of a log without such lines (they may want its DEBUG level), the last
+        one of the pattern ``worked``, which sums up some seconds before it."""
+        return self.last_progress or next(reversed(self.matches.get(WORKED, [])), None)
 
 
 AnyProbeData = Annotated[

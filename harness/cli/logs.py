@@ -123,7 +123,7 @@ def _tell(data: LogsData, engine: Engine | None) -> None:
     table.add_row("ends", shown(data.last_line, "no line with a time"))
     first = data.errors[0] if data.errors else None
     table.add_row("first error", shown(first, "no error line"))
-    table.add_row("last progress", shown(data.last_progress, "no line shows work done"))
+    table.add_row("last progress", shown(data.last_work, "no line shows work done"))
     if data.stuck_count is not None:
         after = f"{data.stuck_count} requests were added after it and never scheduled"
         table.add_row("", f"[bold red]{after}" if data.stuck_count else "no request after it")

@@ -119,8 +119,8 @@ def _logs(scenario: Scenario | None, evidence: Evidence) -> list[LogExcerpt]:
     lines: list[LogExcerpt] = []
     for _, data in evidence.results(LogsData, partial=True):
         lines += [excerpt(data.file, line, "first errors") for line in data.errors[:3]]
-        if data.last_progress is not None:
-            lines.append(excerpt(data.file, data.last_progress, "last progress of the engine"))
+        if data.last_work is not None:
+            lines.append(excerpt(data.file, data.last_work, "last progress of the engine"))
     return lines
 
 

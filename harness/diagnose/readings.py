@@ -185,7 +185,7 @@ class View:
     @property
     def last_progress(self) -> LogLine | None:
         """The log's last line of work done."""
-        logs = (d.last_progress for _, d in self.evidence.results(LogsData, partial=True))
+        logs = (d.last_work for _, d in self.evidence.results(LogsData, partial=True))
         return next((line for line in logs if line is not None), None)
 
     def always(self, short: str) -> bool | None:

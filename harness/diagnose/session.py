@@ -225,7 +225,7 @@ def _keep_log_lines(recorder: Recorder, evidence: Evidence) -> None:
     for _, data in evidence.results(LogsData, partial=True):
         lines = [*data.errors, *data.last_by_process.values()]
         lines += [line for matching in data.matches.values() for line in matching]
-        lines += [data.last_progress] if data.last_progress else []
+        lines += [data.last_work] if data.last_work else []
         text = "".join(
             f"{number}: ({line.process}) {line.level} {line.time} [{line.source}] {line.text}\n"
             for number, line in sorted({line.number: line for line in lines}.items())
@@ -284,7 +284,7 @@ def _since(evidence: Evidence, state: ServerState) -> str:
     if state is ServerState.HEALTHY:
         return ""
     for _, data in evidence.results(LogsData, partial=True):
-        line = data.last_progress
+        line = data.last_work
         if line is not None and line.time:
             after = f"; {data.stuck_count} requests were added after it" if data.stuck_count else ""
             return f"{line.time}, the log's last sign of work done (line {line.number}){after}"

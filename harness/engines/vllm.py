@@ -16,6 +16,7 @@ from mmrepro.engines.base import (
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
+from mmrepro.probes.data import WORKED
 from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.supervise.client import TMP_PLACEHOLDER
 from packaging.version import Version
@@ -102,6 +103,7 @@ class VllmEngine(Engine):
         "engine-died": r"engine core exited unexpectedly|died unexpectedly|EngineDeadError",
         "core-fatal": r"EngineCore encountered a fatal error",
         "waiting-for-work": r"waiting for work",
+        WORKED: r"Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s",  # of ten seconds, at INFO
         "contract-violated": r"contract violated: ",
         "contract-probe": r"contract probe: ",
         "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",

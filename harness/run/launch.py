@@ -110,7 +110,11 @@ def launch_plan(
             model=model,
             port=port,
             max_model_len=scenario.max_model_len,
-            server_args=(*scenario.server_args, *options.server_args, *last),
+            server_args=(
+                *scenario.server_args_with(options.options),
+                *options.server_args,
+                *last,
+            ),
             mitigations=tuple(mitigations),
             patches=scenario.patches_for(chosen_release(scenario, options)),
             server_env=scenario.server_env,

@@ -215,8 +215,8 @@ def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
     for process, line in data.last_by_process.items():
         if process:
             lines.append(excerpt(data.file, line, f"last line of {process}"))
-    if data.last_progress is not None:
-        lines.append(excerpt(data.file, data.last_progress, "last progress of the engine"))
+    if data.last_work is not None:
+        lines.append(excerpt(data.file, data.last_work, "last progress of the engine"))
     return sorted(lines, key=lambda entry: entry.number)
 
 

@@ -151,6 +151,7 @@ from mmrepro.signature.views import (
 from mmrepro.traffic.drive import Drive as Drive
 from mmrepro.traffic.pictures import (
     Picture as Picture,
+    clip as clip,
     read_picture as read_picture,
     tiles as tiles,
 )

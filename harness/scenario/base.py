@@ -87,6 +87,8 @@ class Scenario(ABC):
     mitigations: ClassVar[tuple[Mitigation, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
     """Options of its own (``--option NAME=VALUE``): name and description."""
+    option_servers: ClassVar[Mapping[str, str]] = {}
+    """By option: options of the server that come with it, after the scenario's own."""
     factors: ClassVar[tuple[Factor, ...]] = ()
     """What ``mmrepro ablate`` may flip."""
     sources: ClassVar[tuple[SourceRef, ...]] = ()
@@ -350,6 +352,11 @@ class Scenario(ABC):
         for name in options:
             self._named("option", name, self.options)
         return options
+
+    def server_args_with(self, given: Sequence[str]) -> tuple[str, ...]:
+        """Options of the server in a run with these ``--option``. Raises as ``read_options``."""
+        more = (self.option_servers.get(name, "") for name in self.read_options(given))
+        return (*self.server_args, *(word for text in more for word in shlex.split(text)))
 
     def with_variant(self, name: str) -> Scenario:
         """The variant called ``name``; "" means the default. Raises UsageError and lists them."""

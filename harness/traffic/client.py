@@ -89,9 +89,7 @@ class Traffic:
             extra: further fields of the body, e.g. ``{"logit_bias": {...}}``.
             started: set when the first token of a stream arrives.
         """
-        content: list[dict[str, Any]] = [
-            {"type": "image_url", "image_url": {"url": p.data_url}} for p in images
-        ]
+        content: list[dict[str, Any]] = [picture.part for picture in images]
         content.append({"type": "text", "text": text})
         body: dict[str, Any] = {
             "model": self.model,

@@ -18,6 +18,7 @@ from mmrepro.scenario import (
     KeyStack,
     LiveFacts,
     Logs,
+    Picture,
     Severity,
     StackSample,
     StacksData,
@@ -25,6 +26,7 @@ from mmrepro.scenario import (
     UpstreamState,
     added_not_scheduled,
     cause,
+    clip,
     core_burns_cpu,
     cure,
     endpoints_green,
@@ -111,10 +113,16 @@ class GhostKeyEviction(vllm.MmCacheScenario):
     ablation_hypotheses = ablation.HYPOTHESES
     reproducers = ("ghost_key.py",)
 
-    options = {"stream": "answers are streamed all the while, also when the eviction begins"}
+    options = {
+        "stream": "answers are streamed all the while, also when the eviction begins",
+        "video": "videos in place of images, as in the article",
+    }
+    option_servers = {"video": """--limit-mm-per-prompt '{"image":4,"video":1}'"""}
 
     async def trigger(self, drive: Drive) -> None:
-        await vllm.desynchronise(drive, drive.picture("X", 777))
+        x = media(drive, "X", 777)
+        drive.fact(ghost.MEDIA, str(x.part["type"]))
+        await vllm.desynchronise(drive, x)
         if "stream" not in drive.options:
             await self.fill(drive)
             return
@@ -145,16 +153,16 @@ class GhostKeyEviction(vllm.MmCacheScenario):
 
     async def fill(self, drive: Drive) -> None:
         """Images, until one is not answered."""
-        first = drive.picture("fill-1", 1001)
+        first = media(drive, "fill-1", 1001)
         for i in range(1, ghost.FILLS + 1):
-            image = first if i == 1 else drive.picture(f"fill-{i}", 1000 + i)
+            image = first if i == 1 else media(drive, f"fill-{i}", 1000 + i)
             if await drive.ask(f"fill {i}", image=image) is None:
                 drive.fact("fills_until_hang", i)
                 return
         # No hang. Was there an eviction at all? The first image must have left the cache.
         hits = await drive.metric("vllm:mm_cache_hits_total")
         await drive.ask(ghost.FIRST_AGAIN, image=first)
-        await drive.ask(ghost.NEW, image=drive.picture("after", 9001))
+        await drive.ask(ghost.NEW, image=media(drive, "after", 9001))
         drive.fact("mm_cache_hits_before", hits)
         drive.fact("mm_cache_hits_after", await drive.metric("vllm:mm_cache_hits_total"))
         drive.fact("mm_cache_queries", await drive.metric("vllm:mm_cache_queries_total"))
@@ -233,6 +241,13 @@ class GhostKeyEviction(vllm.MmCacheScenario):
             samples=len(threads),
             note=key.observed,
         )
+
+
+def media(drive: Drive, name: str, seed: int) -> Picture:
+    """An image, or as many pixels in two frames."""
+    if "video" in drive.options:
+        return clip(name, seed, drive.image_size)
+    return drive.picture(name, seed)
 
 
 SCENARIO = GhostKeyEviction()

@@ -30,6 +30,8 @@ STREAM, STREAMED, STREAM_S = "a stream meanwhile", 150, 60.0
 """A request, its tokens, and how long they may take: in the hang up to half a minute."""
 THROUGHPUT = "throughput"
 THROUGHPUT_LINES = {THROUGHPUT: r"Avg generation throughput: ([\d.]+) tokens/s"}
+MEDIA = "media"
+"""Fact of a run: the type of the content's parts that a trigger sent."""
 GENERATED = "vllm:generation_tokens_total"
 NEW = "after: a new image"
 FIRST_AGAIN = "fill 1, again"
@@ -164,6 +166,12 @@ def streamed_on(requests: Requests, measured: Measured) -> Finding:
 def _again(measured: Measured) -> tuple[float, float]:
     """Hits before and after the first image of the fill was sent again."""
     return measured.number("mm_cache_hits_before"), measured.number("mm_cache_hits_after")
+
+
+def sent_videos(evidence: Evidence) -> Finding:
+    """What the trigger's requests had for pictures, by the part of their content that it was."""
+    sent = str(evidence.facts.get(MEDIA, ""))
+    return Finding.of(sent == "video_url", f"it sent {sent or 'image_url'}")
 
 
 def keeps_all(measured: Measured, requests: Requests) -> Finding:

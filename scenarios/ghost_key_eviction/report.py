@@ -157,6 +157,14 @@ CLAIMS = (
         refuted=True,
     ),
     claim(
+        "videos",
+        "videos do it as well: the article's clients sent video_url",
+        ARTICLE,
+        by=("symptom", "cause"),
+        given=ghost.sent_videos,
+        otherwise="to test: mmrepro run ghost-key-eviction --option video",
+    ),
+    claim(
         "authors-route",
         "the ghost came from high concurrency and a request whose hash is not in the cache",
         ARTICLE,

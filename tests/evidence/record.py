@@ -72,6 +72,7 @@ ghost-key-eviction --flip mm-cache
 ghost-key-eviction --flip touch-fix
 ghost-key-eviction '--server-arg=--limit-mm-per-prompt={"image":0}'
 ghost-key-eviction --server-arg=--no-enable-log-requests
+ghost-key-eviction --option video
 mm-cache-desync --release 0.11.0
 mm-cache-desync --release 0.12.0
 mm-cache-desync --release 0.14.0

@@ -16,14 +16,16 @@ from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.diagnosis import Effect, ServerState
-from mmrepro.probes.base import ProbeResult, ProbeStatus
-from mmrepro.probes.data import AnyProbeData, LogLine
+from mmrepro.probes.base import ProbeResult, ProbeStatus, run_probe
+from mmrepro.probes.data import AnyProbeData, LogLine, LogsData
+from mmrepro.probes.logs import LogsProbe
 from mmrepro.probes.py_spy import HOW_TO_ALLOW
 from mmrepro.scenario.registry import load_scenario
 from seen import GREEN, SILENCE, evidence, idle, log, target
 from test_match import hung
 
 URL = "http://127.0.0.1:8000"
+VLLM = ENGINES["vllm"]
 
 
 def missing(probe: str, reason: str) -> Any:
@@ -323,6 +325,25 @@ def test_an_exposed_server_that_is_frozen_gets_more_samples(
     assert (told.state, caught) == (ServerState.FROZEN_PYTHON, [1])
     looked(GREEN)
     assert caught == [1]
+
+
+def test_without_debug_lines_the_throughput_tells_since_when(tmp_path: Path) -> None:
+    """vLLM's log at INFO: the last line that is not 0.0, of the ten seconds before it."""
+    said = "INFO 06-29 00:{}:42 [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 tokens/s, "
+    said += "Avg generation throughput: {} tokens/s, Running: 0 reqs, Waiting: 0 reqs"
+    path = tmp_path / "vllm.log"
+    rates = ("12.5", "10.0", "0.0", "0.0")
+    path.write_text("".join(said.format(30 + n, rate) + "\n" for n, rate in enumerate(rates)))
+    probe = LogsProbe(path, VLLM.log_patterns, VLLM.progress_pattern)
+    read = run_probe(probe, tmp_path / "raw", 10).data
+    assert isinstance(read, LogsData)
+    assert read.last_progress is None
+    told = "06-29 00:31:42, the log's last sign of work done (line 2)"
+    assert session._since(evidence(read), ServerState.FROZEN) == told
+    path.write_text(said.format(30, "0.0") + "\n")
+    idle = run_probe(LogsProbe(path, VLLM.log_patterns), tmp_path / "raw", 10).data
+    assert isinstance(idle, LogsData)
+    assert session._since(evidence(idle), ServerState.FROZEN) == ""
 
 
 def test_since_when_is_read_from_a_part_of_the_log_as_well() -> None:
