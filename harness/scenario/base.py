@@ -354,8 +354,8 @@ class Scenario(ABC):
         return options
 
     def server_args_with(self, given: Sequence[str]) -> tuple[str, ...]:
-        """Options of the server in a run with these ``--option``. Raises as ``read_options``."""
-        more = (self.option_servers.get(name, "") for name in self.read_options(given))
+        """Options of the server in a run with these ``--option``."""
+        more = (self.option_servers.get(text.partition("=")[0], "") for text in given)
         return (*self.server_args, *(word for text in more for word in shlex.split(text)))
 
     def with_variant(self, name: str) -> Scenario:
