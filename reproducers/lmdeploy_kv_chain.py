@@ -85,6 +85,14 @@ def sized(model_agent: Any, share: float) -> tuple[Any, dict[str, Any]]:
     return config, seen
 
 
+def quantised() -> dict[str, int]:
+    """Bytes of a block with 8 and with 4 bits an element (--quant-policy)."""
+    from lmdeploy.pytorch.engine.cache_engine import CacheEngine
+
+    sizes = {bits: CacheEngine.get_cache_block_size(64, model_config(), 1, bits) for bits in (8, 4)}
+    return {f"block_bytes_{bits}_bit": int(size) for bits, size in sizes.items()}
+
+
 def instance_of(config: Any) -> tuple[Any, int]:
     """A real EngineInstance of a real Engine that has a cache's configuration and no model."""
     from lmdeploy.pytorch.config import SchedulerConfig
@@ -125,6 +133,7 @@ def facts() -> dict[str, Any]:
 
     model_agent = load()
     found: dict[str, Any] = {"lmdeploy": lmdeploy.__version__, "free_mib": FREE >> 20}
+    found |= quantised()
     for name, share in (("small", 0.1), ("big", 0.5)):
         config, seen = sized(model_agent, share)
         instance, limit = instance_of(config)

@@ -132,6 +132,15 @@ def hangs_one_at_a_time(requests: Requests, measured: Measured) -> Finding:
     return Finding.of(True, f"one request at a time hangs it {fills:g} images after the failed one")
 
 
+def served_meanwhile(requests: Requests) -> Finding:
+    """Between the request that failed and the image that is not answered."""
+    fills = requests.all("fill")
+    answered = sum(one.answered for one in fills)
+    if answered == len(fills):
+        return Finding.unknown(f"all {answered} images were answered")
+    return Finding.of(answered > 0, f"{answered} new images answered after the failed one")
+
+
 def throughput_ends(logs: Logs) -> Finding:
     """The API server's lines, which need no DEBUG level: some throughput, and none at last."""
     found = [float(m[1]) for m in logs.search(THROUGHPUT, THROUGHPUT_LINES[THROUGHPUT])]

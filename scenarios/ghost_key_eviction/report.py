@@ -136,6 +136,11 @@ CLAIMS = (
         by="cause",
     ),
     of_ghost(
+        "goes-on",
+        "after the assertion other requests are served, until something is evicted",
+        by=(vllm.image_fails, ghost.served_meanwhile),
+    ),
+    of_ghost(
         "at-will",
         "it is hard to trigger at will: days of uptime, high concurrency, luck",
         by=ghost.hangs_one_at_a_time,

@@ -177,6 +177,10 @@ def claims(best: Budget) -> tuple[Claim, ...]:
             by=computed("block_bytes", 8_388_608),
         ),
         reported(
+            "quantised", "quantised elements are smaller, and scales and zeros come on top",
+            by=quantised,
+        ),
+        reported(
             "runtime", "the runtime reserve is 5061 MB", by=computed("runtime_mib", 5061),
             note="MiB: >> 20, as LMDeploy logs it",
         ),
@@ -295,6 +299,17 @@ def computed(fact: str, told: int) -> Check:
         return Finding.of(value == told, f"{value:.0f}, by reproducers/{CHAIN}")
 
     return same
+
+
+def quantised(reproducers: Reproducers) -> Finding:
+    """Of a block with 16 bits an element: half of it, or a quarter, and what comes on top."""
+    names = ("block_bytes", "block_bytes_8_bit", "block_bytes_4_bit")
+    plain, *smaller = (int(reproducers.number(CHAIN, name)) for name in names)
+    over = [size - plain * bits // 16 for size, bits in zip(smaller, (8, 4), strict=True)]
+    text = (
+        f"{plain} B; with 8 bits {smaller[0]}, with 4 {smaller[1]}: {over[0]} and {over[1]} on top"
+    )
+    return Finding.of(min(over) > 0 and max(smaller) < plain, text)
 
 
 def where_made(logs: Logs) -> Finding:

@@ -223,7 +223,7 @@ OF_SERVERS = (
         "the later request is answered: it was slow, not hung",
         late,
         DIFFERENT,
-        (*HUNG, *LOG, *STEPS, *STACK, "cause", "not-atomic"),
+        (*HUNG, *LOG, *STEPS, *STACK, "cause", "not-atomic", "goes-on"),
     ),
 )
 IMPOSTERS = tuple(replace(one, still_true=(*one.still_true, *CODE)) for one in OF_SERVERS)
