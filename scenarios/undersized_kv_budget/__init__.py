@@ -241,7 +241,7 @@ class WithImage(UndersizedKvBudget):
     predicted, larger = kv.larger_setting(IMAGE_TOKENS + 64, f"{IMAGE_TOKENS} tokens and an answer")
     mitigations = (larger,)
     rows = report.rows(IMAGE_TOKENS)
-    claims = tuple(claim for claim in report.claims(predicted) if claim.id != "prompt")
+    claims = tuple(c for c in report.claims(predicted) if c.id not in report.OF_TEXT)
 
     async def outgrow(self, drive: Drive, where: str, short: RequestRecord) -> None:
         for label, stream in WAYS.items():

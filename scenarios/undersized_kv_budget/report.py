@@ -114,6 +114,8 @@ def smaller(name: str, told: str) -> Row:
     return row(name, compared, of_control, told)
 
 
+OF_TEXT = ("prompt", "block-bytes", "runtime", "gpu-mem", "quantised")
+"""Ids of claims about the report's prompt, or by the reproducer, which runs beside text alone."""
 AT_LIMIT_TEST = "to test: mmrepro run {name} --option at-limit"
 
 

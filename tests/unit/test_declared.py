@@ -153,11 +153,11 @@ def test_the_reports_numbers() -> None:
     assert kv_claims(evidence)["blocks-24"] is CONFIRMED
 
 
-def test_the_image_has_its_own_prompt() -> None:
+def test_the_image_has_its_own_prompt_and_no_reproducer() -> None:
     evidence = opaque_run()
     text, image = (s.claim_results(evidence, run_facts(s)) for s in BUDGET.variants[:2])
-    assert [c.id for c in image] == [c.id for c in text if c.id != "prompt"]
-    assert len(image) == len(text) - 1
+    assert [c.id for c in image] == [c.id for c in text if c.id not in report.OF_TEXT]
+    assert len(image) == len(text) - 5
 
 
 # ------------------------------------------------------------------ what is set up
