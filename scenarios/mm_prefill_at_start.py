@@ -6,7 +6,6 @@ server. ``--images-at-start`` does that here; each variant is a fault of ``mm-pr
 
 from __future__ import annotations
 
-import re
 from typing import ClassVar
 
 from mmrepro.scenario import (
@@ -19,7 +18,6 @@ from mmrepro.scenario import (
     LiveFacts,
     Logs,
     Missing,
-    Requests,
     Row,
     Severity,
     answered,
@@ -111,12 +109,6 @@ class AtStart(MinivllmFault):
     def exposure(self, facts: LiveFacts) -> Finding:
         return Finding.of(False, "a server that can be looked at has started")
 
-    def fault_on(self, requests: Requests, logs: Logs) -> Finding:
-        """Without a trigger as well: the engine says so before it makes anything."""
-        says = logs.search("fault-on", rf"\bfault {re.escape(self.variant)} is on\b")
-        told = f"minivllm runs with{'' if says else 'out'} that fault"
-        return Finding.of(bool(says), f"{told}, and answered {len(requests.within('trigger'))}")
-
     @precondition("the image runner is made as the server starts")
     def made_at_start(self, logs: Logs) -> Finding:
         count = logs.count("made-at-start")
@@ -150,7 +142,7 @@ class AtStart(MinivllmFault):
             "minivllm's own fault {variant} shows as the engine starts, as the note's did",
             "{origin}",
             by=("symptom", "cause"),
-            given=(Switched.fault_on, "arrived"),
+            given=(Switched.fault_said, "arrived"),
         ),
         put_right("minivllm starts, and answers images, with that place put right"),
     )

@@ -31,6 +31,10 @@ class Switched(Scenario):
         """For ``given`` of a claim: the run is of the code with the fault."""
         if not requests.within("trigger"):
             return Finding.unknown("the trigger was not run")
+        return self.fault_said(logs)
+
+    def fault_said(self, logs: Logs) -> Finding:
+        """The engine says so before it makes anything."""
         says = logs.search("fault-on", rf"\bfault {re.escape(self.variant)} is on\b")
         return Finding.of(bool(says), f"minivllm runs with{'' if says else 'out'} that fault")
 
