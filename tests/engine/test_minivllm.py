@@ -28,7 +28,9 @@ from mmrepro.scenarios.data import pad_value_pair
 pytestmark = [
     pytest.mark.engine,
     pytest.mark.meanwhile(
-        "pad-value-collision", "pad-value-collision --release 0.5.17", "shape-alias"
+        "pad-value-collision --option traffic",
+        "pad-value-collision --release 0.5.17",
+        "shape-alias",
     ),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from live import Finished, RunOnce
+from mmrepro.scenarios.pad_value_collision import traffic
 
 pytestmark = pytest.mark.engine
 COLLISION, ALIAS = "pad-value-collision", "shape-alias"
@@ -11,7 +12,7 @@ COLLISION, ALIAS = "pad-value-collision", "shape-alias"
 
 @pytest.fixture(scope="module")
 def collided(run_once: RunOnce) -> Finished:
-    return run_once(COLLISION)
+    return run_once(COLLISION, "--option", "traffic")
 
 
 def test_0_5_6_is_reproduced(collided: Finished) -> None:
@@ -62,6 +63,7 @@ def test_the_claims_are_judged(collided: Finished) -> None:
         "key-from-hash": "not-tested",
         "full-hash": "not-tested",
         "widened-2256": "confirmed",
+        **{claim.id: "confirmed" for claim in traffic.CLAIMS},
     }
 
 
