@@ -100,7 +100,7 @@ def opaque_spans(text: str) -> list[Span]:
             start = escape.end()
         for begin, end, is_hex in _within(text[start : run.end()]):
             span = (start + begin, start + end)
-            if not (is_hex and _called_digest(text, *span)):
+            if not (is_hex and called_digest(text, *span)):
                 spans.append(span)
     return spans
 
@@ -115,7 +115,8 @@ def names_a_digest(name: str) -> bool:
     return bool(_DIGEST_NAME.fullmatch(name))
 
 
-def _called_digest(text: str, start: int, end: int) -> bool:
+def called_digest(text: str, start: int, end: int) -> bool:
+    """Whether ``text`` says that the hexadecimal token there is a digest or an id, not a secret."""
     line = max(text.rfind("\n", 0, start) + 1, start - 400)
     before = _HEX.sub("", text[line:start])[-48:]
     return bool(_DIGEST_WORD.search(before) or _IS_KEY.match(text, end))
