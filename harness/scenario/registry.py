@@ -145,6 +145,18 @@ def _check_ids(scenario: Scenario, where: str) -> None:
                 f"{unknown[0]!r}, which is no mitigation or factor of it.",
                 hint=f"it has: {', '.join(sorted(changes)) or 'none'}",
             )
+    if scenario.fails_at_start and scenario.control_server is None:
+        raise BrokenScenario(
+            f"The scenario in {where} fails_at_start and has no control_server, by which it would "
+            "be seen that it starts otherwise.",
+            hint='control_server = Control("the same without …", ("--option",))',
+        )
+    if unknown := sorted(scenario.option_servers.keys() - scenario.options.keys()):
+        raise BrokenScenario(
+            f"The scenario in {where} has option_servers for {unknown[0]!r}, which is no option of "
+            "it.",
+            hint=f"it has: {', '.join(scenario.options) or 'none'}",
+        )
     known: set[str] = set()
     live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
     for conditions in (*(scenario.conditions(_facts(scenario, f)) for f in Fidelity), live):

@@ -327,6 +327,16 @@ BROKEN = {
         "removed_by=('no-such',)),)\nSCENARIO = S()\n",
         "has the precondition 'p' removed by 'no-such', which is no mitigation or factor of it",
     ),
+    "no server to compare with": (
+        DECLARED
+        + "    symptoms = (endpoints_green(),)\n    fails_at_start = True\nSCENARIO = S()\n",
+        "fails_at_start and has no control_server",
+    ),
+    "a server for no option": (
+        DECLARED + "    symptoms = (endpoints_green(),)\n"
+        "    option_servers = {'video': '--x'}\nSCENARIO = S()\n",
+        "has option_servers for 'video', which is no option of it",
+    ),
     "a hook's name": (
         DECLARED + "    @cause('c')\n    def control(self, logs: Logs): ...\nSCENARIO = S()\n",
         "in the method 'control', which is a hook of Scenario",
