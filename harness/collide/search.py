@@ -174,7 +174,8 @@ def pictures_of(
         raise UsageError(
             f"--bits must be between {MIN_BITS} and {MAX_BITS}.", hint="mmrepro collide --bits 30"
         )
-    for side in (size, second_size or size):
+    drawn = [size] if pictures is None else []
+    for side in (*drawn, *([second_size] if second_size else [])):
         if side % FACTOR or not LEAST_SIDE <= side <= families.MAX_SIDE:
             raise UsageError(
                 f"The image processor would resize pictures of {side} pixels a side.",

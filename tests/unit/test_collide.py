@@ -334,3 +334,14 @@ def _image(facts: dict[str, Any]) -> Any:
     from mmrepro.collide.pair import PairImage
 
     return PairImage.model_validate(facts)
+
+
+def test_pictures_of_the_users_own_have_their_own_size(tmp_path: Path) -> None:
+    """``--size`` says nothing of them."""
+    paths = tmp_path / "a.png", tmp_path / "b.png"
+    for path in paths:
+        Image.new("RGB", (112, 84)).save(path)
+    first, second = search.pictures_of(bits=30, seed=1, size=57, pictures=paths)
+    assert first.size == second.size == (112, 84)
+    _, other = search.pictures_of(bits=30, seed=1, size=57, second_size=56, pictures=paths)
+    assert other.size == (56, 56)
