@@ -59,6 +59,8 @@ class AtStart(MinivllmFault):
     """
 
     of: ClassVar[type[PrefillContract]]
+    bug: ClassVar[int]
+    reason: ClassVar[str]
     name = "mm-prefill-at-start"
     failure_class, severity = FailureClass.START_FAILURE, Severity.MEDIUM
     fails_at_start = True
@@ -79,9 +81,6 @@ class AtStart(MinivllmFault):
         }
         fix = f"--fix {of.variant}"
         cls.control_server = Control(f"the same with {fix}", tuple(fix.split()))
-
-    bug: ClassVar[int]
-    reason: ClassVar[str]
 
     async def control(self, drive: Drive) -> None:
         text, image, streamed = CONTROLS

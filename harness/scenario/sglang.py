@@ -277,8 +277,20 @@ class PictureAlias(Scenario):
 
     async def ask(self, drive: Drive, label: str, picture: Picture) -> None:
         """One request with the picture before the text, with logprobs."""
-        extra = {"logprobs": True, "top_logprobs": 1, **self.fields(drive, picture.name)}
-        await drive.chat(label, text=TEXT, images=[picture], max_tokens=TOKENS, extra=extra)
+        await self.question(drive, label, picture)
+
+    async def question(
+        self,
+        drive: Drive,
+        label: str,
+        picture: Picture,
+        text: str = TEXT,
+        more: Mapping[str, object] | None = None,
+    ) -> None:
+        """The same with another text; ``more``: further fields of its body."""
+        fields = {**self.fields(drive, picture.name), **(more or {})}
+        extra = {"logprobs": True, "top_logprobs": 1, **fields}
+        await drive.chat(label, text=text, images=[picture], max_tokens=TOKENS, extra=extra)
 
     async def _read_counter(self, drive: Drive) -> None:
         """The server's own; it appears with its first cached token, and is zero before."""

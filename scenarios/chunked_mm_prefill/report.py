@@ -95,9 +95,14 @@ def on_a_gpu(facts: RunFacts) -> Finding:
     return Finding.of(facts.fidelity is Fidelity.GPU, f"fidelity {facts.fidelity}")
 
 
+def budgets_of(logs: Logs) -> list[int]:
+    """Tokens of a step, as the engine logged them."""
+    return [int(m[1]) for m in logs.search("budget", r"max_num_batched_tokens=(\d+)")]
+
+
 def with_budget_above_the_image(logs: Logs) -> Finding:
     """By what the engine logged: several steps of the image of one chunk cannot be the cause."""
-    budgets = [int(m[1]) for m in logs.search("budget", r"max_num_batched_tokens=(\d+)")]
+    budgets = budgets_of(logs)
     rows = [int(counts[1]) for counts in logs.search(MISMATCH, COUNTS)]
     if not budgets or not rows:
         return Finding.unknown("the engine did not log its budget and the image's rows")
@@ -276,10 +281,10 @@ def as_dumped(offset: int, tokens: int, budget: int) -> Check:
 
     def same(logs: Logs) -> Finding:
         found = logs.search("placeholders", r"PlaceholderRange\(offset=(\d+), length=(\d+)")
-        budgets = logs.search("budget", r"max_num_batched_tokens=(\d+)")
+        budgets = budgets_of(logs)
         if not found or not budgets:
             raise Missing("the engine dumped no placeholders, or logged no budget")
-        told = (int(found[-1][1]), int(found[-1][2]), int(budgets[-1][1]))
+        told = (int(found[-1][1]), int(found[-1][2]), budgets[-1])
         text = "offset {}, length {}, {} tokens a step".format(*told)
         return Finding.of(told == (offset, tokens, budget), text)
 
@@ -288,7 +293,7 @@ def as_dumped(offset: int, tokens: int, budget: int) -> Check:
 
 def with_budget(budget: int) -> Check:
     def logged(logs: Logs) -> Finding:
-        budgets = [int(m[1]) for m in logs.search("budget", r"max_num_batched_tokens=(\d+)")]
+        budgets = budgets_of(logs)
         return Finding.of(budgets == [budget], f"a budget of {', '.join(map(str, budgets))}")
 
     return logged

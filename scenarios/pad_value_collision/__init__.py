@@ -194,7 +194,7 @@ class PadValueCollision(PictureAlias):
     async def trigger(self, drive: Drive) -> None:
         await super().trigger(drive)
         if "traffic" in drive.options:
-            await traffic.send(drive, self.pictures(drive))
+            await traffic.send(self, drive, self.pictures(drive))
             await self._read_counter(drive)
 
     def pictures(self, drive: Drive) -> Mapping[str, Picture]:

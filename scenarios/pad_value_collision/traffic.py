@@ -21,7 +21,7 @@ from mmrepro.scenario import (
     first_difference,
     read_picture,
 )
-from mmrepro.scenario.sglang import TEXT, TOKENS, flush
+from mmrepro.scenario.sglang import TEXT, PictureAlias, flush
 from mmrepro.scenarios.pad_value_collision.report import ALIKE, ANALYSIS, BITS
 
 QUESTION, SYSTEM = "which colour is in the middle?", "Answer in one word."
@@ -44,23 +44,16 @@ UNEQUAL = {
 AFTERWARDS = "traffic: text afterwards"
 
 
-async def ask(
-    drive: Drive, label: str, picture: Picture, text: str = TEXT, system: str = ""
-) -> None:
-    """As the pair is asked; ``system``: stands before the picture."""
-    extra: dict[str, object] = {"logprobs": True, "top_logprobs": 1}
-    if system:
-        parts = [
-            {"type": "image_url", "image_url": {"url": picture.data_url}},
-            {"type": "text", "text": text},
-        ]
-        said = {"role": "system", "content": system}
-        extra["messages"] = [said, {"role": "user", "content": parts}]
-    await drive.chat(label, text=text, images=[picture], max_tokens=TOKENS, extra=extra)
+def under(system: str, picture: Picture) -> dict[str, object]:
+    """The pair's question, behind another text than the template's."""
+    said = {"role": "system", "content": system}
+    asked = {"role": "user", "content": [picture.part, {"type": "text", "text": TEXT}]}
+    return {"messages": [said, asked]}
 
 
-async def send(drive: Drive, pictures: Mapping[str, Picture]) -> None:
+async def send(scenario: PictureAlias, drive: Drive, pictures: Mapping[str, Picture]) -> None:
     """Each comparison's two sides take equally much from the cache: only then they round alike."""
+    ask = partial(scenario.question, drive)
     a, b = pictures["A"], pictures["B"]
     another = drive.picture("other-1", 11, (b.width, b.height))
     for label, first, asked, picture in (
@@ -69,34 +62,35 @@ async def send(drive: Drive, pictures: Mapping[str, Picture]) -> None:
         (A_FIRST, a, B_ASKED, b),
     ):
         await flush(drive)
-        await ask(drive, label, first)
-        await ask(drive, asked, picture, QUESTION)
+        await ask(label, first)
+        await ask(asked, picture, QUESTION)
     for label, first, told in ((ANOTHER, another, B_TOLD), (A_FIRST, a, B_TOLD_AFTER)):
         await flush(drive)
-        await ask(drive, label, first)
-        await ask(drive, told, b, system=SYSTEM)
+        await ask(label, first)
+        await ask(told, b, more=under(SYSTEM, b))
     await flush(drive)
-    await ask(drive, A_FIRST, a)
-    await ask(drive, B_AFTER, b)
-    await ask(drive, B_LATER, b)
-    await ask(drive, B_ASKED_LATER, b, QUESTION)
+    await ask(A_FIRST, a)
+    await ask(B_AFTER, b)
+    await ask(B_LATER, b)
+    await ask(B_ASKED_LATER, b, QUESTION)
     await flush(drive)
-    await ask(drive, B_ANEW, b)
-    await of_two_sizes(drive, another)
+    await ask(B_ANEW, b)
+    await of_two_sizes(scenario, drive, another)
 
 
-async def of_two_sizes(drive: Drive, another: Picture) -> None:
+async def of_two_sizes(scenario: PictureAlias, drive: Drive, another: Picture) -> None:
+    ask = partial(scenario.question, drive)
     folder = await asyncio.to_thread(search, drive, LARGE * SIDE, SMALL * SIDE)
     pair = {"large": read_picture(folder / "A.png"), "small": read_picture(folder / "B.png")}
     for name, picture in pair.items():
         await flush(drive)
-        await ask(drive, ANOTHER, another)
-        await ask(drive, ALONE[name], picture)
+        await ask(ANOTHER, another)
+        await ask(ALONE[name], picture)
     for second, label in UNEQUAL.items():
         first = "large" if second == "small" else "small"
         await flush(drive)
-        await ask(drive, f"traffic: {first} first", pair[first])
-        await ask(drive, label, pair[second])
+        await ask(f"traffic: {first} first", pair[first])
+        await ask(label, pair[second])
     await drive.chat(AFTERWARDS, text="hello")
 
 

@@ -8,8 +8,8 @@ from mmrepro.incident import Incident
 from mmrepro.signature import Outcome
 
 from imposters import Imposter
-from imposters.minivllm import absent, as_if_faulty, both, cut_off, logged, no_answer, switch_was_on
-from imposters.mm_prefill_contract import ERRORS, FRAMES
+from imposters.minivllm import as_if_faulty, both, logged, no_answer, switch_was_on
+from imposters.mm_prefill_contract import ERRORS, FRAMES, by_the_log
 
 DIFFERENT, INCONCLUSIVE = Outcome.DIFFERENT_FAILURE, Outcome.INCONCLUSIVE
 NOT_REPRODUCED = Outcome.NOT_REPRODUCED
@@ -33,18 +33,7 @@ def of(variant: str) -> Iterator[Imposter]:
     frames: dict[str, list[str]] = {f"frame_{i}": [] for i in range(FRAMES.get(variant, 1))}
     there = {name: ["a frame of yesterday's traceback"] for name in frames}
     named = f"start-{variant}"
-    yield Imposter(
-        f"{named}-log-unreadable", broken, "absent-probe",
-        "the log could not be read", absent("logs"), INCONCLUSIVE,
-    )  # fmt: skip
-    yield Imposter(
-        f"{named}-log-cut-off", broken, "torn-sample",
-        "the log was being read when the time was over", cut_off("logs"), INCONCLUSIVE,
-    )  # fmt: skip
-    yield Imposter(
-        f"{named}-raised-elsewhere", broken, "other-cause",
-        "the same words, raised at another place", logged(**frames), DIFFERENT,
-    )  # fmt: skip
+    yield from by_the_log(named, broken, frames)
     yield Imposter(
         f"{named}-killed", broken, "overload",
         "no memory was left: the kernel ended it as it started", killed, DIFFERENT,

@@ -40,30 +40,37 @@ TEXT = ("decode-undisturbed",)
 FIXED = (*TEXT, "fixed")
 
 
-def of(variant: str) -> Iterator[Imposter]:
-    broken, fixed = (f"mm-prefill-contract-{variant}-{end}" for end in ("0.1", "fix"))
-    frames: dict[str, list[str]] = {f"frame_{i}": [] for i in range(FRAMES.get(variant, 1))}
-    named, error = f"prefill-{variant}", ERRORS[variant]
-    errors = [name for name in ERRORS if name != variant]
-    other = errors[0] if variant != "warmup-order" else "image-path"
-    there = {name: ["a frame of yesterday's traceback"] * 3 for name in frames}
-
+def by_the_log(
+    named: str, broken: str, frames: dict[str, list[str]], still_true: tuple[str, ...] = ()
+) -> Iterator[Imposter]:
+    """A log that could not be read, or not to its end, or that shows another place."""
     yield Imposter(
         f"{named}-log-unreadable", broken, "absent-probe",
-        "the log could not be read: the replies alone name the error", absent("logs"), INCONCLUSIVE,
+        "the log could not be read", absent("logs"), INCONCLUSIVE,
     )  # fmt: skip
     yield Imposter(
         f"{named}-log-cut-off", broken, "torn-sample",
         "the log was being read when the time was over", cut_off("logs"), INCONCLUSIVE,
     )  # fmt: skip
     yield Imposter(
+        f"{named}-raised-elsewhere", broken, "other-cause",
+        "the same words, raised at another place", logged(**frames), DIFFERENT, still_true,
+    )  # fmt: skip
+
+
+def of(variant: str) -> Iterator[Imposter]:
+    broken, fixed = (f"mm-prefill-contract-{variant}-{end}" for end in ("0.1", "fix"))
+    frames: dict[str, list[str]] = {f"frame_{i}": [] for i in range(FRAMES.get(variant, 1))}
+    named, error = f"prefill-{variant}", ERRORS[variant]
+    errors = [name for name in ERRORS if name != variant]
+    other = errors[0] if variant != "warmup-order" else "image-path"
+    yield from by_the_log(named, broken, frames, TEXT)
+    there = {name: ["a frame of yesterday's traceback"] * 3 for name in frames}
+
+    yield Imposter(
         f"{named}-end-of-log", broken, "torn-sample",
         "only the log's end was read, and the error is not in it",
         only_the_end("note-error"), INCONCLUSIVE, TEXT,
-    )  # fmt: skip
-    yield Imposter(
-        f"{named}-raised-elsewhere", broken, "other-cause",
-        "the same words, raised at another place", logged(**frames), DIFFERENT, TEXT,
     )  # fmt: skip
     yield Imposter(
         f"{named}-other-error", broken, "other-cause",
