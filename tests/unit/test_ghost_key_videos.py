@@ -65,3 +65,20 @@ def test_a_clip_is_its_frames_in_one_url() -> None:
         with Image.open(io.BytesIO(frame)) as opened:
             assert (opened.format, opened.size) == ("JPEG", (56, 84))
     assert video.sent().sha256 != clip("v", 8, (56, 84)).sent().sha256
+
+
+def went_on(evidence: Evidence) -> str:
+    facts = facts_of(load(CORPUS / "ghost-key-eviction-option-video.zip"), SCENARIO)
+    return {c.id: c.status.value for c in SCENARIO.claim_results(evidence, facts)}["goes-on"]
+
+
+def test_requests_go_on_until_the_eviction() -> None:
+    assert went_on(recorded("0.23.0")) == "confirmed"
+    at_once = recorded("0.23.0")
+    for sent in at_once.labelled("fill"):
+        sent.status = None
+    assert went_on(at_once) == "refuted"
+    whole = recorded("0.23.0")
+    for sent in whole.labelled("fill"):
+        sent.status, sent.timed_out, sent.error = 200, False, ""
+    assert went_on(whole) == "not-tested"

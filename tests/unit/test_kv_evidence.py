@@ -465,3 +465,22 @@ def test_the_option_takes_a_number() -> None:
     assert (fewer_tokens(""), fewer_tokens("17")) == (0, 17)
     with pytest.raises(UsageError, match="'many' is no number of tokens"):
         fewer_tokens("many")
+
+
+@pytest.mark.parametrize(
+    ("eight", "four", "status"),
+    [
+        (4_325_376, 2_228_224, "confirmed"),
+        (4_194_304, 2_097_152, "refuted"),
+        (8_388_608, 2_228_224, "refuted"),
+        (4_325_376, None, "not-tested"),
+    ],
+)
+def test_a_quantised_block_is_smaller_and_has_more_than_its_elements(
+    eight: int, four: int | None, status: str
+) -> None:
+    run = load(CORPUS / "undersized-kv-budget-option-at-limit-17.zip")
+    facts = run.evidence.reproducers[0].facts
+    facts |= {"block_bytes_8_bit": eight, "block_bytes_4_bit": four}
+    results = BUDGET.claim_results(run.evidence, facts_of(run, BUDGET))
+    assert {c.id: c.status.value for c in results}["quantised"] == status
