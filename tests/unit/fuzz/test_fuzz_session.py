@@ -17,7 +17,7 @@ from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError, UsageError
-from mmrepro.fuzz import episodes as generated, knowledge, session as sessions
+from mmrepro.fuzz import episodes as generated, knowledge, pursuits
 from mmrepro.fuzz.profiles import DIALECTS
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.fuzz.switches import Switch
@@ -123,7 +123,7 @@ def test_a_hang_is_found_and_shrunk_to_what_matters(
     assert fuzz.episodes[found.episode].pursued == found.replay
     later = [e for e in fuzz.episodes if e.number > found.episode and BUCKET in e.buckets]
     assert not any(e.pursued for e in later), "it is known by then"
-    assert Switch.LEAVE in session._known.episodes.less, "and less often sent"
+    assert Switch.LEAVE in session._course.known.episodes.less, "and less often sent"
 
 
 def test_the_episode_goes_on_after_an_error_and_both_are_found(
@@ -393,7 +393,7 @@ def test_what_time_did_not_allow_is_taken_up_again(
 @pytest.fixture
 def hasty(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What an episode showed is confirmed, and there it ends."""
-    monkeypatch.setattr(sessions, "PURSUIT", 6)
+    monkeypatch.setattr(pursuits, "PURSUIT", 6)
     return clock
 
 
@@ -416,7 +416,7 @@ def test_what_was_not_shrunk_to_its_end_is_taken_up_again_in_the_second_half(
     assert finished["elapsed_s"] > 750 > pursued["elapsed_s"]
     left, _ = read_case(tmp_path / "fuzz" / found.folder)
     assert hangs_on(leaves, several)(left)[left.operations[-1].id] == STUCK
-    assert Switch.LEAVE in session._known.episodes.less
+    assert Switch.LEAVE in session._course.known.episodes.less
     assert fuzz.starts == sum(e.starts for e in fuzz.episodes) + sum(
         len(json.loads(file.read_text())["plays"])
         for file in (tmp_path / "fuzz").glob("e*/replay.json")
@@ -452,7 +452,7 @@ def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
 def test_what_cannot_be_shrunk_in_that_time_stays_as_it_was_and_is_not_tried_for_ever(
     tmp_path: Path, hasty: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "FINISH", 5)
+    monkeypatch.setattr(pursuits, "FINISH", 5)
     player = FakePlayer(hangs_on(leaves, several), hasty)
     session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1500.0)
     fuzz = session.execute()
