@@ -20,7 +20,7 @@ from mmrepro.incident.fuzz import EPISODES_DIR, Fuzz
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.options import Look, PlayOptions
 from mmrepro.replay.plays import PlayerLike, attempted
-from mmrepro.replay.session import Judge
+from mmrepro.replay.rounds import Judge
 from mmrepro.run.deadline import Deadlines
 
 

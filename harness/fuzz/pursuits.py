@@ -22,8 +22,9 @@ from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.order import as_sent
 from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike
 from mmrepro.replay.pursue import FATAL
+from mmrepro.replay.rounds import Lead
 from mmrepro.replay.seen import Named, Seen, seen_of
-from mmrepro.replay.session import Lead, Replaying
+from mmrepro.replay.session import Replaying
 from mmrepro.replay.simplify import in_order
 from mmrepro.replay.store import holds_replay
 from mmrepro.replay.watcher import Watcher
@@ -126,9 +127,10 @@ class Pursuits:
         self._tell([better] if better is not None else [])
 
     def _tell(self, found: Sequence[Found]) -> None:
-        course = self._course
-        for one in found if course.watcher is not None else ():
-            course.watcher.found(course.fuzz, one)
+        watcher = self._course.watcher
+        if watcher is not None:
+            for one in found:
+                watcher.found(self._course.fuzz, one)
 
     def _replay(
         self, source: Path, place: str, budget: int, lead: Lead, watcher: Watcher | None

@@ -31,7 +31,8 @@ from mmrepro.records import Moment
 from mmrepro.replay.kept import Head
 from mmrepro.replay.known import Naming
 from mmrepro.replay.plays import Looker, PlayerLike
-from mmrepro.replay.session import Judge, MakePlayer
+from mmrepro.replay.rounds import Judge
+from mmrepro.replay.session import MakePlayer
 from mmrepro.text.redact import Redactor
 
 DEFAULT_ROOT = "fuzz"
