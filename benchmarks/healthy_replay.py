@@ -23,9 +23,10 @@ from pathlib import Path
 from mmrepro.case.model import ServerWanted
 from mmrepro.case.played import PlayState
 from mmrepro.engines import get_engine
+from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.reference import comparable, compare_with_reference, reference_case
+from mmrepro.oracle.reference import comparable, reference_case
 from mmrepro.play.player import Player, PlayOptions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))

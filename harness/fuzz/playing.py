@@ -17,14 +17,9 @@ from mmrepro.fuzz.limits import Asked, learn, narrowed
 from mmrepro.fuzz.store import Ended
 from mmrepro.incident.fuzz import EPISODES_DIR, Episode
 from mmrepro.incident.replay import PlayFacts
+from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.reference import (
-    agreeing,
-    compare_with_reference,
-    compared,
-    has_own_format,
-    reference_case,
-)
+from mmrepro.oracle.reference import has_own_format, reference_case
 from mmrepro.play.options import PlayOptions
 from mmrepro.replay.seen import seen_of
 from mmrepro.replay.session import note_server

@@ -9,14 +9,12 @@ from pathlib import Path
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.engines import Engine
+from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.oracle.crosstalk import crosstalk, runs_needed
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
     PLAIN,
-    agreeing,
     comparable,
-    compare_with_reference,
-    compared,
     has_own_format,
     reference_case,
     reference_limits,

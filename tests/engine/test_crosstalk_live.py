@@ -11,8 +11,9 @@ from mmrepro.case.model import Case, Image, Message, Noise, Operation, Part, Ser
 from mmrepro.case.played import Played
 from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass
+from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.crosstalk import crosstalk
-from mmrepro.oracle.reference import compare_with_reference, reference_case
+from mmrepro.oracle.reference import reference_case
 from mmrepro.play.player import Player, PlayOptions
 from mmrepro.scenarios.borrowed_faults.pad_value import PAD_RANGE
 from mmrepro.traffic.pictures import noise

@@ -18,8 +18,9 @@ from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.model import RequestRecord
 from mmrepro.incident.journal import Journal
 from mmrepro.incident.replay import FindingClass
+from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.judge import judge
-from mmrepro.oracle.reference import comparable, compare_with_reference, greedy, reference_case
+from mmrepro.oracle.reference import comparable, greedy, reference_case
 from mmrepro.play.player import Player, PlayOptions
 from mmrepro.run.launch import Server
 from mmrepro.run.options import RunOptions

@@ -16,8 +16,9 @@ from mmrepro.case.model import Case, Message, Operation, ServerWanted
 from mmrepro.case.played import Played, PlayState
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.replay import FindingClass
+from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.judged import Judged
-from mmrepro.oracle.reference import comparable, compare_with_reference
+from mmrepro.oracle.reference import comparable
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.reading import Watch
 

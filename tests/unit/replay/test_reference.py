@@ -11,13 +11,11 @@ from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.evidence import ChoiceSeen, Evidence, RequestRecord
 from mmrepro.incident.replay import FindingClass, Sighting
+from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import (
     PLAIN,
-    agreeing,
     comparable,
-    compare_with_reference,
-    compared,
     has_own_format,
     reference_case,
     reference_limits,
