@@ -251,8 +251,9 @@ class Observing:
         if self.state is PlayState.ENDED and not self._failed():
             played.said = "every request has its answer"
             return
-        found = read_tracebacks(self.server.process.log, self._log_start)
         engine = self.server.spec.engine
+        fatal = engine.log_patterns.get("core-fatal", "")
+        found = read_tracebacks(self.server.process.log, self._log_start, fatal)
         told = telling(found, self.recorder.evidence.requests, engine.core_role)
         played.frames = told[0].frames_of(engine) if told else []
         played.causes = list(dict.fromkeys(one.error for one in told))[:MAX_CAUSES]

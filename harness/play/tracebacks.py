@@ -38,6 +38,8 @@ class Traceback:
     files: list[str] = field(default_factory=list)
     process: str = ""
     """What its lines begin with: "(EngineCore pid=7)"; "": nothing."""
+    fatal: bool = False
+    """Its process said just before that this ends the engine."""
 
     @property
     def message(self) -> str:
@@ -74,27 +76,34 @@ class Traceback:
         return any(web in file for file in self.files for web in WEB_SERVERS)
 
 
-def read_tracebacks(log: Path, start: int = 0) -> list[Traceback]:
-    """Those of a log from byte ``start`` on, in order; [] where it cannot be read."""
+def read_tracebacks(log: Path, start: int = 0, fatal: str = "") -> list[Traceback]:
+    """Those of a log from byte ``start`` on, in order; [] where it cannot be read. ``fatal``: as
+    for :func:`tracebacks`."""
     try:
         with log.open("rb") as file:
             file.seek(start)
             text = file.read(MAX_BYTES).decode("utf-8", "replace")
     except OSError:
         return []
-    return tracebacks(text.splitlines())
+    return tracebacks(text.splitlines(), fatal)
 
 
-def tracebacks(lines: Iterable[str]) -> list[Traceback]:
-    """Of lines in which several processes may write in turn."""
+def tracebacks(lines: Iterable[str], fatal: str = "") -> list[Traceback]:
+    """Of lines in which several processes may write in turn. ``fatal``: pattern of what an engine
+    says before the traceback of what ends it; "": it says nothing."""
     found: list[Traceback] = []
     open_ones: dict[str, Traceback] = {}
+    announced: set[str] = set()
+    says = re.compile(fatal or r"(?!)")
     for line in lines:
         process = _PROCESS.match(sanitize.plain(line))
         key = process[0] if process else ""
         plain = _GROUP.sub("", without_prefix(line))
+        if says.search(plain):
+            announced.add(key)
         if plain.rstrip().endswith(_BEGIN):
-            open_ones[key] = Traceback(process=key)
+            open_ones[key] = Traceback(process=key, fatal=key in announced)
+            announced.discard(key)
         elif (one := open_ones.get(key)) is None or not plain.strip():
             continue
         elif frame := _FRAME.match(plain):
@@ -121,16 +130,17 @@ def failed(record: RequestRecord) -> bool:
 def telling(
     found: Sequence[Traceback], requests: Sequence[RequestRecord], core: str = ""
 ) -> list[Traceback]:
-    """Those that are more than a refused request or a client that went away; first those whose
-    message an answer of 500 or above carries, then those of the process ``core``, then those that
-    no request of its own raised, last the echoes of a death."""
+    """Those that are more than a refused request or a client that went away; first what ended the
+    engine by its own word, then those whose message an answer of 500 or above carries, then those
+    of the process ``core``, then those that no request of its own raised, last the echoes of a
+    death."""
     refused = [r.error for r in requests if r.status is not None and 400 <= r.status < 500]
     failed = [r.error for r in requests if r.status is None or r.status >= 500]
     left = [one for one in found if not one.of_leaving and not one.named_in(refused)]
 
-    def rank(one: Traceback) -> tuple[bool, bool, bool, bool]:
+    def rank(one: Traceback) -> tuple[bool, ...]:
         named = one.named_in(failed)
-        return one.of_death, not named, core not in one.process, one.in_request
+        return one.of_death, not one.fatal, not named, core not in one.process, one.in_request
 
     return sorted(left, key=rank)
 

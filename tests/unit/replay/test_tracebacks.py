@@ -43,6 +43,19 @@ RuntimeError
 """
 
 
+SURVIVED_THEN_DEAD = """\
+(EngineCore pid=2) ERROR 11-25 08:53:23 [core.py:1616] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-25 08:53:23 [core.py:1616]   File "/x/vllm/cache.py", line 2, in get
+(EngineCore pid=2) ERROR 11-25 08:53:23 [core.py:1616] AssertionError: Expected a cached item
+(EngineCore pid=2) ERROR 11-25 08:53:24 [core.py:1197] EngineCore encountered a fatal error.
+(APIServer pid=1) INFO:     127.0.0.1 - "POST /v1/chat/completions HTTP/1.1" 500
+(EngineCore pid=2) ERROR 11-25 08:53:24 [core.py:1197] Traceback (most recent call last):
+(EngineCore pid=2) ERROR 11-25 08:53:24 [core.py:1197]   File "/x/vllm/grammar.py", line 2, in parse
+(EngineCore pid=2) ERROR 11-25 08:53:24 [core.py:1197] RuntimeError: EBNF parser error
+"""
+"""Two exceptions of vLLM 0.23.0's core, shortened: the first one costs one request its answer."""
+
+
 def answer(status: int | None, error: str) -> RequestRecord:
     return RequestRecord(
         id=1,
@@ -169,3 +182,24 @@ def test_what_the_engine_raised_on_its_own_comes_before_what_one_request_raised(
     assert [one.error for one in told] == ["AssertionError", "ValidationError: 1 validation error"]
     named = telling(tracebacks(lines.splitlines()), [answer(500, "1 validation error")])
     assert named[0].error.startswith("ValidationError")
+
+
+@pytest.mark.parametrize("said", ["Internal server error", "Expected a cached item"])
+def test_what_the_engine_calls_fatal_comes_before_what_it_survived(said: str) -> None:
+    fatal = get_engine("vllm").log_patterns["core-fatal"]
+    found = tracebacks(SURVIVED_THEN_DEAD.splitlines(), fatal)
+    assert [one.fatal for one in found] == [False, True]
+    assert telling(found, [answer(500, said)], "EngineCore")[0].error.startswith("RuntimeError")
+
+
+def test_what_is_called_fatal_on_the_line_itself() -> None:
+    (one,) = tracebacks(SGLANG.splitlines(), get_engine("sglang").log_patterns["core-fatal"])
+    assert one.fatal
+
+
+def test_one_word_is_of_one_traceback_of_its_own_process() -> None:
+    core = "(EngineCore pid=2) ERROR 11-25 08:53:24 [core.py:1] "
+    lines = f"{core}EngineCore encountered a fatal error.\n{REFUSED}{TWO}{TWO}".splitlines()
+    found = tracebacks(lines, get_engine("vllm").log_patterns["core-fatal"])
+    assert [one.error for one in found if one.fatal] == ["AssertionError: Expected a cached item"]
+    assert len(found) == 5
