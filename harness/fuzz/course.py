@@ -23,6 +23,9 @@ from mmrepro.replay.plays import PlayerLike, attempted
 from mmrepro.replay.rounds import Judge
 from mmrepro.run.deadline import Deadlines
 
+GRACE = 0.05
+"""Of the budget."""
+
 
 @dataclass
 class Course:
@@ -60,6 +63,11 @@ class Course:
     def until(self) -> float:
         """Monotonic seconds at which the budget is over."""
         return self.began + self.options.budget_s
+
+    @property
+    def grace_s(self) -> float:
+        """For confirming what was found last: of how often it shows nothing was known else."""
+        return GRACE * self.options.budget_s
 
     def episode_dir(self, number: int) -> Path:
         return self.dir / EPISODES_DIR / f"{number:04d}"

@@ -78,7 +78,14 @@ class Pursuits:
         handled += known.also
         handled += [b for b in led.seen.play.buckets if b not in new]
         until = min(course.until, began + self._time_for(led))
-        lead = Lead(led.seen, line.silent, line.blocks, handled=tuple(handled), until=until)
+        lead = Lead(
+            led.seen,
+            line.silent,
+            line.blocks,
+            handled=tuple(handled),
+            until=until,
+            end=course.until + course.grace_s,
+        )
         watcher = course.watcher.pursues(course.fuzz, episode, new) if course.watcher else None
         self._replay(source, place, PURSUIT, lead, watcher)
         done = Pursued(
@@ -108,7 +115,8 @@ class Pursuits:
         others = [f.finding.bucket for f in course.fuzz.found if f is not found]
         share = FINISH_SHARE if found.finding.finding_class in FATAL else FINISH_LESSER
         until = began + share * (course.until - began)
-        lead = Lead(again=True, handled=(*others, *course.known.also), until=until)
+        handled = (*others, *course.known.also)
+        lead = Lead(again=True, handled=handled, until=until, end=course.until + course.grace_s)
         bucket = [found.finding.bucket]
         episode = course.known.ended[found.episode].episode
         watcher = course.watcher.pursues(course.fuzz, episode, bucket) if course.watcher else None

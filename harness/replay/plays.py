@@ -6,8 +6,9 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -100,10 +101,14 @@ class Plays:
         budget: int,
         pace: Time,
         until: float = math.inf,
+        end: float = -math.inf,
         told: Told | None = None,
     ) -> None:
+        """``until``, ``end``: monotonic seconds after which no play begins; after the second, none
+        that confirms."""
         self.player, self.store, self.folder, self.contents = player, store, folder, contents
-        self.judge, self.budget, self.until = judge, budget, until
+        self.judge, self.budget = judge, budget
+        self.until, self._end = until, end
         self._time = pace
         self._told = told or Told()
         self._lock = threading.Lock()
@@ -123,6 +128,15 @@ class Plays:
         took = [facts.seconds for facts in self.facts if facts.seconds][-LAST:]
         usual = max(took, default=USUAL_S)
         return max(0, min(left, int((self.until - time.monotonic()) / usual)))
+
+    @contextmanager
+    def confirming(self) -> Iterator[None]:
+        """How often it shows is worth a few plays more: up to ``end``."""
+        until, self.until = self.until, max(self.until, self._end)
+        try:
+            yield
+        finally:
+            self.until = until
 
     def calibrate(self, case: Case) -> Deadlines:
         """On a server of its own; it counts as a start."""

@@ -157,21 +157,20 @@ class Pursuit:
     ) -> tuple[Case, Named | None]:
         """Plays what is left on fresh servers, with whole deadlines, and looks at one of them.
 
-        Where nothing was left out, that was done before: it is only looked at.
+        Where nothing was left out, that was done before: it is looked at, and played on where it
+        was broken off.
         """
         untouched = case == start.case and len(case.operations) == start.before
         if finding.finding_class is FindingClass.HANG and self.shrink:
             untouched = False  # the plays before were judged early
         plays: list[Seen] = []
         try:
-            while self._open(finding.bucket, plays, start.rate, once=untouched):
-                look = (
-                    None
-                    if _name(plays, finding.bucket)
-                    else self.look(finding.bucket, self._deadline)
-                )
-                what = f"{finding.id}: what is left, on a fresh server"
-                plays.append(self.plays.play(Wanted(case, "look", len(plays) + 1, what), look))
+            with self.plays.confirming():
+                while self._open(finding.bucket, plays, start.rate, untouched=untouched):
+                    named = _name(plays, finding.bucket)
+                    look = None if named else self.look(finding.bucket, self._deadline)
+                    what = f"{finding.id}: what is left, on a fresh server"
+                    plays.append(self.plays.play(Wanted(case, "look", len(plays) + 1, what), look))
         except Spent:
             times = f"{len(plays)} time{'s' * (len(plays) != 1)}"
             if not untouched:
@@ -203,12 +202,13 @@ class Pursuit:
                 shutil.copytree(source, self.folder / finding.diagnosis, dirs_exist_ok=True)
         return case, named
 
-    def _open(self, bucket: str, plays: list[Seen], before: Rate, *, once: bool) -> bool:
+    def _open(self, bucket: str, plays: list[Seen], before: Rate, *, untouched: bool) -> bool:
         """Whether one more play tells something. What came and went before is not taken for
         something else because it shows a few times in a row."""
-        if once:
-            return not plays
         failed = sum(p.has(bucket) for p in plays)
+        if untouched:
+            all_plays = before.plays + len(plays)
+            return not plays or not decided(before.failed + failed, all_plays, self.repeat)
         least = 0 if share(before) == 1 else OF_RATE if failed else MOST
         return not decided(failed, len(plays), self.repeat, least)
 

@@ -54,6 +54,7 @@ class Lead:
         again: the case is what was left of a finding: nothing besides is looked for.
         handled: buckets that are known already, and not pursued.
         until: monotonic seconds; no play begins after it.
+        end: the same, of plays that confirm.
     """
 
     seen: Seen | None = None
@@ -62,6 +63,7 @@ class Lead:
     again: bool = False
     handled: tuple[str, ...] = ()
     until: float = math.inf
+    end: float = -math.inf
 
 
 class Rounds:
@@ -106,6 +108,7 @@ class Rounds:
             budget=options.budget,
             pace=options.time,
             until=lead.until,
+            end=lead.end,
             told=told,
         )
         self.plays.hurried = options.shrink
@@ -156,9 +159,10 @@ class Rounds:
             self._note(first)
             for bucket in first.play.buckets:
                 self.plays.smallest.setdefault(bucket, (case, first))
-            while self._open(seens) or self._quiet(seens):
-                again = Wanted(case, "confirm", len(seens), f"{what}, again")
-                seens.append(self.plays.play(again))
+            with self.plays.confirming():
+                while self._open(seens) or self._quiet(seens):
+                    again = Wanted(case, "confirm", len(seens), f"{what}, again")
+                    seens.append(self.plays.play(again))
         except Spent:
             self._replay.limits.append(f"{what} was played {len(seens)} times: --budget")
         return self._found(case, seens, limits)

@@ -57,6 +57,10 @@ def several(op: Any) -> bool:
     return len(op.images) > 1
 
 
+def third(op: Any) -> bool:
+    return bool(op.id == "r3")
+
+
 def episodes(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "fuzz" / EPISODES_FILE).read_text().splitlines()]
 
@@ -488,3 +492,41 @@ def test_a_deadline_of_a_busy_moment_is_measured_again_before_a_hang_is_pursued(
     assert measured == []
     replay = json.loads((tmp_path / "fuzz" / fuzz.found[0].replay / "replay.json").read_text())
     assert replay["deadline_s"] == used
+
+
+def fails_on(wrong: Callable[[Any], bool]) -> Answers:
+    def engine(case: Case) -> dict[str, str]:
+        return {op.id: "500" if wrong(op) else "200" for op in case.operations}
+
+    return engine
+
+
+def test_what_was_shrunk_for_as_long_as_it_may_take_is_confirmed_all_the_same(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pursuits, "LESSER_S", 16.0)
+    monkeypatch.setattr(pursuits, "LESSER_SHARE", 0.0)
+
+    def slow(number: int, case: Case) -> None:
+        """A play of what is left takes longer than the plays by which time is reserved."""
+        clock.now += 5.0 if len(case.operations) == 1 else 1.0
+
+    session, _ = fuzzing(tmp_path, FakePlayer(fails_on(several), slow), seed=1, budget_s=40.0)
+    (found,) = session.execute().found
+    assert (found.finding.rate.failed, found.finding.rate.plays) == (3, 3)
+    assert found.finding.confirmed
+
+
+@pytest.mark.parametrize("since", range(90, 98))
+def test_what_the_last_episode_showed_is_confirmed_in_a_twentieth_more(
+    tmp_path: Path, clock: Clock, since: int
+) -> None:
+    clock.play_s = 1.0
+
+    def engine(case: Case) -> dict[str, str]:
+        return (fails_on(third) if clock.now > 1000 + since else well)(case)
+
+    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=1, budget_s=100.0)
+    fuzz = session.execute()
+    assert fuzz.elapsed_s <= 105
+    assert [found.finding.confirmed for found in fuzz.found] == [True]
