@@ -49,17 +49,15 @@ class Silent:
     def judge(self, case: Case, played: Played) -> Judged:
         """What the reference holds against ``played``; nothing, while there is none. Raises Spent:
         there is no start left for a second one."""
-        if self.reference is None:
+        plain = self._own_case
+        if self.reference is None or case is plain:
             return Judged()
         judged = compare_with_reference(case, played, self.reference)
-        if not compared(judged) or (self._own_case is None and self.own is None):
+        if not compared(judged) or plain is None:
             return judged
-        if self._own_case is not None:
-            plain, self._own_case = self._own_case, None
+        if self.own is None:
             said = "the reference, in the server's own number format"
             self.own = self.plays.whole(self.plays.play(Wanted(plain, "silent", 2, said)))
-        if self.own is None:  # this is its play
-            return Judged()
         return agreeing(judged, compare_with_reference(case, played, self.own))
 
     def compare(self, case: Case) -> tuple[Case, Seen] | None:
