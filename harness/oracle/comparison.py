@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from mmrepro.case.model import Case, Operation
@@ -95,8 +96,9 @@ class _Comparison:
                 self.counted[f"answers not compared: {why if mine and right else 'not sent'}"] += 1
                 continue
             both = zip(near_ties.answers(mine), near_ties.answers(right), strict=False)
+            misled = mine.stream and PLAIN[self.case.server.engine].streams_mislead
             for one, other in both:
-                yield op, one, other
+                yield op, replace(one, tokens=()) if misled else one, other
 
     def judged(self) -> Judged:
         if self.bound is None:
@@ -155,7 +157,7 @@ class _Comparison:
 
     def _beginning(self, mine: Answer) -> list[str]:
         """Operations to which the reference gave an answer that begins as ``mine``."""
-        return self._by_start.get(_start(mine), [])
+        return self._by_start.get(_starts(mine)[0], [])
 
     @cached_property
     def _answers(self) -> dict[str, Answer]:
@@ -171,7 +173,8 @@ class _Comparison:
     def _by_start(self) -> dict[str, list[str]]:
         starts: dict[str, list[str]] = {}
         for id, answer in self._answers.items():
-            starts.setdefault(_start(answer), []).append(id)
+            for start in set(_starts(answer)):
+                starts.setdefault(start, []).append(id)
         return starts
 
     def _usage(self, known: set[str], same: set[str]) -> Iterator[tuple[str, str]]:
@@ -202,8 +205,9 @@ def _length(records: Mapping[str, RequestRecord], id: str) -> int | None:
     return record.prompt_tokens if record is not None and record.answered else None
 
 
-def _start(answer: Answer) -> str:
-    return answer.tokens[0].text if answer.tokens else answer.text[:1]
+def _starts(answer: Answer) -> list[str]:
+    """How it begins: its first token, if it is told, and its first character."""
+    return [token.text for token in answer.tokens[:1]] + [answer.text[:1]]
 
 
 def _not_compared(op: Operation, mine: RequestRecord, right: RequestRecord) -> str:

@@ -36,7 +36,7 @@ def case_of() -> Case:
         )
         for number in range(REQUESTS)
     ]
-    return Case(server=ServerWanted(engine="sglang", release="0.5.6"), operations=operations)
+    return Case(server=ServerWanted(engine="vllm", release="0.23.0"), operations=operations)
 
 
 CASE = case_of()

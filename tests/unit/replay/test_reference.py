@@ -353,3 +353,50 @@ def test_a_second_reference_where_the_first_computes_otherwise(
     assert has_own_format(case) is other
     given = reference_case(case, get_engine(engine), own_format=True).server.args
     assert [a for a in given if "dtype" in a] == [*args]
+
+
+def gappy(op: Operation, seen: RequestRecord) -> RequestRecord:
+    """As SGLang streams an answer: tokens are left out, likeliest ones told twice."""
+    if op.id != "r3":
+        return seen
+    (choice,) = seen.choices
+    kept = [(0, 0), (2, 2), (2, 3), (4, 4), (4, 5), (7, 7)]
+    choice.tokens = [choice.tokens[of] for _, of in kept]
+    choice.top = [choice.top[of] for of, _ in kept]
+    choice.logprobs = [choice.logprobs[of] for _, of in kept]
+    return seen.model_copy(update={"stream": True})
+
+
+@pytest.mark.parametrize(
+    ("engine", "seen"), [("sglang", []), ("vllm", [FindingClass.WRONG_ANSWER])]
+)
+def test_tokens_that_a_stream_left_out_are_no_wrong_answer(
+    engine: str, seen: list[FindingClass]
+) -> None:
+    case = case_of(40, engine)
+    judged = compare_with_reference(case, play(case, change=gappy), play(case))
+    assert classes(judged) == seen, "where streams tell each token, a gap is one"
+
+
+def test_anothers_answer_in_such_a_stream_is_seen() -> None:
+    case = case_of(40, "sglang")
+    wrong = play(case, answers={"r3": prompt_of(case.operations[4])}, change=gappy)
+    judged = compare_with_reference(case, wrong, play(case))
+    assert [(s.finding_class, s.operations) for s in judged.sightings] == [
+        (FindingClass.CROSS_TALK, ["r3"])
+    ]
+
+
+def test_where_streams_mislead_only_those_that_somebody_waits_for_are_compared_as_streams() -> None:
+    case = case_of(5, "sglang")
+    case.operations[1:5] = [
+        operation(1, stream=True),
+        operation(2, stream=True, leave="tokens>=2"),
+        operation(3, stream=True, after=["r1.end"]),
+        operation(4, stream=True, after=["r3.first-token"]),
+    ]
+    assert [op.stream for op in comparable(case).operations] == [False, False, True, True, False]
+    plain = reference_case(case, get_engine("sglang"))
+    assert not any(op.stream for op in plain.operations)
+    other = case.model_copy(update={"server": case_of(1).server})
+    assert [op.stream for op in comparable(other).operations] == [False, *[True] * 4]
