@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fake_player import FakeNaming, FakePlayer, fake_judge
-from mmrepro.case.model import ServerWanted
+from mmrepro.case.model import Case, ServerWanted
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.profiles import Profile, under
 from mmrepro.fuzz.session import Fuzzing
-from mmrepro.incident.fuzz import Fuzz
+from mmrepro.incident.fuzz import EPISODES_FILE, Fuzz
+from mmrepro.replay.seen import STUCK
 
+Answers = Callable[[Case], dict[str, str]]
 VLLM = ServerWanted(engine="vllm", release="0.23.0")
 
 
@@ -47,3 +53,67 @@ def fuzzing(
         look=look,
     )
     return session, states
+
+
+def well(case: Case) -> dict[str, str]:
+    return {op.id: "200" for op in case.operations}
+
+
+def hangs_on(wrong: Callable[[Any], bool], later: Callable[[Any], bool] | None = None) -> Answers:
+    """All is well until a request is ``wrong``, and from then on, or from a ``later`` one on,
+    nothing is answered."""
+
+    def engine(case: Case) -> dict[str, str]:
+        answers, armed, hung = {}, False, False
+        for op in case.operations:
+            armed = armed or wrong(op)
+            hung = hung or (armed and (later is None or later(op)))
+            answers[op.id] = STUCK if hung else "200"
+        return answers
+
+    return engine
+
+
+def leaves(op: Any) -> bool:
+    return bool(op.leave)
+
+
+def several(op: Any) -> bool:
+    return len(op.images) > 1
+
+
+def third(op: Any) -> bool:
+    return bool(op.id == "r3")
+
+
+def episodes(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "fuzz" / EPISODES_FILE).read_text().splitlines()]
+
+
+def ended_once(folder: Path) -> bool:
+    ended = Counter(e["episode"]["number"] for e in episodes(folder) if e["kind"] == "ended")
+    pursued = Counter(e["number"] for e in episodes(folder) if e["kind"] == "pursued")
+    finished = Counter(e["of"] for e in episodes(folder) if e["kind"] == "finished")
+    return {*ended.values(), *pursued.values(), *finished.values()} <= {1}
+
+
+class Clock:
+    """Time that passes with each play: ``time.monotonic`` for a session."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, play_s: float = 10.0) -> None:
+        self.now, self.play_s = 1000.0, play_s
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def __call__(self, number: int, case: Case) -> None:
+        self.now += self.play_s
+
+
+def fails_on(wrong: Callable[[Any], bool]) -> Answers:
+    def engine(case: Case) -> dict[str, str]:
+        return {op.id: "500" if wrong(op) else "200" for op in case.operations}
+
+    return engine
+
+
+class Killed(BaseException):
+    pass

@@ -4,92 +4,35 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_player import NO_START, FakeNaming, FakePlayer
 from fake_plays import BUCKET, OTHER
-from fuzz_sessions import fuzzing, server
+from fuzz_sessions import (
+    Answers,
+    Clock,
+    Killed,
+    ended_once,
+    fuzzing,
+    hangs_on,
+    leaves,
+    server,
+    several,
+    well,
+)
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError, UsageError
-from mmrepro.fuzz import episodes as generated, knowledge, pursuits
-from mmrepro.fuzz.profiles import DIALECTS
+from mmrepro.fuzz import knowledge
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.fuzz.switches import Switch
 from mmrepro.incident.fuzz import EPISODES_FILE
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer
 from mmrepro.replay.seen import STUCK, Named
-from mmrepro.run.deadline import Deadlines
-
-Answers = Callable[[Case], dict[str, str]]
-
-
-def well(case: Case) -> dict[str, str]:
-    return {op.id: "200" for op in case.operations}
-
-
-def hangs_on(wrong: Callable[[Any], bool], later: Callable[[Any], bool] | None = None) -> Answers:
-    """All is well until a request is ``wrong``, and from then on, or from a ``later`` one on,
-    nothing is answered."""
-
-    def engine(case: Case) -> dict[str, str]:
-        answers, armed, hung = {}, False, False
-        for op in case.operations:
-            armed = armed or wrong(op)
-            hung = hung or (armed and (later is None or later(op)))
-            answers[op.id] = STUCK if hung else "200"
-        return answers
-
-    return engine
-
-
-def leaves(op: Any) -> bool:
-    return bool(op.leave)
-
-
-def several(op: Any) -> bool:
-    return len(op.images) > 1
-
-
-def third(op: Any) -> bool:
-    return bool(op.id == "r3")
-
-
-def episodes(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "fuzz" / EPISODES_FILE).read_text().splitlines()]
-
-
-def ended_once(folder: Path) -> bool:
-    ended = Counter(e["episode"]["number"] for e in episodes(folder) if e["kind"] == "ended")
-    pursued = Counter(e["number"] for e in episodes(folder) if e["kind"] == "pursued")
-    finished = Counter(e["of"] for e in episodes(folder) if e["kind"] == "finished")
-    return {*ended.values(), *pursued.values(), *finished.values()} <= {1}
-
-
-class Clock:
-    """Time that passes with each play: ``time.monotonic`` for a session."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, play_s: float = 10.0) -> None:
-        self.now, self.play_s = 1000.0, play_s
-        monkeypatch.setattr("time.monotonic", lambda: self.now)
-
-    def __call__(self, number: int, case: Case) -> None:
-        self.now += self.play_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """And small episodes: what a session does with them does not depend on their size."""
-    monkeypatch.setattr(generated, "REQUESTS", 12)
-    for engine, dialect in DIALECTS.items():
-        monkeypatch.setitem(DIALECTS, engine, replace(dialect, many=8))  # type: ignore[misc]
-    return Clock(monkeypatch)
 
 
 def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path, clock: Clock) -> None:
@@ -267,10 +210,6 @@ def test_answers_are_held_against_a_reference_and_what_differs_is_pursued(
     assert fuzz.episodes[found.episode].compared
 
 
-class Killed(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("at", [2, 5, 14, 33])
 def test_killed_anywhere_and_gone_on_with_nothing_is_done_twice(
     tmp_path: Path, clock: Clock, at: int
@@ -377,156 +316,3 @@ def test_the_command_of_a_session_begins_another_one(tmp_path: Path) -> None:
         "mmrepro fuzz vllm --release 0.23.0 '--server-arg=--a b' --budget 3600s --seed 7 --blind "
         f"--no-shrink --repeat 2 --resume {tmp_path}"
     )
-
-
-@pytest.mark.parametrize("budget_s", [50.0, 80.0, 120.0])
-def test_what_time_did_not_allow_is_taken_up_again(
-    tmp_path: Path, clock: Clock, budget_s: float
-) -> None:
-    engine = hangs_on(leaves, several)
-    short, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=1, budget_s=budget_s)
-    before = short.execute()
-    assert not any(found.finding.shrunk for found in before.found)
-    longer, _ = fuzzing(tmp_path, FakePlayer(engine, clock), resume=True, seed=1, budget_s=1500.0)
-    fuzz = longer.execute()
-    (found,) = fuzz.found
-    assert (found.finding.confirmed, found.finding.shrunk, fuzz.once) == (True, True, [])
-    assert ended_once(tmp_path)
-
-
-@pytest.fixture
-def hasty(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What an episode showed is confirmed, and there it ends."""
-    monkeypatch.setattr(pursuits, "PURSUIT", 6)
-    return clock
-
-
-def test_what_was_not_shrunk_to_its_end_is_taken_up_again_in_the_second_half(
-    tmp_path: Path, hasty: Clock
-) -> None:
-    player = FakePlayer(hangs_on(leaves, several), hasty)
-    short, _ = fuzzing(tmp_path / "short", player, seed=1, budget_s=600.0, shrink=False)
-    assert not any(found.finding.shrunk for found in short.execute().found)
-    session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1500.0)
-    fuzz = session.execute()
-    (found,) = fuzz.found
-    assert (found.id, found.finding.confirmed, found.finding.shrunk) == ("F1", True, True)
-    assert found.finding.requests <= 2 < found.finding.requests_before
-    lines = episodes(tmp_path)
-    (pursued,) = [line for line in lines if line["kind"] == "pursued"]
-    (finished,) = [line for line in lines if line["kind"] == "finished"]
-    assert finished["of"] == f"{pursued['replay']}/f1"
-    assert found.folder == f"{pursued['replay']}-f1/f1"
-    assert finished["elapsed_s"] > 750 > pursued["elapsed_s"]
-    left, _ = read_case(tmp_path / "fuzz" / found.folder)
-    assert hangs_on(leaves, several)(left)[left.operations[-1].id] == STUCK
-    assert Switch.LEAVE in session._course.known.episodes.less
-    assert fuzz.starts == sum(e.starts for e in fuzz.episodes) + sum(
-        len(json.loads(file.read_text())["plays"])
-        for file in (tmp_path / "fuzz").glob("e*/replay.json")
-    ) + sum(line["starts"] for line in lines if line["kind"] == "led")
-
-
-@pytest.mark.parametrize("later", [1, 9])
-def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
-    tmp_path: Path, hasty: Clock, later: int
-) -> None:
-    engine = hangs_on(leaves, several)
-    whole, _ = fuzzing(tmp_path / "whole", FakePlayer(engine, hasty), seed=1, budget_s=1500.0)
-    (wanted,) = whole.execute().found
-    taken_up: list[int] = []
-
-    def kill(number: int, case: Case) -> None:
-        hasty(number, case)
-        if list((tmp_path / "fuzz").glob("e*-f1")):
-            taken_up.append(number)
-        if len(taken_up) == later:
-            raise Killed
-
-    begun, _ = fuzzing(tmp_path, FakePlayer(engine, kill), seed=1, budget_s=1500.0)
-    with pytest.raises(Killed):
-        begun.execute()
-    again, _ = fuzzing(tmp_path, FakePlayer(engine, hasty), resume=True, seed=1, budget_s=1500.0)
-    (found,) = again.execute().found
-    assert ended_once(tmp_path)
-    assert (found.finding.requests, found.finding.shrunk) == (wanted.finding.requests, True)
-    assert (found.id, found.folder) == (wanted.id, wanted.folder)
-
-
-def test_what_cannot_be_shrunk_in_that_time_stays_as_it_was_and_is_not_tried_for_ever(
-    tmp_path: Path, hasty: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pursuits, "FINISH", 5)
-    player = FakePlayer(hangs_on(leaves, several), hasty)
-    session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1500.0)
-    fuzz = session.execute()
-    (found,) = fuzz.found
-    assert (found.finding.confirmed, found.finding.shrunk) == (True, False)
-    finished = [line for line in episodes(tmp_path) if line["kind"] == "finished"]
-    assert 1 <= len(finished) <= knowledge.AGAINS
-
-
-@pytest.mark.parametrize(
-    ("measured", "hangs", "used"),
-    [
-        ([23.0, 6.0], True, 6.0),
-        ([23.0, 40.0], True, 23.0),
-        ([8.0], True, 8.0),
-        ([23.0], False, 23.0),
-    ],
-)
-def test_a_deadline_of_a_busy_moment_is_measured_again_before_a_hang_is_pursued(
-    tmp_path: Path, clock: Clock, measured: list[float], hangs: bool, used: float
-) -> None:
-    class Busy(FakePlayer):
-        def calibrate(self) -> Deadlines:
-            return Deadlines(measured.pop(0), 2.4)
-
-    def fails(case: Case) -> dict[str, str]:
-        return {op.id: "500" if several(op) else "200" for op in case.operations}
-
-    engine = hangs_on(leaves, several) if hangs else fails
-    session, _ = fuzzing(tmp_path, Busy(engine, clock), seed=1, budget_s=600.0)
-    fuzz = session.execute()
-    assert fuzz.found
-    assert measured == []
-    replay = json.loads((tmp_path / "fuzz" / fuzz.found[0].replay / "replay.json").read_text())
-    assert replay["deadline_s"] == used
-
-
-def fails_on(wrong: Callable[[Any], bool]) -> Answers:
-    def engine(case: Case) -> dict[str, str]:
-        return {op.id: "500" if wrong(op) else "200" for op in case.operations}
-
-    return engine
-
-
-def test_what_was_shrunk_for_as_long_as_it_may_take_is_confirmed_all_the_same(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pursuits, "LESSER_S", 16.0)
-    monkeypatch.setattr(pursuits, "LESSER_SHARE", 0.0)
-
-    def slow(number: int, case: Case) -> None:
-        """A play of what is left takes longer than the plays by which time is reserved."""
-        clock.now += 5.0 if len(case.operations) == 1 else 1.0
-
-    session, _ = fuzzing(tmp_path, FakePlayer(fails_on(several), slow), seed=1, budget_s=40.0)
-    (found,) = session.execute().found
-    assert (found.finding.rate.failed, found.finding.rate.plays) == (3, 3)
-    assert found.finding.confirmed
-
-
-@pytest.mark.parametrize("since", range(90, 98))
-def test_what_the_last_episode_showed_is_confirmed_in_a_twentieth_more(
-    tmp_path: Path, clock: Clock, since: int
-) -> None:
-    clock.play_s = 1.0
-
-    def engine(case: Case) -> dict[str, str]:
-        return (fails_on(third) if clock.now > 1000 + since else well)(case)
-
-    session, _ = fuzzing(tmp_path, FakePlayer(engine, clock), seed=1, budget_s=100.0)
-    fuzz = session.execute()
-    assert fuzz.elapsed_s <= 105
-    assert [found.finding.confirmed for found in fuzz.found] == [True]
