@@ -66,7 +66,7 @@ PLAIN = {
         env=(("SGLANG_VLM_CACHE_SIZE_MB", "0"),),
         # Two tokens in one piece of a stream are told with the likeliest ones of the first, and a
         # piece without text is left out with its tokens: 21 of 33, and others in the next play
-        # (entrypoints/openai/serving_chat.py:_process_logprobs_tokens, seen in 0.5.6).
+        # (0.5.6; sglang#39260: _process_logprobs_tokens of entrypoints/openai/serving_chat.py).
         streams_mislead=True,
     ),
     "lmdeploy": Plain(
