@@ -143,22 +143,22 @@ def comparable(case: Case) -> Case:
     """
     plain = PLAIN.get(case.server.engine, Plain(args=()))
     told = not plain.exact and Version(case.server.release) >= Version(plain.logprobs_since)
+    awaited = _awaited(case) if plain.streams_mislead else {op.id for op in case.operations}
     operations = []
     for op in case.operations:
         asked = _greedily(op) | (_asking_logprobs(op, plain) if told else {})
-        stream = op.stream and (not plain.streams_mislead or _pieces_matter(op, case))
+        stream = op.stream and op.id in awaited
         operations.append(op.model_copy(update={"parameters": asked, "stream": stream}))
     args = [*case.server.args, *(plain.logprobs if told else ())]
     server = case.server.model_copy(update={"args": args})
     return case.model_copy(update={"server": server, "operations": operations})
 
 
-def _pieces_matter(op: Operation, case: Case) -> bool:
-    """Whether its client, or another request, waits for a piece of its stream."""
-    waits = (Barrier.parse(wait) for other in case.operations for wait in other.after)
-    return bool(op.leave) or any(
-        wait.op == op.id and wait.event in ("first-token", "tokens") for wait in waits
-    )
+def _awaited(case: Case) -> set[str]:
+    """Operations of whose answer the client, or another request, waits for a piece."""
+    waits = (Barrier.parse(wait) for op in case.operations for wait in op.after)
+    pieces = {wait.op for wait in waits if wait.event in ("first-token", "tokens")}
+    return pieces | {op.id for op in case.operations if op.leave}
 
 
 def _greedily(op: Operation) -> dict[str, Any]:
