@@ -350,13 +350,16 @@ def test_barriers_hold_back_what_waits(tmp_path: Path) -> None:
     def slowly(fake: FakeOpenAI, sent: dict[str, Any]) -> None:
         name = sent["messages"][0]["content"][-1]["text"]
         begun.append((name, list(ended)))
+        # Noted before the last bytes: with them in its hands the client may send the next one.
         if name == "a":
             together.wait(10)  # until b is there as well: they run beside each other
-            sse(fake, 4)
+            sse(fake, 4, done=False)
+            ended.append(name)
+            fake.wfile.write(b"data: [DONE]\n\n")
         else:
             together.set()
+            ended.append(name)
             fake.reply(200, completion())
-        ended.append(name)
 
     with serving(slowly) as (port, _):
         code, said = run(text_of(case), port, tmp_path)
