@@ -8,11 +8,11 @@ from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
 from mmrepro.accept.steps import Ended, Judged
+from mmrepro.campaign.trial import incident_in
 from mmrepro.check import HostReport, Part as MachinePart
 from mmrepro.errors import ExitCode
 from mmrepro.incident import Incident
 from mmrepro.incident.acceptance import Row, Status
-from mmrepro.matrix.trial import incident_in
 from mmrepro.signature import Outcome
 from pydantic import ValidationError
 

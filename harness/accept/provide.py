@@ -9,11 +9,11 @@ from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 
 from mmrepro.accept.steps import Needs
+from mmrepro.campaign.child import end, spawn
 from mmrepro.engines import spec_for
 from mmrepro.environments.build import existing
 from mmrepro.errors import MmreproError
 from mmrepro.machine.cache import Device
-from mmrepro.matrix.child import end, spawn
 
 BUILD_ESTIMATE_S = 300.0
 GRACE_S = 30.0

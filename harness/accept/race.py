@@ -11,8 +11,8 @@ from typing import Any
 
 from mmrepro.accept.judging import claims_judge, late, run_judge, untried
 from mmrepro.accept.steps import Ended, Judged
+from mmrepro.campaign.trial import incident_in
 from mmrepro.incident.acceptance import Row, Status
-from mmrepro.matrix.trial import incident_in
 
 PREDICTION = "what the emulated stream says of a pinned buffer that is written too early"
 OBSERVATION = "what a real stream does with a pinned buffer that is written too early"

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from mmrepro.accept.steps import Child, Ended
+from mmrepro.campaign.child import end, spawn, spawn_program
 from mmrepro.machine.cache import Device
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.files import open_plain
-from mmrepro.matrix.child import end, spawn, spawn_program
 
 GRACE_S = 30.0
 """Between SIGTERM, on which a run ends its engine, and SIGKILL, after which its supervisor does."""

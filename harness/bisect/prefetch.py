@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from mmrepro.matrix.child import end, spawn
-from mmrepro.matrix.trial import TrialOptions, variables
+from mmrepro.campaign.child import end, spawn
+from mmrepro.campaign.trial import TrialOptions, variables
 
 NICENESS = 15
 GRACE_S = 10.0

@@ -17,6 +17,7 @@ from mmrepro.bisect.points import Field, cell_of
 from mmrepro.bisect.prefetch import Prefetch
 from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
+from mmrepro.campaign.trial import TrialOptions, Trials, incident_in
 from mmrepro.engines import spec_for
 from mmrepro.environments.build import existing
 from mmrepro.environments.spec import EnvironmentSpec
@@ -37,7 +38,6 @@ from mmrepro.incident.ledger import (
 )
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.files import is_there
-from mmrepro.matrix.trial import TrialOptions, Trials, incident_in
 from mmrepro.records import Moment
 from mmrepro.run.key import gpu_models
 from mmrepro.scenario import Scenario

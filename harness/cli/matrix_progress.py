@@ -7,11 +7,12 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from mmrepro.campaign.groups import Group
+from mmrepro.campaign.schedule import Next
 from mmrepro.cli.progress import LiveView
 from mmrepro.history.states import Settled, State
 from mmrepro.incident.ledger import Attempt, Planned
-from mmrepro.matrix.plan import DryRun, Group
-from mmrepro.matrix.schedule import Next
+from mmrepro.matrix.plan import DryRun
 from mmrepro.reports.night_words import plural
 from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line

@@ -14,6 +14,13 @@ from typing import Any
 
 import mmrepro
 import typer
+from mmrepro.campaign.disk import Bound
+from mmrepro.campaign.groups import Estimates
+from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign.schedule import CONFIRM, REPEAT, left
+from mmrepro.campaign.trial import TrialOptions, Trials, night_options
+from mmrepro.campaign.work import Places
 from mmrepro.cli.console import table_console
 from mmrepro.cli.matrix_ledger import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
@@ -25,18 +32,12 @@ from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.gpu import free_devices, read_gpus
 from mmrepro.matrix import quantity, selectors
-from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import Cluster, MatrixFile, Rows, Settings, load
-from mmrepro.matrix.local import LocalPlaces
 from mmrepro.matrix.measured import Measured
 from mmrepro.matrix.nights import begin, unfinished
-from mmrepro.matrix.plan import Estimates, dry_run, plan, sharded
-from mmrepro.matrix.provisions import Provisions
-from mmrepro.matrix.schedule import CONFIRM, REPEAT, left
+from mmrepro.matrix.plan import dry_run, plan, sharded
 from mmrepro.matrix.session import Session, SessionOptions
-from mmrepro.matrix.trial import TrialOptions, Trials, night_options
-from mmrepro.matrix.work import Places
 from mmrepro.records import Moment
 from mmrepro.reports.dashboard import HTML_FILE
 from mmrepro.reports.night import night_view, write_night

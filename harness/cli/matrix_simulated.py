@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix_ledger import DEFAULT_OUT
-from mmrepro.cli.matrix_run import Asked, planned_of
-from mmrepro.errors import UsageError
-from mmrepro.history.ledger import History, read
-from mmrepro.incident.ledger import LEDGER_FILE, Planned
-from mmrepro.matrix.dispatch import SETUP_S
-from mmrepro.matrix.file import MatrixFile, load
-from mmrepro.matrix.measured import ASSUMED_BYTES, NEAR, NONE, OWN, Measured
-from mmrepro.matrix.plan import (
+from mmrepro.campaign.dispatch import SETUP_S
+from mmrepro.campaign.groups import (
     ASSUMED_BUILD_S,
     ASSUMED_RUN_S,
     ASSUMED_WHY,
@@ -26,7 +18,15 @@ from mmrepro.matrix.plan import (
     Group,
     groups_of,
 )
-from mmrepro.matrix.schedule import REPEAT
+from mmrepro.campaign.schedule import REPEAT
+from mmrepro.cli.console import table_console
+from mmrepro.cli.matrix_ledger import DEFAULT_OUT
+from mmrepro.cli.matrix_run import Asked, planned_of
+from mmrepro.errors import UsageError
+from mmrepro.history.ledger import History, read
+from mmrepro.incident.ledger import LEDGER_FILE, Planned
+from mmrepro.matrix.file import MatrixFile, load
+from mmrepro.matrix.measured import ASSUMED_BYTES, NEAR, NONE, OWN, Measured
 from mmrepro.matrix.simulate import Fleet, Played, Times, copies, simulate
 from mmrepro.records import Record
 from mmrepro.reports.night_words import plural

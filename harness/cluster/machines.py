@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from mmrepro.campaign.groups import Group
+from mmrepro.campaign.trial import GRACE_S
+from mmrepro.campaign.work import Began, Order, Working, run_folder
 from mmrepro.cluster import inherited, remote
 from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said
 from mmrepro.cluster.transport import unpacked
@@ -26,9 +29,6 @@ from mmrepro.errors import (
     UsageError,
 )
 from mmrepro.incident.ledger import Attempt
-from mmrepro.matrix.plan import Group
-from mmrepro.matrix.trial import GRACE_S
-from mmrepro.matrix.work import Began, Order, Working, run_folder
 from pydantic import ValidationError
 
 TOKEN: Final = "engine_host"  # noqa: S105

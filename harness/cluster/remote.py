@@ -19,16 +19,16 @@ from typing import NamedTuple, Protocol
 
 import mmrepro
 from filelock import FileLock, Timeout
+from mmrepro.campaign.disk import Bound
+from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign.trial import TrialOptions, Trials
+from mmrepro.campaign.work import Began, Order, Providing, Runner, work
 from mmrepro.cluster import inherited
 from mmrepro.cluster.transport import NotCarried, packed
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Attempt, Lost
 from mmrepro.machine.cache import cache_root, environments_root, folders_in
 from mmrepro.machine.digest import digest
-from mmrepro.matrix.disk import Bound
-from mmrepro.matrix.provisions import Provisions
-from mmrepro.matrix.trial import TrialOptions, Trials
-from mmrepro.matrix.work import Began, Order, Providing, Runner, work
 from mmrepro.records import Record
 from mmrepro.run.key import code_digest
 from mmrepro.scenario.registry import load_scenario

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TypeAlias
 
 from mmrepro.errors import BadLedger, LedgerBusy
-from mmrepro.history.lines import LineFile
 from mmrepro.incident.ledger import (
     LEDGER_FILE,
     LEDGER_VERSION,
@@ -25,6 +24,7 @@ from mmrepro.incident.ledger import (
     Planned,
 )
 from mmrepro.machine.files import is_folder, read_file
+from mmrepro.machine.journal import LineFile
 from mmrepro.text.redact import Redactor
 from mmrepro.text.sanitize import one_line
 from pydantic import TypeAdapter, ValidationError

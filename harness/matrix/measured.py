@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group
 from mmrepro.environments.store import Stored, list_environments
-from mmrepro.matrix.plan import ASSUMED_BUILD_S, Group
 from packaging.version import InvalidVersion, Version
 
 ASSUMED_BYTES = 8 * 1024**3

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-import statistics
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from mmrepro.campaign.groups import (
+    ASSUMED_BUILD_S,
+    Estimates,
+    environment_of,
+    groups_of,
+)
 from mmrepro.engines import get_engine, spec_for
 from mmrepro.environments.build import existing
 from mmrepro.environments.listing import Listed, releases_of
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.errors import MmreproError, UsageError
-from mmrepro.history.ledger import History
+from mmrepro.errors import UsageError
 from mmrepro.incident.ledger import Cell, Planned
 from mmrepro.machine.cache import device_of
 from mmrepro.matrix import selectors
@@ -27,8 +31,6 @@ from pydantic import Field
 
 ALL = "all"
 NONE, EACH = "none", "each"
-ASSUMED_RUN_S, ASSUMED_BUILD_S = 60.0, 180.0
-ASSUMED_WHY = "no earlier attempt of this engine is in the ledger: 60 s is assumed"
 
 ReleasesOf = Callable[[EnvironmentSpec], Sequence[Listed]]
 
@@ -40,30 +42,6 @@ class Plan:
     cells: list[Planned]
     notes: list[str] = field(default_factory=list)
     """What was asked for and is not among them, and why."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """The cells of one environment."""
-
-    engine: str
-    release: str
-    device: str
-    commit: str
-    cells: tuple[Planned, ...]
-
-    @property
-    def name(self) -> str:
-        """For people: ``vllm 0.23.0 (cpu)``."""
-        return f"{self.engine} {self.commit[:9] or self.release} ({self.device})"
-
-    @property
-    def spec(self) -> EnvironmentSpec | None:
-        """None: there is no such release, as its runs will say."""
-        try:
-            return spec_for(self.engine, self.release, self.device)
-        except MmreproError:
-            return None
 
 
 def plan(
@@ -233,18 +211,9 @@ class _Making:
 
 def ordered(cells: Iterable[Planned]) -> list[Planned]:
     """By environment, oldest release first; otherwise as they come."""
-    return sorted(cells, key=lambda p: (p.cell.engine, _version(p.cell.release), *_environment(p)))
-
-
-def groups_of(cells: Iterable[Planned]) -> list[Group]:
-    """The cells by environment, in their order."""
-    found: dict[tuple[str, ...], list[Planned]] = {}
-    for one in cells:
-        found.setdefault(_environment(one), []).append(one)
-    return [
-        Group(engine, release, device, commit, tuple(some))
-        for (engine, release, commit, device), some in found.items()
-    ]
+    return sorted(
+        cells, key=lambda p: (p.cell.engine, _version(p.cell.release), *environment_of(p))
+    )
 
 
 def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
@@ -262,13 +231,8 @@ def sharded(cells: Sequence[Planned], shard: str) -> list[Planned]:
     return [
         one
         for one in cells
-        if zlib.crc32(" ".join(_environment(one)).encode()) % count == number - 1
+        if zlib.crc32(" ".join(environment_of(one)).encode()) % count == number - 1
     ]
-
-
-def _environment(one: Planned) -> tuple[str, str, str, str]:
-    cell = one.cell
-    return (cell.engine, cell.release, cell.commit, cell.device)
 
 
 def _version(release: str) -> Version:
@@ -276,37 +240,6 @@ def _version(release: str) -> Version:
         return Version(release)
     except InvalidVersion:
         return Version("0")
-
-
-# ---------------------------------------------------------------- how long it takes
-
-
-class Estimates:
-    """What a run of a cell takes, by earlier attempts."""
-
-    def __init__(self, history: History) -> None:
-        self._seconds: dict[str, list[float]] = {}
-        for night in history.nights:
-            for attempt in night.attempts:
-                planned = night.planned.get(attempt.cell)
-                if planned is not None and attempt.outcome is not None:
-                    self.note(planned.cell, attempt.seconds)
-
-    def note(self, cell: Cell, seconds: float) -> None:
-        """Another attempt at ``cell`` reached its outcome."""
-        for name in self._names(cell):
-            self._seconds.setdefault(name, []).append(seconds)
-
-    def of(self, cell: Cell) -> tuple[float, str]:
-        """Seconds of one run, and what that is based on."""
-        for name, what in zip(self._names(cell), ("cell", "row", "engine"), strict=True):
-            if some := self._seconds.get(name):
-                return statistics.median(some), f"median of {len(some)} attempts of this {what}"
-        return ASSUMED_RUN_S, ASSUMED_WHY
-
-    @staticmethod
-    def _names(cell: Cell) -> tuple[str, str, str]:
-        return (f"cell {cell.id}", f"row {cell.line}", f"engine {cell.engine}")
 
 
 # ---------------------------------------------------------------- for --dry-run

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from mmrepro.campaign.dispatch import SETUP_S, Costs, Dispatcher, Slice
+from mmrepro.campaign.groups import ASSUMED_BUILD_S, ASSUMED_WHY, Estimates, Group, groups_of
+from mmrepro.campaign.schedule import Next, Schedule
+from mmrepro.campaign.work import Began, Order, Place, Places, lost
 from mmrepro.errors import NoPlaceLeft, PlaceLost
 from mmrepro.history.events import events
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.history.states import Settled, settle
 from mmrepro.incident.ledger import Attempt, Cell, Night, NightState, Planned
-from mmrepro.matrix.dispatch import SETUP_S, Costs, Dispatcher, Slice
-from mmrepro.matrix.plan import ASSUMED_BUILD_S, ASSUMED_WHY, Estimates, Group, groups_of
-from mmrepro.matrix.schedule import Next, Schedule
-from mmrepro.matrix.work import Began, Order, Place, Places, lost
 from mmrepro.records import Moment
 
 POLL_S = 0.2

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from mmrepro.campaign.dispatch import SETUP_S, Costs, Dispatcher, Slice
+from mmrepro.campaign.groups import Group
 from mmrepro.incident.ledger import Planned
-from mmrepro.matrix.dispatch import SETUP_S, Costs, Dispatcher, Slice
-from mmrepro.matrix.plan import Group
 from mmrepro.records import Record
 from pydantic import Field
 

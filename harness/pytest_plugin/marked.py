@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions, incident_in
+from mmrepro.campaign.work import INCIDENTS
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.states import State
 from mmrepro.incident import Incident
 from mmrepro.incident.folder import unused
 from mmrepro.incident.ledger import Attempt, Cell, Planned
 from mmrepro.matrix.file import Device, Seconds, Texts
-from mmrepro.matrix.plan import groups_of, planned
-from mmrepro.matrix.trial import TIMEOUT_S, TrialOptions, incident_in
-from mmrepro.matrix.work import INCIDENTS
+from mmrepro.matrix.plan import planned
 from mmrepro.pytest_plugin import FIXTURE, MARKER, PROPERTY
 from mmrepro.pytest_plugin.options import out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Runs

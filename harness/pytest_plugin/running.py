@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from mmrepro.campaign.disk import Bound
+from mmrepro.campaign.groups import Estimates, Group
+from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign.trial import TrialOptions, Trials
+from mmrepro.campaign.work import Order, work
 from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Attempt, Planned
-from mmrepro.matrix.disk import Bound
-from mmrepro.matrix.plan import Estimates, Group
-from mmrepro.matrix.provisions import Provisions
-from mmrepro.matrix.trial import TrialOptions, Trials
-from mmrepro.matrix.work import Order, work
 from mmrepro.text.redact import Redactor
 
 POLL_S = 0.2

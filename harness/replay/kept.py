@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from mmrepro.errors import BadIncident, UsageError
-from mmrepro.history.lines import LineFile
+from mmrepro.machine.journal import LineFile
 from mmrepro.records import Record
 from mmrepro.text.redact import Redactor
 from pydantic import Field, TypeAdapter, ValidationError

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from mmrepro.campaign.child import end, spawn_program
+from mmrepro.campaign.groups import Group
 from mmrepro.cluster.machines import Machines, connected
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident.ledger import Attempt, Cell, Night, Planned, Role
 from mmrepro.machine.facts import host_facts
-from mmrepro.matrix.child import end, spawn_program
 from mmrepro.matrix.nights import begin
-from mmrepro.matrix.plan import Group
 from mmrepro.matrix.session import Session, SessionOptions
 from mmrepro.records import Moment
 from mmrepro.signature import Outcome

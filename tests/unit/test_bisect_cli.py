@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from mmrepro.bisect import points, session
+from mmrepro.campaign.trial import Trials
 from mmrepro.cli.app import app
 from mmrepro.incident.bisection import Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Role
-from mmrepro.matrix.trial import Trials
 from mmrepro.records import Moment
 from mmrepro.signature import Outcome
 from test_bisect_session import RELEASES, listed, truth
@@ -99,7 +99,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by jobs in t
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from mmrepro.bisect import points
-from mmrepro.matrix.trial import Trials
+from mmrepro.campaign.trial import Trials
 from test_bisect_session import listed
 points.points_of = lambda scenario, options: listed()
 def run(self, cell, folder, root, *, night, index, role):
@@ -145,7 +145,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, {tests!r})
 from mmrepro.bisect import points
-from mmrepro.matrix.trial import Trials
+from mmrepro.campaign.trial import Trials
 from test_bisect_session import Made, listed
 points.points_of = lambda scenario, options: listed()
 made = Made()

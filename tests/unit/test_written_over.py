@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 from mmrepro.accept import sampling, session as accept
+from mmrepro.campaign.disk import Bound
 from mmrepro.capture.captured import Contents
 from mmrepro.case.files import write_case
 from mmrepro.case.model import CASE_FILE, Case, ServerWanted
 from mmrepro.cli.app import app
 from mmrepro.errors import LedgerBusy, MmreproError, SupervisorError
-from mmrepro.history.lines import LineFile
 from mmrepro.incident.folder import write_incident
-from mmrepro.matrix.disk import Bound
+from mmrepro.machine.journal import LineFile
 from mmrepro.probes.base import RawSink
 from mmrepro.records import Moment
 from mmrepro.reports import load

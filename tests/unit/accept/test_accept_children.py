@@ -15,7 +15,7 @@ from mmrepro.accept import provide, running
 from mmrepro.accept.provide import Provider
 from mmrepro.accept.running import Place
 from mmrepro.accept.steps import Child, Ended, Needs
-from mmrepro.matrix.child import spawn_program
+from mmrepro.campaign.child import spawn_program
 
 VLLM, MINIVLLM = Needs("vllm", "0.23.0"), Needs("minivllm", "0.1")
 

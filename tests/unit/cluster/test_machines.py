@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 import ray.exceptions
 from matrix_nights import FakeTrials, planned
+from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.schedule import Next
+from mmrepro.campaign.trial import TrialOptions
+from mmrepro.campaign.work import Began, Order
 from mmrepro.cluster import machines as module, remote
 from mmrepro.cluster.machines import Machines, Needs, connected, label, lost_because
 from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent
 from mmrepro.cluster.transport import packed
 from mmrepro.errors import InfrastructureError, NoPlaceLeft, PlaceLost, UsageError
 from mmrepro.incident.ledger import Attempt
-from mmrepro.matrix.plan import groups_of
-from mmrepro.matrix.schedule import Next
-from mmrepro.matrix.trial import TrialOptions
-from mmrepro.matrix.work import Began, Order
 from mmrepro.signature import Outcome
 
 ADDRESS = "192.0.2.7"

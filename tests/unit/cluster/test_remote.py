@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from matrix_nights import FakeProvisions, FakeTrials, planned
+from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.trial import TrialOptions
+from mmrepro.campaign.work import Began, Order
 from mmrepro.cluster import remote
 from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, carry_out, greet, with_incident
 from mmrepro.cluster.transport import unpacked
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.machine.cache import CACHE_VARIABLE
-from mmrepro.matrix.plan import groups_of
-from mmrepro.matrix.trial import TrialOptions
-from mmrepro.matrix.work import Began, Order
 from mmrepro.signature import Outcome
 
 CELLS = [planned(name, "0.1") for name in ("a", "b")]

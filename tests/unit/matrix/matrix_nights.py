@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrepro.campaign.groups import Group
+from mmrepro.campaign.work import Order, Working, work
 from mmrepro.errors import PlaceLost
 from mmrepro.history.ledger import AnyRecord, Ledger
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, Planned, Role
-from mmrepro.matrix.plan import Group
-from mmrepro.matrix.work import Order, Working, work
 from mmrepro.records import HostFacts, Moment
 from mmrepro.signature import Outcome
 

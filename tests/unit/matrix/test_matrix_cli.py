@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
+from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.trial import TrialOptions
 from mmrepro.cli import matrix_run
 from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import Cell, Lost, NightState
-from mmrepro.matrix.local import LocalPlaces
 from mmrepro.matrix.session import SessionOptions
-from mmrepro.matrix.trial import TrialOptions
 from mmrepro.run.options import StartMode
 from mmrepro.signature import Outcome
 from typer.testing import CliRunner

@@ -9,13 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from mmrepro.campaign import disk, provisions
+from mmrepro.campaign.disk import Bound
+from mmrepro.campaign.groups import Group
+from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign.trial import TrialOptions
 from mmrepro.environments.spec import EnvironmentSpec, Manifest
 from mmrepro.incident.ledger import Cell, Planned
-from mmrepro.matrix import disk, provisions
-from mmrepro.matrix.disk import Bound
-from mmrepro.matrix.plan import Group
-from mmrepro.matrix.provisions import Provisions
-from mmrepro.matrix.trial import TrialOptions
 from mmrepro.records import WheelFacts
 
 GIB = 2**30

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 from matrix_nights import FakePlace, FakePlaces, World, night, planned
+from mmrepro.campaign.groups import Group
+from mmrepro.campaign.schedule import Next, next_run
 from mmrepro.errors import ExitCode, NoPlaceLeft
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.states import Settled
 from mmrepro.incident.ledger import Attempt, Cell, Lost, NightState, Planned
 from mmrepro.matrix.nights import begin, unfinished
-from mmrepro.matrix.plan import Group
-from mmrepro.matrix.schedule import Next, next_run
 from mmrepro.matrix.session import STRIKES, Session, SessionOptions
 from mmrepro.signature import Outcome
 

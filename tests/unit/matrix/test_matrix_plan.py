@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from mmrepro.campaign.groups import Estimates, groups_of
 from mmrepro.engines import spec_for
 from mmrepro.environments.listing import Listed
 from mmrepro.environments.spec import EnvironmentSpec
@@ -17,7 +18,7 @@ from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Planned
 from mmrepro.matrix import plan as planning, quantity, selectors
 from mmrepro.matrix.file import Rows, Settings, load
-from mmrepro.matrix.plan import Estimates, Plan, dry_run, groups_of, sharded
+from mmrepro.matrix.plan import Plan, dry_run, sharded
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from packaging.specifiers import SpecifierSet

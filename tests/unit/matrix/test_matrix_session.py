@@ -19,15 +19,15 @@ from matrix_nights import (
     night,
     planned,
 )
+from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.schedule import left, next_run
+from mmrepro.campaign.work import INCIDENTS
 from mmrepro.errors import UsageError
 from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.states import State, settle
 from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
-from mmrepro.matrix.local import LocalPlaces
 from mmrepro.matrix.nights import begin, unfinished
-from mmrepro.matrix.schedule import left, next_run
 from mmrepro.matrix.session import Session, SessionOptions
-from mmrepro.matrix.work import INCIDENTS
 from mmrepro.signature import Outcome
 
 BAD, GOOD, UNSURE = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import FakePlaces, FakeProvisions, FakeTrials, attempt, night, planned
+from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group, groups_of
+from mmrepro.campaign.work import Began, Order, Working, work
 from mmrepro.cli.app import app
 from mmrepro.environments.spec import Manifest
 from mmrepro.environments.store import Size, Stored
@@ -23,10 +25,8 @@ from mmrepro.history.ledger import Ledger
 from mmrepro.matrix import plan as planning
 from mmrepro.matrix.measured import ASSUMED_BYTES, NEAR, NONE, OWN, Measured
 from mmrepro.matrix.nights import begin
-from mmrepro.matrix.plan import ASSUMED_BUILD_S, Group, groups_of
 from mmrepro.matrix.session import Session, SessionOptions
 from mmrepro.matrix.simulate import Fleet, Played, Times, copies, simulate
-from mmrepro.matrix.work import Began, Order, Working, work
 from mmrepro.records import WheelFacts
 from mmrepro.signature import Outcome
 from typer.testing import CliRunner

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials, attempt, planned
+from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.work import Began, Order, work
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned
-from mmrepro.matrix.plan import groups_of
-from mmrepro.matrix.work import Began, Order, work
 from mmrepro.signature import Outcome
 
 BAD = Outcome.REPRODUCED

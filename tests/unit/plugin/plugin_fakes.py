@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials
+from mmrepro.campaign.trial import TrialOptions
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.matrix.trial import TrialOptions
 from mmrepro.pytest_plugin import files, marked, running
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome

@@ -11,9 +11,9 @@ from typing import Any
 import plugin_fakes
 import pytest
 from matrix_nights import FakeProvisions
+from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.trial import TrialOptions
 from mmrepro.incident.ledger import Cell, Planned
-from mmrepro.matrix.plan import groups_of
-from mmrepro.matrix.trial import TrialOptions
 from mmrepro.pytest_plugin import running
 from mmrepro.signature import Outcome
 

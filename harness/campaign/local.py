@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mmrepro.matrix.plan import Group
-from mmrepro.matrix.work import Order, Providing, Runner, Working, work
+from mmrepro.campaign.groups import Group
+from mmrepro.campaign.work import Order, Providing, Runner, Working, work
 
 
 class LocalPlaces:

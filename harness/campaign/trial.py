@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrepro.campaign.child import end, spawn
 from mmrepro.errors import ExitCode
 from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.matrix.child import end, spawn
 from mmrepro.matrix.file import Settings
 from mmrepro.records import Moment
 from mmrepro.run.options import RunOptions, StartMode

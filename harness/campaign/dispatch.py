@@ -9,8 +9,8 @@ import bisect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from mmrepro.campaign.groups import Group
 from mmrepro.incident.ledger import Planned
-from mmrepro.matrix.plan import Group
 
 SETUP_S = 6.0
 """What an order takes beside its runs: the import of an engine into a warm parent. In the night of

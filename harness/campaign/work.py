@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
+from mmrepro.campaign.groups import Estimates, Group
+from mmrepro.campaign.schedule import Next, Schedule
 from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
-from mmrepro.matrix.plan import Estimates, Group
-from mmrepro.matrix.schedule import Next, Schedule
 from mmrepro.records import Moment
 
 INCIDENTS = "incidents"

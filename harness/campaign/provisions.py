@@ -10,15 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from mmrepro.campaign.child import end, spawn
+from mmrepro.campaign.disk import Bound
+from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group
+from mmrepro.campaign.trial import TrialOptions, run_options, variables
 from mmrepro.environments.build import existing, folder_of
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Cell
 from mmrepro.machine.cache import cache_root
-from mmrepro.matrix.child import end, spawn
-from mmrepro.matrix.disk import Bound
-from mmrepro.matrix.plan import ASSUMED_BUILD_S, Group
-from mmrepro.matrix.trial import TrialOptions, run_options, variables
 from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import StartMode
 from mmrepro.run.starter import parent_spec, warm_root
