@@ -1,4 +1,4 @@
-"""This machine, as the places of a night."""
+"""This machine, as the places of a campaign."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mmrepro.campaign.groups import Group
-from mmrepro.campaign.work import Order, Providing, Runner, Working, work
+from mmrepro.campaign.work import Here, Order, Providing, Runner, Working
 
 
 class LocalPlaces:
@@ -23,11 +23,13 @@ class LocalPlaces:
     ) -> None:
         """``machine``: its label in the ledger."""
         self._trials, self._provisions = trials, provisions
-        self._machine, self._clock = machine, clock
-        self._places = [_Here(self) for _ in range(jobs)]
         self.stopped = False
+        self._places = [
+            _Place(Here(trials, provisions, machine, lambda: self.stopped, clock))
+            for _ in range(jobs)
+        ]
 
-    def there(self) -> Sequence[_Here]:
+    def there(self) -> Sequence[_Place]:
         return self._places
 
     def expect(self, groups: Sequence[Group]) -> None:
@@ -41,26 +43,20 @@ class LocalPlaces:
             self._trials.stop()
 
     def join(self) -> None:
+        for place in self._places:
+            place.here.leave()
         self._provisions.join()
 
-    def work(self, order: Order, root: Path) -> Working:
-        return work(
-            order,
-            self._trials,
-            self._provisions,
-            root,
-            machine=self._machine,
-            stopped=lambda: self.stopped,
-            clock=self._clock,
-        )
 
-
-class _Here:
+class _Place:
     name = ""
 
-    def __init__(self, all_of_them: LocalPlaces) -> None:
-        self.work = all_of_them.work
+    def __init__(self, here: Here) -> None:
+        self.here = here
 
     def has(self, group: Group) -> bool:
         """Not asked: on one machine the environments come in the order of the plan."""
         return False
+
+    def work(self, order: Order, root: Path) -> Working:
+        return order.carry_out(self.here, root)

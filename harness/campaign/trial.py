@@ -15,7 +15,6 @@ from mmrepro.campaign.child import end, spawn
 from mmrepro.errors import ExitCode
 from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.matrix.file import Settings
 from mmrepro.records import Moment
 from mmrepro.run.options import RunOptions, StartMode
 from pydantic import ValidationError
@@ -40,17 +39,6 @@ class TrialOptions:
     """More variables for the run."""
     commit_dates: Mapping[str, str] = field(default_factory=dict)
     """When each commit was made, RFC 3339: its requirements are resolved as of then."""
-
-
-def night_options(settings: Settings, machine: str) -> TrialOptions:
-    """Those of a night. Its start mode is always the same, however many runs an environment has:
-    the mode is a part of the key."""
-    mode = settings.start_mode or StartMode.AUTO
-    return TrialOptions(
-        timeout_s=settings.timeout or TIMEOUT_S,
-        start_mode=StartMode.WARM if mode is StartMode.AUTO else mode,
-        machine=machine,
-    )
 
 
 def variables(options: TrialOptions) -> dict[str, str]:

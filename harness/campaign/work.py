@@ -1,7 +1,7 @@
-"""What a machine is told to do for a night, and the doing of it, run by run.
+"""What a place is told to do, and the doing of it, run by run.
 
-The same here and on another machine: an :class:`Order` goes there, what began and what came of it
-comes back. Nothing in here knows the ledger.
+The same here and on another machine: an order goes there, what began and what came of it comes
+back. Nothing in here knows the journal.
 """
 
 from __future__ import annotations
@@ -9,20 +9,40 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 from mmrepro.campaign.groups import Estimates, Group
 from mmrepro.campaign.schedule import Next, Schedule
+from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
-from mmrepro.records import Moment
+from mmrepro.records import Moment, Record
 
 INCIDENTS = "incidents"
+
+
+class Began(NamedTuple):
+    """A run was started.
+
+    Attributes:
+        id: what is run: a cell's id, a case's digest.
+        index: which of its runs, from 1.
+        what: the same for people.
+    """
+
+    id: str
+    index: int
+    role: Role = "planned"
+    what: str = ""
+
+
+Working: TypeAlias = Generator[Began | Record, None, None]
+"""Each run as it begins, and what came of it. Closed, it leaves nothing behind."""
 
 
 class Runner(Protocol):
@@ -48,153 +68,220 @@ class Providing(Protocol):
     def join(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Order:
-    """What a machine is to do next: cells of one environment. Can be pickled.
+@dataclass
+class Here:
+    """What a place works with, on its machine.
 
     Attributes:
+        machine: its label in the ledger.
+        stopped: whether to start no run any more.
+    """
+
+    trials: Runner
+    provisions: Providing
+    machine: str = ""
+    stopped: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.time
+    _inside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _group: tuple[str, ...] = ()
+    _why: str = ""
+
+    def enter(self, group: Group, runs: int) -> str:
+        """Have the environment, and its engine imported for ``runs`` runs of each cell, until
+        another group is entered or :meth:`leave`. Why its cells cannot be run; "" else."""
+        wanted = (group.name, *(planned.cell.id for planned in group.cells))
+        if wanted != self._group:
+            self.leave()
+            self._group = wanted
+            self.provisions.expect([group])
+            self._inside.callback(self.provisions.done, group)
+            self._why = self.provisions.prepare(group)
+            if not self._why:
+                cells = [(planned.cell, runs) for planned in group.cells]
+                self._inside.enter_context(self.provisions.warm(cells))
+        return self._why
+
+    def leave(self) -> None:
+        """The last environment is done with: its warm parent ends."""
+        self._inside.close()
+        self._group = ()
+
+
+class Order(Protocol):
+    """What a place is to do next. Can be pickled."""
+
+    @property
+    def name(self) -> str:
+        """What is worked on, for people: its environment."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def environment(self) -> EnvironmentSpec | None: ...
+
+    @property
+    def campaign(self) -> str:
+        """Names the campaign, on each machine."""
+
+    def expect(self, here: Here) -> None:
+        """Say what is to be run, on a machine that was told of nothing before."""
+
+    def folder(self, began: Began) -> Path:
+        """Where that run's files are, below the campaign's folder."""
+
+    def files(self, result: Record) -> str:
+        """The same of a result; "": it left none."""
+
+    def carry_out(self, here: Here, root: Path) -> Working:
+        """Do it; the files of a run are below ``root`` when what came of it is yielded."""
+
+    def not_carried(self, result: Record, why: str) -> Record:
+        """What stands for the result of a run whose files cannot be brought here."""
+
+
+@dataclass(frozen=True)
+class _OfCells:
+    """An order of cells of one environment.
+
+    Attributes:
+        night: the campaign's name in the ledger.
         group: the environment, with these cells of it only.
-        attempts: of this night so far, by the cell's id.
-        before: what the cell settled on in the last night that learnt something of it.
-        seconds: of one run, by the cell's id; without those of which nothing was measured yet.
-        until: Unix time; no run is started that is not expected to end by then. None: no limit.
         ahead: whose environment is worth fetching meanwhile.
     """
 
     night: str
     group: Group
+    ahead: Group | None = field(default=None, kw_only=True)
+
+    @property
+    def name(self) -> str:
+        return self.group.name
+
+    @property
+    def device(self) -> str:
+        return self.group.device
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        return self.group.spec
+
+    @property
+    def campaign(self) -> str:
+        return self.night
+
+    def expect(self, here: Here) -> None:
+        here.provisions.expect([one for one in (self.group, self.ahead) if one is not None])
+
+    def folder(self, began: Began) -> Path:
+        return Path(INCIDENTS, self.night, began.id, f"run-{began.index}")
+
+    def files(self, result: Record) -> str:
+        assert isinstance(result, Attempt)
+        return result.incident
+
+    def not_carried(self, result: Record, why: str) -> Record:
+        kept = {"night", "cell", "index", "role", "created", "seconds", "machine", "command"}
+        made = result.model_dump(include=kept)
+        return Attempt(**made, lost=Lost.INFRASTRUCTURE, error=why)
+
+    def run(self, cell: Cell, began: Began, here: Here, root: Path) -> Attempt:
+        """Into a folder that is new."""
+        folder = root / self.folder(began)
+        # Of a run that was killed before the ledger heard of it.
+        shutil.rmtree(folder, ignore_errors=True)
+        return here.trials.run(
+            cell, folder, root, night=self.night, index=began.index, role=began.role
+        )
+
+
+@dataclass(frozen=True)
+class CellRun(_OfCells):
+    """One run of the group's only cell.
+
+    Attributes:
+        began: which run it is.
+        parents: the engine stays imported for so many more runs of it; 1: it does not.
+    """
+
+    began: Began
+    parents: int = 1
+
+    def carry_out(self, here: Here, root: Path) -> Working:
+        why = here.enter(self.group, self.parents)
+        if self.ahead is not None:
+            here.provisions.prefetch(self.ahead)
+        yield self.began
+        if why:
+            yield lost(self.night, self.began, why, here.machine)
+        else:
+            yield self.run(self.group.cells[0].cell, self.began, here, root)
+
+
+@dataclass(frozen=True)
+class CellsUntilWhole(_OfCells):
+    """All runs of the group's cells: what comes next follows from what came before.
+
+    Attributes:
+        attempts: of this night so far, by the cell's id.
+        before: what the cell settled on in the last night that learnt something of it.
+        seconds: of one run, by the cell's id; without those of which nothing was measured yet.
+        until: Unix time; no run is started that is not expected to end by then. None: no limit.
+    """
+
     attempts: Mapping[str, tuple[Attempt, ...]]
     before: Mapping[str, Settled | None]
     seconds: Mapping[str, float]
     repeat: int
     confirm: int
     until: float | None = None
-    ahead: Group | None = None
 
+    def carry_out(self, here: Here, root: Path) -> Working:
+        """Have the environment, then run each cell until it is whole or there is no time.
 
-class Began(NamedTuple):
-    """A run was started."""
-
-    planned: Planned
-    coming: Next
-
-
-Working: TypeAlias = Generator[Began | Attempt, None, None]
-"""Each run as it begins and as it ends. Closed, it leaves nothing behind."""
-
-
-class Place(Protocol):
-    """Where orders are worked on, one at a time."""
-
-    @property
-    def name(self) -> str:
-        """The machine's label in the ledger; several places may be on one machine."""
-
-    def has(self, group: Group) -> bool:
-        """Whether the group's environment is known to be there, by an order of before too."""
-
-    def work(self, order: Order, root: Path) -> Working:
-        """Do it; the incident of a run is below ``root`` when its attempt is told.
+        The provisions were told to :meth:`~Providing.expect` the group; they are told that it is
+        done.
 
         Raises:
-            PlaceLost: the machine, or what worked there, is gone.
-            KeyboardInterrupt: it was stopped.
+            KeyboardInterrupt: trials or provisions were stopped.
         """
+        state, provisions = _State(self), here.provisions
 
+        def fits(cell: Cell, first_s: float = 0.0) -> bool:
+            return self.until is None or here.clock() + first_s + state.seconds(cell) <= self.until
 
-class Places(Protocol):
-    """All that there are."""
+        def whole(planned: Planned, why: str) -> Working:
+            while (coming := state.next(planned)) is not None and not here.stopped():
+                if not why and not fits(planned.cell):
+                    return
+                began = began_of(planned, coming)
+                yield began
+                if why:
+                    attempt = lost(self.night, began, why, here.machine)
+                else:
+                    attempt = self.run(planned.cell, began, here, root)
+                state.note(planned, attempt)
+                yield attempt
 
-    def there(self) -> Sequence[Place]:
-        """Those that there are now, the same objects each time, also while they work.
-
-        Asked several times a second; they may come and go.
-        """
-
-    def expect(self, groups: Sequence[Group]) -> None:
-        """These are to be run: said once, before the first order."""
-
-    def stop(self) -> None:
-        """End all that is in progress; nothing is begun any more."""
-
-    def join(self) -> None:
-        """Wait for what is still done beside the runs."""
-
-
-def lost(night: str, began: Began, why: str, machine: str = "") -> Attempt:
-    """A run that was not to be, or that nobody will hear of any more."""
-    return Attempt(
-        night=night,
-        cell=began.planned.cell.id,
-        index=began.coming.number,
-        role=began.coming.role,
-        created=Moment.now(),
-        seconds=0.0,
-        lost=Lost.INFRASTRUCTURE,
-        error=why,
-        machine=machine,
-    )
-
-
-def work(
-    order: Order,
-    trials: Runner,
-    provisions: Providing,
-    root: Path,
-    *,
-    machine: str = "",
-    stopped: Callable[[], bool] = lambda: False,
-    clock: Callable[[], float] = time.time,
-) -> Working:
-    """Have the environment, then run each cell until it is whole or there is no time.
-
-    The provisions were told to :meth:`~Providing.expect` the group; they are told that it is done.
-
-    Args:
-        root: the ledger's folder, or what stands for it; a run's folder is new.
-        machine: label of this machine, for runs that were not to be.
-        stopped: whether to start no run any more.
-
-    Raises:
-        KeyboardInterrupt: trials or provisions were stopped.
-    """
-    group, state = order.group, _State(order)
-
-    def fits(cell: Cell, first_s: float = 0.0) -> bool:
-        return order.until is None or clock() + first_s + state.seconds(cell) <= order.until
-
-    def whole(planned: Planned, why: str) -> Working:
-        while (coming := state.next(planned)) is not None and not stopped():
-            if not why and not fits(planned.cell):
-                return
-            began = Began(planned, coming)
-            yield began
+        fetched_s = provisions.seconds(self.group)
+        if any(fits(planned.cell, fetched_s) for planned in self.group.cells):
+            why = provisions.prepare(self.group)
             if why:
-                attempt = lost(order.night, began, why, machine)
+                runs: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
             else:
-                attempt = _run(order, began, trials, root)
-            state.note(planned, attempt)
-            yield attempt
-
-    fetched_s = provisions.seconds(group)
-    if any(fits(planned.cell, fetched_s) for planned in group.cells):
-        why = provisions.prepare(group)
-        if why:
-            runs: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        else:
-            if order.ahead is not None and fits(order.ahead.cells[0].cell):
-                provisions.prefetch(order.ahead)
-            runs = provisions.warm([(p.cell, state.left(p)) for p in group.cells])
-        with runs:
-            for planned in group.cells:
-                yield from whole(planned, why)
-    provisions.done(group)
+                if self.ahead is not None and fits(self.ahead.cells[0].cell):
+                    provisions.prefetch(self.ahead)
+                runs = provisions.warm([(p.cell, state.left(p)) for p in self.group.cells])
+            with runs:
+                for planned in self.group.cells:
+                    yield from whole(planned, why)
+        provisions.done(self.group)
 
 
 class _State:
     """How an order stands: its attempts of before, and those made since."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: CellsUntilWhole) -> None:
         self.order = order
         self._schedule = Schedule(order.repeat, order.confirm, order.before)
         names = [planned.cell.id for planned in order.group.cells]
@@ -221,16 +308,60 @@ class _State:
         return self._measured.of(cell)[0] if known is None else known
 
 
-def run_folder(order: Order, began: Began) -> Path:
-    """Of a run, below the ledger's folder."""
-    return Path(INCIDENTS, order.night, began.planned.cell.id, f"run-{began.coming.number}")
+class Place(Protocol):
+    """Where orders are worked on, one at a time."""
+
+    @property
+    def name(self) -> str:
+        """The machine's label in the ledger; several places may be on one machine."""
+
+    def has(self, group: Group) -> bool:
+        """Whether the group's environment is known to be there, by an order of before too."""
+
+    def work(self, order: Order, root: Path) -> Working:
+        """Do it, as :meth:`Order.carry_out`.
+
+        Raises:
+            PlaceLost: the machine, or what worked there, is gone.
+            KeyboardInterrupt: it was stopped.
+        """
 
 
-def _run(order: Order, began: Began, trials: Runner, root: Path) -> Attempt:
-    planned, coming = began
-    folder = root / run_folder(order, began)
-    # Of a run that was killed before the ledger heard of it.
-    shutil.rmtree(folder, ignore_errors=True)
-    return trials.run(
-        planned.cell, folder, root, night=order.night, index=coming.number, role=coming.role
+class Places(Protocol):
+    """All that there are."""
+
+    def there(self) -> Collection[Place]:
+        """Those that there are now, the same objects each time, also while they work.
+
+        Asked several times a second; they may come and go.
+        """
+
+    def expect(self, groups: Sequence[Group]) -> None:
+        """These are to be run: said once, before the first order."""
+
+    def stop(self) -> None:
+        """End all that is in progress; nothing is begun any more."""
+
+    def join(self) -> None:
+        """Wait for what is still done beside the runs."""
+
+
+def began_of(planned: Planned, coming: Next) -> Began:
+    """That run of a cell."""
+    what = f"{planned.cell.row} on {planned.cell.release or planned.cell.commit[:12]}"
+    return Began(planned.cell.id, coming.number, coming.role, what)
+
+
+def lost(night: str, began: Began, why: str, machine: str = "") -> Attempt:
+    """A run that was not to be, or that nobody will hear of any more."""
+    return Attempt(
+        night=night,
+        cell=began.id,
+        index=began.index,
+        role=began.role,
+        created=Moment.now(),
+        seconds=0.0,
+        lost=Lost.INFRASTRUCTURE,
+        error=why,
+        machine=machine,
     )

@@ -17,13 +17,14 @@ import typer
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.groups import Estimates
 from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign.provisions import Provisions, Say
 from mmrepro.campaign.schedule import CONFIRM, REPEAT, left
-from mmrepro.campaign.trial import TrialOptions, Trials, night_options
+from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Places
+from mmrepro.cli.campaign import conduct
 from mmrepro.cli.console import table_console
 from mmrepro.cli.matrix_ledger import DEFAULT_OUT
-from mmrepro.cli.matrix_progress import MatrixProgress, print_dry_run
+from mmrepro.cli.matrix_progress import print_dry_run
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode, NoPlaceLeft, UsageError
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
@@ -35,9 +36,9 @@ from mmrepro.matrix import quantity, selectors
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import Cluster, MatrixFile, Rows, Settings, load
 from mmrepro.matrix.measured import Measured
-from mmrepro.matrix.nights import begin, unfinished
+from mmrepro.matrix.nights import begin, night_options, unfinished
 from mmrepro.matrix.plan import dry_run, plan, sharded
-from mmrepro.matrix.session import Session, SessionOptions
+from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import Moment
 from mmrepro.reports.dashboard import HTML_FILE
 from mmrepro.reports.night import night_view, write_night
@@ -144,29 +145,23 @@ def _run(
     again = _resume_command(asked, ledger.folder)
     options = night_options(settings, runs.night.machine)
     quarantine = _quarantine(settings, runs, console)
-    display = MatrixProgress(console)
-    places = (
-        _here(settings, options, ledger, runs, display)
-        if ray is None
-        else _machines(ray, given.cluster, settings, options, display)
-    )
-    how = SessionOptions(settings.max_time, sliced=ray is not None, build_s=Measured().build_s)
-    session = Session(ledger, runs, places, how, display)
-    display.session = session
-    idle = not session.todo and runs.night.state is NightState.COMPLETE
+    slicing = Slicing(sliced=ray is not None, build_s=Measured().build_s)
+    policy = Nightly(ledger, runs, slicing, again)
+
+    def places(say: Say) -> Places:
+        if ray is None:
+            return _here(settings, options, ledger, runs, console, say)
+        return _machines(ray, given.cluster, settings, options, say)
+
+    idle = not policy.todo and runs.night.state is NightState.COMPLETE
     try:
-        with display:
-            session.execute()
+        conduct(policy, places, console, budget_s=settings.max_time)
     except (KeyboardInterrupt, NoPlaceLeft):
         write_night(ledger.history, runs, ledger.folder, quarantine)
-        whole = len(runs.planned) - len(session.todo)
-        told = f"Night {runs.night.id}: {whole} of {len(runs.planned)} cells are whole and kept"
-        typer.echo(told, err=True)
-        typer.echo(f"to resume, run: {again}", err=True)
         raise
     if not (idle and (ledger.folder / HTML_FILE).exists()):
         write_night(ledger.history, runs, ledger.folder, quarantine)
-    left = [planned.cell.id for planned in session.todo]
+    left = [planned.cell.id for planned in policy.todo]
     ended = Ended(ledger.history, runs, ledger.folder, quarantine, left, again, tuple(notes), idle)
     return _tell(ended, asked, console)
 
@@ -176,13 +171,14 @@ def _here(
     options: TrialOptions,
     ledger: Ledger,
     runs: NightRuns,
-    display: MatrixProgress,
+    console: Console,
+    say: Say,
 ) -> Places:
     bound = None
     if settings.disk is not None:
         bound = Bound(settings.disk, ledger.folder / f".disk-{runs.night.id}.json")
-    provisions = Provisions(options, bound, display.say)
-    jobs = _jobs(settings.jobs or JOBS, runs, display.console)
+    provisions = Provisions(options, bound, say)
+    jobs = _jobs(settings.jobs or JOBS, runs, console)
     return LocalPlaces(Trials(options), provisions, jobs, runs.night.machine)
 
 
@@ -199,13 +195,13 @@ def _jobs(wanted: int, runs: NightRuns, console: Console) -> int:
 
 
 def _machines(
-    ray: Any, cluster: Cluster, settings: Settings, options: TrialOptions, display: MatrixProgress
+    ray: Any, cluster: Cluster, settings: Settings, options: TrialOptions, say: Say
 ) -> Places:
     from mmrepro.cluster.machines import Machines, Needs
     from mmrepro.cluster.remote import Engines
 
     needs = Needs(cpus=cluster.cpus, gpus=cluster.gpus, memory=cluster.memory)
-    return Machines(ray, Engines(options, settings.disk), needs, display.say)
+    return Machines(ray, Engines(options, settings.disk), needs, say)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from mmrepro.campaign.groups import Group
 from mmrepro.campaign.trial import GRACE_S
-from mmrepro.campaign.work import Began, Order, Working, run_folder
+from mmrepro.campaign.work import Began, Order, Working
 from mmrepro.cluster import inherited, remote
 from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said
 from mmrepro.cluster.transport import unpacked
@@ -28,7 +28,6 @@ from mmrepro.errors import (
     PlaceLost,
     UsageError,
 )
-from mmrepro.incident.ledger import Attempt
 from pydantic import ValidationError
 
 TOKEN: Final = "engine_host"  # noqa: S105
@@ -219,7 +218,7 @@ class Machines:
             machine.node,
             num_returns="streaming",
             num_cpus=self._needs.cpus,
-            num_gpus=self._needs.gpus if order.group.device == "cuda" else 0,
+            num_gpus=self._needs.gpus if order.device == "cuda" else 0,
             resources={TOKEN: 1},
             **({"memory": self._needs.memory} if self._needs.memory else {}),
         )
@@ -269,8 +268,8 @@ class Machines:
                 arrived = True
                 continue
             if isinstance(item, Began):
-                folder, arrived = root / run_folder(order, item), False
-            elif item.incident and not arrived:
+                folder, arrived = root / order.folder(item), False
+            elif order.files(item) and not arrived:
                 raise PlaceLost("An incident did not arrive.")
             yield item
 
@@ -308,8 +307,8 @@ class Machine:
         KeyboardInterrupt: the cluster was told to stop.
         """
         for item in self._cluster.carry_out(self, order, root):
-            if isinstance(item, Attempt) and item.key and order.group.spec is not None:
-                self._environments.add(folder_of(order.group.spec).name)
+            if getattr(item, "key", "") and order.environment is not None:
+                self._environments.add(folder_of(order.environment).name)
             yield item
 
 

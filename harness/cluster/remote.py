@@ -22,11 +22,10 @@ from filelock import FileLock, Timeout
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Began, Order, Providing, Runner, work
+from mmrepro.campaign.work import Began, Here, Order, Providing, Runner
 from mmrepro.cluster import inherited
 from mmrepro.cluster.transport import NotCarried, packed
 from mmrepro.errors import MmreproError
-from mmrepro.incident.ledger import Attempt, Lost
 from mmrepro.machine.cache import cache_root, environments_root, folders_in
 from mmrepro.machine.digest import digest
 from mmrepro.records import Record
@@ -52,7 +51,7 @@ class Said(NamedTuple):
     text: str
 
 
-Sent = Began | Parcel | Attempt | Said
+Sent = Began | Parcel | Record | Said
 
 
 class Outfit(Protocol):
@@ -141,7 +140,7 @@ def carry_out(order: Order, outfit: Outfit, machine: str) -> Iterator[Sent]:
         machine: its label in the ledger.
     """
     inherited.plain_signals()
-    own = inherited.variables(os.environ, inherited.started_with(), order.group.device)
+    own = inherited.variables(os.environ, inherited.started_with(), order.device)
     with _variables(own), _folder() as root:
         working = _Working(order, outfit, machine, root)
         try:
@@ -160,24 +159,22 @@ class _Working(threading.Thread):
         self._order, self._machine, self._root = order, machine, root
         self._queue: queue.SimpleQueue[Sent | BaseException | None] = queue.SimpleQueue()
         self.trials = outfit.trials(machine)
-        self.provisions = outfit.provisions(order.night, lambda text: self._queue.put(Said(text)))
+        self.provisions = outfit.provisions(
+            order.campaign, lambda text: self._queue.put(Said(text))
+        )
         self._stopped = threading.Event()
 
     def run(self) -> None:
         inherited.plain_mask()
         try:
-            groups = [self._order.group, self._order.ahead]
-            self.provisions.expect([group for group in groups if group is not None])
-            for item in work(
-                self._order,
-                self.trials,
-                self.provisions,
-                self._root,
-                machine=self._machine,
-                stopped=self._stopped.is_set,
-            ):
-                for sent in with_incident(item, self._root):
-                    self._queue.put(sent)
+            here = Here(self.trials, self.provisions, self._machine, self._stopped.is_set)
+            try:
+                self._order.expect(here)
+                for item in self._order.carry_out(here, self._root):
+                    for sent in with_incident(item, self._order, self._root):
+                        self._queue.put(sent)
+            finally:
+                here.leave()
             self._queue.put(None)
         except BaseException as error:
             self._queue.put(error)
@@ -205,22 +202,22 @@ class _Working(threading.Thread):
                 self.join()
 
 
-def with_incident(item: Began | Attempt, root: Path) -> Iterator[Sent]:
-    """``item``, and before an attempt its incident, which is on this machine no more then.
+def with_incident(item: Began | Record, order: Order, root: Path) -> Iterator[Sent]:
+    """``item``, and before a result its files, which are on this machine no more then.
 
-    One that cannot be sent makes its attempt a lost one.
+    One that cannot be sent makes its run a lost one.
     """
-    if isinstance(item, Began) or not item.incident:
+    place = "" if isinstance(item, Began) else order.files(item)
+    if not place:
         yield item
         return
-    folder = root / item.incident
+    assert not isinstance(item, Began)
+    folder = root / place
     try:
         yield Parcel(packed(folder))
         yield item
     except NotCarried as error:
-        kept = {"night", "cell", "index", "role", "created", "seconds", "machine", "command"}
-        told = item.model_dump(include=kept)
-        yield Attempt(**told, lost=Lost.INFRASTRUCTURE, error=error.message)
+        yield order.not_carried(item, error.message)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mmrepro.campaign.trial import TIMEOUT_S, TrialOptions
 from mmrepro.errors import UsageError
 from mmrepro.history.ledger import Ledger, NightRuns
 from mmrepro.incident.ledger import Night, NightState, Planned
+from mmrepro.matrix.file import Settings
+from mmrepro.run.options import StartMode
 
 
 def begin(ledger: Ledger, night: Night, cells: Sequence[Planned]) -> NightRuns:
@@ -45,3 +48,14 @@ def unfinished(ledger: Ledger) -> NightRuns | None:
             )
         return runs
     return None
+
+
+def night_options(settings: Settings, machine: str) -> TrialOptions:
+    """Those of a night. Its start mode is always the same, however many runs an environment has:
+    the mode is a part of the key."""
+    mode = settings.start_mode or StartMode.AUTO
+    return TrialOptions(
+        timeout_s=settings.timeout or TIMEOUT_S,
+        start_mode=StartMode.WARM if mode is StartMode.AUTO else mode,
+        machine=machine,
+    )

@@ -13,11 +13,11 @@ from typing import Any, cast
 import pytest
 from mmrepro.campaign.groups import Group, groups_of
 from mmrepro.campaign.schedule import CONFIRM, REPEAT
-from mmrepro.campaign.trial import night_options
 from mmrepro.errors import MmreproError
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import Cell, Planned
 from mmrepro.matrix.file import MatrixFile, Settings, load
+from mmrepro.matrix.nights import night_options
 from mmrepro.matrix.plan import plan
 from mmrepro.pytest_plugin import SUFFIX, MmreproWarning
 from mmrepro.pytest_plugin.options import out_folder, session_name

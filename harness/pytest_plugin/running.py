@@ -14,7 +14,7 @@ from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.groups import Estimates, Group
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Order, work
+from mmrepro.campaign.work import CellsUntilWhole, Here
 from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Attempt, Planned
 from mmrepro.text.redact import Redactor
@@ -131,7 +131,7 @@ class Runs:
             return  # and nothing is fetched for it
         self._enter(group, provisions)
         one = replace(group, cells=(planned,))
-        order = Order(
+        order = CellsUntilWhole(
             night=how.night,
             group=one,
             attempts={},
@@ -143,7 +143,8 @@ class Runs:
             ahead=ahead,
         )
         provisions.expect([one])
-        for step in work(order, trials, provisions, how.root, machine=how.options.machine):
+        here = Here(trials, provisions, how.options.machine)
+        for step in order.carry_out(here, how.root):
             if isinstance(step, Attempt):
                 if step.outcome is not None:
                     self._estimates.note(planned.cell, step.seconds)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
+from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.child import end, spawn_program
 from mmrepro.campaign.groups import Group
 from mmrepro.cluster.machines import Machines, connected
@@ -25,7 +26,7 @@ from mmrepro.history.ledger import Ledger
 from mmrepro.incident.ledger import Attempt, Cell, Night, Planned, Role
 from mmrepro.machine.facts import host_facts
 from mmrepro.matrix.nights import begin
-from mmrepro.matrix.session import Session, SessionOptions
+from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import Moment
 from mmrepro.signature import Outcome
 
@@ -160,7 +161,7 @@ def main() -> None:
         while len(machines.there()) < asked.machines:
             time.sleep(0.05)
         began = time.monotonic()
-        Session(ledger, runs, machines, SessionOptions(sliced=True, setup_s=0.1)).execute()
+        Campaign(Nightly(ledger, runs, Slicing(sliced=True, setup_s=0.1)), machines).execute()
         told["seconds"] = time.monotonic() - began
     print(json.dumps(told))
 

@@ -17,7 +17,7 @@ from matrix_nights import FakeTrials, planned
 from mmrepro.campaign.groups import groups_of
 from mmrepro.campaign.schedule import Next
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import Began, Order
+from mmrepro.campaign.work import Began, CellsUntilWhole, began_of
 from mmrepro.cluster import machines as module, remote
 from mmrepro.cluster.machines import Machines, Needs, connected, label, lost_because
 from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, Sent
@@ -31,7 +31,7 @@ CELLS = [planned("borrowed-faults", "0.1")]
 GROUP = groups_of(CELLS)[0]
 REACHED = module._reached
 FAILED = ray.exceptions.RayTaskError("f", "tb", ValueError(f"of {ADDRESS}"))
-ORDER = Order("n1", GROUP, {}, {}, {}, repeat=1, confirm=1)
+ORDER = CellsUntilWhole("n1", GROUP, {}, {}, {}, repeat=1, confirm=1)
 
 
 def node(number: int, *, alive: bool = True, labels: dict[str, str] | None = None, **more: float):
@@ -128,7 +128,7 @@ def sent(tmp_path: Path, *, incident: bool = True) -> list[Sent]:
         night="n1", index=1, role="planned",
     )  # fmt: skip
     parcel = [Parcel(packed(tmp_path / "there" / folder))] if incident else []
-    return [Began(CELLS[0], Next(1, "planned")), *parcel, done]
+    return [began_of(CELLS[0], Next(1, "planned")), *parcel, done]
 
 
 # ---------------------------------------------------------------- which there are
@@ -233,7 +233,7 @@ def test_a_gpu_is_asked_for_where_a_cell_needs_one() -> None:
     assert machine.name == "ray-00000002"
     assert "Ray's GPU" in told[0]
     list(machine.work(ORDER, Path()))
-    list(machine.work(Order("n1", group, {}, {}, {}, 1, 1), Path()))
+    list(machine.work(CellsUntilWhole("n1", group, {}, {}, {}, 1, 1), Path()))
     assert [a["num_gpus"] for a in fake.asked[1:]] == [0, 1.0]
     assert [a["resources"] for a in fake.asked[1:]] == [{"engine_host": 1}] * 2
 

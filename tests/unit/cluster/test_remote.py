@@ -16,7 +16,7 @@ from filelock import FileLock
 from matrix_nights import FakeProvisions, FakeTrials, planned
 from mmrepro.campaign.groups import groups_of
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import Began, Order
+from mmrepro.campaign.work import Began, CellsUntilWhole
 from mmrepro.cluster import remote
 from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, carry_out, greet, with_incident
 from mmrepro.cluster.transport import unpacked
@@ -25,7 +25,7 @@ from mmrepro.machine.cache import CACHE_VARIABLE
 from mmrepro.signature import Outcome
 
 CELLS = [planned(name, "0.1") for name in ("a", "b")]
-ORDER = Order("n1", groups_of(CELLS)[0], {}, {}, {}, repeat=1, confirm=1)
+ORDER = CellsUntilWhole("n1", groups_of(CELLS)[0], {}, {}, {}, repeat=1, confirm=1)
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def test_an_incident_that_cannot_be_sent_makes_a_lost_run(tmp_path: Path) -> Non
     done = trials.run(CELLS[0].cell, tmp_path / "i" / "run-1", tmp_path, **run)  # type: ignore[arg-type]
     (tmp_path / done.incident / "large").write_bytes(b"")
     os.truncate(tmp_path / done.incident / "large", 2**30)  # takes no room on the disk
-    (told,) = with_incident(done, tmp_path)
+    (told,) = with_incident(done, ORDER, tmp_path)
     assert isinstance(told, Attempt)
     assert (told.lost, told.outcome, told.incident) == (Lost.INFRASTRUCTURE, None, "")
     assert "1024 MiB" in told.error

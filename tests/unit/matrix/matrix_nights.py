@@ -6,18 +6,35 @@ import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.events import Handler
 from mmrepro.campaign.groups import Group
-from mmrepro.campaign.work import Order, Working, work
+from mmrepro.campaign.work import CellsUntilWhole, Here, Order, Places, Working
 from mmrepro.errors import PlaceLost
-from mmrepro.history.ledger import AnyRecord, Ledger
+from mmrepro.history.ledger import AnyRecord, Ledger, NightRuns
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Night, Planned, Role
+from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import HostFacts, Moment
 from mmrepro.signature import Outcome
 
 Came = Outcome | Lost
 World = Callable[[Cell, int], Came]
 HOST = HostFacts(os="made up", kernel="1", cpu="one", cores=2, memory_bytes=1, python="3.11")
+
+
+def execute(
+    ledger: Ledger,
+    runs: NightRuns,
+    places: Places,
+    slicing: Slicing | None = None,
+    handlers: Sequence[Handler] = (),
+    **how: Any,
+) -> Night:
+    """The campaign over what is left of it."""
+    policy = Nightly(ledger, runs, slicing or Slicing())
+    return Campaign(policy, places, handlers, **{"wait_s": 0.1, **how}).execute()
 
 
 class Killed(BaseException):
@@ -141,7 +158,7 @@ class FakePlace:
         """``stays``: it is there again at once."""
         self.name, self.losses, self.stays = name, losses, stays
         self.trials = FakeTrials(world)
-        self.orders: list[Order] = []
+        self.orders: list[CellsUntilWhole] = []
         self.known: set[str] = set()
         self.gone = False
         self._step = 0
@@ -150,9 +167,10 @@ class FakePlace:
         return group.name in self.known
 
     def work(self, order: Order, root: Path) -> Working:
+        assert isinstance(order, CellsUntilWhole)
         self.orders.append(order)
         self.known.add(order.group.name)
-        working = work(order, self.trials, FakeProvisions(), root)
+        working = order.carry_out(Here(self.trials, FakeProvisions()), root)
         while True:
             # A loss while a run is under way: the run is made, and nobody hears of it.
             told = next(working, None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
 from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
+from mmrepro.campaign import campaign
 from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.cli import matrix_run
@@ -17,7 +17,6 @@ from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import Cell, Lost, NightState
-from mmrepro.matrix.session import SessionOptions
 from mmrepro.run.options import StartMode
 from mmrepro.signature import Outcome
 from typer.testing import CliRunner
@@ -112,7 +111,7 @@ def test_ctrl_c_says_how_to_go_on(matrix: Matrix, tmp_path: Path) -> None:
 
     code, _, told = matrix(press, *RUN, "--mitigation", "each", "--jobs", "2")
     assert code == 130
-    assert "1 of 2 cells are whole and kept" in told
+    assert "(1 of 2 cells are whole, about 10 s left; what has ended is kept)" in told
     again = "mmrepro matrix run --resume --out M --jobs 2"
     assert f"to resume, run: {again}" in told
     assert read(tmp_path / "M").nights[0].night.state is NightState.INTERRUPTED
@@ -241,9 +240,10 @@ def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(matrix_run, "LocalPlaces", lambda *rest: FakePlaces([]))
-    monkeypatch.setattr(matrix_run, "SessionOptions", partial(SessionOptions, wait_s=0.05))
+    monkeypatch.setattr(campaign, "WAIT_S", 0.05)
     code, _, told = matrix(always(BAD), *RUN, "--night", "x")
-    assert (code, told) == (4, "No machine is left for night x: 1 of 1 cells have runs left.")
+    assert code == 4
+    assert told.startswith("No machine is left for the nightly run: 0 of 1 cells are whole")
     assert read(tmp_path / "M").night("x").night.state is NightState.INTERRUPTED
     assert (tmp_path / "M/dashboard.html").is_file()
     monkeypatch.undo()

@@ -10,43 +10,43 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from matrix_nights import FakePlace, FakePlaces, World, night, planned
-from mmrepro.campaign.groups import Group
-from mmrepro.campaign.schedule import Next, next_run
+from matrix_nights import FakePlace, FakePlaces, World, execute, night, planned
+from mmrepro.campaign.events import CampaignEvent, Note, RunBegan, RunEnded
+from mmrepro.campaign.schedule import next_run
 from mmrepro.errors import ExitCode, NoPlaceLeft
 from mmrepro.history.ledger import Ledger, NightRuns, read
-from mmrepro.history.states import Settled
-from mmrepro.incident.ledger import Attempt, Cell, Lost, NightState, Planned
+from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
 from mmrepro.matrix.nights import begin, unfinished
-from mmrepro.matrix.session import STRIKES, Session, SessionOptions
+from mmrepro.matrix.session import STRIKES, Slicing
 from mmrepro.signature import Outcome
 
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
-OPTIONS = SessionOptions(sliced=True, build_s=lambda group: 0.0, setup_s=0, wait_s=0.1)
+SLICED = Slicing(sliced=True, build_s=lambda group: 0.0, setup_s=0)
 bad: World = lambda cell, index: BAD  # noqa: E731
 
 
 class Told:
-    """A watcher that remembers what was said."""
+    """A handler that remembers what happened."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.groups: list[tuple[str, str]] = []
-        self.open: dict[int, Planned] = {}
+        self.open: set[tuple[str, int]] = set()
         self.strange: list[str] = []
 
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def group(self, group: Group, machine: str) -> None:
-        self.groups.append((group.release, machine))
-
-    def began(self, planned: Planned, coming: Next) -> None:
-        self.open[threading.get_ident()] = planned
-
-    def ended(self, planned: Planned, attempt: Attempt, whole: Settled | None) -> None:
-        if self.open.pop(threading.get_ident(), None) is not planned:
-            self.strange.append(planned.cell.id)
+    def __call__(self, event: CampaignEvent) -> None:
+        if isinstance(event, RunBegan):
+            self.open.add((event.what, event.index))
+        elif isinstance(event, RunEnded):
+            run = event.what, event.index
+            if run not in self.open:
+                self.strange.append(event.what)
+            self.open.discard(run)
+        elif isinstance(event, Note) and " (cpu) on " in event.text:
+            group, _, machine = event.text.partition(" (cpu) on ")
+            self.groups.append((group.partition(" ")[2], machine))
+        elif isinstance(event, Note):
+            self.said.append(event.text)
 
 
 def run(
@@ -55,7 +55,7 @@ def run(
     told = Told()
     with Ledger(folder) as ledger:
         runs = unfinished(ledger) or begin(ledger, night(), cells)
-        Session(ledger, runs, FakePlaces(list(places), **more), OPTIONS, told).execute()
+        execute(ledger, runs, FakePlaces(list(places), **more), SLICED, [told])
     assert read(folder).night("n1").attempts == runs.attempts
     assert not told.open, "every run that began was said to have ended"
     assert not told.strange
@@ -120,7 +120,7 @@ def test_a_machine_is_lost(tmp_path: Path, step: int, lost: int, seen: int) -> N
     told = Told()
     with Ledger(tmp_path) as ledger:
         runs = begin(ledger, night(), cells)
-        Session(ledger, runs, Places([dies, good]), OPTIONS, told).execute()
+        execute(ledger, runs, Places([dies, good]), SLICED, [told])
     check(runs, cells)
     gone = [a for a in runs.attempts if a.lost is Lost.INFRASTRUCTURE]
     assert [(a.machine, a.error) for a in gone] == [("dies", "dies is gone.")] * lost
@@ -142,7 +142,7 @@ def test_two_are_lost_in_turn(tmp_path: Path) -> None:
 
 def test_none_is_left_and_the_night_is_gone_on_with(tmp_path: Path) -> None:
     cells = cells_of(3, 3)
-    with pytest.raises(NoPlaceLeft, match="4 of 6 cells have runs left") as caught:
+    with pytest.raises(NoPlaceLeft, match="2 of 6 cells are whole") as caught:
         run(tmp_path, cells, [FakePlace("a", bad, {5})])
     assert caught.value.exit_code is ExitCode.INFRASTRUCTURE
     before = read(tmp_path).night("n1")
@@ -174,7 +174,7 @@ def test_a_machine_joins_later(tmp_path: Path) -> None:
     cells = cells_of(6)
     with Ledger(tmp_path) as ledger:
         runs = begin(ledger, night(), cells)
-        Session(ledger, runs, Places([first, late]), OPTIONS).execute()
+        execute(ledger, runs, Places([first, late]), SLICED)
     check(runs, cells)
     assert {a.machine for a in runs.attempts} == {"first", "late"}
 
@@ -204,7 +204,7 @@ def test_a_machine_that_loses_everything_is_left_alone(tmp_path: Path) -> None:
     cells, told = cells_of(1, 1, 1, 1, 1, 1), Told()
     with Ledger(tmp_path) as ledger:
         runs = begin(ledger, night(), cells)
-        Session(ledger, runs, Places([failing, good]), OPTIONS, told).execute()
+        execute(ledger, runs, Places([failing, good]), SLICED, [told])
     check(runs, cells)
     assert len(failing.orders) == STRIKES
     assert {(a.machine, a.outcome) for a in runs.attempts} == {("good", BAD)}
@@ -240,7 +240,7 @@ def test_ctrl_c_stops_all_machines(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         runs = begin(ledger, night(), cells)
         with pytest.raises(KeyboardInterrupt):
-            Session(ledger, runs, places, OPTIONS).execute()
+            execute(ledger, runs, places, SLICED)
     assert places.stopped
     assert runs.night.state is NightState.INTERRUPTED
     assert not [t for t in threading.enumerate() if t.name.startswith("matrix-")]

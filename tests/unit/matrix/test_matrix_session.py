@@ -16,6 +16,7 @@ from matrix_nights import (
     Killed,
     World,
     attempt,
+    execute,
     night,
     planned,
 )
@@ -27,7 +28,6 @@ from mmrepro.history.ledger import Ledger, NightRuns, read
 from mmrepro.history.states import State, settle
 from mmrepro.incident.ledger import Cell, Lost, NightState, Planned
 from mmrepro.matrix.nights import begin, unfinished
-from mmrepro.matrix.session import Session, SessionOptions
 from mmrepro.signature import Outcome
 
 BAD, GOOD, UNSURE = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED, Outcome.INCONCLUSIVE
@@ -48,7 +48,7 @@ def run(
 ) -> NightRuns:
     runs = begin(ledger, night(name, repeat=repeat, confirm=confirm), cells)
     places = LocalPlaces(trials or FakeTrials(world), provisions or FakeProvisions(), jobs)
-    Session(ledger, runs, places, SessionOptions()).execute()
+    execute(ledger, runs, places)
     return runs
 
 
@@ -173,14 +173,14 @@ def test_no_run_is_started_that_is_not_expected_to_end_in_time(tmp_path: Path) -
         runs = begin(ledger, night(), cells)
         trials = FakeTrials(lambda cell, index: BAD, takes)
         provisions = FakeProvisions()
-        options, clock = SessionOptions(max_time_s=35), lambda: now[0]
+        clock = lambda: now[0]  # noqa: E731
         places = LocalPlaces(trials, provisions, clock=clock)
-        Session(ledger, runs, places, options, clock=clock).execute()
+        execute(ledger, runs, places, budget_s=35, clock=clock)
         assert len(runs.attempts) == 3, "the fourth would end at 40"
         assert runs.night.state is NightState.OUT_OF_TIME
         assert "prepare 3.0" not in provisions.told, "nothing is fetched for nothing"
         assert unfinished(ledger) is runs
-        Session(ledger, runs, LocalPlaces(trials, FakeProvisions()), SessionOptions()).execute()
+        execute(ledger, runs, LocalPlaces(trials, FakeProvisions()))
         assert len(runs.attempts) == 6
         assert runs.night.state is NightState.COMPLETE
 
@@ -217,14 +217,13 @@ def test_ctrl_c_keeps_what_ended(tmp_path: Path) -> None:
         runs = begin(ledger, night(), cells)
         trials = FakeTrials(lambda cell, index: BAD, press)
         provisions = FakeProvisions()
-        session = Session(ledger, runs, LocalPlaces(trials, provisions), SessionOptions())
         with pytest.raises(KeyboardInterrupt):
-            session.execute()
+            execute(ledger, runs, LocalPlaces(trials, provisions))
         assert (len(runs.attempts), runs.night.state) == (1, NightState.INTERRUPTED)
         assert trials.stopped
         assert "stop" in provisions.told
         again = FakeTrials(lambda cell, index: BAD)
-        Session(ledger, runs, LocalPlaces(again, FakeProvisions()), SessionOptions()).execute()
+        execute(ledger, runs, LocalPlaces(again, FakeProvisions()))
     assert [made[0] for made in again.made] == [p.cell.id for p in cells[1:]]
 
 
@@ -274,7 +273,7 @@ def test_wherever_it_is_killed_every_attempt_is_made_once(
         if runs is None:
             runs = begin(ledger, night(repeat=repeat, confirm=2), cells)
         places = LocalPlaces(FakeTrials(world), FakeProvisions(), jobs)
-        Session(ledger, runs, places, SessionOptions()).execute()
+        execute(ledger, runs, places)
         return runs
 
     with tempfile.TemporaryDirectory() as folder:

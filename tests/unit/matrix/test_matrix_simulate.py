@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from matrix_nights import FakePlaces, FakeProvisions, FakeTrials, attempt, night, planned
+from matrix_nights import FakePlaces, FakeProvisions, FakeTrials, attempt, execute, night, planned
 from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group, groups_of
-from mmrepro.campaign.work import Began, Order, Working, work
+from mmrepro.campaign.work import Began, CellsUntilWhole, Here, Order, Working
 from mmrepro.cli.app import app
 from mmrepro.environments.spec import Manifest
 from mmrepro.environments.store import Size, Stored
@@ -25,7 +25,7 @@ from mmrepro.history.ledger import Ledger
 from mmrepro.matrix import plan as planning
 from mmrepro.matrix.measured import ASSUMED_BYTES, NEAR, NONE, OWN, Measured
 from mmrepro.matrix.nights import begin
-from mmrepro.matrix.session import Session, SessionOptions
+from mmrepro.matrix.session import Slicing
 from mmrepro.matrix.simulate import Fleet, Played, Times, copies, simulate
 from mmrepro.records import WheelFacts
 from mmrepro.signature import Outcome
@@ -196,11 +196,12 @@ class SleepingPlace:
 
     def work(self, order: Order, root: Path) -> Working:
         there, began, cell = self.has(order.group), 0.0, ""
-        for told in work(order, self.trials, self.provisions, root):
+        assert isinstance(order, CellsUntilWhole)
+        for told in order.carry_out(Here(self.trials, self.provisions), root):
             if isinstance(told, Began):
                 if there and not cell and self.ended:
                     self.setups.append(time.monotonic() - self.ended)
-                began, cell = time.monotonic(), told.planned.cell.id
+                began, cell = time.monotonic(), told.id
                 yield told
             else:
                 yield told
@@ -220,11 +221,10 @@ def a_real_night(folder: Path) -> bool:
         for one in before:
             ledger.append(attempt(one, 1, Outcome.REPRODUCED, seconds=sleeps[one.cell.id]))
         places = [SleepingPlace(n, sleeps, Sleeping(build, setup)) for n in "abc"]
-        options = SessionOptions(sliced=True, build_s=lambda group: build, setup_s=setup)
+        slicing = Slicing(sliced=True, build_s=lambda group: build, setup_s=setup)
         runs = begin(ledger, night(), cells)
-        session = Session(ledger, runs, FakePlaces(places), options)  # type: ignore[arg-type]
         began = time.monotonic()
-        session.execute()
+        execute(ledger, runs, FakePlaces(places), slicing)  # type: ignore[arg-type]
     took = max(place.ended for place in places) - began
     assert len(runs.attempts) == len(cells)
     measured = {name: s for place in places for name, s in place.took.items()}

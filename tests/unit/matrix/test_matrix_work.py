@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials, attempt, planned
 from mmrepro.campaign.groups import groups_of
-from mmrepro.campaign.work import Began, Order, work
+from mmrepro.campaign.work import Began, CellsUntilWhole, Here
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned
 from mmrepro.signature import Outcome
 
@@ -23,7 +23,7 @@ class Slow(FakeProvisions):
         return 100.0
 
 
-def order(cells: Sequence[Planned], **more: object) -> Order:
+def order(cells: Sequence[Planned], **more: object) -> CellsUntilWhole:
     known: dict[str, object] = {
         "night": "n1",
         "group": groups_of(cells)[0],
@@ -33,11 +33,14 @@ def order(cells: Sequence[Planned], **more: object) -> Order:
         "repeat": 1,
         "confirm": 2,
     }
-    return Order(**{**known, **more})  # type: ignore[arg-type]
+    return CellsUntilWhole(**{**known, **more})  # type: ignore[arg-type]
 
 
 def told(
-    order: Order, root: Path, provisions: FakeProvisions | None = None, takes: float = 50.0
+    order: CellsUntilWhole,
+    root: Path,
+    provisions: FakeProvisions | None = None,
+    takes: float = 50.0,
 ) -> list[str]:
     now = [0.0]
 
@@ -50,9 +53,10 @@ def told(
             return made.model_copy(update={"seconds": takes})
 
     trials = Timed(lambda cell, index: BAD, pass_by)
-    made = work(order, trials, provisions or FakeProvisions(), root, clock=lambda: now[0])
+    here = Here(trials, provisions or FakeProvisions(), clock=lambda: now[0])
+    made = order.carry_out(here, root)
     return [
-        f"{one.planned.cell.scenario}{one.coming.number}"
+        f"{one.what.partition(' ')[0]}{one.index}"
         if isinstance(one, Began)
         else f"{one.outcome or one.lost}"
         for one in made
@@ -103,7 +107,9 @@ def test_the_next_environment_is_fetched_if_there_is_time_for_it(tmp_path: Path)
 
 def test_a_closed_order_leaves_no_parent(tmp_path: Path) -> None:
     provisions = FakeProvisions()
-    working = work(order(CELLS), FakeTrials(lambda cell, index: BAD), provisions, tmp_path)
+    working = order(CELLS).carry_out(
+        Here(FakeTrials(lambda cell, index: BAD), provisions), tmp_path
+    )
     next(working)
     assert provisions.told[-1] == "warm 3"
     working.close()

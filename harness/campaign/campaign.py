@@ -1,0 +1,319 @@
+"""A campaign of any kind, from its first run to its document.
+
+A policy says what a free place is to do next, and what follows from what was seen. All else is
+here, once: the places and their losses, the threads, the time, what is written when, how it ends,
+and who hears of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from mmrepro.campaign.events import (
+    Began as CampaignBegan,
+    CampaignEvent,
+    Ended,
+    Handler,
+    Note,
+    RunBegan,
+)
+from mmrepro.campaign.work import Began, Order, Place, Places
+from mmrepro.errors import MmreproError, NoPlaceLeft, PlaceLost
+from mmrepro.records import Moment, Record
+
+POLL_S = 0.2
+WAIT_S = 60.0
+STRIKES = 3
+"""So often in a row a machine may be lost, or the same order, before anything came of them."""
+
+DocumentT_co = TypeVar("DocumentT_co", covariant=True)
+DocumentT = TypeVar("DocumentT")
+
+
+class State(StrEnum):
+    """How a campaign stands; its document has the same words."""
+
+    COMPLETE = "complete"
+    INTERRUPTED = "interrupted"
+    FAILED = "failed"
+    OUT_OF_TIME = "out-of-time"
+
+
+class Policy(Protocol[DocumentT_co]):
+    """All that a kind of campaign writes for itself. Everything but :meth:`line` is called from the
+    campaign's own thread."""
+
+    kind: str
+    """That people call it: 'bisection'."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def resume_command(self) -> str:
+        """The command that goes on with it."""
+
+    def standing(self) -> str:
+        """How far it is, in a line: '3 of 8 cells are whole'. Also from other threads."""
+
+    def begin(self, campaign: Campaign[DocumentT_co]) -> None:
+        """Take in what the journal holds, and write down that it goes on."""
+
+    def order(self, place: Place, names: Collection[str]) -> Order | None:
+        """What a free place is to do next; None: nothing now.
+
+        Args:
+            names: of all places that there are.
+        """
+
+    def waits(self) -> bool:
+        """Whether something is to be done that no place has been given."""
+
+    def line(self, order: Order, result: Record) -> Record:
+        """What is written down of a run; called in the thread of the order."""
+
+    def took(self, order: Order, line: Record) -> None:
+        """Write the line down, and draw what follows from it."""
+
+    def over(self, order: Order) -> None:
+        """All of an order was done, or all that there was time for."""
+
+    def lost(self, order: Order, loss: PlaceLost, began: Began | None, place: str) -> str:
+        """The place is gone; ``began``: the run that it had begun. Whatever was not done is given
+        to others. Returns what becomes of it, for people."""
+
+    def end(self, state: State, failure: str) -> DocumentT_co:
+        """Write down how it ended; from the same journal always the same document follows."""
+
+
+@dataclass(frozen=True)
+class _Worked:
+    """What an order's thread reports."""
+
+    place: Place
+    order: Order
+    item: Began | Record | None = None
+    """None: the order has ended."""
+    loss: PlaceLost | None = None
+    error: BaseException | None = None
+
+
+class Campaign(Generic[DocumentT]):
+    """A campaign in progress.
+
+    One thread gives the orders and writes the journal; each order is worked on in a thread of its
+    own. Where a machine is lost, the run that it had begun is one that infrastructure lost, and
+    what it had not begun goes to others.
+
+    Attributes:
+        until: of the campaign's clock; no run is started that is not expected to end by then.
+        alone: there is no other place that could take a second run meanwhile.
+    """
+
+    def __init__(
+        self,
+        policy: Policy[DocumentT],
+        places: Places,
+        handlers: Sequence[Handler] = (),
+        *,
+        budget_s: float | None = None,
+        wait_s: float | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            budget_s: seconds that it may take; None: no limit.
+            wait_s: how long to wait for a machine when none is left.
+        """
+        self.policy, self.places, self.clock = policy, places, clock
+        self.until = None if budget_s is None else clock() + budget_s
+        self._handlers = handlers
+        self._wait_s = WAIT_S if wait_s is None else wait_s
+        self._stopped = False
+        self._busy: dict[int, tuple[Place, threading.Thread]] = {}
+        self._began: dict[int, Began] = {}
+        self._runs: Counter[int] = Counter()
+        self._worked: queue.SimpleQueue[_Worked] = queue.SimpleQueue()
+        self._strikes: Counter[str] = Counter()
+
+    def execute(self) -> DocumentT:
+        """Run what is left of it. The journal has all that ended, whatever happens.
+
+        Raises:
+            KeyboardInterrupt: what had ended is on disk, and the document is the partial one.
+            MmreproError: infrastructure that no run can do without, usage, or a full disk.
+        """
+        policy = self.policy
+        policy.begin(self)
+        resume = policy.resume_command
+        self.emit(
+            CampaignBegan(
+                at=Moment.now(), kind=policy.kind, folder=str(policy.folder), resume=resume
+            )
+        )
+        try:
+            self._give()
+        except BaseException as error:
+            try:
+                self._stop()
+            finally:
+                state, failure = _ending(error, resume)
+                # A full disk cannot take the document either: the first error is the one to report.
+                with contextlib.suppress(MmreproError, OSError):
+                    policy.end(state, failure)
+                self._ended(state, failure)
+            raise
+        self.places.join()
+        state = State.OUT_OF_TIME if policy.waits() else State.COMPLETE
+        document = policy.end(state, "")
+        self._ended(state, "")
+        return document
+
+    def emit(self, event: CampaignEvent) -> None:
+        for handler in self._handlers:
+            handler(event)
+
+    def began(self, began: Began, machine: str = "") -> None:
+        what = began.what or began.id
+        self.emit(
+            RunBegan(
+                at=Moment.now(), what=what, index=began.index, role=began.role, machine=machine
+            )
+        )
+
+    def note(self, text: str, *, passing: bool = False) -> None:
+        self.emit(Note(at=Moment.now(), text=text, passing=passing))
+
+    def fits(self, seconds: float) -> bool:
+        """Whether a run that takes so long, begun now, is expected to end in time."""
+        return self.until is None or self.clock() + seconds <= self.until
+
+    # ------------------------------------------------------------------ giving orders
+
+    def _give(self) -> None:
+        """Until nothing waits and nothing is under way."""
+        alone = time.monotonic()
+        while True:
+            there = [p for p in self.places.there() if self._strikes[p.name] < STRIKES]
+            names = {p.name for p in (*there, *(p for p, _ in self._busy.values()))}
+            for place in there:
+                if id(place) not in self._busy:
+                    if (order := self.policy.order(place, names)) is None:
+                        continue
+                    self._start(place, order)
+            if there or self._busy:
+                alone = time.monotonic()
+            if not self._busy:
+                if there or not self.policy.waits():
+                    return
+                if time.monotonic() - alone >= self._wait_s:
+                    raise NoPlaceLeft(
+                        f"No machine is left for the {self.policy.kind}: {self.policy.standing()}.",
+                        hint=self.policy.resume_command,
+                    )
+            with contextlib.suppress(queue.Empty):
+                self._take(self._worked.get(timeout=POLL_S))
+                while True:  # what has come meanwhile, before anything is given
+                    self._take(self._worked.get_nowait())
+
+    def _start(self, place: Place, order: Order) -> None:
+        thread = threading.Thread(
+            target=self._thread, args=(place, order), name=f"mmrepro-{place.name}"
+        )
+        self._busy[id(place)] = place, thread
+        thread.start()
+
+    def _take(self, worked: _Worked) -> None:
+        place, order = worked.place, worked.order
+        if worked.error is not None:
+            del self._busy[id(place)]
+            raise worked.error
+        if isinstance(worked.item, Began):
+            began = worked.item
+            self._began[id(place)] = began
+            self.began(began, place.name)
+        elif worked.item is not None:
+            self._began.pop(id(place), None)
+            self._runs[id(place)] += 1
+            self._strikes[place.name] = 0
+            self.policy.took(order, worked.item)
+        else:
+            self._over(worked)
+
+    def _over(self, worked: _Worked) -> None:
+        """An order has ended, one way or another."""
+        place, order = worked.place, worked.order
+        del self._busy[id(place)]
+        began = self._began.pop(id(place), None)
+        if worked.loss is None:
+            self.policy.over(order)
+            return
+        self._strikes[place.name] += 1
+        becomes = self.policy.lost(order, worked.loss, began, place.name)
+        gone = ", and is not used any more" if self._strikes[place.name] >= STRIKES else ""
+        name = place.name or "this machine"
+        self.note(f"{name} was lost{gone}: {worked.loss.message} {becomes}")
+
+    # ------------------------------------------------------------------ in an order's thread
+
+    def _thread(self, place: Place, order: Order) -> None:
+        try:
+            with contextlib.closing(place.work(order, self.policy.folder)) as working:
+                for item in working:
+                    line = item if isinstance(item, Began) else self.policy.line(order, item)
+                    self._worked.put(_Worked(place, order, line))
+        except PlaceLost as loss:
+            self._worked.put(_Worked(place, order, loss=loss))
+        except BaseException as error:
+            ended = self._stopped and isinstance(error, KeyboardInterrupt)
+            self._worked.put(_Worked(place, order, error=None if ended else error))
+        else:
+            self._worked.put(_Worked(place, order))
+
+    # ------------------------------------------------------------------ the end
+
+    def _stop(self) -> None:
+        """End what is in progress, and take in what had ended by then."""
+        self._stopped = True
+        self.places.stop()
+        for _, thread in self._busy.values():
+            thread.join()
+        with contextlib.suppress(queue.Empty, MmreproError):
+            while True:
+                worked = self._worked.get_nowait()
+                if worked.item is not None and not isinstance(worked.item, Began):
+                    self.policy.took(worked.order, worked.item)
+        self.places.join()
+
+    def _ended(self, state: State, failure: str) -> None:
+        policy = self.policy
+        self.emit(
+            Ended(
+                at=Moment.now(),
+                kind=policy.kind,
+                folder=str(policy.folder),
+                state=state,
+                failure=failure,
+                resume="" if state is State.COMPLETE else policy.resume_command,
+            )
+        )
+
+
+def _ending(error: BaseException, resume: str) -> tuple[State, str]:
+    """The state of a campaign that ended so, and why."""
+    if isinstance(error, KeyboardInterrupt):
+        return State.INTERRUPTED, f"interrupted; to resume, run: {resume}"
+    if isinstance(error, NoPlaceLeft):
+        return State.INTERRUPTED, error.message
+    if isinstance(error, MmreproError):
+        return State.FAILED, error.message
+    return State.FAILED, f"mmrepro itself failed: {type(error).__name__}: {error}"

@@ -1,0 +1,193 @@
+"""A campaign on the command line: its progress, and what is printed where it breaks off."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, TypeVar
+
+import typer
+from mmrepro.campaign.campaign import Campaign, Policy
+from mmrepro.campaign.events import (
+    Began,
+    CampaignEvent,
+    Ended,
+    Found,
+    Handler,
+    Note,
+    RunBegan,
+    RunEnded,
+)
+from mmrepro.campaign.work import Places
+from mmrepro.cli.progress import LiveView
+from mmrepro.errors import UnwritableOutput
+from mmrepro.reports.lines import TONES
+from mmrepro.reports.words import duration
+from mmrepro.text.sanitize import one_line
+from rich.console import Console, Group, RenderableType
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+LAST = 8
+"""Lines that stay in sight."""
+DocumentT = TypeVar("DocumentT")
+
+
+def conduct(
+    policy: Policy[DocumentT],
+    places: Callable[[Callable[[str], None]], Places],
+    console: Console,
+    *,
+    budget_s: float | None = None,
+    events: str = "",
+) -> DocumentT:
+    """Run the campaign to its end, with its progress on ``console``.
+
+    Args:
+        places: makes them; is given what prints a line on what happens beside the runs.
+        events: a file for JSON lines, "-" for standard output; "": none.
+
+    Raises:
+        KeyboardInterrupt, MmreproError: as :meth:`Campaign.execute`; what goes on with it is
+            printed before.
+    """
+    display = CampaignProgress(console, policy.standing)
+    with json_lines(events) as lines:
+        campaign = Campaign(
+            policy,
+            places(lambda text: display(note(text))),
+            [display, *lines],
+            budget_s=budget_s,
+        )
+        try:
+            with display:
+                return campaign.execute()
+        except BaseException:
+            if policy.folder.is_dir():
+                kept = f"{policy.folder} ({policy.standing()}; what has ended is kept)"
+                typer.echo(f"Partial {policy.kind}: {kept}", err=True)
+                typer.echo(f"to resume, run: {policy.resume_command}", err=True)
+            raise
+
+
+def note(text: str) -> Note:
+    from mmrepro.records import Moment
+
+    return Note(at=Moment.now(), text=text, passing=True)
+
+
+@contextlib.contextmanager
+def json_lines(target: str) -> Iterator[Sequence[Handler]]:
+    """A handler that writes each event as a JSON line, for machines that follow a campaign.
+
+    Raises:
+        UnwritableOutput: the file cannot be written.
+    """
+    if not target:
+        yield []
+        return
+    try:
+        file: IO[str] = (
+            sys.stdout if target == "-" else Path(target).open("a", encoding="utf-8")  # noqa: SIM115
+        )
+    except OSError as error:
+        raise UnwritableOutput(
+            f"{target} cannot be written: {error.strerror or error}.",
+            hint="--events FILE, or --events - for standard output",
+        ) from error
+    lock = threading.Lock()
+
+    def write(event: CampaignEvent) -> None:
+        with lock:
+            file.write(event.model_dump_json() + "\n")
+            file.flush()
+
+    try:
+        yield [write]
+    finally:
+        if file is not sys.stdout:
+            file.close()
+
+
+class CampaignProgress(LiveView):
+    """A line for each run that ended; on a terminal those in progress below the last ones."""
+
+    def __init__(self, console: Console, standing: Callable[[], str] = lambda: "") -> None:
+        super().__init__(console, per_second=4, transient=True)
+        self._standing = standing
+        self._lines: list[Text] = []
+        self._current: dict[tuple[str, int, str], float] = {}
+        self._counts: Counter[str] = Counter()
+        self._latest = ""
+
+    def __call__(self, event: CampaignEvent) -> None:
+        match event:
+            case RunBegan():
+                with self._lock:
+                    self._current[event.what, event.index, event.machine] = time.monotonic()
+                    self._latest = ""
+            case RunEnded():
+                with self._lock:
+                    self._current = {
+                        key: since
+                        for key, since in self._current.items()
+                        if key[:2] != (event.what, event.index)
+                    }
+                    self._counts[event.outcome] += 1
+                self._line(_ended(event))
+            case Found():
+                self._line(Text(one_line(event.text, 400), style=TONES[event.tone]))
+            case Note() if event.passing and self.console.is_terminal:
+                with self._lock:
+                    self._latest = one_line(event.text, 200)
+            case Note():
+                self._line(Text(one_line(event.text, 400), style="bold" * (not event.passing)))
+            case Began() | Ended():
+                pass
+
+    def _line(self, line: Text) -> None:
+        self.console.print(line, soft_wrap=True, highlight=False)
+
+    def _draw(self) -> RenderableType:
+        with self._lock:
+            current, latest = dict(self._current), self._latest
+            counts = self._counts.most_common()
+        parts: list[RenderableType] = []
+        for (what, index, machine), since in current.items():
+            row = Table.grid(padding=(0, 1))
+            name = _name(what, index) + (f" on {machine}" if machine else "")
+            spent = f"{time.monotonic() - since:.0f} s"
+            row.add_row(Spinner("dots"), Text(name, style="bold"), Text(spent, style="dim"))
+            parts.append(row)
+        words = [
+            *filter(None, [self._standing()]),
+            *(f"{number} {word}" for word, number in counts),
+        ]
+        if words:
+            parts.append(Text(" · ".join(words), overflow="ellipsis", no_wrap=True))
+        if latest:
+            parts.append(Text(latest, style="dim", overflow="ellipsis", no_wrap=True))
+        return Group(*parts)
+
+
+def _name(what: str, index: int) -> str:
+    return one_line(what, 100) + (f", run {index}" if index > 1 else "")
+
+
+def _ended(event: RunEnded) -> Text:
+    how = "kept from before" if event.kept else duration(event.seconds)
+    where = f" on {event.machine}" if event.machine else ""
+    text = Text.assemble(
+        f"{_name(event.what, event.index)}{where}: ",
+        (one_line(event.outcome, 160), TONES[event.tone]),
+        f", {how}",
+    )
+    if event.detail:
+        text.append(f"; {one_line(event.detail, 300)}", style=TONES[event.tone])
+    return text
