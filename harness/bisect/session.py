@@ -1,30 +1,32 @@
-"""A bisection from start to end: its points, runs and ledger, and its files at every step."""
+"""The policy of a bisection: its points, the runs of each, and its document at every step."""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import mmrepro
 from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
 from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.points import Field, cell_of
-from mmrepro.bisect.prefetch import Prefetch
 from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
-from mmrepro.campaign.trial import TrialOptions, Trials, incident_in
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import Found as FoundEvent, run_ended
+from mmrepro.campaign.groups import Group
+from mmrepro.campaign.search import Search
+from mmrepro.campaign.trial import incident_in
+from mmrepro.campaign.work import Began, CellRun, Order, lost
 from mmrepro.engines import spec_for
 from mmrepro.environments.build import existing
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.store import prune
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident.bisection import BISECTION_FILE, Bisection, Point
+from mmrepro.incident.bisection import BISECTION_FILE, Bisection
 from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.incident.ledger import (
     LEDGER_FILE,
@@ -56,112 +58,87 @@ VERDICTS = {
 ONCE_MORE = (Lost.INFRASTRUCTURE, Lost.TIMEOUT)
 """Tried again, once; an unloadable wheel stays one."""
 
-RunTrial = Callable[[Cell, Path, Path, int, Role], Attempt]
 
+class Bisecting(Search[Bisection, Attempt]):
+    """A bisection in progress. ``bisection`` is valid, if partial, at every moment.
 
-class Watcher(Protocol):
-    """Is told how a bisection goes."""
+    Both sides are searched at once where two places are free; on one they come one after the other.
+    """
 
-    def began(self, bisection: Bisection, point: Point, role: Role) -> None: ...
-
-    def ended(self, bisection: Bisection, point: Point, attempt: Attempt, *, kept: bool) -> None:
-        """``kept``: the run was made by an earlier call."""
-
-
-class Bisecting:
-    """A bisection in progress. ``bisection`` is valid, if partial, at every moment."""
+    kind = "bisection"
 
     def __init__(
         self,
         scenario: Scenario,
         options: BisectOptions,
         field: Field,
-        watcher: Watcher | None = None,
         *,
         write: Callable[[Bisection, Path], object],
-        run_trial: RunTrial | None = None,
-        prefetch: bool = True,
     ) -> None:
-        """
-        Args:
-            write: writes the documents below the folder, each time that they have grown.
-            run_trial: makes one run; None: `mmrepro run` in a process of its own.
-            prefetch: fetch the environments that may be needed next, while a run is in progress.
-        """
+        """``write`` writes the documents below the folder, each time that they have grown."""
+        super().__init__()
         self.scenario, self.options, self.field = scenario, options, field
-        self.watcher = watcher
         self._write_documents = write
         self._before: dict[int, bool] = {}
         """Whether the environment of a point was there before."""
-        self.dir = self._folder()
+        self.folder = self._folder()
         self.bisection = self._blank()
-        self._prefetch = Prefetch() if prefetch else None
-        self._trials = Trials(
-            TrialOptions(
-                timeout_s=options.run.timeout_s,
-                start_mode=options.run.start_mode,
-                commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
-            )
-        )
-        self._run_trial = run_trial or self._in_a_child
-        self._kept: dict[str, list[Attempt]] = {}
-
-    @property
-    def resume_command(self) -> str:
-        return self.options.command(self.scenario.name, self.dir)
-
-    def execute(self) -> Bisection:
-        """Search to the end. The files are on disk afterwards, whatever happened.
-
-        Raises:
-            MmreproError: usage, or a ledger or folder that cannot be written.
-            KeyboardInterrupt: the partial bisection is on disk.
-        """
-        with Ledger(self.dir) as self._ledger:
-            self._begin_night()
-            try:
-                with self._tidy():
-                    self._search()
-            except KeyboardInterrupt:
-                self._end("interrupted", f"interrupted; to resume, run: {self.resume_command}")
-                self._end_night(NightState.INTERRUPTED)
-                raise
-            except MmreproError as error:
-                self._end("failed", error.message)
-                raise
-            except BaseException as error:
-                self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
-                raise
-            self._end("complete")
-            self._end_night(NightState.COMPLETE)
-        return self.bisection
-
-    # ------------------------------------------------------------------ the search
-
-    def _search(self) -> None:
-        options, field = self.options, self.field
-        self._board = board = Board(
+        self._numbers = {self._cell(n).id: n for n in range(len(field.points))}
+        self._asked: Counter[int] = Counter()
+        self._ahead: Group | None = None
+        self._bad: int | None = None
+        self._notes: list[str] = []
+        self._board = Board(
             self._oracle,
             [point.commit[:12] or point.name for point in field.points],
             [point.declared for point in field.points],
             SearchOptions(options.confidence, options.repeat, options.linear),
-            upcoming=self._fetch_ahead,
+            upcoming=self._announce,
         )
-        bad, notes = start(board, field.bad)
-        self.bisection.known_bad = "" if bad is None else field.points[bad].name
-        before = 0
-        for direction in options.directions:
-            found: Found | None = None
-            if bad is not None:
-                found = self._outward(bad, direction)
-            made, before = self.bisection.runs - before, self.bisection.runs
-            side = side_of(self.bisection, direction, found, notes, made)
-            side.notes += self._declared_failure(found)
-            if direction == "introduced":
-                self.bisection.introduced = side
-            else:
-                self.bisection.fixed = side
-            self._write()
+        self._lines_left: list[Callable[[], None]] = [
+            self._start,
+            *(lambda d=d: self._side(d) for d in options.directions),
+        ]
+
+    @property
+    def resume_command(self) -> str:
+        return self.options.command(self.scenario.name, self.folder)
+
+    def standing(self) -> str:
+        return f"{self.bisection.runs} runs of {len(self.field.points)} points"
+
+    # ------------------------------------------------------------------ the search
+
+    def more(self) -> Callable[[], None] | None:
+        """The start; once it has ended the sides."""
+        begun = len(self.options.directions) + 1 - len(self._lines_left)
+        if not self._lines_left or (begun and not self._started):
+            return None
+        return self._lines_left.pop(0)
+
+    _started = False
+
+    def _start(self) -> None:
+        self._bad, self._notes = start(self._board, self.field.bad)
+        point = "" if self._bad is None else self.field.points[self._bad].name
+        self.bisection.known_bad = point
+        self._started = True
+
+    def _side(self, direction: Direction) -> None:
+        first = direction == self.options.directions[0]
+        # The runs are the board's; how many were made for this side is counted apart.
+        board = replace(self._board, made=self._board.made if first else 0)
+        found = None if self._bad is None else self._outward(board, self._bad, direction)
+        side = side_of(self.bisection, direction, found, self._notes, board.made)
+        side.notes += self._declared_failure(found)
+        if direction == "introduced":
+            self.bisection.introduced = side
+        else:
+            self.bisection.fixed = side
+        self._write()
+        text = f"{direction}: {side.explanation}"
+        tone = "good" if side.verified else "unsure"
+        self.campaign.emit(FoundEvent(at=Moment.now(), text=text, tone=tone))
 
     def _declared_failure(self, found: Found | None) -> list[str]:
         """What the scenario itself says of the other failure beyond the boundary."""
@@ -184,9 +161,21 @@ class Bisecting:
         found.notes.insert(0, f"{name} was said to be good, and has the failure: further out, then")
         return found
 
+    def _outward(self, board: Board, bad: int, direction: Direction) -> Found:
+        """As far as the bound that was given, or beyond it where that one has the failure, too."""
+        far = self.field.far(direction)
+        found = search(board, bad, direction, far)
+        outermost = 0 if direction == "introduced" else len(self.field.points) - 1
+        if found.conclusion is not Conclusion.NO_BOUNDARY or far == outermost:
+            return found
+        name = self.field.points[far].name
+        found = search(board, far, direction, outermost)
+        found.notes.insert(0, f"{name} was said to be good, and has the failure: further out, then")
+        return found
+
     def _oracle(self, number: int) -> Verdict:
         """One more run of a point; after lost infrastructure a second one, and no third."""
-        attempt = self._attempt(number, "confirm" if self.field.points[number].runs else "planned")
+        attempt = self._attempt(number, "confirm" if self._asked[number] else "planned")
         if attempt.lost in ONCE_MORE:
             attempt = self._attempt(number, "retry")
         if attempt.lost is Lost.USAGE and len(self._board.runs) == 0:
@@ -196,48 +185,26 @@ class Bisecting:
     def _attempt(self, number: int, role: Role) -> Attempt:
         """A run that an earlier call made, else a new one."""
         point = self.field.points[number]
-        cell = cell_of(point, self.scenario, self.options, self.field.device)
-        index = len(point.runs) + 1
-        kept = next((a for a in self._kept.get(cell.id, []) if a.index == index), None)
-        if self.watcher is not None and kept is None:
-            self.watcher.began(self.bisection, point, role)
-        attempt = kept or self._new(number, cell, index, role)
-        point.runs.append(attempt)
+        self._asked[number] += 1
+        what = point.commit[:12] or point.name
+        want = Began(self._cell(number).id, self._asked[number], role, what)
+        kept = (want.id, want.index) in self.done
+        attempt = self.result(want)
+        point.runs = sorted([*point.runs, attempt], key=lambda run: run.index)
         self._note(number, attempt)
         self._write()
-        if self.watcher is not None:
-            self.watcher.ended(self.bisection, point, attempt, kept=kept is not None)
+        if kept:
+            self.campaign.emit(run_ended(what, attempt, kept=True))
         return attempt
 
-    def _new(self, number: int, cell: Cell, index: int, role: Role) -> Attempt:
-        if cell.id not in self._ledger.history.night(NIGHT).planned:
-            self._ledger.append(Planned(night=NIGHT, cell=cell))
-        if number not in self._before:
-            self._fetching(number, there=self._is_there(number))
-        folder = self.dir / "incidents" / cell.id / f"run-{index}"
-        shutil.rmtree(folder, ignore_errors=True)  # killed in the middle: no line tells of it
-        attempt = self._run_trial(cell, folder, self.dir, index, role)
-        self._ledger.append(attempt)
-        return attempt
-
-    def _in_a_child(self, cell: Cell, folder: Path, root: Path, index: int, role: Role) -> Attempt:
-        # In a thread, so that Ctrl-C, which comes to this one, can end the run in good order.
-        pool = ThreadPoolExecutor(1)
-        try:
-            return pool.submit(
-                self._trials.run, cell, folder, root, night=NIGHT, index=index, role=role
-            ).result()
-        except KeyboardInterrupt:
-            self._trials.stop()
-            raise
-        finally:
-            pool.shutdown()
+    def _cell(self, number: int) -> Cell:
+        return cell_of(self.field.points[number], self.scenario, self.options, self.field.device)
 
     def _note(self, number: int, attempt: Attempt) -> None:
         """What the run says of its point."""
         point = self.field.points[number]
         point.verdict, point.why = verdict_of(point.runs)
-        incident = incident_in(self.dir / attempt.incident) if attempt.incident else None
+        incident = incident_in(self.folder / attempt.incident) if attempt.incident else None
         if incident is None:
             return
         point.wheel = point.wheel or incident.engine.wheel
@@ -246,7 +213,72 @@ class Bisecting:
         known = {stand_in.name for stand_in in self.bisection.stand_ins}
         self.bisection.stand_ins += [s for s in incident.stand_ins if s.name not in known]
 
+    # ------------------------------------------------------------------ asked by the campaign
+
+    def begin(self, campaign: Campaign[Bisection]) -> None:
+        super().begin(campaign)
+        self._ledger = Ledger(self.folder)
+        before = self._ledger.history.find(NIGHT)
+        if before is not None:
+            self.done = {(a.cell, a.index): a for a in before.attempts}
+        self._night = Night(
+            id=NIGHT,
+            created=before.night.created if before else Moment.now(),
+            command=self.resume_command,
+            mmrepro_version=mmrepro.__version__,
+            host=host_facts(gpu_models(self.field.device)),
+        )
+        self._ledger.append(self._night)
+
+    def order_of(self, want: Began) -> Order:
+        number = self._numbers[want.id]
+        group = self._group(number)
+        if want.id not in self._ledger.history.night(NIGHT).planned:
+            self._ledger.append(group.cells[0])
+        if number not in self._before:
+            self._fetching(number, there=self._is_there(number))
+        ahead, self._ahead = self._ahead, None
+        return CellRun(NIGHT, group, want, ahead=ahead)
+
+    def keep(self, line: Attempt) -> tuple[str, int]:
+        self._ledger.append(line)
+        point = self.field.points[self._numbers[line.cell]]
+        self.campaign.emit(run_ended(point.commit[:12] or point.name, line))
+        return line.cell, line.index
+
+    def lose(self, want: Began, why: str, place: str) -> Attempt:
+        return lost(NIGHT, want, why, place)
+
+    def affords(self, want: Began) -> bool:
+        return self.campaign.fits(0.0)
+
+    def end(self, state: State, failure: str) -> Bisection:
+        """What was fetched for this is gone again."""
+        try:
+            self._tidy()
+            made = self.bisection
+            out_of_time = state is State.OUT_OF_TIME
+            made.state = "interrupted" if out_of_time else state.value  # type: ignore[assignment]
+            if out_of_time:
+                failure = f"its time is over; to resume, run: {self.resume_command}"
+            made.failure, made.finished = failure, Moment.now()
+            made.limits = limits(made)
+            self._write()
+            if state is not State.FAILED:
+                marked = NightState.COMPLETE if state is State.COMPLETE else NightState.INTERRUPTED
+                update = {"state": marked, "finished": Moment.now()}
+                self._ledger.append(self._night.model_copy(update=update))
+        finally:
+            self._ledger.close()
+        return made
+
     # ------------------------------------------------------------------ environments
+
+    def _group(self, number: int) -> Group:
+        cell = self._cell(number)
+        planned = Planned(night=NIGHT, cell=cell)
+        date = self.field.points[number].uploaded if cell.commit else ""
+        return Group(cell.engine, cell.release, cell.device, cell.commit, (planned,), date)
 
     def _is_there(self, number: int) -> bool:
         """Whether the environment is on disk: then it is nobody's to drop."""
@@ -261,19 +293,15 @@ class Bisecting:
             return spec_for(self.scenario.engine, point.release, device)
         return spec_for(self.scenario.engine, "", device, commit=point.commit, date=point.uploaded)
 
-    def _fetch_ahead(self, numbers: Sequence[int]) -> None:
-        if self._prefetch is None:
-            return
+    def _announce(self, numbers: Sequence[int]) -> None:
+        """One of these may be next: its environment is fetched while a run is in progress."""
         for number in numbers:
-            point = self.field.points[number]
-            if point.runs or self._kept_of(number) or self._is_there(number):
+            if self._asked[number] or (self._cell(number).id, 1) in self.done:
                 continue
-            self._fetching(number, there=False)
-            what = ["--commit", point.commit] if point.commit else [point.release]
-            if point.commit and point.uploaded:
-                what += ["--commit-date", point.uploaded]
-            self._prefetch.begin([self.scenario.engine, *what, "--device", self.field.device])
-            return
+            if not self._is_there(number):
+                self._fetching(number, there=False)
+                self._ahead = self._group(number)
+                return
 
     def _fetching(self, number: int, *, there: bool) -> None:
         """Written down before it begins: whoever goes on after a kill drops it in the end."""
@@ -281,59 +309,22 @@ class Bisecting:
         self.field.points[number].fetched |= not there
         self._write()
 
-    def _kept_of(self, number: int) -> bool:
-        point = self.field.points[number]
-        cell = cell_of(point, self.scenario, self.options, self.field.device)
-        return bool(self._kept.get(cell.id))
-
-    @contextlib.contextmanager
-    def _tidy(self) -> Iterator[None]:
-        """At the end no fetch is under way, and what was fetched for this is gone again."""
-        try:
-            yield
-        finally:
-            if self._prefetch is not None:
-                self._prefetch.stop()
-            for number, there in self._before.items():
-                if there:
-                    continue
-                try:
-                    environment = existing(self._spec(number))
-                except MmreproError:  # no such wheel, so no such environment
-                    continue
-                self.field.points[number].fetched = environment is not None
-                if environment is not None and not self.options.keep_environments:
-                    prune(names=[environment.path.name])
+    def _tidy(self) -> None:
+        for number, there in self._before.items():
+            if there:
+                continue
+            try:
+                environment = existing(self._spec(number))
+            except MmreproError:  # no such wheel, so no such environment
+                continue
+            self.field.points[number].fetched = environment is not None
+            if environment is not None and not self.options.keep_environments:
+                prune(names=[environment.path.name])
 
     # ------------------------------------------------------------------ files
 
-    def _begin_night(self) -> None:
-        before = self._ledger.history.find(NIGHT)
-        if before is not None:
-            for attempt in before.attempts:
-                self._kept.setdefault(attempt.cell, []).append(attempt)
-        self._night = Night(
-            id=NIGHT,
-            created=before.night.created if before else Moment.now(),
-            command=self.resume_command,
-            mmrepro_version=mmrepro.__version__,
-            host=host_facts(gpu_models(self.field.device)),
-        )
-        self._ledger.append(self._night)
-
-    def _end_night(self, state: NightState) -> None:
-        update = {"state": state, "finished": Moment.now()}
-        self._ledger.append(self._night.model_copy(update=update))
-
-    def _end(self, state: str, failure: str = "") -> None:
-        self.bisection.state = state  # type: ignore[assignment]
-        self.bisection.failure = failure
-        self.bisection.finished = Moment.now()
-        self.bisection.limits = limits(self.bisection)
-        self._write()
-
     def _write(self) -> None:
-        self._write_documents(Redactor().redact_model(self.bisection), self.dir)
+        self._write_documents(Redactor().redact_model(self.bisection), self.folder)
 
     def _folder(self) -> Path:
         if self.options.out is None:

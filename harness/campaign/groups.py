@@ -18,13 +18,18 @@ ASSUMED_WHY = "no earlier attempt of this engine is in the ledger: 60 s is assum
 
 @dataclass(frozen=True)
 class Group:
-    """The cells of one environment."""
+    """The cells of one environment.
+
+    Attributes:
+        date: of the commit, RFC 3339: its requirements are resolved as of then.
+    """
 
     engine: str
     release: str
     device: str
     commit: str
     cells: tuple[Planned, ...]
+    date: str = ""
 
     @property
     def name(self) -> str:
@@ -35,7 +40,9 @@ class Group:
     def spec(self) -> EnvironmentSpec | None:
         """None: there is no such release, as its runs will say."""
         try:
-            return spec_for(self.engine, self.release, self.device)
+            return spec_for(
+                self.engine, self.release, self.device, commit=self.commit, date=self.date
+            )
         except MmreproError:
             return None
 

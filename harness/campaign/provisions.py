@@ -131,7 +131,9 @@ class Provisions:
         return ""
 
     def _build(self, spec: EnvironmentSpec, nice: int) -> int:
-        arguments = ["env", "create", spec.engine, spec.release, "--device", spec.device]
+        what = ["--commit", spec.commit] if spec.commit else [spec.release]
+        what += ["--commit-date", spec.cutoff] if spec.commit and spec.cutoff else []
+        arguments = ["env", "create", spec.engine, *what, "--device", spec.device]
         with self._lock:
             if self._stopped:
                 return -1

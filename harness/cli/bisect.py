@@ -161,26 +161,20 @@ def _run(
     scenario: Scenario, options: BisectOptions, field: Field, console: Console, *, quiet: bool
 ) -> Bisection:
     from mmrepro.bisect.session import Bisecting
-    from mmrepro.cli.bisect_progress import BisectionProgress
+    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.cli.campaign import conduct, here
     from mmrepro.reports.bisection import write_bisection
     from mmrepro.reports.bisection_terminal import print_bisection
 
-    display = BisectionProgress(console)
-    running = Bisecting(scenario, options, field, display, write=write_bisection)
-    try:
-        with display:
-            bisection = running.execute()
-    except KeyboardInterrupt:
-        typer.echo(
-            f"Partial bisection: {running.dir} ({running.bisection.runs} runs are kept)", err=True
-        )
-        typer.echo(f"to resume, run: {running.resume_command}", err=True)
-        raise
-    except Exception:
-        typer.echo(f"Partial bisection: {running.dir}", err=True)
-        raise
+    running = Bisecting(scenario, options, field, write=write_bisection)
+    trials = TrialOptions(
+        timeout_s=options.run.timeout_s,
+        start_mode=options.run.start_mode,
+        commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
+    )
+    bisection = conduct(running, lambda say: here(trials, say), console)
     if not quiet:
-        print_bisection(bisection, console, str(running.dir))
+        print_bisection(bisection, console, str(running.folder))
     return bisection
 
 
@@ -236,6 +230,8 @@ def exit_code(bisection: Bisection) -> ExitCode:
     from mmrepro.incident.ledger import Lost
 
     runs = [run for point in bisection.points for run in point.runs]
+    if bisection.state != "complete":
+        return ExitCode.INCONCLUSIVE
     if runs and all(run.lost in (Lost.INFRASTRUCTURE, Lost.TIMEOUT) for run in runs):
         return ExitCode.INFRASTRUCTURE
     nothing = (SideConclusion.NO_BOUNDARY, SideConclusion.NO_FAILURE)

@@ -13,6 +13,7 @@ from typing import IO, TypeVar
 
 import typer
 from mmrepro.campaign.campaign import Campaign, Policy
+from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.events import (
     Began,
     CampaignEvent,
@@ -23,9 +24,13 @@ from mmrepro.campaign.events import (
     RunBegan,
     RunEnded,
 )
+from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.provisions import Provisions, Say
+from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Places
 from mmrepro.cli.progress import LiveView
 from mmrepro.errors import UnwritableOutput
+from mmrepro.records import Moment
 from mmrepro.reports.lines import TONES
 from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
@@ -41,7 +46,7 @@ DocumentT = TypeVar("DocumentT")
 
 def conduct(
     policy: Policy[DocumentT],
-    places: Callable[[Callable[[str], None]], Places],
+    places: Callable[[Say], Places],
     console: Console,
     *,
     budget_s: float | None = None,
@@ -76,9 +81,15 @@ def conduct(
             raise
 
 
-def note(text: str) -> Note:
-    from mmrepro.records import Moment
+def here(
+    options: TrialOptions, say: Say, *, jobs: int = 1, machine: str = "", bound: Bound | None = None
+) -> Places:
+    """Places on this machine that run cells; ``bound``: of what is added to its disk."""
+    return LocalPlaces(Trials(options), Provisions(options, bound, say), jobs, machine)
 
+
+def note(text: str) -> Note:
+    """For what happens beside the runs."""
     return Note(at=Moment.now(), text=text, passing=True)
 
 

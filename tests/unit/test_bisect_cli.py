@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmrepro.bisect import points, session
+from matrix_nights import FakeProvisions
+from mmrepro.bisect import points
 from mmrepro.campaign.trial import Trials
+from mmrepro.cli import campaign
 from mmrepro.cli.app import app
 from mmrepro.incident.bisection import Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Role
@@ -40,7 +42,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(points, "points_of", lambda scenario, options: listed())
     monkeypatch.setattr(Trials, "run", run)
-    monkeypatch.setattr(session.Prefetch, "begin", lambda self, arguments: True)
+    monkeypatch.setattr(campaign, "Provisions", lambda *rest: FakeProvisions())
 
 
 def typed(*argv: str) -> tuple[int, str, str]:
@@ -97,9 +99,12 @@ CTRL_C = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by jobs in the background
 from pathlib import Path
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
+from matrix_nights import FakeProvisions
 from mmrepro.bisect import points
 from mmrepro.campaign.trial import Trials
+from mmrepro.cli import campaign
+campaign.Provisions = lambda *rest: FakeProvisions()
 from test_bisect_session import listed
 points.points_of = lambda scenario, options: listed()
 def run(self, cell, folder, root, *, night, index, role):
@@ -133,7 +138,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     finally:
         child.kill()
     assert child.returncode == 130
-    assert "(0 runs are kept)" in told
+    assert "(0 runs of 9 points; what has ended is kept)" in told
     assert (
         f"to resume, run: mmrepro bisect ghost-key-eviction --find both --device cpu --out {out} "
         "--resume" in told
@@ -143,9 +148,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, {tests!r})
+sys.path[:0] = [{tests!r}, {tests!r} + "/matrix"]
+from matrix_nights import FakeProvisions
 from mmrepro.bisect import points
 from mmrepro.campaign.trial import Trials
+from mmrepro.cli import campaign
+campaign.Provisions = lambda *rest: FakeProvisions()
 from test_bisect_session import Made, listed
 points.points_of = lambda scenario, options: listed()
 made = Made()
@@ -153,7 +161,7 @@ def run(self, cell, folder, root, *, night, index, role):
     if len(made.made) == {after}:
         folder.mkdir(parents=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    attempt = made(cell, folder, root, index, role)
+    attempt = made.run(cell, folder, root, night=night, index=index, role=role)
     print(cell.release, index, flush=True)
     return attempt
 Trials.run = run

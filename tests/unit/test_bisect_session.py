@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matrix_nights import FakeProvisions
 from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.plan import plan
 from mmrepro.bisect.points import Field, field_of, read_commits
 from mmrepro.bisect.session import Bisecting
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.local import LocalPlaces
 from mmrepro.cli.bisect import exit_code
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.history.ledger import read
@@ -56,18 +58,20 @@ def truth(release: str, _: int = 1) -> Outcome | Lost:
 class Made:
     """Makes runs up, and remembers them."""
 
-    def __init__(self, run: Run = truth, stop_after: int = 0) -> None:
-        self.run, self.stop_after = run, stop_after
+    def __init__(self, truth: Run = truth, stop_after: int = 0) -> None:
+        self.truth, self.stop_after = truth, stop_after
         self.made: list[tuple[str, int, Role]] = []
 
-    def __call__(self, cell: Cell, folder: Path, root: Path, index: int, role: Role) -> Attempt:
+    def run(
+        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+    ) -> Attempt:
         if self.stop_after and len(self.made) == self.stop_after:
             folder.mkdir(parents=True)
             (folder / "half").touch()
             raise KeyboardInterrupt
         assert not folder.exists()
         self.made.append((cell.release or cell.commit, index, role))
-        seen = self.run(cell.release or cell.commit, index)
+        seen = self.truth(cell.release or cell.commit, index)
         lost = seen if isinstance(seen, Lost) else None
         return Attempt(
             night="bisect",
@@ -83,6 +87,9 @@ class Made:
             command=f"mmrepro run ghost-key-eviction --release {cell.release}",
         )
 
+    def stop(self) -> None:
+        pass
+
 
 def listed(releases: Sequence[str] = RELEASES) -> list[Point]:
     return [
@@ -96,12 +103,29 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def session(
-    tmp_path: Path, made: Made, *, releases: Sequence[str] = RELEASES, **options: object
-) -> Bisecting:
-    chosen = replace(OPTIONS, out=tmp_path / "b", **options)  # type: ignore[arg-type]
-    field = field_of(GHOST, chosen, listed(releases))
-    return Bisecting(GHOST, chosen, field, write=write_bisection, run_trial=made, prefetch=False)
+class Session:
+    """A bisection of made-up runs, with what is asked of one in these tests."""
+
+    def __init__(
+        self,
+        tmp_path: Path,
+        made: Made,
+        *,
+        releases: Sequence[str] = RELEASES,
+        jobs: int = 1,
+        **options: object,
+    ) -> None:
+        chosen = replace(OPTIONS, out=tmp_path / "b", **options)  # type: ignore[arg-type]
+        field = field_of(GHOST, chosen, listed(releases))
+        self.policy = Bisecting(GHOST, chosen, field, write=write_bisection)
+        self.places = LocalPlaces(made, FakeProvisions(), jobs)
+        self.resume_command = self.policy.resume_command
+
+    def execute(self) -> Bisection:
+        return Campaign(self.policy, self.places).execute()
+
+
+session = Session
 
 
 def test_both_sides_are_found(tmp_path: Path) -> None:
@@ -368,7 +392,7 @@ def test_what_it_fetched_is_dropped_and_what_was_there_stays(
 
     killed = Made(run, stop_after=3)
     first = session(tmp_path, killed, find="fixed")
-    first._tidy = contextlib.nullcontext  # type: ignore[assignment,method-assign]
+    first.policy._tidy = lambda: None  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         first.execute()
     assert "0.24.0" in on_disk
