@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -255,6 +256,25 @@ def test_other_engines_and_scenarios_and_the_builders_are_not_in_the_key(copy: C
     for name in OF_OTHERS:
         copy.edit(name)
         assert code_digest(GHOST) == before, f"{name} is in the key"
+
+
+READS_FILES = re.compile(r"import resources|importlib\.resources|__file__|__path__")
+READS_CODE = {f"mmrepro.{name}" for name in (
+    "reproducers", "run.closure", "supervise.client", "supervise.supervisor", "supervise.warm",
+)}  # fmt: skip
+"""Modules that read code beside them, which is in the key by itself."""
+
+
+def test_every_module_that_reads_a_file_of_the_package_is_known() -> None:
+    """Data that a new one reads belongs into ``key.DATA``."""
+    found = set()
+    for name in ("ghost-key-eviction", "pad-value-collision", "borrowed-faults"):
+        scenario = load_scenario(name)
+        modules = closure.closure(key._starts(scenario), key._stops(scenario.engine))
+        found |= {one for one, file in modules.items() if READS_FILES.search(file.read_text())}
+        supervise = modules["mmrepro.supervise"].parent
+        assert {*supervise.glob("*.py")} <= {*modules.values()}
+    assert found == READS_CODE | key.DATA.keys()
 
 
 def test_the_key_of_a_run_costs_little() -> None:
