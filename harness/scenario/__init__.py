@@ -48,8 +48,6 @@ from mmrepro.probes.data import (
     ThreadStack as ThreadStack,
 )
 from mmrepro.records import Fidelity as Fidelity, Setting as Setting, StandIn as StandIn
-from mmrepro.scenario.base import Scenario as Scenario, with_variants as with_variants
-from mmrepro.scenario.bind import Check as Check
 from mmrepro.scenario.common import (
     Label as Label,
     added_not_scheduled as added_not_scheduled,
@@ -91,10 +89,21 @@ from mmrepro.scenario.common import (
     unmitigated as unmitigated,
     usual_latency as usual_latency,
 )
-from mmrepro.scenario.declare import (
+from mmrepro.scenario.definition import Scenario as Scenario, with_variants as with_variants
+from mmrepro.scenario.gpu import (
+    gpu_idle as gpu_idle,
+    gpu_memory_held as gpu_memory_held,
+)
+from mmrepro.scenario.parts import (
+    Check as Check,
     Claim as Claim,
+    Control as Control,
     Declared as Declared,
+    Factor as Factor,
+    LiveFacts as LiveFacts,
     Row as Row,
+    RunFacts as RunFacts,
+    SourceRef as SourceRef,
     cause as cause,
     claim as claim,
     cure as cure,
@@ -107,18 +116,7 @@ from mmrepro.scenario.declare import (
     symptom as symptom,
     upgrade as upgrade,
 )
-from mmrepro.scenario.gpu import (
-    gpu_idle as gpu_idle,
-    gpu_memory_held as gpu_memory_held,
-)
-from mmrepro.scenario.parts import (
-    Control as Control,
-    Factor as Factor,
-    Failure as Failure,
-    LiveFacts as LiveFacts,
-    RunFacts as RunFacts,
-    SourceRef as SourceRef,
-)
+from mmrepro.scenario.silent import Failure as Failure
 from mmrepro.scenario.standing import (
     FailureClass as FailureClass,
     Severity as Severity,

@@ -1,7 +1,7 @@
 """Conditions that several scenarios share, each with its form for an observer.
 
 Every function returns what ``symptoms`` and ``causes`` take. ``more``: ``required``, ``live``,
-``reported``, ``id`` (see :class:`mmrepro.scenario.declare.Declared`). Checks for ``works_after``,
+``reported``, ``id`` (see :class:`mmrepro.scenario.parts.Declared`). Checks for ``works_after``,
 claims and rows stand at the end.
 """
 
@@ -14,9 +14,7 @@ from typing import Any
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import InferenceData, LogsData, StacksData
-from mmrepro.scenario.bind import Check
-from mmrepro.scenario.declare import Declared, Row, cause, precondition, row, symptom
-from mmrepro.scenario.parts import RunFacts
+from mmrepro.scenario.parts import Check, Declared, Row, RunFacts, cause, precondition, row, symptom
 from mmrepro.signature import Finding, Truth, checks, crash, live_server, loops
 from mmrepro.signature.views import Logs, Metrics, Processes, Requests
 

@@ -6,8 +6,7 @@ from collections.abc import Collection
 
 from mmrepro.incident import ClaimResult
 from mmrepro.incident.ablation import Ablation, FactorClass
-from mmrepro.scenario.declare import Hypothesis, named
-from mmrepro.scenario.tables import STATUS
+from mmrepro.scenario.parts import STATUS, Hypothesis, named
 from mmrepro.signature import Finding, Truth
 
 

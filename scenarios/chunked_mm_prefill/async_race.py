@@ -45,8 +45,8 @@ from mmrepro.scenario import (
     upgrade,
     vllm,
 )
-from mmrepro.scenario.bind import bind
-from mmrepro.scenario.declare import Hypothesis, many
+from mmrepro.scenario.definition import bind
+from mmrepro.scenario.parts import Hypothesis, many
 from mmrepro.scenarios.chunked_mm_prefill import report, stream
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
 from mmrepro.scenarios.chunked_mm_prefill.stream import BUDGET, IMAGE_TOKENS, LARGE_BUDGET

@@ -12,7 +12,7 @@ from mmrepro.evidence import Evidence, SeriesPoint
 from mmrepro.probes.data import GpuData, GpuDevice, GpuProcess
 from mmrepro.records import Fidelity
 from mmrepro.scenario import Finding, Truth, gpu_idle, gpu_memory_held
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature.decide import guarded
 

@@ -55,7 +55,7 @@ from mmrepro.scenario import (
     upgrade,
     with_variants,
 )
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 FACTS = RunFacts("0.23.0", Fidelity.CPU, frozenset(), 13.0)

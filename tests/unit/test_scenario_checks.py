@@ -48,7 +48,7 @@ from mmrepro.scenario import (
     symptom,
     unchanged,
 )
-from mmrepro.scenario.bind import bind, observable, parameters
+from mmrepro.scenario.definition import bind, observable, parameters
 from test_scenario_api import FACTS, LIVE, REPORT, SCENARIO, Hangs, truths
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

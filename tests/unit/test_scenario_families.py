@@ -26,8 +26,9 @@ from mmrepro.scenario import (
     not_logged,
     symptom,
 )
-from mmrepro.scenario.bind import Check, bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenario.minivllm import place
+from mmrepro.scenario.parts import Check
 from mmrepro.signature import evaluate
 from mmrepro.signature.decide import guarded
 from mmrepro.signature.loops import stays_in
