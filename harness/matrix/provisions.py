@@ -19,8 +19,8 @@ from mmrepro.matrix.child import end, spawn
 from mmrepro.matrix.disk import Bound
 from mmrepro.matrix.plan import ASSUMED_BUILD_S, Group
 from mmrepro.matrix.trial import TrialOptions, run_options, variables
-from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import StartMode
+from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import parent_spec, warm_root
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import free_port
@@ -176,7 +176,7 @@ class Provisions:
         if environment is None:
             return None
         model = scenario.model.write(cache_root() / "models")
-        plan = launch_plan(scenario, options, environment, model, free_port())
+        plan = ServerSpec(scenario, options, environment, model).plan(free_port())
         return parent_spec(plan, environment, variables(self._options))
 
     def _parent(self, spec: ParentSpec) -> WarmParent | None:

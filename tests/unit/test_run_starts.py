@@ -10,10 +10,10 @@ from fake_engine_process import FakeStarter, close, ends, raises, ready, silent,
 from mmrepro.errors import EngineStartError, SupervisorError, WarmParentDied
 from mmrepro.incident import Setting
 from mmrepro.incident.journal import Journal
-from mmrepro.run import launch
+from mmrepro.run import start as start_module
 from mmrepro.run.deadline import Deadlines, of_gate
-from mmrepro.run.launch import Server, ServerSpec, start
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.start import ServerSpec, Started, start
 from mmrepro.run.starter import START_ATTEMPTS, Attempt
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Finding
@@ -78,7 +78,7 @@ class Starts:
             GHOST, RunOptions(device="cpu"), environment(folder / "environment"), folder
         )
 
-    def one(self, starter: FakeStarter, **more: tuple[Setting, ...]) -> Server:
+    def one(self, starter: FakeStarter, **more: tuple[Setting, ...]) -> Started:
         self.made.append(starter)
         return start(self.spec, self.journal, starter.it, **more)
 
@@ -109,7 +109,10 @@ def test_a_start_that_works_is_remembered(starts: Starts) -> None:
     assert starts.mode_and_why[0] == "fork"
     assert "not warm: it was seen" in starts.mode_and_why[1]
     assert server.url.endswith(str(made.processes[0].port))
-    assert (server.plan.argv, server.restarts) == (starts.journal.incident.engine.command, ())
+    assert (server.plan.argv, server.attempt.restarts) == (
+        starts.journal.incident.engine.command,
+        (),
+    )
     assert made.processes[0].stopped == []
 
 
@@ -120,10 +123,10 @@ def test_a_port_that_was_taken_is_another_port_and_told(starts: Starts) -> None:
     server.sampler.stop()
     assert made.modes == [COLD, COLD]
     assert starts.warnings == ["the port was taken meanwhile; starting it again"]
-    assert [r.why for r in server.restarts] == [
+    assert [r.why for r in server.attempt.restarts] == [
         "the control server's", "the port was taken meanwhile",
     ]  # fmt: skip
-    assert starts.journal.incident.engine.settings[-2:] == list(server.restarts)
+    assert starts.journal.incident.engine.settings[-2:] == list(server.attempt.restarts)
     evidence = starts.journal.recorder.dir
     assert PORT_TAKEN in (evidence / "engine-start-1.log").read_text()
     assert (evidence / "engine.log").read_text() == ""
@@ -192,7 +195,7 @@ def test_a_usage_error_is_told_at_once(starts: Starts) -> None:
 def test_a_mode_that_replaces_something_has_less_time_than_a_cold_start(
     starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "REPLACED_START_LIMIT_S", 0.1)
+    monkeypatch.setattr(start_module, "REPLACED_START_LIMIT_S", 0.1)
     made = starter(silent, ready, mode=FORK)
     starts.one(made).sampler.stop()
     assert made.modes == [FORK, COLD]
