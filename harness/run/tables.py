@@ -30,7 +30,8 @@ from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.records import EVIDENCE_DIR, Moment
 from mmrepro.run.judge import Effect, effect
 from mmrepro.run.options import RunOptions
-from mmrepro.scenario import RunFacts, Scenario, SourceRef
+from mmrepro.scenario import RunFacts, Scenario
+from mmrepro.scenario.parts import SourceRef
 from mmrepro.signature.views import log_count
 
 T = TypeVar("T")

@@ -18,8 +18,7 @@ from mmrepro.errors import BrokenScenario, UsageError
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimResult, Exhibit, KeyStack, Reference, ScenarioFacts, SymptomRow
 from mmrepro.models import TinyModel, TinyQwen2VL
-from mmrepro.probes.base import ProbeData
-from mmrepro.probes.data import StackSample, StacksData
+from mmrepro.probes.data import ProbeData, StackSample, StacksData
 from mmrepro.records import Fidelity
 from mmrepro.scenario.parts import (
     OPPOSITE,

@@ -19,7 +19,7 @@ from mmrepro.models import TinyText
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunOptions
 from mmrepro.run.start import ServerSpec
-from mmrepro.scenario import Mitigation, Patch
+from mmrepro.scenario.more import Mitigation, Patch
 from mmrepro.scenario.registry import load_scenario
 
 LMDEPLOY = get_engine("lmdeploy")

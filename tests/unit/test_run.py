@@ -27,7 +27,8 @@ from mmrepro.probes.data import LogsData
 from mmrepro.run.judge import facts_of, rejudge
 from mmrepro.run.options import RunOptions
 from mmrepro.run.runner import begin, execute
-from mmrepro.scenario import Condition, Control, Drive, Finding, Outcome, RunFacts, Scenario
+from mmrepro.scenario import Control, Drive, Finding, Outcome, RunFacts, Scenario
+from mmrepro.scenario.more import Condition
 from mmrepro.supervise.protocol import StopReport
 from worlds import environment as made_up_environment
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.incident import SourceExcerpt
 from mmrepro.run.tables import MAX_LINES, read_definition
-from mmrepro.scenario import SourceRef
+from mmrepro.scenario.more import SourceRef
 
 MODULE = '''\
 """A module."""
