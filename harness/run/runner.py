@@ -131,7 +131,7 @@ def _control(spec: ServerSpec, journal: Journal, starter: Starter) -> tuple[Sett
             asyncio.run(_bounded(_control_traffic(server, journal), spec.options.timeout_s))
         recorder.phase = "start"
     journal.save()
-    return server.attempt.restarts
+    return server.restarts
 
 
 async def _control_traffic(server: Started, journal: Journal) -> None:

@@ -27,7 +27,7 @@ from mmrepro.machine.files import write_file
 from mmrepro.machine.gpu import Choice
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunOptions, StartMode
-from mmrepro.run.starter import SAFER, Attempt, Starter, StartStages, mode_setting
+from mmrepro.run.starter import SAFER, Starter, StartStages, mode_setting
 from mmrepro.scenario import Control, Scenario
 from mmrepro.supervise import EngineProcess, free_port, procfs
 from mmrepro.supervise.readiness import answers
@@ -40,6 +40,7 @@ REPLACED_START_LIMIT_S = 120.0
 USAGE_CODE = 2
 """argparse's exit code: the mode of the start has nothing to do with it."""
 GRACE_HUNG_S, GRACE_S = 1.0, 6.0
+START_ATTEMPTS = 5
 
 # ---------------------------------------------------------------------- what was asked for
 
@@ -192,14 +193,17 @@ class Started:
     """A start of a server: what it decided, and the server that came of it.
 
     Attributes:
-        attempt: the mode, why it is no faster one, and what had to be repeated.
+        refusals: why the mode is no faster one.
+        restarts: starts of the run so far that were repeated, for a reason that is chance.
         began: monotonic seconds; ``seconds``: until it was ready, by ``stages``; None: it is not.
         parent: the warm parent whose fork it is.
         process, sampler: there once the process is; of a control server nothing is sampled.
     """
 
     spec: ServerSpec
-    attempt: Attempt
+    mode: StartMode
+    refusals: tuple[str, ...]
+    restarts: tuple[Setting, ...]
     plan: LaunchPlan
     url: str
     began: float = field(default_factory=time.monotonic)
@@ -208,10 +212,6 @@ class Started:
     parent: WarmParentFacts | None = None
     process: EngineProcess = field(init=False)
     sampler: Sampler = field(init=False)
-
-    @property
-    def mode(self) -> StartMode:
-        return self.attempt.mode
 
     @property
     def core_pid(self) -> int | None:
@@ -228,10 +228,10 @@ class Started:
         """All that was set or replaced, for the report."""
         return [
             *self.spec.environment.notes,
-            mode_setting(self.mode, self.attempt.reasons),
+            mode_setting(self.mode, self.refusals),
             *self.plan.settings,
             *changes(self.spec.scenario, self.spec.options.flips),
-            *self.attempt.restarts,
+            *self.restarts,
         ]
 
     def note(self, incident: Incident) -> None:
@@ -260,31 +260,42 @@ def start(
         SupervisorError: its process could not be started.
     """
     plan, environment = spec.plan(free_port()), spec.environment
-    mode, reasons = starter.choose(plan, environment)
-    attempt = Attempt(mode, tuple(reasons), restarts=restarts)
+    mode, refusals = starter.choose(plan, environment)
+    failed: list[tuple[StartMode, str]] = []
+    number = 1
     while True:
         port = free_port()
-        started = Started(spec, attempt, spec.plan(port), f"http://127.0.0.1:{port}")
+        url = f"http://127.0.0.1:{port}"
+        started = Started(spec, mode, tuple(refusals), restarts, spec.plan(port), url)
         try:
             _launch(started, journal, starter)
             _until_ready(started, journal, starter)
+            for unusable, why in failed:  # this one worked: it was the mode
+                starter.note_unusable(unusable, plan, environment, why, certain=False)
             return started
-        except (Refused, WarmParentDied) as refusal:  # nothing was started
-            why = str(refusal)
+        except (Refused, WarmParentDied) as refusal:  # nothing was started: it counts as no attempt
             if isinstance(refusal, Refused):  # and one that died may live the next time
-                starter.note_unusable(attempt.mode, plan, environment, why, certain=True)
-            attempt = attempt.refused(why)
+                starter.note_unusable(mode, plan, environment, str(refusal), certain=True)
+            because = f"not {mode}: {refusal}"
+            mode, refusals = SAFER[mode], [*refusals, because]
         except EngineStartError as error:
             race = worth_another(spec.engine, error.detail)
-            following = attempt.ended(error, race, cold=spec.tries_cold)
-            if following is None:
+            tries_cold = spec.tries_cold and mode in SAFER and not error.usage
+            if number == START_ATTEMPTS or not (race or tries_cold):
                 raise
             log = spec.log(journal)
-            log.rename(log.with_name(f"{log.stem}-start-{attempt.number}{log.suffix}"))
-            attempt = following
+            log.rename(log.with_name(f"{log.stem}-start-{number}{log.suffix}"))
+            number += 1
+            if race:
+                because = f"{race}; starting it again"
+                restarts = (*restarts, Setting(name="start-up", value="repeated", why=race))
+            else:
+                because = f"a start in mode {mode} failed: {error.message}"
+                failed.append((mode, error.message))
+                mode, refusals = StartMode.COLD, [*refusals, because]
         finally:
             started.note(journal.incident)
-        journal.recorder.event(attempt.because, level="warning")
+        journal.recorder.event(because, level="warning")
 
 
 def _launch(started: Started, journal: Journal, starter: Starter) -> None:
@@ -321,10 +332,7 @@ def _until_ready(started: Started, journal: Journal, starter: Starter) -> None:
         started.seconds = round(ready - started.began, 2)
         started.stages = stages.ended(ready)
         recorder.event(f"engine ready after {started.seconds:.1f} s")
-        plan, environment = started.plan, spec.environment
-        starter.note(started.mode, plan, environment, started.seconds, started.parent)
-        for unusable, why in started.attempt.failed:  # another start worked: it was the mode
-            starter.note_unusable(unusable, plan, environment, why, certain=False)
+        starter.note(started.mode, started.plan, spec.environment, started.seconds, started.parent)
     except BaseException:
         _stop(started, journal, GRACE_HUNG_S)
         raise

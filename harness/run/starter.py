@@ -7,7 +7,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -15,7 +14,7 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
-from mmrepro.errors import EngineStartError, UsageError
+from mmrepro.errors import UsageError
 from mmrepro.incident import Setting, WarmParentFacts
 from mmrepro.machine.cache import VISIBLE, cache_root
 from mmrepro.machine.child_env import child_environment
@@ -29,7 +28,6 @@ from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, WarmParent
 
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
-START_ATTEMPTS = 5
 LAST_STAGE = "HTTP up"
 MAX_BYTES = 8 << 20
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -46,51 +44,6 @@ REPLACES = {
     "imported, are the parent's; single-file reproducers are forked from it too",
 }
 SAFER = {StartMode.WARM: StartMode.FORK, StartMode.FORK: StartMode.COLD}
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """How a server is started next.
-
-    Attributes:
-        reasons: why the mode is no faster one; ``because``: what led to this attempt, "" at first.
-        number: of the start, from 1; where a mode was refused, nothing was started.
-        failed: modes in which the server did not become ready, and why.
-        restarts: starts of the run that were repeated, for the report.
-    """
-
-    mode: StartMode
-    reasons: tuple[str, ...] = ()
-    number: int = 1
-    failed: tuple[tuple[StartMode, str], ...] = ()
-    restarts: tuple[Setting, ...] = ()
-    because: str = ""
-
-    def refused(self, why: str) -> Attempt:
-        """The next one, if the mode cannot be used there: in a safer one."""
-        return self._in(SAFER[self.mode], f"not {self.mode}: {why}")
-
-    def ended(self, error: EngineStartError, race: str, *, cold: bool = True) -> Attempt | None:
-        """The next one, if the server did not become ready; None: that would not either.
-
-        ``race``: why the start failed by chance; "" if it did not. ``cold``: a start that failed
-        in a mode that replaces something may be tried without.
-        """
-        if self.number == START_ATTEMPTS:
-            return None
-        again = replace(self, number=self.number + 1)
-        if race:
-            restart = Setting(name="start-up", value="repeated", why=race)
-            restarts = (*self.restarts, restart)
-            return replace(again, restarts=restarts, because=f"{race}; starting it again")
-        if self.mode not in SAFER or error.usage or not cold:
-            return None
-        failed = (*self.failed, (self.mode, error.message))
-        why = f"a start in mode {self.mode} failed: {error.message}"
-        return replace(again, failed=failed)._in(StartMode.COLD, why)
-
-    def _in(self, mode: StartMode, because: str) -> Attempt:
-        return replace(self, mode=mode, reasons=(*self.reasons, because), because=because)
 
 
 class Starter:
