@@ -14,7 +14,6 @@ from mmrepro.case.model import Case, ServerWanted
 from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import Engine, get_engine
-from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError
 from mmrepro.evidence.recorder import Listener
@@ -31,6 +30,7 @@ from mmrepro.play.tracebacks import of_engine, read_tracebacks
 from mmrepro.run import deadline, tables
 from mmrepro.run.deadline import Deadlines
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.runner import driving
 from mmrepro.run.start import (
     ServerSpec,
     Started,
@@ -42,8 +42,6 @@ from mmrepro.run.start import (
 )
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
-from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import Drive
 
 NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
@@ -218,18 +216,11 @@ class Player:
 
 
 async def _gate(server: Started, journal: Journal) -> None:
-    """A scenario's gate, for its latencies."""
-    scenario = server.spec.scenario
+    """A scenario's warm-up check, for its latencies."""
     journal.recorder.phase = "gate"
-    traffic = Traffic(server.url, SERVED_MODEL, journal.recorder)
-    release = server.spec.environment.spec.release
-    size = scenario.model.image_size()
-    drive = Drive(traffic, journal.recorder, size, scenario.max_model_len, release)
-    drive.deadline_s = GATE_LIMIT_S
-    try:
-        await scenario.gate(drive)
-    finally:
-        await traffic.close()
+    async with driving(server, journal) as drive:
+        drive.deadline_s = GATE_LIMIT_S
+        await server.spec.scenario.gate(drive)
 
 
 def _not_started(played: Played, error: EngineStartError, journal: Journal, engine: Engine) -> None:

@@ -135,7 +135,7 @@ def _control(spec: ServerSpec, journal: Journal, starter: Starter) -> tuple[Sett
 
 
 async def _control_traffic(server: Started, journal: Journal) -> None:
-    async with _driving(server, journal) as drive:
+    async with driving(server, journal) as drive:
         await server.spec.scenario.control(drive)
         await Probing(server, server.spec.scenario, journal.recorder).logs()
 
@@ -157,7 +157,7 @@ async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
     recorder, scenario = journal.recorder, server.spec.scenario
     probing = Probing(server, scenario, recorder)
     try:
-        async with _driving(server, journal) as drive:
+        async with driving(server, journal) as drive:
             with journal.stage("gate"):
                 passed = await _gate(drive, probing, journal)
             if passed:
@@ -194,7 +194,7 @@ async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _driving(server: Started, journal: Journal) -> AsyncIterator[Drive]:
+async def driving(server: Started, journal: Journal) -> AsyncIterator[Drive]:
     """The scenario's hands, until all that it sent is answered or given up."""
     spec = server.spec
     drive = Drive(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -269,9 +269,7 @@ def start(
         started = Started(spec, mode, tuple(refusals), restarts, spec.plan(port), url)
         try:
             _launch(started, journal, starter)
-            _until_ready(started, journal, starter)
-            for unusable, why in failed:  # this one worked: it was the mode
-                starter.note_unusable(unusable, plan, environment, why, certain=False)
+            _until_ready(started, journal, starter, failed)
             return started
         except (Refused, WarmParentDied) as refusal:  # nothing was started: it counts as no attempt
             if isinstance(refusal, Refused):  # and one that died may live the next time
@@ -318,9 +316,14 @@ def _launch(started: Started, journal: Journal, starter: Starter) -> None:
     )
 
 
-def _until_ready(started: Started, journal: Journal, starter: Starter) -> None:
-    """Wait for a server that exists; stop it if it fails. Raises EngineStartError."""
-    spec, recorder = started.spec, journal.recorder
+def _until_ready(
+    started: Started, journal: Journal, starter: Starter, failed: Sequence[tuple[StartMode, str]]
+) -> None:
+    """Wait for a server that exists; stop it if it fails. Raises EngineStartError.
+
+    ``failed``: modes in which it did not become ready, and why: if it does now, it was the mode.
+    """
+    spec, plan, recorder = started.spec, started.plan, journal.recorder
     try:
         if spec.control is None:
             started.sampler.start()
@@ -332,7 +335,9 @@ def _until_ready(started: Started, journal: Journal, starter: Starter) -> None:
         started.seconds = round(ready - started.began, 2)
         started.stages = stages.ended(ready)
         recorder.event(f"engine ready after {started.seconds:.1f} s")
-        starter.note(started.mode, started.plan, spec.environment, started.seconds, started.parent)
+        starter.note(started.mode, plan, spec.environment, started.seconds, started.parent)
+        for mode, why in failed:
+            starter.note_unusable(mode, plan, spec.environment, why, certain=False)
     except BaseException:
         _stop(started, journal, GRACE_HUNG_S)
         raise

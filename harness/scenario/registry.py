@@ -77,7 +77,8 @@ def _from_file(path: Path) -> Scenario:
             hint=f"python -m py_compile {broken}",
         ) from error
     except (Exception, SystemExit) as error:  # a script's sys.exit() would end mmrepro unsaid
-        line = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next(f for f in reversed(frames) if Path(f.filename).parent != Path(__file__).parent)
         raise BrokenScenario(
             f"{path} cannot be loaded: {type(error).__name__}: {error} "
             f"({Path(line.filename).name} line {line.lineno}).",

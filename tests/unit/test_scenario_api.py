@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -17,6 +18,7 @@ from made_up import (
     swap,
 )
 from mmrepro import scenario as scenario_names
+from mmrepro.errors import BrokenScenario
 from mmrepro.incident import ClaimStatus
 from mmrepro.run.judge import judge
 from mmrepro.scenario import (
@@ -62,6 +64,7 @@ from mmrepro.scenario.more import (
     refused_or_answered,
     trigger_ended,
 )
+from mmrepro.scenario.registry import load_scenario
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 FACTS = RunFacts("0.23.0", Fidelity.CPU, frozenset(), 13.0)
@@ -463,6 +466,13 @@ def test_a_name_of_more_says_so_where_it_is_imported_from_the_first() -> None:
         from mmrepro.scenario import play_case  # type: ignore[attr-defined] # noqa: F401
     with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
         from mmrepro.scenario import no_such_name  # type: ignore[attr-defined] # noqa: F401
+
+
+def test_a_file_with_such_an_import_is_shown_its_own_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("\nfrom mmrepro.scenario import play_case\n")
+    with pytest.raises(BrokenScenario, match=r"more; import it from there \(mine\.py line 2\)"):
+        load_scenario(str(file))
 
 
 def test_no_name_is_in_both() -> None:
