@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import psutil
+from mmrepro.base import processes
 from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
 from mmrepro.environments.store import list_environments
 from mmrepro.environments.torch_source import torch_setting
@@ -149,7 +150,7 @@ def ptrace() -> Part:
     process may trace its descendants only, so that both are refused alike.
     """
     scope = _ptrace_scope()
-    held = _effective_capability(CAP_SYS_PTRACE)
+    held = any(int(w, 16) >> CAP_SYS_PTRACE & 1 for w in processes.field("self", "CapEff"))
     facts = f"ptrace_scope {scope}, CAP_SYS_PTRACE {'held' if held else 'not held'}"
     spy = find_py_spy()
     answer = _dump_of_child(spy) if spy else "py-spy is missing"
@@ -198,13 +199,6 @@ def _ptrace_scope() -> str:
         return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
         return "unrestricted (no Yama)"
-
-
-def _effective_capability(bit: int) -> bool:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> bit & 1)
-    return False
 
 
 def strace() -> Part:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+from mmrepro.base import processes
 from mmrepro.records import Record
 from pydantic import Field
 
@@ -230,7 +231,7 @@ class Nvml:
         found: dict[int, GpuProcess] = {}
         for kind in ("Graphics", "Compute"):  # one that does both computes
             for process in self._told(f"nvmlDeviceGet{kind}RunningProcesses", handle) or []:
-                used, name = process.usedGpuMemory, _process_name(int(process.pid))
+                used, name = process.usedGpuMemory, processes.name(int(process.pid)) or None
                 found[int(process.pid)] = GpuProcess(
                     pid=None if name is None else int(process.pid),
                     name=name or "",
@@ -293,15 +294,6 @@ def _why(error: Any) -> str:
     code = getattr(error, "value", None)
     known = NVML_REASONS.get(code) if isinstance(code, int) else None
     return known or f"the NVIDIA driver does not answer: {error}"
-
-
-def _process_name(pid: int) -> str | None:
-    """Its command's name; None: there is no such process in this PID namespace."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return None
-    return name
 
 
 def _text(value: str | bytes) -> str:

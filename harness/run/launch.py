@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrepro.base import processes
 from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
 from mmrepro.engines.base import root_cause_lines, worth_another
 from mmrepro.environments.spec import Environment, EnvironmentSpec
@@ -21,7 +22,7 @@ from mmrepro.run.start_stages import StartStages
 from mmrepro.run.starter import SAFER, Attempt, Started, Starter, mode_settings
 from mmrepro.run.tables import changes, note_plan
 from mmrepro.scenario import Control, Scenario
-from mmrepro.supervise import EngineProcess, free_port, procfs
+from mmrepro.supervise import EngineProcess, free_port
 from mmrepro.supervise.readiness import answers
 from mmrepro.supervise.warm import Refused
 from packaging.version import InvalidVersion, Version
@@ -177,9 +178,8 @@ class Server:
     def core_pid(self) -> int | None:
         """The process that schedules; None if it is gone."""
         for pid in self.process.process_ids():
-            command = procfs.read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
-            name = procfs.read(pid, "comm").decode("utf-8", "replace").strip()
-            if self.spec.engine.core_role in self.spec.engine.role_of(name, command.strip()):
+            role = self.spec.engine.role_of(processes.name(pid), processes.cmdline(pid))
+            if self.spec.engine.core_role in role:
                 return pid
         return None
 
