@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
+from mmrepro.base.units import duration
 from mmrepro.cli.progress import LiveView
 from mmrepro.incident.bisection import Bisection, Point
 from mmrepro.incident.ledger import Attempt, Role
 from mmrepro.reports.bisection_terminal import point_table
 from mmrepro.reports.bisection_view import attempt_word, point_name
-from mmrepro.reports.words import duration
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
 from rich.table import Table
@@ -53,7 +53,7 @@ class BisectionProgress(LiveView):
                 row.add_row(
                     Spinner("dots"),
                     Text(self._current, style="bold"),
-                    Text(f"{time.monotonic() - self._since:.0f} s", style="dim"),
+                    Text(duration(int(time.monotonic() - self._since)), style="dim"),
                 )
                 parts.append(row)
             return Group(*parts)

@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from mmrepro.base.units import duration, size
 from mmrepro.cli.progress import LiveView
 from mmrepro.history.states import Settled, State
 from mmrepro.incident.ledger import Attempt, Planned
 from mmrepro.matrix.plan import DryRun, Group
 from mmrepro.matrix.schedule import Next
 from mmrepro.reports.night_words import plural
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich import box
 from rich.console import Console, Group as Lines, RenderableType
@@ -84,7 +84,7 @@ class MatrixProgress(LiveView):
         parts: list[RenderableType] = []
         for told, since in current:
             row = Table.grid(padding=(0, 1))
-            spent = f"{time.monotonic() - since:.0f} s"
+            spent = duration(int(time.monotonic() - since))
             row.add_row(Spinner("dots"), Text(told, style="bold"), Text(spent, style="dim"))
             parts.append(row)
         if session is not None:
@@ -125,7 +125,7 @@ def print_dry_run(told: DryRun, console: Console) -> None:
     text = f"Night {told.night}: {sums[0]} in {sums[1]}, {sums[2]}"
     text += f", about {duration(told.seconds)}." if told.runs else ": nothing is left to run."
     if told.download_bytes:
-        text += f" About {told.download_bytes / 2**30:.0f} GiB are unpacked first, at most."
+        text += f" About {size(told.download_bytes)} are unpacked first, at most."
     console.print(text, highlight=False, soft_wrap=True)
     for why in dict.fromkeys(c.seconds_from for g in told.groups for c in g.cells if c.runs):
         console.print(f"Times: {why}.", highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from mmrepro.base import processes
+from mmrepro.base.units import duration
 from mmrepro.records import Record
 from pydantic import Field
 
@@ -254,7 +255,7 @@ def read_gpus(binding: Any = None) -> GpuReading:
 
     Nothing is kept open, and nothing waits for longer than ``ANSWER_LIMIT_S``.
     """
-    late = GpuReading(reason=f"NVML gave no answer within {ANSWER_LIMIT_S:.0f} s")
+    late = GpuReading(reason=f"NVML gave no answer within {duration(ANSWER_LIMIT_S)}")
     box: list[GpuReading] = []
 
     def target() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from mmrepro.base.units import duration
 from mmrepro.history.ledger import History
 from mmrepro.incident.ledger import Attempt, Planned
 from mmrepro.matrix.disk import Bound
@@ -196,4 +197,4 @@ def turn(root: Path, count: int) -> Iterator[None]:
 
 def _told(attempt: Attempt) -> str:
     came = attempt.outcome or f"lost ({attempt.lost})"
-    return f"run {attempt.index} ({attempt.role}): {came}, {attempt.seconds:.1f} s"
+    return f"run {attempt.index} ({attempt.role}): {came}, {duration(attempt.seconds)}"

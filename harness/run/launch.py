@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro.base import processes
+from mmrepro.base.units import duration
 from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
 from mmrepro.engines.base import root_cause_lines, worth_another
 from mmrepro.environments.spec import Environment, EnvironmentSpec
@@ -272,7 +273,7 @@ def _wait(server: Server, stages: StartStages) -> float:
         stages.look()
         code = server.process.exit_code
         if code is not None or time.monotonic() - server.began > limit_s:
-            late = f"was not ready after {limit_s:g} s"
+            late = f"was not ready after {duration(limit_s)}"
             what = late if code is None else f"ended with {code} while it started"
             lines = root_cause_lines(server.process.log)
             why = f" The log says: {lines[0]}" if lines else ""

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Protocol
 
 if __package__:
-    from mmrepro.base import processes
+    from mmrepro.base import processes as processes
     from mmrepro.supervise.protocol import LaunchOrder, StopReport
 else:  # run under the engine's interpreter, or as a script: no package is imported
     _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120

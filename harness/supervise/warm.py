@@ -26,6 +26,7 @@ from typing import BinaryIO, Self, cast
 
 from filelock import FileLock
 from mmrepro.base import processes
+from mmrepro.base.units import duration
 from mmrepro.errors import WarmParentDied
 from mmrepro.machine.cache import folders_in
 from mmrepro.supervise import parent as script
@@ -237,7 +238,7 @@ def _wait_for_facts(made: WarmParent, child: subprocess.Popen[bytes]) -> None:
             )
         if time.monotonic() > deadline:
             raise WarmParentDied(
-                f"The warm parent of {made.label} did not import in {IMPORT_TIMEOUT_S:.0f} s."
+                f"The warm parent of {made.label} did not import in {duration(IMPORT_TIMEOUT_S)}."
             )
         time.sleep(POLL_S)
 
