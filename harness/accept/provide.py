@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import PIPE, TimeoutExpired
 
 from mmrepro.accept.steps import Needs
+from mmrepro.base.units import duration
 from mmrepro.campaign.child import end, spawn
 from mmrepro.engines import spec_for
 from mmrepro.environments.build import existing
@@ -60,7 +61,7 @@ class Provider:
         for one in needs:
             if one not in self._failed and left_s < BUILD_ESTIMATE_S:
                 told = f"the budget: {one} ({self.device}) is not built, which takes about "
-                return Provided(None, f"{told}{BUILD_ESTIMATE_S:.0f} s", over_budget=True)
+                return Provided(None, f"{told}{duration(BUILD_ESTIMATE_S)}", over_budget=True)
             if one not in self._failed:
                 self._failed[one] = self._built(one, left_s)
             if not self._failed[one]:
@@ -76,7 +77,7 @@ class Provider:
         try:
             _, errors = child.communicate(timeout=left_s)
         except TimeoutExpired:
-            return f"the environment of {one} was not built within {left_s:.0f} s"
+            return f"the environment of {one} was not built within {duration(left_s)}"
         finally:
             if child.poll() is None:
                 end([child], GRACE_S)

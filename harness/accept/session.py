@@ -18,6 +18,7 @@ from mmrepro.accept.provide import Provided
 from mmrepro.accept.running import Place
 from mmrepro.accept.sampling import Read, sampled, used
 from mmrepro.accept.steps import Ended, Needs, Part, Step, broken, untested
+from mmrepro.base.units import duration
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.acceptance import (
     RESULT_FILE,
@@ -154,7 +155,8 @@ class Session:
                 row = untested(step, provided.why_not)
                 return self._without(step, [row], over_budget=provided.over_budget)
         if step.estimate_s > self.left_s:
-            told = f"about {step.estimate_s:.0f} s are needed, {max(0.0, self.left_s):.0f} s left"
+            needed, left = duration(step.estimate_s), duration(max(0.0, self.left_s))
+            told = f"about {needed} are needed, {left} left"
             return self._without(step, [untested(step, f"the budget: {told}")], over_budget=True)
         shutil.rmtree(place.incident, ignore_errors=True)  # of one that was broken off
         self._note_start(part, step)

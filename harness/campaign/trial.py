@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrepro.base.units import duration
 from mmrepro.campaign.child import end, spawn
 from mmrepro.errors import ExitCode
 from mmrepro.incident import INCIDENT_FILE, Incident
@@ -123,7 +124,7 @@ class Trials:
         except subprocess.TimeoutExpired:
             child.kill()
             child.communicate()
-            return None, f"it did not end within {BUILD_S + made.timeout_s:g} s"
+            return None, f"it did not end within {duration(BUILD_S + made.timeout_s)}"
         finally:
             with self._lock:
                 self._children.discard(child)

@@ -15,6 +15,8 @@ from mmrepro.accept.provide import Provider
 from mmrepro.accept.sampling import nvml_samples
 from mmrepro.accept.session import Options, Session, exit_code
 from mmrepro.accept.steps import Part, Step
+from mmrepro.base import units
+from mmrepro.base.units import duration
 from mmrepro.cli.console import table_console
 from mmrepro.cli.progress import LiveView
 from mmrepro.errors import ExitCode, UsageError
@@ -34,7 +36,6 @@ from mmrepro.records import Moment
 from mmrepro.reports import write_reports
 from mmrepro.reports.acceptance import MARKDOWN_FILE, counts, write_acceptance
 from mmrepro.reports.document import document_json, load_document
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
@@ -123,7 +124,7 @@ def _blank(
     words = ["mmrepro", "accept", "--device", asked.device]
     for part in parts if asked.only else ():
         words += ["--only", part.name]
-    words += ["--budget", f"{asked.budget_s:g}s"]
+    words += ["--budget", units.exact_duration(asked.budget_s)]
     return Acceptance(
         mmrepro_version=mmrepro.__version__,
         created=earlier.created if earlier else Moment.now(),
@@ -205,8 +206,8 @@ class Board(LiveView):
             title, began, estimate_s = self._current
             spent = time.monotonic() - began
             table = Table.grid(padding=(0, 2))
-            told = Text(f"{spent:.0f} s of about {estimate_s:.0f} s", style="dim")
-            table.add_row(Spinner("dots"), title, told)
+            told = f"{units.duration(int(spent))} of about {units.duration(estimate_s)}"
+            table.add_row(Spinner("dots"), title, Text(told, style="dim"))
             return Group(table, Text(self._latest, style="dim")) if self._latest else table
 
 

@@ -192,8 +192,8 @@ def _dry_run(
 
 def print_plan(expected: BisectionPlan, console: Console) -> None:
     """The points, the prior, the runs to be expected and what is to be fetched."""
+    from mmrepro.base.units import duration
     from mmrepro.reports.lines import Printer
-    from mmrepro.reports.words import duration
 
     line = Printer(console).line
     name = expected.scenario + (f" ({expected.variant})" if expected.variant else "")

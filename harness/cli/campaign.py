@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 import typer
+from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import Campaign, Policy
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.events import (
@@ -32,7 +33,6 @@ from mmrepro.cli.progress import LiveView
 from mmrepro.errors import UnwritableOutput
 from mmrepro.records import Moment
 from mmrepro.reports.lines import TONES
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
