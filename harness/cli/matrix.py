@@ -18,7 +18,6 @@ from mmrepro.cli.matrix_ledger import (
     chosen_night,
     quarantine_of,
 )
-from mmrepro.cli.matrix_simulate import simulate
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.run.options import StartMode
 
@@ -303,5 +302,5 @@ def merge(
         write_night(known, known.newest, out, excused)
 
 
-for command in (simulate, *matrix_nightly.COMMANDS):
+for command in matrix_nightly.COMMANDS:
     app.command()(command)
