@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from mmrepro.cli import matrix_nightly
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.matrix_ledger import (
     DEFAULT_OUT,
@@ -300,7 +299,3 @@ def merge(
     known = read(out)
     if known.newest is not None:
         write_night(known, known.newest, out, excused)
-
-
-for command in matrix_nightly.COMMANDS:
-    app.command()(command)
