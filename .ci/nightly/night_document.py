@@ -49,9 +49,9 @@ def document_of(asked: argparse.Namespace, empty: bool = False) -> Json:
     ledger = path if path.suffix == ".jsonl" else path / "ledger.jsonl"
     if empty and ledger.is_file() and not begun(ledger):
         return {name: [] for name in NEEDED}
-    code, text, error = mmrepro("matrix", "report", str(path), "--format", "json", *more)
+    code, text, why = mmrepro("matrix", "report", str(path), "--format", "json", *more)
     if code:
-        raise Failed(error, code)
+        raise Failed(why, code)
     return parsed(text, "the document of the installed mmrepro")
 
 

@@ -95,7 +95,7 @@ def escaped(text: str, more: str = "") -> str:
     return text
 
 
-def annotations(document: Json, most: int = 10) -> list[Annotation]:
+def annotations_of(document: Json, most: int = 10) -> list[Annotation]:
     """At most ``most``, the worst first; where there are more, the last one counts them."""
     found = sorted(_annotations(document), key=lambda a: LEVELS.index(a.level))
     if len(found) <= most:
@@ -144,7 +144,7 @@ def deciding(cell: Json) -> Json | None:
 
 
 def annotate(asked: argparse.Namespace) -> int:
-    for one in annotations(document_of(asked), asked.max):
+    for one in annotations_of(document_of(asked), asked.max):
         print(one.line)
     return 0
 
@@ -299,10 +299,13 @@ def options() -> argparse.ArgumentParser:
         return added
 
     one = command(overdue, "say whether the next nightly run should have begun and has not")
-    every = {"type": hours, "help": "when the next one is due, e.g. 24h (as the last one says)"}
-    document = {"action": "store_true", "help": "one JSON document on stdout"}
-    excused = {"metavar": "FILE", "help": "TOML with the cells that are to alarm nobody"}
-    which = {"help": "which nightly run of the ledger (the newest)"}
+    every: Json = {
+        "type": hours,
+        "help": "when the next one is due, e.g. 24h (as the last one says)",
+    }
+    document: Json = {"action": "store_true", "help": "one JSON document on stdout"}
+    excused: Json = {"metavar": "FILE", "help": "TOML with the cells that are to alarm nobody"}
+    which: Json = {"help": "which nightly run of the ledger (the newest)"}
     one.add_argument("--every", **every)
     one.add_argument("--json", **document)
     one = command(annotate, "print a nightly run as GitHub's workflow commands")

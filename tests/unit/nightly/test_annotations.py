@@ -25,7 +25,7 @@ from night_samples import (
     realistic,
     runs_of,
 )
-from nightly import Annotation, annotations, escaped
+from nightly import Annotation, annotations_of, escaped
 
 NASTY = [
     *HOSTILE,
@@ -80,7 +80,7 @@ def test_nothing_in_a_ledger_becomes_a_command(text: str) -> None:
     run.explanation = run.command = lost.error = text
     history = one_night((of, HEALTHY, [run]), (cell("0.24.0"), HEALTHY, [lost]), title=text)
     history.take(Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text=text))
-    lines = [one.line for one in annotations(document(history))]
+    lines = [one.line for one in annotations_of(document(history))]
     assert len(lines) == 2
     for line in lines:
         read = as_the_runner_reads_it(line)
@@ -90,30 +90,30 @@ def test_nothing_in_a_ledger_becomes_a_command(text: str) -> None:
 
 def test_the_worst_first_and_the_last_says_how_many_more() -> None:
     night_shown = document(realistic())
-    everything = annotations(night_shown, 50)
+    everything = annotations_of(night_shown, 50)
     assert len(everything) > 5
     levels = [one.level for one in everything]
     assert levels == sorted(levels, key=["error", "warning", "notice"].index)
     assert everything[0].title == "bug returned"
-    five = annotations(night_shown, 5)
+    five = annotations_of(night_shown, 5)
     assert five[:4] == everything[:4]
     left = Counter(one.level for one in everything[4:])
     told = ", ".join(f"{n} {level}{'s' * (n > 1)}" for level, n in left.items())
     more = f"{len(everything) - 4} more were not shown ({told}): see this run's summary."
     assert (five[4].text, five[4].level) == (more, everything[4].level)
-    assert len(annotations(night_shown, 1)) == 1
-    exact = annotations(night_shown, len(everything))
+    assert len(annotations_of(night_shown, 1)) == 1
+    exact = annotations_of(night_shown, len(everything))
     assert exact == everything, "none is spent on saying that there are no more"
 
 
 def test_each_cell_is_told_once() -> None:
     of = cell()
     history = one_night((of, HEALTHY, runs_of(of, HEALTHY, REPRODUCED)))
-    assert [a.title for a in annotations(document(history))] == ["not as expected"]
+    assert [a.title for a in annotations_of(document(history))] == ["not as expected"]
     history.take(
         Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
     )
-    (told,) = annotations(document(history))
+    (told,) = annotations_of(document(history))
     assert told.title == "drift"
     assert told.text == "It drifts. Repeat it: mmrepro run ghost-key-eviction --release 0.23.0"
 
@@ -137,7 +137,7 @@ def test_how_bad_a_cell_is(outcomes: list[None], level: str | None) -> None:
     made.nights[0].events.append(
         Event(night="n", what=EventKind.NEW_RELEASE, identity="r", text="new")
     )
-    found = annotations(document(made))
+    found = annotations_of(document(made))
     assert [a.level for a in found] == [level, "notice"] if level else ["notice"]
 
 
@@ -148,17 +148,17 @@ def test_in_quarantine_it_is_a_notice_and_an_expired_entry_a_warning() -> None:
         Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
     )
     known = document(history, excused(("ghost-key-eviction", "0.23.0")))
-    (told,) = annotations(known)
+    (told,) = annotations_of(known)
     assert (told.level, told.title) == ("notice", "in quarantine")
     unused = document(history, excused(("ghost-key-eviction", "0.23.0"), ("other", "1")))
-    assert [a.level for a in annotations(unused)] == ["warning", "notice"]
+    assert [a.level for a in annotations_of(unused)] == ["warning", "notice"]
 
 
 def test_a_night_that_did_not_end_says_so() -> None:
     history = history_of(
         [night("n", state=NightState.OUT_OF_TIME), Planned(night="n", cell=cell())]
     )
-    told = annotations(document(history))
+    told = annotations_of(document(history))
     assert told[0].text == "This night is out of time; 1 of 1 cells did not run."
     assert told[0].level == "warning"
 
