@@ -47,9 +47,9 @@ case $step in
       echo "it began no night" > "$out/failed.txt"
       exit 0
     fi
+    cp nights/ledger.jsonl "$out/" # first: without it the machine counts as missing
     .ci/nightly/nightly.py surprises nights --night "$night" --out "$out/surprises" \
       ${quarantine:+--quarantine "$quarantine"}
-    cp nights/ledger.jsonl "$out/"
     ;;
   *)
     sed -n '2,4s/^# //p' "$0" >&2

@@ -35,6 +35,8 @@ from night_document import (
 )
 
 BUNDLE_BYTES = 10 << 20
+MOST_HOURS = 100 * 365 * 24.0
+"""More is a slip, and more than a date can hold."""
 
 
 def overdue(asked: argparse.Namespace) -> int:
@@ -272,18 +274,27 @@ def index_of(night: str, done: list[tuple[Json, Json]]) -> str:
 def hours(text: str) -> float:
     """``24h``, ``7d``, ``1h30m``, in hours."""
     units = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-    if not re.fullmatch(r"(?:\d+(?:\.\d+)?(?:min|[smhd]))+|\d+(?:\.\d+)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no length of time, e.g. 24h")
     parts = re.findall(r"(\d+(?:\.\d+)?)(min|[smhd]|)", text)
-    return sum(float(number) * units[unit] for number, unit in parts) / 3600
+    whole = re.fullmatch(r"(?:\d+(?:\.\d+)?(?:min|[smhd]))+|\d+(?:\.\d+)?", text)
+    total = sum(float(number) * units[unit] for number, unit in parts) / 3600
+    if not whole or not 0 < total <= MOST_HOURS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no length of time, e.g. 24h")
+    return total
+
+
+def count(text: str) -> int:
+    if int(text) < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return int(text)
 
 
 def size(text: str) -> int:
     """``200M``, ``1G``: bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
-    if not found:
+    total = float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " ") if found else 0
+    if not 0 < total <= 1 << 60:
         raise argparse.ArgumentTypeError(f"{text!r} is no size, e.g. 200M")
-    return int(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
+    return int(total)
 
 
 def options() -> argparse.ArgumentParser:
@@ -323,7 +334,7 @@ def options() -> argparse.ArgumentParser:
     one.add_argument("--dry-run", action="store_true", help="say what would be done")
     one.add_argument("--open", type=Path, metavar="FILE", help="the issues, instead of asking gh")
     one.add_argument("--json", **document)
-    one.add_argument("--max-new", type=int, default=10, help="issues opened at once (10)")
+    one.add_argument("--max-new", type=count, default=10, help="issues opened at once (10)")
     one.add_argument("--quarantine", **excused)
     one.add_argument("--every", **every)
     one.add_argument("--absent", action="store_true", help="no machine delivered anything")

@@ -6,6 +6,7 @@ import json
 from datetime import timedelta
 from pathlib import Path
 
+import nightly
 import pytest
 from made_nights import BEGAN, cell, night, written
 from mmrepro.history import events
@@ -118,7 +119,20 @@ def test_what_is_no_such_document(tmp_path: Path, script: Script, text: str) -> 
     assert (code, "--quarantine is for a ledger" in printed) == (2, True)
 
 
-@pytest.mark.parametrize("option", ["--every=0x", "--every=1 h", "--every=h"])
-def test_a_length_of_time_that_is_none(script: Script, option: str) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("overdue", f"--every={text}") for text in ("0x", "1 h", "h", "0h", "9" * 400)),
+        *(("surprises", "--out=x", f"--max-bytes={text}") for text in ("no", "0", "9" * 400)),
+        ("annotate", "--max=0"),
+        ("issues", "--max-new=-1"),
+    ],
+)
+def test_a_quantity_that_is_none(script: Script, words: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        script("overdue", option)
+        script(*words)
+
+
+def test_quantities() -> None:
+    assert [nightly.hours(text) for text in ("24h", "7d", "1h30m", "3600")] == [24, 168, 1.5, 1]
+    assert [nightly.size(text) for text in ("200M", "1GiB", "5")] == [200 << 20, 1 << 30, 5]
