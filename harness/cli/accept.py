@@ -40,7 +40,7 @@ def accept(
     Example:  mmrepro accept --device cuda --budget 25m --out accepted
     """
     from mmrepro.accept.parts import chosen
-    from mmrepro.cli.accept_run import Asked, execute, show_list
+    from mmrepro.cli.accept_run import execute, show_list
     from mmrepro.cli.bounds import WEEK_S
     from mmrepro.errors import UsageError
     from mmrepro.machine.cache import device_of
@@ -49,10 +49,10 @@ def accept(
     parts = chosen(only or ())
     found = device_of(device)
     if list_:
-        show_list(parts, found, json=json)
+        show_list(parts, found, as_json=json)
         return
     seconds = quantity.seconds(budget)
     if seconds > WEEK_S:
         raise UsageError(f"--budget {budget} is more than a week.", hint="e.g. --budget 25m")
-    asked = Asked(out, found, seconds, tuple(only or ()), resume, again, json)
-    raise typer.Exit(execute(asked))
+    how = {"resume": resume, "again": again, "as_json": json}
+    raise typer.Exit(execute(out, found, seconds, only or (), **how))

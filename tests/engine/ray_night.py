@@ -21,6 +21,7 @@ import ray
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.child import end, spawn_program
 from mmrepro.campaign.groups import Group
+from mmrepro.campaign.work import Here
 from mmrepro.cluster.machines import Machines, connected
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident.ledger import Attempt, Cell, Night, Planned, Role
@@ -40,11 +41,8 @@ class Sleeping:
     stuck: bool
     eaten: int
 
-    def trials(self, machine: str) -> Sleepers:
-        return Sleepers(Path(self.marks), self, machine)
-
-    def provisions(self, night: str, say: Callable[[str], None]) -> Nothing:
-        return Nothing()
+    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
+        return Here(Sleepers(Path(self.marks), self, machine), Nothing(), machine)
 
 
 class Sleepers:

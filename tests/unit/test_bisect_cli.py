@@ -110,7 +110,7 @@ points.points_of = lambda scenario, options: listed()
 def run(self, cell, folder, root, *, night, index, role):
     folder.mkdir(parents=True)
     print("running", flush=True)
-    while not self._stopped:
+    while not self._children.stopped:
         time.sleep(0.01)
     raise KeyboardInterrupt
 Trials.run = run
