@@ -27,8 +27,6 @@ from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.files import open_plain
 from mmrepro.records import Moment, Record
 
-STARTS_FILE = "starts.jsonl"
-"""A line for each child that was started: what was killed and started again stands there twice."""
 BUILD_ESTIMATE_S = 300.0
 LAST_WORDS = 600
 MAX_DOCUMENT = 16 << 20
@@ -76,27 +74,32 @@ class StepRun(WithoutEnvironment):
 
     def carry_out(self, here: Here, root: Path) -> Working:
         (root / self.part.name).mkdir(parents=True, exist_ok=True)
-        yield self.began
-        yield self._made(here, root)
+        python, left_s, record = self._ready(here)
+        if record is None:
+            yield self.began
+            record = self._made(here, root / self.folder(self.began), python, left_s)
+        yield record
 
-    def _made(self, here: Here, root: Path) -> StepRecord:
-        step, child, began = self.step, self.step.child, here.clock()
+    def _ready(self, here: Here) -> tuple[Path | None, float, StepRecord | None]:
+        """The interpreter of a script, and the time that is left; the record of a step of which
+        nothing is started."""
+        step, child = self.step, self.step.child
         if self.device not in step.devices:
-            return self._record([untested(step, step.why_not)], whole=True)
+            return None, 0.0, self._record([untested(step, step.why_not)], whole=True)
         if child.tests and not child.file.is_file():
             why = f"{child.words[0]} is not in an installed mmrepro: run it in the repository"
-            return self._record([untested(step, why)])
+            return None, 0.0, self._record([untested(step, why)])
         python, why, late = self._python(here) if child.needs else (None, "", False)
         left_s = self.until - here.clock()
         if not why and step.estimate_s > left_s:
             needed = f"about {step.estimate_s:.0f} s are needed, {max(0.0, left_s):.0f} s left"
             why, late = f"the budget: {needed}", True
-        if why:
-            return self._record([untested(step, why)], over_budget=late)
-        incident = root / self.folder(self.began)
+        record = self._record([untested(step, why)], over_budget=late) if why else None
+        return python, left_s, record
+
+    def _made(self, here: Here, incident: Path, python: Path | None, left_s: float) -> StepRecord:
+        step, created, began = self.step, Moment.now(), here.clock()
         shutil.rmtree(incident, ignore_errors=True)  # of one that was broken off
-        self._note_start(root)
-        created = Moment.now()
         with nvml_samples() as read, sampled(read, incident.with_name(SAMPLES_FILE), step.name):
             ended = self._run(here, incident, python, min(step.limit_s, left_s))
         try:
@@ -199,12 +202,6 @@ class StepRun(WithoutEnvironment):
                 return environment.python, "", False
             why = f"no environment of {name} is here: {why}"
         return None, why, False
-
-    def _note_start(self, root: Path) -> None:
-        line = {"part": self.part.name, "step": self.step.name}
-        line["at"] = Moment.now().wall.isoformat()
-        with os.fdopen(open_plain(root / STARTS_FILE, os.O_WRONLY | os.O_APPEND), "a") as file:
-            file.write(json.dumps(line) + "\n")
 
 
 def _emptied(path: Path) -> IO[bytes]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from mmrepro.accept.running import STARTS_FILE, StepRun, beside
+from mmrepro.accept.running import StepRun, beside
 from mmrepro.accept.sampling import used
 from mmrepro.accept.steps import Part, Step
 from mmrepro.campaign.campaign import Campaign, State
@@ -32,6 +33,8 @@ from mmrepro.records import Moment, Record
 from mmrepro.text.redact import Redactor
 from pydantic import ValidationError
 
+STARTS_FILE = "starts.jsonl"
+"""A line for each child that was started: what was killed and started again stands there twice."""
 LOCK_FILE = ".lock"
 TONES: Final[Mapping[Status, Tone]] = {
     Status.PASSED: "good",
@@ -144,7 +147,7 @@ class Accepting(Search[Acceptance, StepRecord]):
         busy = UsageError(
             f"Another mmrepro accept is at work in {self.folder}.", hint="wait for it, or --out DIR"
         )
-        self._held = LineFile(self.folder / STARTS_FILE, LOCK_FILE, "list of starts", busy)
+        self._starts = LineFile(self.folder / STARTS_FILE, LOCK_FILE, "list of starts", busy)
         self._began = time.monotonic()
         for name, (_, step) in self._steps.items():
             # A record that cannot be read stands for nothing: its step is run again.
@@ -160,6 +163,11 @@ class Accepting(Search[Acceptance, StepRecord]):
         until = math.inf if self.campaign.until is None else self.campaign.until
         return StepRun(want, part, step, self.acceptance.device, self._variables, until)
 
+    def began(self, order: Order, began: Began) -> None:
+        part, _, step = began.id.partition("/")
+        line = {"part": part, "step": step, "at": Moment.now().wall.isoformat()}
+        self._starts.append(json.dumps(line).encode() + b"\n")
+
     def line(self, order: Order, result: Record) -> Record:
         return Redactor().redact_model(result)
 
@@ -171,7 +179,7 @@ class Accepting(Search[Acceptance, StepRecord]):
 
     def end(self, state: State, failure: str) -> Acceptance:
         self._write()
-        self._held.close()
+        self._starts.close()
         return self.acceptance
 
     def _kept(self, known: StepRecord, step: Step) -> bool:

@@ -78,6 +78,9 @@ class Policy(Protocol[DocumentT_co]):
     def waits(self) -> bool:
         """Whether something is to be done that no place has been given."""
 
+    def began(self, order: Order, began: Began) -> None:
+        """A place begins that run, once this returns."""
+
     def line(self, order: Order, result: Record) -> Record:
         """What is written down of a run; called in the thread of the order."""
 
@@ -249,6 +252,7 @@ class Campaign(Generic[DocumentT]):
         if isinstance(worked.item, Began):
             began = worked.item
             self._began[id(place)] = began
+            self.policy.began(order, began)
             self.began(began, place.name)
         elif worked.item is not None:
             self._began.pop(id(place), None)

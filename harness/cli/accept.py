@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.where import Events
 
 
 def accept(
@@ -28,6 +29,7 @@ def accept(
     again: Annotated[
         bool, typer.Option("--again", help="Run what failed or was inconclusive once more.")
     ] = False,
+    events: Events = "",
     list_: Annotated[bool, typer.Option("--list", help="Show the parts and their times.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -55,4 +57,4 @@ def accept(
     if seconds > WEEK_S:
         raise UsageError(f"--budget {budget} is more than a week.", hint="e.g. --budget 25m")
     how = {"resume": resume, "again": again, "as_json": json}
-    raise typer.Exit(execute(out, found, seconds, only or (), **how))
+    raise typer.Exit(execute(out, found, seconds, only or (), events=events, **how))

@@ -56,7 +56,7 @@ def carried_out(
     step = Step("it", "it", child, judge, 1.0, limit_s)
     part = Part("part", "", (before, step))
     order = StepRun(Began("part/it", 1), part, step, device, {"CUDA_VISIBLE_DEVICES": "3"}, until)
-    _, record = order.carry_out(here, folder)
+    *_, record = order.carry_out(here, folder)
     assert isinstance(record, StepRecord)
     return record, judged
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from matrix_nights import HOST, FakeProvisions, FakeTrials
 from mmrepro.accept import running
-from mmrepro.accept.running import STARTS_FILE, StepRun, beside
+from mmrepro.accept.running import StepRun, beside
 from mmrepro.accept.sampling import Sample
-from mmrepro.accept.session import Accepting, exit_code
+from mmrepro.accept.session import STARTS_FILE, Accepting, exit_code
 from mmrepro.accept.steps import Child, Ended, Judged, Needs, Part, Step
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.events import CampaignEvent, RunEnded
