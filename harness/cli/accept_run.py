@@ -14,7 +14,7 @@ from mmrepro.accept.parts import PARTS, chosen
 from mmrepro.accept.session import TONES, Accepting, exit_code
 from mmrepro.accept.steps import Part
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.cli.campaign import conduct, here
+from mmrepro.cli.campaign import Where, conduct
 from mmrepro.cli.console import table_console
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.acceptance import SUMMARY_FILE, Acceptance, PartRecord, counts
@@ -85,11 +85,11 @@ def execute(
         variables={one.name: one.value for one in gpu.settings()},
         again=again,
     )
-    console = table_console(stderr=as_json)
+    console = table_console(stderr=as_json or events == "-")
     builds = TrialOptions(env={n: v for n, v in IMPATIENT.items() if n not in os.environ})
     made = conduct(
         policy,
-        lambda say: here(builds, say),
+        lambda say: Where().places(say, builds),
         console,
         budget_s=budget_s,
         events=events,

@@ -20,6 +20,7 @@ from mmrepro.cli.matrix_ledger import (
 )
 from mmrepro.cli.matrix_simulate import simulate
 from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.where import Budget, Events, Jobs, Ray
 from mmrepro.run.options import StartMode
 
 app = typer.Typer(
@@ -67,12 +68,9 @@ def run(
         int | None,
         typer.Option(min=0, max=100, help="More runs of a cell that surprises.  [default: 3]"),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Environments at a time.  [default: 1]")
-    ] = None,
-    max_time: Annotated[
-        str, typer.Option(help="Start no run that is not expected to end in time, e.g. 45m.")
-    ] = "",
+    jobs: Jobs = None,
+    max_time: Annotated[str, typer.Option(help="The same as --budget.")] = "",
+    budget: Budget = "",
     timeout: Annotated[
         float | None, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.  [default: 600]")
     ] = None,
@@ -93,9 +91,8 @@ def run(
         str, typer.Option(help="I/N: the Ith of N machines' part; join with matrix merge.")
     ] = "",
     machine: Annotated[str, typer.Option(help="This machine's label in the ledger.")] = "",
-    ray: Annotated[
-        str, typer.Option(help="On the machines of a Ray cluster: auto, or HOST:PORT.")
-    ] = "",
+    ray: Ray = "",
+    events: Events = "",
     out: Annotated[
         Path | None, typer.Option(help=f"The ledger's folder.  [default: {DEFAULT_OUT}]")
     ] = None,
@@ -124,7 +121,7 @@ def run(
         mitigation=mitigation,
         device=device,
         repeat=repeat,
-        max_time=max_time,
+        max_time=max_time or budget,
         disk=disk,
         confirm=confirm,
         jobs=jobs,
@@ -147,6 +144,7 @@ def run(
         resume=resume,
         dry_run=dry_run,
         json=json,
+        events=events,
     )
     raise typer.Exit(execute(asked))
 

@@ -26,3 +26,12 @@ Events = Annotated[
         "--events", metavar="FILE|-", help="Append what happens to FILE, an event a line as JSON."
     ),
 ]
+
+
+def words(jobs: int | None, ray: str, budget: str) -> tuple[str, ...]:
+    """The same options again, for the command that goes on with a campaign.
+
+    A cluster's address is left out: documents are read by others.
+    """
+    told = [("--jobs", jobs), ("--ray", ray and "auto"), ("--budget", budget)]
+    return tuple(word for name, value in told if value for word in (name, str(value)))
