@@ -178,6 +178,10 @@ class Accepting(Search[Acceptance, StepRecord]):
         return self._at, 1
 
     def end(self, state: State, failure: str) -> Acceptance:
+        parts = self.acceptance.parts
+        whole = all(part.steps and part.whole for part in parts)
+        ended = "failed" if state is State.FAILED else "complete" if whole else "interrupted"
+        self.acceptance = self.acceptance.model_copy(update={"state": ended})
         self._write()
         self._starts.close()
         return self.acceptance

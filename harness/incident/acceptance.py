@@ -102,6 +102,10 @@ class Acceptance(Record):
     schema_version: Literal[1] = 1
     mmrepro_version: str
     created: Moment
+    state: Annotated[
+        Literal["complete", "interrupted", "failed"],
+        Field(description="complete: every step came to its end"),
+    ] = "interrupted"
     seconds: Annotated[float, Field(description="of this command; of all, see the steps")]
     budget_s: float
     device: Device
