@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 
 from mmrepro.environments.build import ensure
-from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, parent_spec
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import procfs
@@ -63,7 +63,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {ROOT_VARIABLE: folder, IDLE_VARIABLE: "300"}
         with Starter(StartMode.WARM) as starter:
-            plan = launch_plan(scenario, options, environment, bench.model, 1)
+            plan = ServerSpec(scenario, options, environment, bench.model).plan(1)
             starter.warm(plan, environment)
             parent = starter.parents.get(parent_spec(plan, environment))
         seen = [footprint(parent)]

@@ -16,7 +16,7 @@ from mmrepro.incident.ablation import CellRun, CellState, Role
 from mmrepro.machine.cache import cache_root, device_of
 from mmrepro.records import Record
 from mmrepro.run.key import cell_key, decisive_parts
-from mmrepro.run.launch import chosen_release
+from mmrepro.run.start import chosen_release
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from pydantic import Field

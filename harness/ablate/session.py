@@ -36,7 +36,7 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.machine.files import is_there
 from mmrepro.records import Moment
 from mmrepro.run.key import gpu_models
-from mmrepro.run.launch import chosen_release
+from mmrepro.run.start import chosen_release
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome

@@ -20,8 +20,8 @@ from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Cell
 from mmrepro.machine.cache import cache_root
-from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import StartMode
+from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import parent_spec, warm_root
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import free_port
@@ -200,7 +200,7 @@ class Provisions:
         if environment is None:
             return None
         model = scenario.model.write(cache_root() / "models")
-        plan = launch_plan(scenario, options, environment, model, free_port())
+        plan = ServerSpec(scenario, options, environment, model).plan(free_port())
         return parent_spec(plan, environment, variables(self._options))
 
     def _parent(self, spec: ParentSpec) -> WarmParent | None:

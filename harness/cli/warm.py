@@ -49,8 +49,8 @@ def start(
     from mmrepro.environments.build import ensure
     from mmrepro.errors import InfrastructureError
     from mmrepro.machine.cache import cache_root
-    from mmrepro.run.launch import launch_plan, target
     from mmrepro.run.options import RunOptions
+    from mmrepro.run.start import ServerSpec, target
     from mmrepro.run.starter import parent_spec, warm_root
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.supervise import free_port
@@ -69,7 +69,7 @@ def start(
     with console.status(f"{loaded.full_name}: the engine is imported"):
         environment = ensure(target(loaded, options), progress=lambda text: None)
         model = loaded.model.write(cache_root() / "models")
-        plan = launch_plan(loaded, options, environment, model, free_port())
+        plan = ServerSpec(loaded, options, environment, model).plan(free_port())
         spec = parent_spec(plan, environment)
         parents = Parents(warm_root(), idle_s=idle)
         there = parents.find(spec)

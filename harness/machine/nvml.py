@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from mmrepro.records import Record
+from mmrepro.records import GpuProcess as GpuProcess, MigSlice as MigSlice, Record
 from pydantic import Field
 
 ANSWER_LIMIT_S = 10.0
@@ -33,26 +33,6 @@ NVML_REASONS = {
 """NVML's error codes (nvml.h, nvmlReturn_t) of which more can be said than NVML does."""
 
 COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
-
-
-class GpuProcess(Record):
-    """A process that has memory on a GPU."""
-
-    pid: Annotated[int | None, Field(description="None: of another PID namespace")]
-    name: Annotated[str, Field(description="as /proc tells; empty: it does not")] = ""
-    used_bytes: Annotated[int | None, Field(description="None: the driver does not tell")] = None
-    graphics: Annotated[bool, Field(description="it draws, and computes nothing")] = False
-
-
-class MigSlice(Record):
-    """A part of a GPU that MIG makes a device of its own. Utilisation is not told of one."""
-
-    index: Annotated[int, Field(description="within its GPU, as nvidia-smi -L counts")]
-    uuid: str
-    name: Annotated[str, Field(description="e.g. NVIDIA H100 80GB HBM3 MIG 1g.10gb")]
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-    processes: list[GpuProcess] = []
 
 
 class Gpu(Record):

@@ -20,9 +20,9 @@ from mmrepro.play.readings import reading
 from mmrepro.play.tracebacks import failed, read_tracebacks, telling
 from mmrepro.probes.data import ThreadStack
 from mmrepro.run.deadline import Deadlines
-from mmrepro.run.launch import Server
 from mmrepro.run.observe import Probing
 from mmrepro.run.reproduce import Interpreter
+from mmrepro.run.start import Started
 from mmrepro.supervise import procfs
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.pictures import Picture
@@ -43,7 +43,7 @@ class Observing:
 
     def __init__(
         self,
-        server: Server,
+        server: Started,
         recorder: Recorder,
         options: PlayOptions,
         deadlines: Deadlines,

@@ -18,7 +18,7 @@ from mmrepro.machine import gpu as gpu_module
 from mmrepro.machine.gpu import read_gpus
 from mmrepro.machine.lease import leased
 from mmrepro.machine.nvml import Nvml
-from mmrepro.run import key, runner
+from mmrepro.run import key
 from mmrepro.run.judge import facts_of
 from mmrepro.run.options import RunOptions
 from nvml_replayed import Replayed, gpu, machine, mig, process
@@ -46,7 +46,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
     def run(nvml: Replayed, device: str = "cuda") -> Run:
         made = environment(tmp_path / "environments/fake", device=device)  # type: ignore[arg-type]
         made = replace(made, spec=replace(made.spec, engine="minivllm", release="0.1"))
-        monkeypatch.setattr(runner, "ensure", lambda spec, progress: made)
+        monkeypatch.setattr("mmrepro.run.start.ensure", lambda spec, progress: made)
         for module in (gpu_module, key):
             monkeypatch.setattr(module, "read_gpus", lambda: read_gpus(nvml))
         monkeypatch.setattr(sampler, "Nvml", lambda binding: Nvml(nvml))

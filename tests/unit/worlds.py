@@ -13,7 +13,7 @@ from mmrepro.incident import GateFacts, Incident, WheelFacts
 from mmrepro.incident.journal import Journal
 from mmrepro.machine.cache import Device
 from mmrepro.run.options import RunOptions
-from mmrepro.run.tables import changes
+from mmrepro.run.start import changes
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Verdict
 
