@@ -11,8 +11,8 @@ import typer
 if TYPE_CHECKING:
     from mmrepro.incident.head import Listed
 
-LEFT_OUT = ("--scenario", "--night", "--shard")
-"""Options of a nightly run that are in its plan, which is written down."""
+IN_THE_PLAN = ("--scenario", "--night", "--shard")
+"""Options of a nightly run whose outcome is written down; no other kind has them."""
 
 
 def resume(
@@ -48,9 +48,7 @@ def _unfinished(folder: Path) -> Listed:
         if one.head is not None and one.head.state != COMPLETE:
             return one
     if not found:
-        raise UsageError(
-            f"{folder} holds no campaign to go on with.", hint="mmrepro incidents lists them"
-        )
+        raise UsageError(f"{folder} holds no campaign to go on with.", hint="mmrepro incidents")
     if found[0].head is None:
         raise UsageError(f"The {found[0].kind.name} in {folder} cannot be read: {found[0].why}.")
     report = "mmrepro matrix report" if found[0].kind.words[0] == "matrix" else "mmrepro report"
@@ -81,16 +79,17 @@ def words_of(one: Listed, folder: Path) -> list[str]:
             f"What is written in {folder} does not say how to go on with its {one.kind.name}.",
             hint=f"mmrepro {' '.join(kind)} --help",
         )
-    words, left_out = [], False
+    named = kind[0] in ("replay", "fuzz")
+    with_value = {"--out", *(["--resume"] if named else IN_THE_PLAN)}
+    words, value = [], False
     for word in given:
-        if kind[0] == "matrix" and word.partition("=")[0] in LEFT_OUT:
-            left_out = "=" not in word
-        elif left_out:
-            left_out = False
+        if word.partition("=")[0] in with_value:
+            value = "=" not in word
+        elif value or word == "--resume":
+            value = False
         else:
             # Documents have ~ in place of the home folder.
             words.append(str(Path(word).expanduser()) if word.startswith("~") else word)
-    # Where an option is given twice the last one counts.
-    if kind[0] in ("replay", "fuzz"):
+    if named:
         return [*words, "--resume", str(folder)]
     return [*words, "--out", str(folder), *(["--resume"] if kind[0] != "ablate" else [])]
