@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.history.events import events as find_events
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.quarantine import Quarantine
@@ -24,7 +25,7 @@ from mmrepro.reports.night_words import (
     and_list,
     plural,
 )
-from mmrepro.reports.words import duration, sane
+from mmrepro.reports.words import sane
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
 from mmrepro.accept.steps import Ended, Judged
+from mmrepro.base.units import duration
 from mmrepro.campaign.trial import incident_in
 from mmrepro.check import HostReport, Part as MachinePart
 from mmrepro.errors import ExitCode
@@ -27,7 +28,7 @@ Judge = Callable[[Ended], Judged]
 def late(title: str, ended: Ended) -> Judged | None:
     """For a child that left nothing to be judged; None: it may have."""
     if ended.exit_code is None:
-        why = f"it did not end within {ended.limit_s:.0f} s, and was ended"
+        why = f"it did not end within {duration(ended.limit_s)}, and was ended"
     elif ended.exit_code in (ExitCode.USAGE, ExitCode.INTERRUPTED):
         why = ended.words or f"it ended with {ended.exit_code}"
     else:

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from mmrepro.accept.sampling import nvml_samples, sampled
 from mmrepro.accept.steps import Ended, Part, Step, broken, untested
+from mmrepro.base.units import duration
 from mmrepro.campaign.child import spawn, spawn_program
 from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working
 from mmrepro.engines import spec_for
@@ -92,8 +93,8 @@ class StepRun(WithoutEnvironment):
         python, why, late = self._python(here) if child.needs else (None, "", False)
         left_s = self.until - here.clock()
         if not why and step.estimate_s > left_s:
-            needed = f"about {step.estimate_s:.0f} s are needed, {max(0.0, left_s):.0f} s left"
-            why, late = f"the budget: {needed}", True
+            needed, left = duration(step.estimate_s), duration(max(0.0, left_s))
+            why, late = f"the budget: about {needed} are needed, {left} left", True
         record = self._record([untested(step, why)], over_budget=late) if why else None
         return python, left_s, record
 
@@ -195,7 +196,7 @@ class StepRun(WithoutEnvironment):
         for name, spec in specs:
             left_s = self.until - here.clock()
             if left_s < BUILD_ESTIMATE_S and not here.provisions.failed(spec):
-                about = f"which takes about {BUILD_ESTIMATE_S:.0f} s"
+                about = f"which takes about {duration(BUILD_ESTIMATE_S)}"
                 return None, f"the budget: {name} is not built, {about}", True
             why = here.provisions.provide(spec, name, left_s)
             if not why and (environment := existing(spec)) is not None:

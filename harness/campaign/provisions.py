@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from mmrepro.base.units import duration
 from mmrepro.campaign.child import Children, spawn
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group
@@ -159,7 +160,7 @@ class Provisions:
             with self._children.running(start) as child:
                 _, errors = child.communicate(timeout=within_s)
         except subprocess.TimeoutExpired:
-            return f"it was not built within {within_s:.0f} s"
+            return f"it was not built within {duration(within_s or 0.0)}"
         except KeyboardInterrupt:
             return "it was stopped"
         if child.returncode == 0:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from mmrepro.base.units import duration
 from mmrepro.campaign.child import Children, spawn
 from mmrepro.errors import ExitCode
 from mmrepro.incident import INCIDENT_FILE, Incident
@@ -113,7 +114,7 @@ class Trials:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.communicate()
-                return None, f"it did not end within {BUILD_S + made.timeout_s:g} s"
+                return None, f"it did not end within {duration(BUILD_S + made.timeout_s)}"
         return child.returncode, errors.decode("utf-8", "replace")[-LAST_WORDS:].strip()
 
 

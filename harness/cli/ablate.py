@@ -142,7 +142,7 @@ def _dry_run(scenario: Scenario, options: AblateOptions, console: Console, *, js
 
 def print_plan(expected: AblationPlan, console: Console) -> None:
     """The cells, what each takes, and what the estimate is based on."""
-    from mmrepro.reports.words import duration
+    from mmrepro.base.units import duration
     from rich import box
     from rich.table import Table
 

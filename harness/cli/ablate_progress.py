@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 
 from mmrepro.ablate.search import Flips
+from mmrepro.base.units import duration
 from mmrepro.cli.progress import LiveView
 from mmrepro.evidence import Event
 from mmrepro.incident.ablation import Ablation, Cell, Role
 from mmrepro.reports.ablation_terminal import factor_table
 from mmrepro.reports.ablation_view import STATE_WORDS, flips_words
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
@@ -80,7 +80,7 @@ class AblationProgress(LiveView):
                     Spinner("dots"),
                     Text(self._current, style="bold"),
                     Text(self._stage),
-                    Text(f"{spent:.0f} s", style="dim"),
+                    Text(duration(int(spent)), style="dim"),
                     Text(f"about {duration(left)} left" if left else "", style="dim"),
                 )
                 parts.append(row)

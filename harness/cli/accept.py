@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.cli.where import Events
 
@@ -46,14 +47,13 @@ def accept(
     from mmrepro.cli.bounds import WEEK_S
     from mmrepro.errors import UsageError
     from mmrepro.machine.cache import device_of
-    from mmrepro.matrix import quantity
 
     parts = chosen(only or ())
     found = device_of(device)
     if list_:
         show_list(parts, found, as_json=json)
         return
-    seconds = quantity.seconds(budget)
+    seconds = units.parse_duration(budget)
     if seconds > WEEK_S:
         raise UsageError(f"--budget {budget} is more than a week.", hint="e.g. --budget 25m")
     how = {"resume": resume, "again": again, "as_json": json}

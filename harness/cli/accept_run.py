@@ -13,6 +13,8 @@ import typer
 from mmrepro.accept.parts import PARTS, chosen
 from mmrepro.accept.session import TONES, Accepting, exit_code
 from mmrepro.accept.steps import Part
+from mmrepro.base import units
+from mmrepro.base.units import duration
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.cli.campaign import Where, conduct
 from mmrepro.cli.console import table_console
@@ -28,7 +30,6 @@ from mmrepro.reports import write_reports
 from mmrepro.reports.acceptance import MARKDOWN_FILE, write_acceptance
 from mmrepro.reports.document import document_json, load_document
 from mmrepro.reports.lines import TONES as STYLES
-from mmrepro.reports.words import duration
 from rich.table import Table
 from rich.text import Text
 
@@ -61,7 +62,7 @@ def execute(
     words = ["mmrepro", "accept", "--device", device]
     for part in parts if only else ():
         words += ["--only", part.name]
-    words += ["--budget", f"{budget_s:g}s", "--out"]
+    words += ["--budget", units.exact_duration(budget_s), "--out"]
     # One summary of a folder, whatever parts each command was asked for.
     records = {part.name: PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts}
     records |= {part.part: part for part in known}

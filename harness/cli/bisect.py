@@ -108,13 +108,13 @@ def bisect(
 
     Example:  mmrepro bisect ghost-key-eviction --find both
     """
+    from mmrepro.base.units import parse_duration
     from mmrepro.bisect.options import BisectOptions
     from mmrepro.bisect.points import field_of
     from mmrepro.cli.campaign import placed
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import table_console
     from mmrepro.errors import UsageError
-    from mmrepro.matrix import quantity
     from mmrepro.run.options import RunOptions
     from mmrepro.scenario.registry import load_scenario
 
@@ -152,7 +152,7 @@ def bisect(
     if dry_run:
         _dry_run(loaded, options, field, console, json=json)
         return
-    budget_s = quantity.seconds(budget) if budget else None
+    budget_s = parse_duration(budget) if budget else None
     with placed(jobs, ray) as where:
         how = {"budget_s": budget_s, "events": events}
         bisection = _run(loaded, options, field, where, console, quiet=json, **how)
@@ -217,8 +217,8 @@ def _dry_run(
 
 def print_plan(expected: BisectionPlan, console: Console) -> None:
     """The points, the prior, the runs to be expected and what is to be fetched."""
+    from mmrepro.base.units import duration
     from mmrepro.reports.lines import Printer
-    from mmrepro.reports.words import duration
 
     line = Printer(console).line
     name = expected.scenario + (f" ({expected.variant})" if expected.variant else "")

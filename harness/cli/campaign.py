@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import typer
+from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import Campaign, Policy
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.events import (
@@ -34,7 +35,6 @@ from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.machine.gpu import free_devices, read_gpus
 from mmrepro.records import Moment
 from mmrepro.reports.lines import TONES
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner

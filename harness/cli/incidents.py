@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.base import units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -177,11 +177,11 @@ def _time(text: str) -> datetime:
     from mmrepro.errors import UsageError
 
     try:
-        if ago := re.fullmatch(r"(\d{1,6})\s*([mhdw])", text.strip()):
-            unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[ago[2]]
-            return datetime.now(UTC) - timedelta(**{unit: int(ago[1])})
-        when = datetime.fromisoformat(text.strip())
-    except (ValueError, OverflowError):
+        try:
+            when = datetime.fromisoformat(text.strip())
+        except ValueError:
+            when = datetime.now(UTC) - timedelta(seconds=units.parse_duration(text))
+    except UsageError:
         raise UsageError(
             f"{text!r} is no time.", hint="mmrepro incidents --since 2d, or --since 2026-11-22"
         ) from None
@@ -355,7 +355,7 @@ def _rows(found: Sequence[tuple[Found, Head]], console: Console) -> None:
 def _row(head: Head) -> list[str]:
     from datetime import UTC
 
-    from mmrepro.reports.words import duration
+    from mmrepro.base.units import duration
 
     variant = f" ({head.scenario.variant})" if head.scenario.variant else ""
     ended = head.outcome

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli import matrix_nightly
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.matrix_ledger import (
@@ -113,7 +114,6 @@ def run(
     Example:  mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
     """
     from mmrepro.cli.matrix_run import Asked, execute, settings_of
-    from mmrepro.matrix import quantity
 
     settings = settings_of(
         engine=engine,
@@ -127,7 +127,7 @@ def run(
         jobs=jobs,
         timeout=timeout,
         quarantine=str(quarantine) if quarantine is not None else None,
-        every=quantity.seconds(every) if every else None,
+        every=units.parse_duration(every) if every else None,
         start_mode=start_mode,
         machine=machine or None,
         ray=ray or None,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.matrix_ledger import (
     DEFAULT_OUT,
     Excused,
@@ -90,10 +91,10 @@ def surprises(
 
     Example:  mmrepro matrix surprises nights --out surprises
     """
-    from mmrepro.matrix import quantity
     from mmrepro.reports.surprises import write_surprises
 
-    done = write_surprises(_view(ledger, night, quarantine), ledger, out, quantity.size(max_bytes))
+    view = _view(ledger, night, quarantine)
+    done = write_surprises(view, ledger, out, units.parse_size(max_bytes))
     if json:
         told = [one.as_json() for one in [*done.packed, *done.left_out]]
         _print({"night": done.night, "out": str(out), "runs": told})
@@ -102,7 +103,7 @@ def surprises(
         typer.echo(f"Night {done.night} has nothing to bundle.")
         return
     for one in done.packed:
-        typer.echo(f"{out / one.file}: {one.bytes >> 10} KiB, {one.square.words}")
+        typer.echo(f"{out / one.file}: {units.size(one.bytes)}, {one.square.words}")
     for one in done.left_out:
         typer.echo(f"left out: {one.square.cell.id}, {one.square.words}: {one.why}", err=True)
 
@@ -177,9 +178,8 @@ def _view(ledger: Path, night: str, quarantine: Path | None) -> NightView:
 
 
 def _hours(every: str) -> float | None:
-    from mmrepro.matrix import quantity
 
-    return quantity.seconds(every) / 3600 if every else None
+    return units.parse_duration(every) / 3600 if every else None
 
 
 def _in_time(seen: Watch) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import mmrepro
 import typer
+from mmrepro.base import units
 from mmrepro.campaign.groups import Estimates
 from mmrepro.campaign.provisions import Say
 from mmrepro.campaign.schedule import CONFIRM, REPEAT, left
@@ -27,7 +28,7 @@ from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
 from mmrepro.machine.facts import host_facts
-from mmrepro.matrix import quantity, selectors
+from mmrepro.matrix import selectors
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
 from mmrepro.matrix.measured import Measured
@@ -78,8 +79,8 @@ def settings_of(
         mitigation=mitigation or None,
         device=device.value if device is not None else None,
         repeat=repeat,
-        max_time=quantity.seconds(max_time) if max_time else None,
-        disk=quantity.size(disk) if disk else None,
+        max_time=units.parse_duration(max_time) if max_time else None,
+        disk=units.parse_size(disk) if disk else None,
         **others,
     )
 
@@ -305,9 +306,9 @@ def _resume_command(asked: Asked, folder: Path) -> str:
     own = asked.settings
     for option, value in (
         ("--jobs", own.jobs),
-        ("--max-time", f"{own.max_time:g}s" if own.max_time else None),
+        ("--max-time", units.exact_duration(own.max_time) if own.max_time else None),
         ("--timeout", f"{own.timeout:g}" if own.timeout else None),
-        ("--disk", str(own.disk) if own.disk else None),
+        ("--disk", units.exact_size(own.disk) if own.disk else None),
         ("--quarantine", own.quarantine),
         ("--start-mode", own.start_mode),
         ("--ray", own.ray),

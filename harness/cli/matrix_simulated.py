@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mmrepro.base import units
+from mmrepro.base.units import duration
 from mmrepro.campaign.dispatch import SETUP_S
 from mmrepro.campaign.groups import (
     ASSUMED_BUILD_S,
@@ -30,7 +32,6 @@ from mmrepro.matrix.measured import ASSUMED_BYTES, NEAR, NONE, OWN, Measured
 from mmrepro.matrix.simulate import Fleet, Played, Times, copies, simulate
 from mmrepro.records import Record
 from mmrepro.reports.night_words import plural
-from mmrepro.reports.words import duration
 from pydantic import Field
 from rich import box
 from rich.console import Console
@@ -85,8 +86,8 @@ def execute(asked: Asked, question: Question) -> None:
         for number in numbers
     ]
     basis.assumed.append(
-        f"{SETUP_S:.0f} s of set-up for each order, where an environment has several runs; nothing "
-        "fails or surprises; machines are alike, and runs do not slow one another"
+        f"{units.duration(SETUP_S)} of set-up for each order, where an environment has several "
+        "runs; nothing fails or surprises; machines are alike, and runs do not slow one another"
     )
     told = Simulation(
         cells=len(cells),
@@ -148,7 +149,7 @@ def _times(
         of = ", ".join(f"{counts[w]} by the {w}" for w in ("cell", "row", "engine") if counts[w])
         basis.measured.append(f"run times: medians of the attempts in {source}: {of}")
     if rest := len(known) - counts.total():
-        basis.assumed.append(f"run times: {rest} cells, {ASSUMED_RUN_S:.0f} s each")
+        basis.assumed.append(f"run times: {rest} cells, {units.duration(ASSUMED_RUN_S)} each")
     made = copies(planned, number or len(planned))
     if len(made) > len(planned):
         basis.assumed.append(
@@ -180,7 +181,7 @@ def _environments(
         if counts[NONE]:
             basis.assumed.append(
                 f"environments: {counts[NONE]} of engines that this machine has none of, "
-                f"{ASSUMED_BUILD_S:.0f} s and {ASSUMED_BYTES / 2**30:.0f} GiB each"
+                f"{units.duration(ASSUMED_BUILD_S)} and {units.size(ASSUMED_BYTES)} each"
             )
     packages = {group.name: here.packages(group) for group in groups}
     builds = {group.name: 0.0 if fetched else here.build_s(group) for group in groups}
@@ -210,9 +211,9 @@ def _print(told: Simulation, bounded: bool, console: Console) -> None:
             duration(one.longest_s),
             f"{one.idle_s / (one.machines * one.jobs * one.makespan_s or 1):.0%}",
             str(one.builds),
-            _gib(one.fetched_bytes),
-            _gib(one.disk_bytes),
-            *([str(one.dropped), _gib(one.again_bytes)] if bounded else []),
+            units.size(one.fetched_bytes),
+            units.size(one.disk_bytes),
+            *([str(one.dropped), units.size(one.again_bytes)] if bounded else []),
             str(one.left),
         )
     sums = ((told.cells, "cell"), (told.environments, "environment"))
@@ -223,7 +224,3 @@ def _print(told: Simulation, bounded: bool, console: Console) -> None:
     for kind, these in (("Measured", told.measured), ("Assumed", told.assumed)):
         for line in these:
             console.print(f"{kind}: {line}.", highlight=False, soft_wrap=True)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"

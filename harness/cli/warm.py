@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.run import DeviceChoice
 
@@ -149,14 +150,12 @@ def _facts(parent: WarmParent) -> dict[str, Any]:
 def _described(parent: WarmParent) -> str:
     import time
 
-    from mmrepro.cli.env import human_bytes
-
     facts = parent.facts
     left = max(0.0, parent.last_used + parent.kept_s - time.time())
     return (
-        f"process {facts.pid}, {facts.imports_s:.1f} s of imports, "
-        f"{human_bytes(facts.memory_bytes)}, {facts.served} servers; "
-        f"ends in {left / 60:.0f} min unless it is used"
+        f"process {facts.pid}, {units.duration(facts.imports_s)} of imports, "
+        f"{units.size(facts.memory_bytes)}, {facts.served} servers; "
+        f"ends in {units.duration(left)} unless it is used"
     )
 
 

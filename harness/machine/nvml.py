@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
+from mmrepro.base import processes
+from mmrepro.base.units import duration
 from mmrepro.records import GpuProcess as GpuProcess, MigSlice as MigSlice, Record
 from pydantic import Field
 
@@ -210,7 +212,7 @@ class Nvml:
         found: dict[int, GpuProcess] = {}
         for kind in ("Graphics", "Compute"):  # one that does both computes
             for process in self._told(f"nvmlDeviceGet{kind}RunningProcesses", handle) or []:
-                used, name = process.usedGpuMemory, _process_name(int(process.pid))
+                used, name = process.usedGpuMemory, processes.name(int(process.pid)) or None
                 found[int(process.pid)] = GpuProcess(
                     pid=None if name is None else int(process.pid),
                     name=name or "",
@@ -233,7 +235,7 @@ def read_gpus(binding: Any = None) -> GpuReading:
 
     Nothing is kept open, and nothing waits for longer than ``ANSWER_LIMIT_S``.
     """
-    late = GpuReading(reason=f"NVML gave no answer within {ANSWER_LIMIT_S:.0f} s")
+    late = GpuReading(reason=f"NVML gave no answer within {duration(ANSWER_LIMIT_S)}")
     box: list[GpuReading] = []
 
     def target() -> None:
@@ -273,15 +275,6 @@ def _why(error: Any) -> str:
     code = getattr(error, "value", None)
     known = NVML_REASONS.get(code) if isinstance(code, int) else None
     return known or f"the NVIDIA driver does not answer: {error}"
-
-
-def _process_name(pid: int) -> str | None:
-    """Its command's name; None: there is no such process in this PID namespace."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return None
-    return name
 
 
 def _text(value: str | bytes) -> str:

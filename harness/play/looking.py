@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrepro.base.processes import TICKS_PER_S
 from mmrepro.play.readings import cpu_ticks, of_metrics
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
-from mmrepro.probes.proc import TICKS_PER_S
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.run.start import Started
 from mmrepro.traffic import Traffic

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 
+from mmrepro.base.units import duration
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.errors import EngineStartError, RunTimeout
 from mmrepro.evidence.recorder import Listener
@@ -147,7 +148,7 @@ async def _bounded(work: Coroutine[None, None, None], timeout_s: float) -> None:
             await work
     except TimeoutError as error:
         raise RunTimeout(
-            f"The run did not end within {timeout_s:g} s.",
+            f"The run did not end within {duration(timeout_s)}.",
             hint="mmrepro run … --timeout SECONDS",
         ) from error
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrepro.base import processes
+from mmrepro.base.units import duration
 from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
 from mmrepro.engines.base import root_cause_lines, worth_another
 from mmrepro.environments.build import ensure
@@ -29,7 +31,7 @@ from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.starter import SAFER, Starter, StartStages, mode_setting
 from mmrepro.scenario import Control, Scenario
-from mmrepro.supervise import EngineProcess, free_port, procfs
+from mmrepro.supervise import EngineProcess, free_port
 from mmrepro.supervise.readiness import answers
 from mmrepro.supervise.warm import Refused
 from packaging.version import InvalidVersion, Version
@@ -217,9 +219,8 @@ class Started:
     def core_pid(self) -> int | None:
         """The process that schedules; None if it is gone."""
         for pid in self.process.process_ids():
-            command = procfs.read(pid, "cmdline").replace(b"\0", b" ").decode("utf-8", "replace")
-            name = procfs.read(pid, "comm").decode("utf-8", "replace").strip()
-            if self.spec.engine.core_role in self.spec.engine.role_of(name, command.strip()):
+            role = self.spec.engine.role_of(processes.name(pid), processes.cmdline(pid))
+            if self.spec.engine.core_role in role:
                 return pid
         return None
 
@@ -352,7 +353,7 @@ def _wait(started: Started, stages: StartStages) -> float:
         stages.look()
         code = started.process.exit_code
         if code is not None or time.monotonic() - started.began > limit_s:
-            late = f"was not ready after {limit_s:g} s"
+            late = f"was not ready after {duration(limit_s)}"
             what = late if code is None else f"ended with {code} while it started"
             lines = root_cause_lines(started.process.log)
             why = f" The log says: {lines[0]}" if lines else ""

@@ -11,6 +11,7 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from mmrepro.base.units import size
 from mmrepro.errors import BrokenScenario, UnknownScenario
 from mmrepro.machine.files import is_file
 from mmrepro.records import Fidelity
@@ -61,7 +62,7 @@ def _from_file(path: Path) -> Scenario:
         raise UnknownScenario(f"There is no scenario file {path}.", hint="mmrepro list")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise BrokenScenario(
-            f"{path} cannot be loaded: it is too large: more than {MAX_FILE_BYTES >> 20} MiB."
+            f"{path} cannot be loaded: it is too large: more than {size(MAX_FILE_BYTES)}."
         )
     spec = importlib.util.spec_from_file_location(f"mmrepro_user_{path.stem}", path)
     assert spec is not None

@@ -248,7 +248,7 @@ def test_an_engine_that_never_comes_up(make: MakeRun) -> None:
 
 def test_an_engine_that_stays_silent(make: MakeRun) -> None:
     run = make(Tiny(), silent, timeout_s=0.2)
-    with pytest.raises(EngineStartError, match=r"was not ready after 0\.2 s"):
+    with pytest.raises(EngineStartError, match=r"was not ready after 0\.20 s"):
         run.execute()
     assert run.written.state == "failed"
     assert [p.stopped for p in run.starter.processes] == [[1.0]]

@@ -176,7 +176,7 @@ def test_a_mode_that_replaces_something_has_less_time_than_a_cold_start(
     made = starter(silent, ready, mode=FORK)
     starts.one(made).sampler.stop()
     assert made.modes == [FORK, COLD]
-    assert "was not ready after 0.1 s" in starts.warnings[0]
+    assert "was not ready after 0.10 s" in starts.warnings[0]
 
 
 def test_a_process_that_cannot_be_started_is_not_tried_again(starts: Starts) -> None:

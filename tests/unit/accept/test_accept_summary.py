@@ -84,7 +84,7 @@ def test_every_row_and_its_status_is_told() -> None:
     assert "1 passed, 1 failed, 1 not tested, 1 broken off" in text
     assert "| [race](#race) | it races | **✘ failed** |" in text
     assert "NVIDIA H100 80GB HBM3, 80 GiB, driver 580.159.04, CUDA 13.0, taken" in text
-    assert "| pinned | 0 | 3 | not told | 0.00 to 1.00 GiB |" in text
+    assert "| pinned | 0 | 3 | not told | 0 B to 1 GiB |" in text
     assert "`mmrepro run pinned --device cuda`, 12.5 s: `pinned/report.md`" in text
     assert "does &#124; it?" in text, "what was seen is no Markdown"
     assert "--resume" not in text, "nothing is left"
@@ -146,7 +146,7 @@ def test_the_command_line_is_checked(tmp_path: Path) -> None:
     out = str(tmp_path / "it")
     assert "--out DIR" in fails()
     assert "no part 'rage'" in fails("--only", "rage", "--out", out)
-    assert "no length of time" in fails("--budget", "soon", "--out", out)
+    assert "not a length of time" in fails("--budget", "soon", "--out", out)
     assert "no acceptance to go on with" in fails("--resume", "--out", out)
     assert not (tmp_path / "it").exists()
     told = acceptance(PartRecord(part="race", title="", steps=[]))

@@ -150,7 +150,7 @@ def test_an_incident_that_cannot_be_sent_makes_a_lost_run(tmp_path: Path) -> Non
     (told,) = with_incident(done, ORDER, tmp_path)
     assert isinstance(told, Attempt)
     assert (told.lost, told.outcome, told.incident) == (Lost.INFRASTRUCTURE, None, "")
-    assert "1024 MiB" in told.error
+    assert "1 GiB" in told.error
     assert (told.cell, told.index, told.created) == (done.cell, 1, done.created)
     assert not (tmp_path / done.incident).exists()
 

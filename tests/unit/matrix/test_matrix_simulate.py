@@ -321,7 +321,7 @@ def test_the_command_says_what_is_measured_and_what_is_assumed(asked: Path) -> N
     told = command("--machines", "1,3")
     assert "3 cells in 1 environment; the runs alone take 2 min 00 s." in told
     assert "Measured: run times: medians of the attempts in nights: 2 by the cell, 1 by the" in told
-    assert "of engines that this machine has none of, 180 s and" in told
+    assert "of engines that this machine has none of, 3 min 00 s and" in told
     assert "no machine has any at the start" in told
 
 
