@@ -15,7 +15,7 @@ from mmrepro.bisect.points import Field, cell_of
 from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
 from mmrepro.campaign.campaign import Campaign, State
-from mmrepro.campaign.events import Found as FoundEvent, run_ended
+from mmrepro.campaign.events import Found as FoundEvent, Tone, run_ended
 from mmrepro.campaign.groups import Estimates, Group
 from mmrepro.campaign.search import Search
 from mmrepro.campaign.trial import incident_in
@@ -137,7 +137,7 @@ class Bisecting(Search[Bisection, Attempt]):
             self.bisection.fixed = side
         self._write()
         text = f"{direction}: {side.explanation}"
-        tone = "good" if side.verified else "unsure"
+        tone: Tone = "good" if side.verified else "unsure"
         self.campaign.emit(FoundEvent(at=Moment.now(), text=text, tone=tone))
 
     def _declared_failure(self, found: Found | None) -> list[str]:

@@ -37,7 +37,7 @@ class Began(NamedTuple):
     """
 
     id: str
-    index: int
+    index: int  # type: ignore[assignment]  # tuple has a method of that name
     role: Role = "planned"
     what: str = ""
 

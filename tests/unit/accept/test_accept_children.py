@@ -210,7 +210,7 @@ def test_a_build_that_is_late_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
         provisions, "spawn", lambda words, variables, **more: spawn_program(slow, variables, **more)
     )
     found = builder.get(tmp_path, VLLM, until=0.5)
-    assert "was not built within 0 s" in found.rows[0].seen
+    assert "was not built within 0.50 s" in found.rows[0].seen
 
 
 def test_what_cannot_be_built_in_time_is_not_begun(
