@@ -86,17 +86,16 @@ class StepRun(WithoutEnvironment):
         nothing is started."""
         step, child = self.step, self.step.child
         if self.device not in step.devices:
-            return None, 0.0, self._record([untested(step, step.why_not)], whole=True)
+            return None, 0.0, self._without(step.why_not, whole=True)
         if child.tests and not child.file.is_file():
             why = f"{child.words[0]} is not in an installed mmrepro: run it in the repository"
-            return None, 0.0, self._record([untested(step, why)])
+            return None, 0.0, self._without(why)
         python, why, late = self._python(here) if child.needs else (None, "", False)
         left_s = self.until - here.clock()
         if not why and step.estimate_s > left_s:
             needed, left = duration(step.estimate_s), duration(max(0.0, left_s))
             why, late = f"the budget: about {needed} are needed, {left} left", True
-        record = self._record([untested(step, why)], over_budget=late) if why else None
-        return python, left_s, record
+        return python, left_s, self._without(why, over_budget=late) if why else None
 
     def _made(self, here: Here, incident: Path, python: Path | None, left_s: float) -> StepRecord:
         step, created, began = self.step, Moment.now(), here.clock()
@@ -164,6 +163,10 @@ class StepRun(WithoutEnvironment):
             # What it prints is the incident that it writes.
             return spawn([*arguments, "--out", str(incident)], plain, stderr=stderr)
         return spawn(arguments, plain, stdout=stdout, stderr=stderr)
+
+    def _without(self, why: str, **what: bool) -> StepRecord:
+        """The record of a step of which nothing is started."""
+        return self._record([untested(self.step, why)], **what)
 
     def _record(self, rows: list[Row], **what: Any) -> StepRecord:
         step = self.step

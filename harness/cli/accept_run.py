@@ -100,11 +100,11 @@ def execute(
         typer.echo(document_json(made).rstrip("\n"))
     else:
         table = Table("part", "status", "rows", "time", box=None, pad_edge=False)
-        for part in made.parts:
-            status = Text(part.status, style=STYLES[TONES[part.status]])
-            table.add_row(part.part, status, counts(part.rows), duration(part.seconds))
+        for record in made.parts:
+            status = Text(record.status, style=STYLES[TONES[record.status]])
+            table.add_row(record.part, status, counts(record.rows), duration(record.seconds))
         console.print(table)
-    left = sum(not step.whole for part in done for step in part.steps)
+    left = sum(not step.whole for one in done for step in one.steps)
     console.print(f"Summary: {folder / MARKDOWN_FILE}", highlight=False, soft_wrap=True)
     if left:
         text = f"{left} steps were not run to their end; to try them: {policy.resume_command}"
