@@ -179,7 +179,7 @@ class Accepting(Search[Acceptance, StepRecord]):
 
     def end(self, state: State, failure: str) -> Acceptance:
         parts = self.acceptance.parts
-        whole = all(part.steps and part.whole for part in parts)
+        whole = state is State.COMPLETE and all(part.steps and part.whole for part in parts)
         ended = "failed" if state is State.FAILED else "complete" if whole else "interrupted"
         self.acceptance = self.acceptance.model_copy(update={"state": ended})
         self._write()
