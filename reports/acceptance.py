@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from mmrepro.incident.acceptance import (
     Row,
     Status,
     StepRecord,
+    counts,
 )
 from mmrepro.records import GpuFacts
 from mmrepro.reports import gfm
@@ -43,13 +43,6 @@ def write_acceptance(told: Acceptance, folder: Path) -> list[Path]:
 def render_acceptance(told: Acceptance) -> str:
     parts = [_head(told), _overview(told), *(_part(part) for part in told.parts), _resume(told)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def counts(rows: list[Row]) -> str:
-    """``7 passed, 1 not tested``."""
-    found = Counter(row.status for row in rows)
-    words = {status: status.replace("-", " ") for status in Status}
-    return ", ".join(f"{found[s]} {words[s]}" for s in Status if found[s]) or "nothing"
 
 
 def _head(told: Acceptance) -> str:

@@ -15,8 +15,8 @@ from mmrepro.bisect.points import Field, cell_of
 from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
 from mmrepro.campaign.campaign import Campaign, State
-from mmrepro.campaign.events import Found as FoundEvent, run_ended
-from mmrepro.campaign.groups import Group
+from mmrepro.campaign.events import Found as FoundEvent, Tone, run_ended
+from mmrepro.campaign.groups import Estimates, Group
 from mmrepro.campaign.search import Search
 from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import Began, CellRun, Order, lost
@@ -137,7 +137,7 @@ class Bisecting(Search[Bisection, Attempt]):
             self.bisection.fixed = side
         self._write()
         text = f"{direction}: {side.explanation}"
-        tone = "good" if side.verified else "unsure"
+        tone: Tone = "good" if side.verified else "unsure"
         self.campaign.emit(FoundEvent(at=Moment.now(), text=text, tone=tone))
 
     def _declared_failure(self, found: Found | None) -> list[str]:
@@ -148,18 +148,6 @@ class Bisecting(Search[Bisection, Attempt]):
         mitigations = frozenset(self.options.run.mitigations)
         outcome, why = self.scenario.expected(release, mitigations)
         return [f"the scenario says of it: {why}"] if outcome is Outcome.DIFFERENT_FAILURE else []
-
-    def _outward(self, bad: int, direction: Direction) -> Found:
-        """As far as the bound that was given, or beyond it where that one has the failure, too."""
-        far = self.field.far(direction)
-        found = search(self._board, bad, direction, far)
-        outermost = 0 if direction == "introduced" else len(self.field.points) - 1
-        if found.conclusion is not Conclusion.NO_BOUNDARY or far == outermost:
-            return found
-        name = self.field.points[far].name
-        found = search(self._board, far, direction, outermost)
-        found.notes.insert(0, f"{name} was said to be good, and has the failure: further out, then")
-        return found
 
     def _outward(self, board: Board, bad: int, direction: Direction) -> Found:
         """As far as the bound that was given, or beyond it where that one has the failure, too."""
@@ -229,6 +217,9 @@ class Bisecting(Search[Bisection, Attempt]):
             host=host_facts(gpu_models(self.field.device)),
         )
         self._ledger.append(self._night)
+        self._estimates = Estimates(self._ledger.history)
+        # All points share its scenario and device: by these a cluster's machines are chosen.
+        campaign.places.expect([self._group(self.field.bad)])
 
     def order_of(self, want: Began) -> Order:
         number = self._numbers[want.id]
@@ -242,6 +233,8 @@ class Bisecting(Search[Bisection, Attempt]):
 
     def keep(self, line: Attempt) -> tuple[str, int]:
         self._ledger.append(line)
+        if line.outcome is not None:
+            self._estimates.note(self._cell(self._numbers[line.cell]), line.seconds)
         point = self.field.points[self._numbers[line.cell]]
         self.campaign.emit(run_ended(point.commit[:12] or point.name, line))
         return line.cell, line.index
@@ -250,7 +243,7 @@ class Bisecting(Search[Bisection, Attempt]):
         return lost(NIGHT, want, why, place)
 
     def affords(self, want: Began) -> bool:
-        return self.campaign.fits(0.0)
+        return self.campaign.fits(self._estimates.of(self._cell(self._numbers[want.id]))[0])
 
     def end(self, state: State, failure: str) -> Bisection:
         """What was fetched for this is gone again."""

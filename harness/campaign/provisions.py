@@ -8,9 +8,11 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from mmrepro.campaign.child import end, spawn
+from mmrepro.base.units import duration
+from mmrepro.campaign.child import Children, spawn
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group
 from mmrepro.campaign.trial import TrialOptions, run_options, variables
@@ -48,13 +50,12 @@ class Provisions:
         self._options = options
         self._bound = bound
         self._say = say or (lambda text: None)
-        self._lock = threading.Lock()
         self._one_by_one = threading.Lock()
         self._busy: Counter[str] = Counter()
-        self._failed: set[str] = set()
-        self._children: set[subprocess.Popen[bytes]] = set()
+        self._failed: dict[str, str] = {}
+        """Why an environment could not be built, by its folder. It is not tried again."""
+        self._children = Children(STOP_S)
         self._ahead: threading.Thread | None = None
-        self._stopped = False
 
     # ------------------------------------------------------------------ environments
 
@@ -75,10 +76,22 @@ class Provisions:
         spec = group.spec
         if spec is None:
             return ""
-        why = self._have(spec, group.name, nice=0)
-        if self._stopped:
-            raise KeyboardInterrupt
-        return why
+        return self._have_now(spec, group.name)
+
+    def provide(self, spec: EnvironmentSpec, name: str, within_s: float) -> str:
+        """Have that environment in ``within_s`` seconds.
+
+        Returns:
+            Why it is not there; "": it is.
+
+        Raises:
+            KeyboardInterrupt: :meth:`stop` was called.
+        """
+        return self._have_now(spec, name, within_s) or self._failed.get(_folder(spec), "")
+
+    def failed(self, spec: EnvironmentSpec) -> bool:
+        """Whether its build has failed before."""
+        return _folder(spec) in self._failed
 
     def seconds(self, group: Group) -> float:
         """What :meth:`prepare` is expected to take."""
@@ -104,46 +117,56 @@ class Provisions:
 
     def stop(self) -> None:
         """End what is being fetched; nothing is fetched any more."""
-        with self._lock:
-            self._stopped = True
-            children = list(self._children)
-        end(children, STOP_S)
+        self._children.stop()
 
     def join(self) -> None:
         """Wait for what is fetched ahead, if anything still is."""
         if self._ahead is not None:
             self._ahead.join()
 
-    def _have(self, spec: EnvironmentSpec, name: str, *, nice: int) -> str:
+    def _have_now(self, spec: EnvironmentSpec, name: str, within_s: float | None = None) -> str:
+        why = self._have(spec, name, within_s=within_s)
+        if self._children.stopped:
+            raise KeyboardInterrupt
+        return why
+
+    def _have(
+        self, spec: EnvironmentSpec, name: str, nice: int = 0, within_s: float | None = None
+    ) -> str:
+        """Why there is no room for it; "" else, also where its build failed."""
         with self._one_by_one:  # uv's cache is cleaned only while nobody of us builds from it
             folder = _folder(spec)
-            if self._stopped or folder in self._failed or existing(spec) is not None:
+            if self._children.stopped or folder in self._failed or existing(spec) is not None:
                 return ""
             if self._bound is not None:
                 busy = frozenset(n for n, count in self._busy.items() if count > 0)
                 if why := self._bound.make_room(spec.disk_bytes, busy):
                     return why
             self._say(f"fetching {name}" + (" ahead" if nice else ""))
-            if self._build(spec, nice) != 0:
-                self._failed.add(folder)
+            if why := self._build(spec, nice, within_s):
+                self._failed[folder] = why
             elif self._bound is not None:
                 self._bound.built(folder)
         return ""
 
-    def _build(self, spec: EnvironmentSpec, nice: int) -> int:
+    def _build(self, spec: EnvironmentSpec, nice: int, within_s: float | None) -> str:
+        """Why it failed; "": it did not."""
         what = ["--commit", spec.commit] if spec.commit else [spec.release]
         what += ["--commit-date", spec.cutoff] if spec.commit and spec.cutoff else []
         arguments = ["env", "create", spec.engine, *what, "--device", spec.device]
-        with self._lock:
-            if self._stopped:
-                return -1
-            child = spawn(arguments, variables(self._options), nice=nice)
-            self._children.add(child)
+        environment = variables(self._options)
+        start = partial(spawn, arguments, environment, nice=nice, stderr=subprocess.PIPE)
         try:
-            return child.wait()
-        finally:
-            with self._lock:
-                self._children.discard(child)
+            with self._children.running(start) as child:
+                _, errors = child.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            return f"it was not built within {duration(within_s or 0.0)}"
+        except KeyboardInterrupt:
+            return "it was stopped"
+        if child.returncode == 0:
+            return ""
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
+        return next((line for line in lines if line[:1].isupper()), "its build failed")
 
     # ------------------------------------------------------------------ warm parents
 
@@ -184,7 +207,7 @@ class Provisions:
     def _parent(self, spec: ParentSpec) -> WarmParent | None:
         """A parent of ours; None: somebody keeps one already, or there can be none."""
         root = warm_root()
-        if self._stopped or any(one.key == spec.key for one in kept_parents(root)):
+        if self._children.stopped or any(one.key == spec.key for one in kept_parents(root)):
             return None
         self._say(f"importing {spec.label}")
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from greenlet import getcurrent, greenlet
 from mmrepro.campaign.campaign import Campaign
@@ -120,12 +120,15 @@ class Search(Generic[DocumentT, LineT]):
             (w.id, w.index) not in self.done for line in self._lines for w in line.wants
         )
 
+    def began(self, order: Order, began: Began) -> None:
+        return
+
     def line(self, order: Order, result: Record) -> Record:
         return result
 
-    def took(self, order: Order, line: LineT) -> None:
-        key = self.keep(line)
-        self.done[key] = line
+    def took(self, order: Order, line: Record) -> None:
+        mine = cast(LineT, line)
+        self.done[self.keep(mine)] = mine
         self._go_on()
 
     def over(self, order: Order) -> None:

@@ -19,6 +19,7 @@ from mmrepro.cli.matrix_ledger import (
     quarantine_of,
 )
 from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.where import Budget, Events, Jobs, Ray
 from mmrepro.run.options import StartMode
 
 app = typer.Typer(
@@ -66,12 +67,9 @@ def run(
         int | None,
         typer.Option(min=0, max=100, help="More runs of a cell that surprises.  [default: 3]"),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Environments at a time.  [default: 1]")
-    ] = None,
-    max_time: Annotated[
-        str, typer.Option(help="Start no run that is not expected to end in time, e.g. 45m.")
-    ] = "",
+    jobs: Jobs = None,
+    max_time: Annotated[str, typer.Option(help="The same as --budget.")] = "",
+    budget: Budget = "",
     timeout: Annotated[
         float | None, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.  [default: 600]")
     ] = None,
@@ -92,9 +90,8 @@ def run(
         str, typer.Option(help="I/N: the Ith of N machines' part; join with matrix merge.")
     ] = "",
     machine: Annotated[str, typer.Option(help="This machine's label in the ledger.")] = "",
-    ray: Annotated[
-        str, typer.Option(help="On the machines of a Ray cluster: auto, or HOST:PORT.")
-    ] = "",
+    ray: Ray = "",
+    events: Events = "",
     out: Annotated[
         Path | None, typer.Option(help=f"The ledger's folder.  [default: {DEFAULT_OUT}]")
     ] = None,
@@ -122,7 +119,7 @@ def run(
         mitigation=mitigation,
         device=device,
         repeat=repeat,
-        max_time=max_time,
+        max_time=max_time or budget,
         disk=disk,
         confirm=confirm,
         jobs=jobs,
@@ -145,6 +142,7 @@ def run(
         resume=resume,
         dry_run=dry_run,
         json=json,
+        events=events,
     )
     raise typer.Exit(execute(asked))
 

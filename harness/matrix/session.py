@@ -138,6 +138,9 @@ class Nightly:
     def waits(self) -> bool:
         return bool(self.todo)
 
+    def began(self, order: Order, began: Began) -> None:
+        return
+
     def line(self, order: Order, result: Record) -> Record:
         return result
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.accept.parts import PARTS
-from mmrepro.accept.provide import Provided, Provider
+from mmrepro.accept.running import StepRun
 from mmrepro.accept.sampling import Sample, sampled, used
 from mmrepro.cli.app import app
 from mmrepro.errors import GpuUnavailable
@@ -181,7 +181,8 @@ def test_on_a_gpu_the_one_that_is_taken_is_told(
     recorded = json.loads((Path(__file__).parents[1] / "nvml_h100.json").read_text())
     taken = choose(read_gpus(Replayed(recorded["snapshots"]["before"])), {})
     monkeypatch.setattr("mmrepro.cli.accept_run.take", lambda: taken)
-    monkeypatch.setattr(Provider, "get", lambda *_: Provided(None, "no environment is here"))
+    nothing = None, "no environment is here", False
+    monkeypatch.setattr(StepRun, "_python", lambda *_: nothing)
     words = ["accept", "--device", "cuda", "--only", "race", "--out", str(tmp_path / "it")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 4

@@ -117,12 +117,12 @@ def test_one_environment_is_fetched_once(built: list[str], monkeypatch: pytest.M
     begun, go_on = threading.Event(), threading.Event()
     calls: list[tuple[str, int]] = []
 
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int) -> int:
+    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
         calls.append((spec.release, nice))
         begun.set()
         assert go_on.wait(20)
         built.append(spec.release)
-        return 0
+        return ""
 
     monkeypatch.setattr(Provisions, "_build", build)
     one = Provisions(TrialOptions())
@@ -142,9 +142,9 @@ def test_what_cannot_be_fetched_is_tried_once_and_left_to_the_run(
 ) -> None:
     calls: list[str] = []
 
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int) -> int:
+    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
         calls.append(spec.release)
-        return 4
+        return "no wheel"
 
     monkeypatch.setattr(Provisions, "_build", build)
     one = Provisions(TrialOptions())
@@ -157,10 +157,10 @@ def test_what_cannot_be_fetched_is_tried_once_and_left_to_the_run(
 def test_the_bound_is_asked_and_told(
     tmp_path: Path, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int) -> int:
+    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
         built.append(spec.release)
         there.used += 10 * GIB
-        return 0
+        return ""
 
     monkeypatch.setattr(Provisions, "_build", build)
     there = Disk(monkeypatch)
