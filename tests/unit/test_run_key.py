@@ -10,7 +10,7 @@ from mmrepro.environments.spec import Environment
 from mmrepro.machine import gpu as gpu_module
 from mmrepro.machine.gpu import read_gpus
 from mmrepro.run import key
-from mmrepro.run.key import START_MODE, cell_key, code_digest, decisive_parts, scenario_files
+from mmrepro.run.key import START_MODE, code_digest, decisive_parts, run_key, scenario_files
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.starter import Starter
 from mmrepro.scenario.registry import load_scenario
@@ -45,7 +45,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 def test_two_equal_runs_have_one_key(parts: Parts, tmp_path: Path) -> None:
     first, second = parts(), parts()
     assert first == second, "the port, which differs, is not in it"
-    assert cell_key(first, 1) == cell_key(second, 1) != cell_key(first, 2)
+    assert run_key(first) == run_key(second) != run_key({**first, "model": "another"})
     assert not any(str(tmp_path) in value for value in first.values())
 
 
