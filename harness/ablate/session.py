@@ -13,7 +13,7 @@ from mmrepro.ablate.search import Flips, Search, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.campaign.cells import CellSearch, Write
 from mmrepro.campaign.events import Found, RunEnded, Tone
-from mmrepro.campaign.trial import cell_of, incident_in
+from mmrepro.campaign.trial import cell_of
 from mmrepro.campaign.work import Began
 from mmrepro.errors import (
     EnvironmentBuildError,
@@ -53,6 +53,7 @@ TRIES = 1000
 STARTS = 2
 """So many starts of a cell's server are counted on, so that each is from a warm parent: runs of
 different start modes are different experiments."""
+DECLARED = ("name", "description", "failing", "setting", "claim")
 TONES: dict[CellState, Tone] = {CellState.CURED: "good", CellState.FAILS: "bad"}
 
 
@@ -146,10 +147,10 @@ class Ablating(CellSearch[Ablation]):
         if self._of_one_code(parts) and (kept := self.known.read(parts, number)) is not None:
             self._reused(kept, flips)
             return self._shown(kept), True
-        made, attempt = self._try(cell, flips, number, "planned")
+        attempt = self._tried(cell, flips, number, "planned")
         if attempt.lost is Lost.INFRASTRUCTURE:
-            made, _ = self._try(cell, flips, number, "retry")
-        return self._shown(made), False
+            attempt = self._tried(cell, flips, number, "retry")
+        return self._shown(self._made(attempt, number)), False
 
     def _of_before(self, cell: Ran, number: int, parts: dict[str, str] | None) -> Attempt | None:
         """That run as an earlier call of this ablation made it, if it would be the same now.
@@ -169,29 +170,28 @@ class Ablating(CellSearch[Ablation]):
             if name == cell.id and index % TRIES == number % TRIES
         ]
         whole = (a for a in reversed(runs) if a.outcome is not None and same(a))
-        return next((a for a in whole if incident_in(self.folder / a.incident)), None)
+        return next((a for a in whole if self.incident(a)), None)
 
-    def _try(self, cell: Ran, flips: Flips, number: int, role: RunRole) -> tuple[CellRun, Attempt]:
+    def _tried(self, cell: Ran, flips: Flips, number: int, role: RunRole) -> Attempt:
         index = number
         while (cell.id, index) in self.done:
             index += TRIES
         attempt = self.attempt(Began(cell.id, index, role, _name(flips)))
         if attempt.outcome is None:
-            incident = incident_in(self.folder / attempt.incident) if attempt.incident else None
-            self._error = error_of(attempt, incident)
+            self._error = error_of(attempt, self.incident(attempt))
             if isinstance(self._error, HOPELESS):
                 raise self._error
-        run = self._made(attempt, number)
-        if attempt.outcome is not None and attempt.key and self._of_one_code(attempt.parts):
-            self.known.store.write(run, attempt.parts)
-        return run, attempt
+        return attempt
 
     def _made(self, attempt: Attempt, number: int) -> CellRun:
-        self._of_one_code(attempt.parts)
-        incident = incident_in(self.folder / attempt.incident) if attempt.incident else None
-        run = cell_run(self.scenario, attempt, incident, number, self.folder)
+        """What the run shows; others may use it as well."""
+        whole = self._of_one_code(attempt.parts)
+        run = cell_run(self.scenario, attempt, self.incident(attempt), number, self.folder)
         before = self.done.get((attempt.cell, attempt.index - TRIES))
-        return run.model_copy(update={"retried": before.error if before else ""})
+        run = run.model_copy(update={"retried": before.error if before else ""})
+        if attempt.outcome is not None and attempt.key and whole:
+            self.known.store.write(run, attempt.parts)
+        return run
 
     def _of_one_code(self, parts: Mapping[str, str] | None) -> bool:
         """Whether what has these parts is of the same code as the first run: a file may be edited
@@ -262,16 +262,7 @@ class Ablating(CellSearch[Ablation]):
             release=self.release,
             repeat=self.options.repeat,
             threshold=self.options.threshold,
-            factors=[
-                FactorResult(
-                    name=f.name,
-                    description=f.description,
-                    failing=f.failing,
-                    setting=f.setting,
-                    claim=f.claim,
-                )
-                for f in self.factors
-            ],
+            factors=[FactorResult(**{n: getattr(f, n) for n in DECLARED}) for f in self.factors],
         )
 
     def check(self, folder: Path, old: Ablation | None) -> None:

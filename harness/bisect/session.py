@@ -15,7 +15,6 @@ from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
 from mmrepro.campaign.cells import CellSearch
 from mmrepro.campaign.events import Found as FoundEvent, Tone
-from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import Began, Order
 from mmrepro.engines import spec_for
 from mmrepro.environments.build import existing
@@ -161,8 +160,7 @@ class Bisecting(CellSearch[Bisection]):
         """What the run says of its point."""
         point = self.field.points[number]
         point.verdict, point.why = verdict_of(point.runs)
-        incident = incident_in(self.folder / attempt.incident) if attempt.incident else None
-        if incident is None:
+        if (incident := self.incident(attempt)) is None:
             return
         point.wheel = point.wheel or incident.engine.wheel
         point.release = point.release or incident.engine.release

@@ -12,8 +12,10 @@ from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.events import run_ended
 from mmrepro.campaign.groups import Group
 from mmrepro.campaign.search import Search
+from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import Began, CellRun, Order, lost
 from mmrepro.history.ledger import History, Ledger
+from mmrepro.incident import Incident
 from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.incident.ledger import LEDGER_FILE, Attempt, Cell, Night, NightState, Planned
 from mmrepro.incident.searched import SearchDocument
@@ -135,6 +137,10 @@ class CellSearch(Search[DocumentT, Attempt]):
         if kept:
             self.campaign.emit(run_ended(want.what, attempt, kept=True))
         return attempt
+
+    def incident(self, attempt: Attempt) -> Incident | None:
+        """What the run left; None: nothing that can be read."""
+        return incident_in(self.folder / attempt.incident) if attempt.incident else None
 
     def write(self) -> None:
         self._write_documents(Redactor().redact_model(self.document), self.folder)
