@@ -123,10 +123,10 @@ def cell_run(
 def error_of(attempt: Attempt, incident: Incident | None) -> MmreproError:
     """What ended a run that was lost, as it was raised there."""
     if attempt.lost is Lost.USAGE:
-        return UsageError(attempt.error)
+        return UsageError(attempt.error, hint=attempt.command)
     name = incident.failure_class if incident is not None else ""
     kind: type[MmreproError] = getattr(errors, name, InfrastructureError)
-    return kind(attempt.error)
+    return kind(attempt.error, hint=attempt.command)
 
 
 def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:

@@ -54,6 +54,7 @@ class Provisions:
         self._failed: set[str] = set()
         self._children: set[subprocess.Popen[bytes]] = set()
         self._ahead: threading.Thread | None = None
+        self._starter = Starter(options.start_mode, several=True)
         self._parents = Parents(warm_root(), lent=True)
         self._importing = threading.Lock()
         self._stopped = False
@@ -157,10 +158,9 @@ class Provisions:
             runs: of one environment: cells and how often each is to be run.
         """
         with contextlib.ExitStack() as parents:
-            if self._options.start_mode in (StartMode.AUTO, StartMode.WARM):
-                for server in self._wanted(runs):
-                    if (parent := self._parent(server)) is not None:
-                        parents.callback(parent.end)
+            for server in self._wanted(runs):
+                if (parent := self._parent(server)) is not None:
+                    parents.callback(parent.end)
             yield
 
     def _wanted(self, runs: Sequence[tuple[Cell, int]]) -> list[_Server]:
@@ -174,6 +174,7 @@ class Provisions:
         return [servers[key] for key, number in count.most_common(PARENTS) if number > 1]
 
     def _server_of(self, cell: Cell) -> _Server | None:
+        """None: it is not to be started from a warm parent, or was seen not to bear one."""
         scenario = load_scenario(cell.scenario).with_variant(cell.variant)
         options = run_options(cell, self._options)
         environment = existing(target(scenario, options))
@@ -181,6 +182,8 @@ class Provisions:
             return None
         model = scenario.model.write(cache_root() / "models")
         plan = launch_plan(scenario, options, environment, model, free_port())
+        if self._starter.choose(plan, environment)[0] is not StartMode.WARM:
+            return None
         return _Server(parent_spec(plan, environment, variables(self._options)), plan, environment)
 
     def _parent(self, server: _Server) -> WarmParent | None:
@@ -192,7 +195,7 @@ class Provisions:
             try:
                 return self._parents.get(server.parent)
             except Refused as refusal:  # noted, so that whoever asks knows how runs are started
-                Starter().note_unusable(
+                self._starter.note_unusable(
                     StartMode.WARM, server.plan, server.environment, str(refusal), certain=True
                 )
             except (MmreproError, OSError):

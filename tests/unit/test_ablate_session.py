@@ -228,6 +228,9 @@ def test_its_own_journal_is_gone_on_with_where_the_cache_is_lost(
 def test_what_was_run_by_other_code_is_not_mixed_with_it(
     ablate: Ablate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    def kept() -> list[Path]:
+        return list((tmp_path / "cache/ablate").rglob("*.json"))
+
     ablate(World(), factors=("mm-cache",))
     decisive = key.decisive_parts
 
@@ -245,11 +248,15 @@ def test_what_was_run_by_other_code_is_not_mixed_with_it(
     def meanwhile(*rest: Any, **more: Any) -> dict[str, str]:
         nonlocal count
         count += 1
-        return edited(*rest, **more) if count > 1 else decisive(*rest, **more)
+        parts = decisive(*rest, **more)
+        return {**parts, "code": "half"} if count > 1 else parts
 
     monkeypatch.setattr(worlds, "decisive_parts", meanwhile)
     done = ablate(World(), factors=("mm-cache",), fresh=True, out=tmp_path / "other")
     assert any("edited meanwhile" in line for line in done.limits)
+    stored = [read["parts"]["code"] for read in map(json.loads, map(Path.read_text, kept()))]
+    assert len(stored) == 4
+    assert "half" not in stored
 
 
 def test_a_lost_cell_is_tried_once_more_and_does_not_lose_the_rest(

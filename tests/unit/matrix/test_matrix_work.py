@@ -13,6 +13,7 @@ from mmrepro.campaign import provisions as module
 from mmrepro.campaign.groups import groups_of
 from mmrepro.campaign.trial import TrialOptions, cell_of, run_options
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here
+from mmrepro.environments.starts import starts_seen
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned
 from mmrepro.run.options import RunOptions
 from mmrepro.scenario.registry import load_scenario
@@ -139,25 +140,25 @@ def test_cells_of_one_environment_are_entered_without_leaving_it() -> None:
 
 def test_a_parent_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that whoever looks a run up knows in which mode it would be made."""
-    noted: list[tuple[object, ...]] = []
+    asked: list[object] = []
 
     def refuse(self: object, spec: object) -> None:
+        asked.append(spec)
         raise Refused("it has threads")
 
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))
     place = environment(tmp_path / "environments/vllm-0.23.0-cpu")
     monkeypatch.setattr(module, "existing", lambda spec: place)
     monkeypatch.setattr(module.Parents, "get", refuse)
-    monkeypatch.setattr(
-        module.Starter, "note_unusable", lambda *rest, **more: noted.append((*rest[1:], more))
-    )
     cell = planned("ghost-key-eviction", "0.23.0").cell.model_copy(update={"engine": "vllm"})
     one = module.Provisions(TrialOptions())
     with one.warm([(cell, 1)]):
-        assert not noted, "one run has no use for a parent"
-    with one.warm([(cell, 2)]):
-        ((mode, _, where, why, more),) = noted
-    assert (mode, where, why, more) == ("warm", place, "it has threads", {"certain": True})
+        assert not asked, "one run has no use for a parent"
+    for _ in range(2):
+        with one.warm([(cell, 2)]):
+            assert len(asked) == 1, "once refused, it is not tried again"
+    (seen,) = starts_seen(place.state_dir).modes.values()
+    assert (seen.works, seen.certain, seen.why) == (False, True, "it has threads")
 
 
 def test_a_file_below_the_home_folder_is_named_relative_to_here(
