@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
+from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.session import Ablating
 from mmrepro.accept.running import StepRun, beside
 from mmrepro.accept.session import Accepting
 from mmrepro.accept.steps import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
@@ -20,23 +22,28 @@ from mmrepro.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Policy
 from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.work import Began, Here, Places
+from mmrepro.errors import EngineStartError
+from mmrepro.evidence import Evidence
 from mmrepro.history.ledger import Ledger
+from mmrepro.incident.ablation import ABLATION_FILE, Ablation
 from mmrepro.incident.acceptance import Row, Status
-from mmrepro.incident.bisection import BISECTION_FILE
+from mmrepro.incident.bisection import BISECTION_FILE, Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
-from mmrepro.records import Record
+from mmrepro.run.options import RunOptions
 from mmrepro.signature import Outcome
 from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
+from worlds import World, WorldTrials, as_in_0_23, environment
 
 Say = Callable[[str], None]
 
 
-def written(document: Record, folder: Path) -> None:
+def written(document: Bisection | Ablation, folder: Path) -> None:
     """The document alone: reports of it are drawn elsewhere."""
-    (folder / BISECTION_FILE).write_text(document.model_dump_json())
+    name = BISECTION_FILE if isinstance(document, Bisection) else ABLATION_FILE
+    (folder / name).write_text(document.model_dump_json())
 
 
 class Opened(NamedTuple):
@@ -123,4 +130,29 @@ def accept(folder: Path, say: Say, jobs: int = 1) -> Opened:
     )
 
 
-KINDS: dict[str, Callable[..., Opened]] = {"matrix": matrix, "bisect": bisect, "accept": accept}
+def ablate(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """Two factors of the ghost key, one of which cures; a run of one is lost at first."""
+
+    class Trials(WorldTrials):
+        def run(self, cell: Cell, *rest: Path, index: int, **more: Any) -> Attempt:
+            say(f"{cell.flips} {index}")
+            lost = cell.flips == ("concurrency",) and index == 1
+            one = WorldTrials(World(broken if lost else as_in_0_23), self.environment)
+            return one.run(cell, *rest, index=index, **more)
+
+    def broken(flips: frozenset[str]) -> Evidence:
+        raise EngineStartError("the port was taken.")
+
+    run = RunOptions(device="cpu", scenario="ghost-key-eviction")
+    options = AblateOptions(run, ("mm-cache", "concurrency"), out=folder)
+    policy = Ablating(GHOST, options, write=written)
+    trials = Trials(World(), environment(folder.parent / "environment"))
+    return Opened(policy, LocalPlaces(trials, FakeProvisions(), jobs))
+
+
+KINDS: dict[str, Callable[..., Opened]] = {
+    "matrix": matrix,
+    "bisect": bisect,
+    "ablate": ablate,
+    "accept": accept,
+}

@@ -21,7 +21,10 @@ from mmrepro.records import Record
 
 MADE = "made.txt"
 """Beside a campaign's folder: a line for each run that a place began to make."""
-MOVES = {"created", "finished", "id", "at", "command", "resume", "seconds", "host", "elapsed_s"}
+MOVES = {
+    *("created", "finished", "id", "at", "command", "resume", "seconds", "host", "elapsed_s"),
+    "reused",
+}
 """Fields of a document that are of one call, not of what was found."""
 
 
