@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mmrepro.campaign.groups import Group
 from mmrepro.campaign.work import Here, Order, Providing, Runner, Working
+from mmrepro.play.players import Players
 
 
 class LocalPlaces:
@@ -20,12 +21,14 @@ class LocalPlaces:
         jobs: int = 1,
         machine: str = "",
         clock: Callable[[], float] = time.time,
+        players: Players | None = None,
     ) -> None:
-        """``machine``: its label in the ledger."""
+        """``machine``: its label in the ledger; ``players``: others than the usual ones."""
         self._trials, self._provisions = trials, provisions
+        self._players = players or Players()
         self.stopped = False
         self._places = [
-            _Place(Here(trials, provisions, machine, lambda: self.stopped, clock))
+            _Place(Here(trials, provisions, machine, lambda: self.stopped, clock, self._players))
             for _ in range(jobs)
         ]
 
@@ -37,6 +40,7 @@ class LocalPlaces:
 
     def stop(self) -> None:
         self.stopped = True
+        self._players.stop()
         try:
             self._provisions.stop()
         finally:
@@ -45,6 +49,7 @@ class LocalPlaces:
     def join(self) -> None:
         for place in self._places:
             place.here.leave()
+        self._players.end()
         self._provisions.join()
 
 

@@ -34,6 +34,8 @@ class _Line:
 
     greenlet: greenlet
     wants: Sequence[Began] = ()
+    some: bool = False
+    """One of them is enough for it to go on."""
 
 
 class Search(Generic[DocumentT, LineT]):
@@ -89,10 +91,23 @@ class Search(Generic[DocumentT, LineT]):
             Spent: there is no time for one of them.
         """
         if any((w.id, w.index) not in self.done for w in wants):
-            getcurrent().parent.switch(wants)
+            getcurrent().parent.switch((wants, False))
         if self._spent and any((w.id, w.index) not in self.done for w in wants):
             raise Spent
         return [self.done[w.id, w.index] for w in wants]
+
+    def first(self, wants: Sequence[Began]) -> LineT:
+        """What came of the first of them that has ended; the others go on beside what follows.
+
+        Raises:
+            Spent: there is no time for one of them.
+        """
+        if not any((w.id, w.index) in self.done for w in wants):
+            getcurrent().parent.switch((wants, True))
+        for want in wants:
+            if (want.id, want.index) in self.done:
+                return self.done[want.id, want.index]
+        raise Spent
 
     def result(self, want: Began) -> LineT:
         """As :meth:`results`, of one run."""
@@ -174,13 +189,22 @@ class Search(Generic[DocumentT, LineT]):
         if line.greenlet.dead:
             self._lines.remove(line)
         else:
-            line.wants = wants
+            assert wants is not None
+            line.wants, line.some = wants
 
     def _go_on(self) -> None:
         """All lines whose wishes are met."""
         for line in list(self._lines):
-            if line in self._lines and all((w.id, w.index) in self.done for w in line.wants):
+            met = any if line.some else all
+            if line in self._lines and met((w.id, w.index) in self.done for w in line.wants):
                 self._switch(line)
+
+    def break_off(self) -> None:
+        """End all lines of work where they wait, so that what they hold open is closed."""
+        for line in self._lines:
+            if not line.greenlet.dead:
+                line.greenlet.throw()
+        self._lines.clear()
 
     def _give_up(self, line: _Line) -> None:
         """There is no time for what it asks for: it hears so."""

@@ -21,6 +21,7 @@ from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
+from mmrepro.play.players import Players
 from mmrepro.records import Moment, Record
 
 INCIDENTS = "incidents"
@@ -75,6 +76,7 @@ class Here:
     Attributes:
         machine: its label in the ledger.
         stopped: whether to start no run any more.
+        players: for orders that replay cases; places of one machine share them.
     """
 
     trials: Runner
@@ -82,6 +84,7 @@ class Here:
     machine: str = ""
     stopped: Callable[[], bool] = lambda: False
     clock: Callable[[], float] = time.time
+    players: Players = field(default_factory=Players)
     _inside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _group: tuple[str, ...] = ()
     _why: str = ""

@@ -28,8 +28,12 @@ from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.provisions import Provisions, Say
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Places
+from mmrepro.cli.building import Sparse
 from mmrepro.cli.progress import LiveView
 from mmrepro.errors import UnwritableOutput
+from mmrepro.evidence import Event
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.play.players import Players
 from mmrepro.records import Moment
 from mmrepro.reports.lines import TONES
 from mmrepro.reports.words import duration
@@ -84,8 +88,15 @@ def conduct(
 def here(
     options: TrialOptions, say: Say, *, jobs: int = 1, machine: str = "", bound: Bound | None = None
 ) -> Places:
-    """Places on this machine that run cells; ``bound``: of what is added to its disk."""
-    return LocalPlaces(Trials(options), Provisions(options, bound, say), jobs, machine)
+    """Places on this machine; ``bound``: of what is added to its disk."""
+    sparse = Sparse(say)
+
+    def built(event: Event) -> None:
+        if event.source in (BUILD, BUILD_NOTICE):
+            sparse(event.text)
+
+    provisions = Provisions(options, bound, say)
+    return LocalPlaces(Trials(options), provisions, jobs, machine, players=Players(built))
 
 
 def note(text: str) -> Note:

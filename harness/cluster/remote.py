@@ -28,6 +28,7 @@ from mmrepro.cluster.transport import NotCarried, packed
 from mmrepro.errors import MmreproError
 from mmrepro.machine.cache import cache_root, environments_root, folders_in
 from mmrepro.machine.digest import digest
+from mmrepro.play.players import Players
 from mmrepro.records import Record
 from mmrepro.run.key import code_digest
 from mmrepro.scenario.registry import load_scenario
@@ -163,11 +164,18 @@ class _Working(threading.Thread):
             order.campaign, lambda text: self._queue.put(Said(text))
         )
         self._stopped = threading.Event()
+        self.players = Players()
 
     def run(self) -> None:
         inherited.plain_mask()
         try:
-            here = Here(self.trials, self.provisions, self._machine, self._stopped.is_set)
+            here = Here(
+                self.trials,
+                self.provisions,
+                self._machine,
+                self._stopped.is_set,
+                players=self.players,
+            )
             try:
                 self._order.expect(here)
                 for item in self._order.carry_out(here, self._root):
@@ -175,6 +183,7 @@ class _Working(threading.Thread):
                         self._queue.put(sent)
             finally:
                 here.leave()
+                self.players.end()
             self._queue.put(None)
         except BaseException as error:
             self._queue.put(error)
@@ -194,6 +203,7 @@ class _Working(threading.Thread):
     def end(self) -> None:
         """End what is in progress, and wait for that."""
         self._stopped.set()
+        self.players.stop()
         try:
             self.provisions.stop()
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,9 +54,13 @@ class Knowledge:
         """Those of which nothing is known yet, each once."""
         return [bucket for bucket in dict.fromkeys(buckets) if not self.handled(bucket)]
 
-    def unfinished(self) -> Found | None:
+    def unfinished(self, busy: Collection[str] = ()) -> Found | None:
         """The worst finding that was not shrunk to its end, and may be: its requests show it
-        without a comparison, in one block."""
+        without a comparison, in one block.
+
+        Args:
+            busy: buckets that are pursued now.
+        """
         left = [
             found
             for found in self.fuzz.found
@@ -64,6 +68,7 @@ class Knowledge:
             and not found.finding.shrunk
             and found.finding.requests > 1
             and found.folder not in self._finished
+            and found.finding.bucket not in busy
             and found.replay.count(AGAIN) < AGAINS
             and not self.ended[found.episode].silent
             and not self.ended[found.episode].blocks
@@ -81,6 +86,7 @@ class Knowledge:
         """What an episode changes, whether it was played now or by an earlier call."""
         fuzz, episode = self.fuzz, line.episode
         fuzz.episodes.append(episode)
+        fuzz.episodes.sort(key=lambda one: one.number)
         self.ended[episode.number] = line
         fuzz.elapsed_s = line.elapsed_s
         fuzz.starts += episode.starts
@@ -143,9 +149,9 @@ class Knowledge:
         ]
         return news
 
-    def take_finished(self, line: Finished) -> Found | None:
+    def take_finished(self, line: Finished) -> list[Found]:
         """The finding, if less is left of it now."""
-        better = None
+        better: list[Found] = []
         self._finished.add(line.of)
         replay = self._replayed(line)
         found = next(one for one in self.fuzz.found if one.folder == line.of)
@@ -160,7 +166,7 @@ class Knowledge:
             found.finding = new.model_copy(update=update)
             found.replay, found.folder = line.replay, f"{line.replay}/{new.id}"
             self._learn_from(found.finding, line.replay)
-            better = found
+            better = [found]
         return better
 
     def _replayed(self, line: Pursued | Finished) -> Replay:
