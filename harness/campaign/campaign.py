@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -105,6 +105,8 @@ class _Worked:
     """None: the order has ended."""
     loss: PlaceLost | None = None
     error: BaseException | None = None
+    taken: threading.Event = field(default_factory=threading.Event)
+    """The journal has it: the place may go on."""
 
 
 class Campaign(Generic[DocumentT]):
@@ -233,6 +235,13 @@ class Campaign(Generic[DocumentT]):
         thread.start()
 
     def _take(self, worked: _Worked) -> None:
+        """Raises as the order's thread did, or as the journal does."""
+        try:
+            self._taken(worked)
+        finally:
+            worked.taken.set()
+
+    def _taken(self, worked: _Worked) -> None:
         place, order = worked.place, worked.order
         if worked.error is not None:
             del self._busy[id(place)]
@@ -270,7 +279,10 @@ class Campaign(Generic[DocumentT]):
             with contextlib.closing(place.work(order, self.policy.folder)) as working:
                 for item in working:
                     line = item if isinstance(item, Began) else self.policy.line(order, item)
-                    self._worked.put(_Worked(place, order, line))
+                    worked = _Worked(place, order, line)
+                    self._worked.put(worked)
+                    # No run ahead of the journal: a kill costs the run in progress and no other.
+                    worked.taken.wait()
         except PlaceLost as loss:
             self._worked.put(_Worked(place, order, loss=loss))
         except BaseException as error:
@@ -285,14 +297,20 @@ class Campaign(Generic[DocumentT]):
         """End what is in progress, and take in what had ended by then."""
         self._stopped = True
         self.places.stop()
-        for _, thread in self._busy.values():
-            thread.join()
-        with contextlib.suppress(queue.Empty, MmreproError):
-            while True:
-                worked = self._worked.get_nowait()
+        while any(thread.is_alive() for _, thread in self._busy.values()):
+            self._last_words(POLL_S)
+        self._last_words(0.0)
+        self.places.join()
+
+    def _last_words(self, timeout_s: float) -> None:
+        """Write down a run that ended as it was stopped, if the journal still takes it."""
+        with contextlib.suppress(queue.Empty):
+            worked = self._worked.get(timeout=timeout_s)
+            with contextlib.suppress(MmreproError):
                 if worked.item is not None and not isinstance(worked.item, Began):
                     self.policy.took(worked.order, worked.item)
-        self.places.join()
+            worked.taken.set()
+            self._last_words(0.0)
 
     def _ended(self, state: State, failure: str) -> None:
         policy = self.policy

@@ -203,7 +203,7 @@ def _name(what: str, index: int) -> str:
 
 
 def _ended(event: RunEnded) -> Text:
-    how = "kept from before" if event.kept else duration(event.seconds)
+    how = "kept from before" if event.kept else f"in {duration(event.seconds)}"
     where = f" on {event.machine}" if event.machine else ""
     text = Text.assemble(
         f"{_name(event.what, event.index)}{where}: ",

@@ -13,7 +13,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -30,6 +29,7 @@ from mmrepro.machine.cache import cache_root, environments_root, folders_in
 from mmrepro.machine.digest import digest
 from mmrepro.play.players import Players
 from mmrepro.records import Record
+from mmrepro.run.closure import folder_of
 from mmrepro.run.key import code_digest
 from mmrepro.scenario.registry import load_scenario
 
@@ -115,10 +115,8 @@ def code(scenarios: Sequence[str]) -> dict[str, str]:
 
 def _package() -> str:
     """In an order that is the same for a checkout and where it is installed."""
-    tops = {"": Path(mmrepro.__file__).parent}
-    for part in ("probes", "reports", "reproducers", "scenarios"):
-        if (spec := find_spec(f"mmrepro.{part}")) is not None:
-            tops[f"{part}/"] = Path(next(iter(spec.submodule_search_locations or ())))
+    parts = ("", "probes", "reports", "reproducers", "scenarios")
+    tops = {part and f"{part}/": top for part in parts if (top := folder_of(part)) is not None}
     files = {
         start + path.relative_to(top).as_posix(): path
         for start, top in tops.items()

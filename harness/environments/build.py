@@ -11,11 +11,15 @@ from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from mmrepro.environments.carried import CarriedBuild
-from mmrepro.environments.recipe import Build, site_packages
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import LOCK_FILE, USE_FILE, Environment, EnvironmentSpec, Manifest
-from mmrepro.environments.store import BUILDING, dead_folders, lock_path, read_manifest
+from mmrepro.environments.store import (
+    BUILDING,
+    dead_folders,
+    lock_path,
+    read_manifest,
+    site_packages,
+)
 from mmrepro.environments.torch_source import key_salt
 from mmrepro.environments.uv import Progress
 from mmrepro.errors import EnvironmentBuildError, NoSpace
@@ -63,8 +67,12 @@ def ensure(
     say = progress or (lambda _: None)
     if (environment := existing(spec)) is not None:
         return environment
+    from mmrepro.environments.recipe import Build  # half of this folder: only to build
+
     make: Callable[[EnvironmentSpec, Path, Progress], Build] = Build
     if wheelhouse is not None:
+        from mmrepro.environments.carried import CarriedBuild
+
         make = partial(
             CarriedBuild,
             wheelhouse=wheelhouse,

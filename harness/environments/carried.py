@@ -11,10 +11,11 @@ from datetime import datetime
 from pathlib import Path
 
 from mmrepro.environments import loading
-from mmrepro.environments.recipe import Build, site_packages
+from mmrepro.environments.recipe import Build
 from mmrepro.environments.releases import Release
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import LOCK_FILE, EnvironmentSpec, Reason, Source
+from mmrepro.environments.store import site_packages
 from mmrepro.environments.torch_source import TorchSource
 from mmrepro.environments.uv import Distribution, Progress, UvFailed, run_uv
 from mmrepro.environments.wheelhouse import install

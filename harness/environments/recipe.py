@@ -23,6 +23,7 @@ from mmrepro.environments.spec import (
     Reason,
     Source,
 )
+from mmrepro.environments.store import site_packages
 from mmrepro.environments.torch_source import (
     PACKAGE_INDEX,
     cpu_build,
@@ -42,16 +43,6 @@ from mmrepro.environments.uv import (
 from mmrepro.errors import EnvironmentBuildError, UnloadableWheel
 from mmrepro.machine.cache import nvidia_driver
 from mmrepro.records import Setting, WheelFacts
-
-
-def site_packages(venv: Path) -> Path:
-    folders = sorted(venv.glob("lib/python*/site-packages"))
-    if not folders:
-        raise EnvironmentBuildError(
-            f"The environment {venv.parent.name} is damaged: it has no site-packages.",
-            hint="mmrepro env prune --all",
-        )
-    return folders[0]
 
 
 class Build:

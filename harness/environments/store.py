@@ -13,6 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 from mmrepro.environments.spec import MANIFEST_FILE, USE_FILE, Manifest
+from mmrepro.errors import EnvironmentBuildError
 from mmrepro.machine.cache import environments_root, folders_in
 from pydantic import ValidationError
 
@@ -31,6 +32,17 @@ def read_manifest(folder: Path) -> Manifest | None:
         return Manifest.model_validate_json((folder / MANIFEST_FILE).read_bytes())
     except (OSError, ValidationError):
         return None
+
+
+def site_packages(venv: Path) -> Path:
+    """Where the packages of a virtual environment are. Raises EnvironmentBuildError: nowhere."""
+    folders = sorted(venv.glob("lib/python*/site-packages"))
+    if not folders:
+        raise EnvironmentBuildError(
+            f"The environment {venv.parent.name} is damaged: it has no site-packages.",
+            hint="mmrepro env prune --all",
+        )
+    return folders[0]
 
 
 def dead_folders(folder: Path) -> list[Path]:

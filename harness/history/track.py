@@ -99,6 +99,7 @@ WORDS = {
     "mmrepro": "mmrepro's version",
     "environment": "the engine's environment",
     "host": "the machine",
+    "key_version": "what mmrepro makes a run's key of",
     "inherited": "variables that the engine inherits",
     "key": "the key, of which no part is known",
 }

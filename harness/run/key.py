@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from pathlib import Path
 
 import mmrepro
-import mmrepro.probes
-from mmrepro.engines import LaunchPlan
+from mmrepro.engines import ENGINES, LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments.spec import Environment
 from mmrepro.machine.cache import VISIBLE, cache_root
 from mmrepro.machine.child_env import child_environment
-from mmrepro.machine.digest import FileState, digest, state
+from mmrepro.machine.digest import digest
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.gpu import ORDER, choose, read_gpus, visible
 from mmrepro.reproducers import reproducer_path
+from mmrepro.run.closure import closure, folder_of
 from mmrepro.run.launch import launch_plan
 from mmrepro.run.options import RunOptions
 from mmrepro.run.starter import Starter
@@ -37,23 +34,28 @@ ENGINE_VARIABLES = (
 START_MODE = "start mode"
 """The part that the run itself may change, when it finds that a mode cannot be used."""
 
-APART = (
-    "cli",
-    "accept",
-    "ablate",
-    "bisect",
-    "cluster",
-    "history",
-    "matrix",
-    "pytest_plugin",
-    "reports",
-    "environments",
-    "engines",
-    "scenarios",
-    "probes",
-    "reproducers",
+KEY_VERSION = "2"
+"""Changes once with what a key is made of, where the same run would get another key.
+
+2: the code is the import closure of the scenario and the runner, not most of the package; the code
+of an engine that comes with mmrepro is a part of it.
+"""
+
+RUNNER = "mmrepro.run.runner"
+BUILDERS = (
+    "mmrepro.environments.build",
+    "mmrepro.environments.commits",
+    "mmrepro.environments.uv",
 )
-"""Parts of the package that decide no outcome, or are in the key in another way."""
+"""Modules that build an environment, which is in the key as it was built: its lock file, its Python
+and its commit."""
+
+DATA = {
+    "mmrepro.environments.table": ("environments", "{engine}.toml"),
+    "mmrepro.scenarios.data": ("scenarios", "data/pad_value_pair/*"),
+    "mmrepro.case.pictures": ("scenarios", "data/pad_value_pair/*"),
+}
+"""Data files that a module reads: a part of mmrepro, and a pattern of names in it."""
 
 
 def decisive_parts(
@@ -91,6 +93,7 @@ def decisive_parts(
         return text
 
     return {
+        "key_version": KEY_VERSION,
         "mmrepro": mmrepro.__version__,
         "scenario": scenario.full_name,
         "code": code_digest(scenario, plan),
@@ -123,62 +126,39 @@ def cell_key(parts: dict[str, str], index: int) -> str:
 
 
 def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:
-    """Of the code that runs, looks and judges: scenario, stand-ins, probes, runner, adapter."""
-    files = [*_harness_files(scenario.engine), *scenario_files(scenario)]
+    """Digest of the code that runs, observes and judges; the same wherever mmrepro lies."""
+    return digest(code_files(scenario, plan))
+
+
+def code_files(scenario: Scenario, plan: LaunchPlan | None = None) -> list[Path]:
+    """The import closure of scenario and runner, its data, and what runs in the engine.
+
+    Reports are made after the verdict: neither they nor the command line are in it.
+    """
+    modules = closure(_starts(scenario), _stops(scenario.engine))
+    files = list(modules.values())
+    for part, pattern in sorted({data for module, data in DATA.items() if module in modules}):
+        if (folder := folder_of(part)) is not None:
+            files += sorted(folder.glob(pattern.format(engine=scenario.engine)))
     standins = reproducer_path("standins")
     folders = {standins / p.folder for p in scenario.patches}
     folders |= {standins / f.patch.folder for f in scenario.factors if f.patch}
     if plan is not None:
         folders |= {Path(p) for p in plan.env.get("MMREPRO_STAND_INS", "").split(os.pathsep) if p}
-    for folder in {standins / BOOT, *folders}:
-        files += folder.rglob("*.py")
-    files += [reproducer_path(name) for name in scenario.reproducers]
-    return digest(sorted(set(files)))
+    engine = reproducer_path(scenario.engine)  # minivllm alone comes with mmrepro
+    inside = {path for top in (standins / BOOT, engine, *folders) for path in top.rglob("*.py")}
+    inside |= {reproducer_path(name) for name in scenario.reproducers}
+    return files + sorted(inside)
 
 
-def _harness_files(engine: str) -> Iterator[Path]:
-    root = Path(mmrepro.__file__).parent
-    for path in root.rglob("*.py"):
-        inside = path.relative_to(root).parts
-        if inside[0] not in APART:
-            yield path
-    for name in ("__init__", "base", "changes", engine):
-        yield root / "engines" / f"{name}.py"
-    yield from Path(next(iter(mmrepro.probes.__path__))).glob("*.py")
-
-
-def scenario_files(scenario: Scenario) -> list[Path]:
-    """Modules of the scenario's classes and what they import from beside them, however far."""
-    found: dict[Path, None] = {}
+def _starts(scenario: Scenario) -> list[str]:
     own = [c for c in type(scenario).__mro__ if issubclass(c, Scenario) and c is not Scenario]
-    waiting = [cls.__module__ for cls in own]
-    homes = {path.parent for name in waiting if (path := _file_of(name)) is not None}
-    while waiting:
-        name = waiting.pop()
-        path = _file_of(name)
-        if path is None or path in found or path.parent not in homes:
-            continue
-        found[path] = None
-        waiting += _imported(path, state(path))
-    return sorted(found)
+    return [RUNNER, f"mmrepro.engines.{scenario.engine}", *(c.__module__ for c in own)]
 
 
-def _file_of(module: str) -> Path | None:
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return Path(file).resolve() if file else None
-
-
-@lru_cache(maxsize=256)
-def _imported(path: Path, state: FileState) -> tuple[str, ...]:
-    """Names of modules that a file imports; ``state`` tells a changed file from the old one."""
-    found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            found += (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append(node.module)
-            found += (f"{node.module}.{alias.name}" for alias in node.names)
-    return tuple(found)
+def _stops(engine: str) -> list[str]:
+    """Builders, and the engines that this run does not start."""
+    return [*BUILDERS, *(f"mmrepro.engines.{name}" for name in ENGINES if name != engine)]
 
 
 def _inherited(plan: LaunchPlan, device: str) -> dict[str, str]:

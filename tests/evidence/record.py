@@ -4,8 +4,9 @@ Usage:  uv run python tests/evidence/record.py                 # run and pack wh
         uv run python tests/evidence/record.py --only WORD     # of it, cases that hold WORD
         uv run python tests/evidence/record.py --from DIR…     # pack finished runs
         uv run python tests/evidence/record.py --rejudge NAME… # write the present judgement in
-        uv run python tests/evidence/record.py --table         # README's table, truths.json,
-                                                               # the list that is shipped, the page
+        uv run python tests/evidence/record.py --table         # README's table, the lists that are
+                                                               # shipped, the pages, the verdicts
+        uv run python tests/evidence/record.py --verdicts      # verdicts.json alone, imposters too
 
 A recording is NAME.zip: the ``incident.json`` of one real run and the manifest that a bundle has,
 so that ``mmrepro.reports.load`` reads it. Nothing in it is edited but texts that name this machine
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import re
 import shlex
 import subprocess
@@ -27,7 +27,7 @@ import tempfile
 import zipfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mmrepro import __version__
 from mmrepro.catalogue import claims, page, recorded, standing
@@ -37,7 +37,7 @@ from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest
-from mmrepro.run.judge import Effect, effect, facts_of, judge
+from mmrepro.run.judge import effect, facts_of, judge
 from mmrepro.run.tables import note_effects
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import data
@@ -46,13 +46,14 @@ from mmrepro.text.redact import PLACEHOLDER, Redactor
 HERE: Final = Path(__file__).resolve().parent
 CHECKOUT: Final = HERE.parents[1]
 README: Final = HERE / "README.md"
-TRUTHS: Final = HERE / "truths.json"
 LEDGERS: Final = ("docs/nightly/ledger.jsonl", "docs/bisections/*.jsonl")
 """Nights and bisections whose runs count as recorded ones, besides the recordings."""
 CATALOGUE: Final = CHECKOUT / "docs/catalogue.md"
 CLAIMS: Final = CHECKOUT / "docs/claims.md"
 
 sys.path.insert(0, str(CHECKOUT / "benchmarks"))
+import verdicts  # noqa: E402
+from imposters import imposters  # noqa: E402
 from start_mode_equality import cases  # noqa: E402
 
 SLOW: Final = "full-size"
@@ -301,24 +302,6 @@ def recordings() -> dict[str, Incident]:
     return {path.stem: load(path) for path in sorted(HERE.glob("*.zip"))}
 
 
-def truths(incident: Incident) -> dict[str, Any]:
-    """What must stay the same, whoever judges this evidence."""
-    assert incident.verdict is not None
-    return {
-        "outcome": incident.verdict.outcome,
-        "conditions": {c.id: c.truth for c in incident.verdict.conditions},
-        "claims": {c.id: c.status for c in incident.claims},
-        "mitigations": {
-            m.name: Effect(m.effective, m.observed, m.hides).word
-            for m in incident.mitigations
-            if m.applied
-        },
-        "symptoms": [[row.check, row.abnormal] for row in incident.symptoms],
-        "exhibits": len(incident.exhibits),
-        "key_stack": incident.key_stack is not None,
-    }
-
-
 def table(found: dict[str, Incident]) -> str:
     lines = ["| file | command | outcome | conditions met |", "|---|---|---|---|"]
     for name, incident in found.items():
@@ -364,11 +347,20 @@ def write_catalogue(found: dict[str, Incident]) -> None:
     CLAIMS.write_text(claims.page(claims.load(data.claims())))
 
 
+def write_verdicts(found: dict[str, Incident]) -> None:
+    """The table of verdicts, all judged again."""
+    changed = {one.name: one.incident() for one in imposters()}
+    documents = verdicts.judged(changed)
+    verdicts.write(
+        recordings=verdicts.recordings(verdicts.judged(found), found),
+        imposters={name: verdicts.row(document) for name, document in documents.items()},
+    )
+
+
 def write_lists() -> None:
     found = recordings()
     write_catalogue(found)
-    everything = {name: truths(incident) for name, incident in found.items()}
-    TRUTHS.write_text(json.dumps(everything, indent=1, ensure_ascii=False) + "\n")
+    write_verdicts(found)
     head, begin, rest = README.read_text().partition("<!-- table -->\n")
     _, end, tail = rest.partition("<!-- end -->")
     README.write_text(head + begin + table(found) + "\n" + end + tail)
@@ -383,6 +375,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="WORD", help="only cases that hold WORD")
     parser.add_argument("--list", action="store_true", help="print the cases and whether packed")
     parser.add_argument("--table", action="store_true", help="only write the lists and the page")
+    parser.add_argument("--verdicts", action="store_true", help="only write verdicts.json")
     parser.add_argument("--rejudge", nargs="+", default=[], metavar="NAME",
                         help="judge these recordings again (all: every one)")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="pack anew what is packed already")
@@ -397,6 +390,9 @@ def main() -> int:
         for path in sorted(HERE.glob("*.zip")):
             if path.stem in asked.rejudge or "all" in asked.rejudge:
                 print(f"judged again: {packed(rejudged(load(path))).stem}")
+        return 0
+    if asked.verdicts:
+        write_verdicts(recordings())
         return 0
     missing = []
     if not asked.folders and not asked.table:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
+import verdicts
 from imposters import CORPUS, Imposter, imposters
-from mmrepro.cli.app import app
 from mmrepro.diagnose.match import all_scenarios, match_all
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident
 from mmrepro.incident.diagnosis import Fit
 from mmrepro.scenario import LiveFacts
 from mmrepro.signature import Outcome
-from typer.testing import CliRunner
 
 EVERY = imposters()
 each = pytest.mark.parametrize("imposter", EVERY, ids=[one.name for one in EVERY])
@@ -26,24 +22,20 @@ def changed() -> dict[str, Incident]:
     return {one.name: one.incident() for one in EVERY}
 
 
-@pytest.fixture(scope="module")
-def judged(changed: dict[str, Incident]) -> dict[str, Any]:
-    """What ``mmrepro judge`` says of each, in one command."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mmrepro.reports.load", lambda path: changed[path.name])
-        said = CliRunner().invoke(app, ["judge", "--json", *changed])
-    return {d["incident"]: d for d in json.loads(said.output)}
-
-
-@each
-def test_no_imposter_is_believed(imposter: Imposter, judged: dict[str, Any]) -> None:
-    told = judged[imposter.name]
-    assert told["now"] == imposter.outcome, told["explanation"]
-    assert imposter.outcome is not Outcome.REPRODUCED
-    parts = told["parts"]
-    confirmed = {p["id"]: p["observed"] for p in parts if p["now"] == "confirmed"}
-    assert not {name: confirmed[name] for name in confirmed.keys() - set(imposter.still_true)}
-    assert not [p for p in parts if p["now"] == "prevented"]
+def test_no_imposter_is_believed(changed: dict[str, Incident]) -> None:
+    """By ``mmrepro judge``, all in one command; and each is judged as the table has it."""
+    documents = verdicts.judged(changed)
+    for one in EVERY:
+        document, name = documents[one.name], one.name
+        assert document["now"] == one.outcome, f"{name}: {document['explanation']}"
+        assert one.outcome is not Outcome.REPRODUCED, name
+        parts = document["parts"]
+        confirmed = {p["id"]: p["observed"] for p in parts if p["now"] == "confirmed"}
+        believed = {claim: confirmed[claim] for claim in confirmed.keys() - set(one.still_true)}
+        assert not believed, name
+        assert not [p for p in parts if p["now"] == "prevented"], name
+    now = {name: verdicts.row(document) for name, document in documents.items()}
+    assert not verdicts.differences(verdicts.read()["imposters"], now), verdicts.UPDATE
 
 
 @each

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mmrepro.diagnose.match import all_scenarios
 from mmrepro.environments.spec import Environment
 from mmrepro.machine import gpu as gpu_module
 from mmrepro.machine.gpu import read_gpus
-from mmrepro.run import key
-from mmrepro.run.key import START_MODE, cell_key, code_digest, decisive_parts, scenario_files
+from mmrepro.run import closure, key
+from mmrepro.run.key import (
+    START_MODE,
+    cell_key,
+    code_digest,
+    code_files,
+    decisive_parts,
+    run_key,
+)
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.starter import Starter
 from mmrepro.scenario.registry import load_scenario
@@ -18,7 +29,6 @@ from nvml_replayed import Replayed, gpu, machine, process
 from worlds import environment
 
 GHOST = load_scenario("ghost-key-eviction")
-GHOST_FOLDER = "ghost_key_eviction"
 RUN = RunOptions(device="cpu")
 Parts = Callable[..., dict[str, str]]
 
@@ -129,15 +139,154 @@ def test_what_reaches_the_traffic_alone_is_in_the_key(parts: Parts) -> None:
     assert "mitigations" in changed(before, fresh)
 
 
-def test_the_scenarios_own_files_and_no_other_scenarios() -> None:
-    own = {path.name for path in scenario_files(GHOST) if path.parent.name == GHOST_FOLDER}
-    assert own == {"__init__.py", "ablation.py", "ghost.py", "report.py"}
-    built_on = {path.name for path in scenario_files(GHOST) if path.parent.name != GHOST_FOLDER}
-    assert "vllm.py" in built_on
-    assert "mm_cache_desync.py" not in built_on, "no scenario is another's library"
-    other = scenario_files(load_scenario("mm-cache-desync"))
-    assert "mm_cache_desync.py" in {path.name for path in other}
-    assert GHOST_FOLDER not in {path.parent.name for path in other}
+def test_another_version_of_the_key_is_another_run(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = parts()
+    monkeypatch.setattr(key, "KEY_VERSION", "another")
+    assert changed(before, after := parts()) == {"key_version"}
+    assert run_key(before) != run_key(after)
+
+
+# ------------------------------------------------------------------ the code: an import closure
+
+ELSEWHERE = (
+    "fuzz", "replay", "diagnose", "watch", "reports", "cli", "bisect", "ablate", "matrix", "accept",
+    "history", "catalogue", "cluster", "oracle", "pytest_plugin", "check.py",
+)  # fmt: skip
+"""What cannot touch a run."""
+DECISIVE = (
+    "scenario/base.py", "signature/decide.py", "run/judge.py", "run/closure.py", "engines/base.py",
+    "engines/vllm.py", "environments/vllm.toml", "supervise/parent.py", "traffic/client.py",
+    "probes/stacks.py", "probes/_log_lines.py", "incident/journal.py",
+    "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/ablation.py",
+    "reproducers/standins/boot/sitecustomize.py",
+)  # fmt: skip
+OF_OTHERS = (
+    "engines/sglang.py", "environments/lmdeploy.toml", "environments/wheelhouse/make.py",
+    "environments/uv.py", "scenarios/mm_cache_desync.py", "scenarios/data/claims.json",
+    "reproducers/minivllm/service.py",
+)  # fmt: skip
+"""Files that other runs are made of, or no run."""
+
+
+class Copy:
+    """A copy of the package that keys are made of, to be edited."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        parts = [closure.folder_of(part) for part in ("", *APART)]
+        for part, folder in zip(("", *APART), parts, strict=True):
+            assert folder is not None
+            leave = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(folder, root / part, ignore=leave, dirs_exist_ok=True)
+        monkeypatch.setattr(closure, "folder_of", lambda part: root / part)
+        monkeypatch.setattr(key, "folder_of", lambda part: root / part)
+        monkeypatch.setattr(key, "reproducer_path", lambda name: root / "reproducers" / name)
+
+    def edit(self, name: str) -> None:
+        """Append a comment to a file, or to all that are Python in a folder."""
+        place = self.root / name
+        files = [place] if place.is_file() else [*place.rglob("*.py")]
+        assert files, name
+        for file in files:
+            with file.open("a") as text:
+                text.write("\n# edited\n")
+
+
+APART = ("probes", "reports", "reproducers", "scenarios")
+"""Parts that a checkout has beside the package."""
+
+
+@pytest.fixture
+def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copy:
+    return Copy(tmp_path / "mmrepro", monkeypatch)
+
+
+def test_the_same_code_elsewhere_has_the_same_digest(tmp_path: Path) -> None:
+    scenarios = [GHOST, load_scenario("pad-value-collision"), load_scenario("borrowed-faults")]
+    before = [code_digest(scenario) for scenario in scenarios]
+    with pytest.MonkeyPatch.context() as patch:
+        Copy(tmp_path / "mmrepro", patch)
+        assert [code_digest(scenario) for scenario in scenarios] == before
+
+
+def test_an_edit_elsewhere_changes_no_key(copy: Copy) -> None:
+    """Of any scenario."""
+    scenarios = all_scenarios()
+    before = [code_digest(scenario) for scenario in scenarios]
+    for name in ELSEWHERE:
+        copy.edit(name)
+    for scenario, digest in zip(scenarios, before, strict=True):
+        parts = {file.relative_to(copy.root).parts[0] for file in code_files(scenario)}
+        assert not parts & set(ELSEWHERE), scenario.full_name
+        assert code_digest(scenario) == digest, scenario.full_name
+
+
+def test_an_edit_of_what_runs_looks_or_judges_changes_the_key(copy: Copy) -> None:
+    digests = [code_digest(GHOST)]
+    for name in DECISIVE:
+        copy.edit(name)
+        digests.append(code_digest(GHOST))
+        assert digests[-1] != digests[-2], f"{name} is not in the key"
+
+
+def test_a_stand_in_that_the_scenario_or_the_engine_uses_is_in_the_key(copy: Copy) -> None:
+    standins = copy.root / "reproducers/standins"
+    for name, files in {
+        "ghost-key-eviction": [f"standins/{p.folder}" for p in GHOST.patches],
+        "borrowed-faults": ["minivllm/service.py"],
+        "top-logprobs-kill": [],
+    }.items():
+        scenario = load_scenario(name)
+        files += [f"standins/{f.patch.folder}" for f in scenario.factors if f.patch]
+        files += list(scenario.reproducers)
+        for file in files:
+            before = code_digest(scenario)
+            copy.edit(f"reproducers/{file}")
+            assert code_digest(scenario) != before, file
+    unused = next(p for p in sorted(standins.iterdir()) if p.name.startswith("lmdeploy"))
+    before = code_digest(GHOST)
+    copy.edit(f"reproducers/standins/{unused.name}")
+    assert code_digest(GHOST) == before
+
+
+def test_other_engines_and_scenarios_and_the_builders_are_not_in_the_key(copy: Copy) -> None:
+    before = code_digest(GHOST)
+    for name in OF_OTHERS:
+        copy.edit(name)
+        assert code_digest(GHOST) == before, f"{name} is in the key"
+
+
+READS_FILES = re.compile(r"import resources|importlib\.resources|__file__|__path__")
+READS_CODE = {f"mmrepro.{name}" for name in (
+    "reproducers", "run.closure", "supervise.client", "supervise.supervisor", "supervise.warm",
+)}  # fmt: skip
+"""Modules that read code beside them, which is in the key by itself."""
+
+
+def test_every_module_that_reads_a_file_of_the_package_is_known() -> None:
+    """Data that a new one reads belongs into ``key.DATA``."""
+    found = set()
+    for name in ("ghost-key-eviction", "pad-value-collision", "borrowed-faults"):
+        scenario = load_scenario(name)
+        modules = closure.closure(key._starts(scenario), key._stops(scenario.engine))
+        found |= {one for one, file in modules.items() if READS_FILES.search(file.read_text())}
+        supervise = modules["mmrepro.supervise"].parent
+        assert {*supervise.glob("*.py")} <= {*modules.values()}
+    assert found == READS_CODE | key.DATA.keys()
+
+
+def test_the_key_of_a_run_costs_little() -> None:
+    """In processor time, of the first in a process."""
+
+    def first() -> float:
+        closure._imports.cache_clear()
+        start = time.process_time()
+        code_files(GHOST)
+        return time.process_time() - start
+
+    assert min(first() for _ in range(3)) < 0.15
 
 
 def test_an_edited_scenario_is_another_one(tmp_path: Path) -> None:
@@ -154,7 +303,7 @@ def test_an_edited_scenario_is_another_one(tmp_path: Path) -> None:
         "SCENARIO = Mine()\n"
     )
     mine = load_scenario(str(file))
-    names = {p.name for p in scenario_files(mine)}
+    names = {p.name for p in code_files(mine)}
     assert {"mine.py", "its_helper_module.py", "ghost.py"} <= names
     before = code_digest(mine)
     assert code_digest(mine) == before

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import verdicts
 from mmrepro.accept import asserts, race
 from mmrepro.accept.judging import claims_judge, junit_judge, machine_judge, run_judge
 from mmrepro.accept.parts import BORROWED_FAULTS, NOTE_FAULTS, PARTS, chosen
@@ -191,9 +192,9 @@ def test_no_report_of_tests_is_no_success(tmp_path: Path, text: str) -> None:
 
 
 def test_the_prediction_of_reused_mask_is_the_recorded_run_s() -> None:
-    truths = json.loads((EVIDENCE / "truths.json").read_text())[race.RECORDED]
-    assert truths["conditions"] == race.RECORDED_TRUTHS
-    assert truths["outcome"] == "reproduced"
+    pinned = verdicts.read()["recordings"][race.RECORDED]
+    assert pinned["conditions"] == race.RECORDED_TRUTHS
+    assert pinned["outcome"] == "reproduced"
 
 
 def test_the_recorded_run_is_as_predicted(tmp_path: Path) -> None:

@@ -1,0 +1,241 @@
+"""What every kind of campaign keeps, whatever ends it: nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kinds import KINDS, Opened
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.errors import MmreproError, NoSpace
+from mmrepro.machine.journal import LineFile
+from mmrepro.records import Record
+
+MADE = "made.txt"
+"""Beside a campaign's folder: a line for each run that a place began to make."""
+MOVES = {"created", "finished", "id", "at", "command", "resume", "seconds", "host", "elapsed_s"}
+"""Fields of a document that are of one call, not of what was found."""
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def opened(kind: str, folder: Path, jobs: int = 1) -> Opened:
+    def say(run: str) -> None:
+        with (folder.parent / MADE).open("a") as file:
+            file.write(run + "\n")
+
+    return KINDS[kind](folder, say, jobs)
+
+
+def execute(kind: str, folder: Path, jobs: int = 1) -> Any:
+    """The document of a campaign that is begun, or gone on with."""
+    campaign = opened(kind, folder, jobs)
+    try:
+        return found(Campaign(campaign.policy, campaign.places).execute())
+    finally:
+        campaign.close()
+
+
+def found(document: Record) -> Any:
+    """What it says, but for when and by which call."""
+
+    def still(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: still(v) for k, v in value.items() if k not in MOVES}
+        return [still(item) for item in value] if isinstance(value, list) else value
+
+    return still(json.loads(document.model_dump_json()))
+
+
+def made(folder: Path) -> list[str]:
+    file = folder.parent / MADE
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def journal_lines(kind: str, folder: Path) -> tuple[int, Any]:
+    """How many lines a campaign that nothing disturbs writes, and its document."""
+    lines = 0
+    append = LineFile.append
+
+    def counting(self: LineFile, line: bytes) -> None:
+        nonlocal lines
+        lines += 1
+        append(self, line)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LineFile, "append", counting)
+        document = execute(kind, folder)
+    return lines, document
+
+
+def in_a_child(work: Callable[[], object]) -> int:
+    """Do it in a process of its own; how that ended, as :func:`os.waitpid` has it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def killed_at(kind: str, folder: Path, line: int, how: str) -> int:
+    """A campaign whose process is killed at that line of its journal: before, in or after it."""
+
+    def work() -> None:
+        append, left = LineFile.append, line
+
+        def dying(self: LineFile, text: bytes) -> None:
+            nonlocal left
+            if left == 0:
+                if how == "torn":
+                    append(self, text[: len(text) // 2])
+                if how == "after":
+                    append(self, text)
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            append(self, text)
+
+        LineFile.append = dying  # type: ignore[method-assign]
+        execute(kind, folder)
+
+    return in_a_child(work)
+
+
+@pytest.mark.parametrize("how", ["before", "torn", "after"])
+def test_killed_at_every_line_it_goes_on(kind: str, how: str, tmp_path: Path) -> None:
+    whole = tmp_path / "whole" / "c"
+    lines, document = journal_lines(kind, whole)
+    runs = Counter(made(whole))
+    assert lines > 5
+    for line in range(lines):
+        folder = tmp_path / f"{line}" / "c"
+        folder.parent.mkdir()
+        assert killed_at(kind, folder, line, how) == signal.SIGKILL
+        assert execute(kind, folder) == document, f"killed {how} line {line}"
+        again = Counter(made(folder)) - runs
+        # Only the run whose line was not on disk yet is made again.
+        assert again.total() <= (how != "after"), f"killed {how} line {line}: {again}"
+        assert not runs - Counter(made(folder))
+        before = made(folder)
+        assert execute(kind, folder) == document
+        assert made(folder) == before, "what is complete is not run again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_has_ended(kind: str, number: signal.Signals, tmp_path: Path) -> None:
+    whole = tmp_path / "whole" / "c"
+    _, document = journal_lines(kind, whole)
+    folder = tmp_path / "cut" / "c"
+    folder.parent.mkdir()
+
+    def work() -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        signal.signal(number, interrupt)
+        append, runs = LineFile.append, 0
+
+        def pressing(self: LineFile, text: bytes) -> None:
+            nonlocal runs
+            append(self, text)
+            runs += 1
+            if runs == 5:
+                os.kill(os.getpid(), number)
+
+        LineFile.append = pressing  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            execute(kind, folder)
+
+    assert in_a_child(work) == 0
+    kept = made(folder)
+    assert execute(kind, folder) == document
+    assert Counter(made(folder)[len(kept) :]).keys().isdisjoint(kept[:-1])
+
+
+def test_a_full_disk_is_one_error_and_costs_nothing_that_ended(kind: str, tmp_path: Path) -> None:
+    whole = tmp_path / "whole" / "c"
+    lines, document = journal_lines(kind, whole)
+    folder = tmp_path / "full" / "c"
+    folder.parent.mkdir()
+    append, left = LineFile.append, lines // 2
+
+    def full(self: LineFile, line: bytes) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise NoSpace(f"The disk that holds {self.path} is full.") from OSError(errno.ENOSPC)
+        append(self, line)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LineFile, "append", full)
+        with pytest.raises(NoSpace):
+            execute(kind, folder)
+    assert not [t for t in threading.enumerate() if t.name.startswith("mmrepro-")]
+    assert execute(kind, folder) == document
+
+
+def test_a_second_process_on_the_folder_is_refused(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "both" / "c"
+    folder.parent.mkdir()
+    ready, go_on = threading.Event(), threading.Event()
+    append = LineFile.append
+
+    def waiting(self: LineFile, line: bytes) -> None:
+        append(self, line)
+        if not ready.is_set():
+            ready.set()
+            assert go_on.wait(20)
+
+    def other() -> None:
+        try:
+            execute(kind, folder)
+        except MmreproError as error:
+            os._exit(7 if "nother mmrepro" in error.message else 8)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LineFile, "append", waiting)
+        result: list[Any] = []
+        first = threading.Thread(target=lambda: result.append(execute(kind, folder)))
+        first.start()
+        try:
+            assert ready.wait(20)
+            assert os.waitstatus_to_exitcode(in_a_child(other)) == 7
+        finally:
+            go_on.set()
+            first.join()
+    assert result
+
+
+def test_two_places_reach_the_same_conclusion(kind: str, tmp_path: Path) -> None:
+    one, two = tmp_path / "one" / "c", tmp_path / "two" / "c"
+    one.parent.mkdir()
+    two.parent.mkdir()
+    alone, beside = execute(kind, one), execute(kind, two, 2)
+    assert concluded(alone) == concluded(beside)
+
+
+def concluded(document: Any) -> Any:
+    """Without how many runs it took: places beside each other may make one more."""
+    return json.loads(
+        json.dumps(document, sort_keys=True),
+        object_hook=lambda d: {k: v for k, v in d.items() if k not in ("runs", "points")},
+    )

@@ -1,0 +1,197 @@
+"""The house stays small: lines per folder, modules loaded. The numbers are in pyproject.toml.
+
+``python tests/unit/test_house.py --lower`` writes the numbers that can go down; a number is raised
+by hand, with a sentence in the commit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+from mmrepro.run.closure import closure
+from mmrepro.run.key import code_files
+from mmrepro.scenario.registry import load_scenario
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = ROOT / "pyproject.toml"
+NESTED = ("harness", "tests")
+"""Folders whose sub-folders have a number each; their own key is of the files right in them."""
+WHOLE = ("probes", "reports", "reproducers", "scenarios")
+SLACK = {"lines": 60, "modules": 2}
+"""How far above what is there a number may stand; or one per cent, where that is more."""
+COMMAND = "python tests/unit/test_house.py --lower"
+
+IMPORTED = "import sys, mmrepro.scenario\n"
+RUN = '''
+import contextlib, sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import mmrepro.cli
+from fake_engine_process import ready, starter
+from mmrepro.environments import build
+from mmrepro.environments.spec import Manifest
+from mmrepro.records import WheelFacts
+from mmrepro.run import runner, starter as starters
+
+real = runner.ensure
+
+
+def ensure(spec, progress):
+    """As if it had been built before."""
+    folder = build.folder_of(spec)
+    (folder / "venv/lib/python3/site-packages").mkdir(parents=True)
+    (folder / "requirements.lock").touch()
+    wheel = WheelFacts(project="", filename="", sha256="", uploaded="", origin="")
+    manifest = Manifest(
+        engine=spec.engine, release=spec.release, device=spec.device, project=spec.project,
+        wheel=wheel, resolved_until="", packages=[], python="", uv="", build_seconds=0.0,
+        created=datetime.now(UTC),
+    )  # fmt: skip
+    (folder / "manifest.json").write_text(manifest.model_dump_json())
+    assert build.existing(spec) is not None
+    return real(spec, progress)
+
+
+runner.ensure = ensure
+starters.Starter = lambda *_, **__: contextlib.nullcontext(starter(ready).it)
+sys.argv = ["mmrepro", "run", "ghost-key-eviction", "--device", "cpu", "--out", sys.argv[1]]
+try:
+    mmrepro.cli.main()
+except SystemExit as ended:
+    assert ended.code == 3, "nothing that the FAKE engine says is a verdict"
+assert Path(sys.argv[-1], "report.html").exists()
+'''
+LIST = 'print(*sorted(n for n in sys.modules if n.partition(".")[0] == "mmrepro"), sep="\\n")\n'
+FINDS = ["scenario", "registry"]
+"""Finds the scenario by its name, before the run."""
+PROGRAMS = {"import mmrepro.scenario": IMPORTED, "mmrepro run": RUN}
+
+
+def limits(of: str) -> dict[str, int]:
+    table: dict[str, int] = tomllib.loads(PROJECT.read_text())["tool"]["house"][of]
+    return table
+
+
+def lines() -> Counter[str]:
+    """Lines of Python by folder; what git does not know yet counts, what it ignores does not."""
+    asked = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
+    try:
+        listed = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        names = [Path(name) for name in listed.splitlines()]
+    except (OSError, subprocess.CalledProcessError):
+        tops = (*NESTED, *WHOLE)
+        names = [p.relative_to(ROOT) for top in tops for p in (ROOT / top).rglob("*.py")]
+    found: Counter[str] = Counter()
+    for name in names:
+        if (file := ROOT / name).is_file() and name.parts[0] in (*NESTED, *WHOLE):
+            nested = name.parts[0] in NESTED and len(name.parts) > 2
+            found["/".join(name.parts[: 1 + nested])] += file.read_bytes().count(b"\n")
+    return found
+
+
+@cache
+def loaded(program: str) -> tuple[str, ...]:
+    """Modules of mmrepro that a fresh interpreter has after a program."""
+    with tempfile.TemporaryDirectory() as work:
+        here = str(Path(__file__).parent)
+        env = {**os.environ, "MMREPRO_CACHE_DIR": f"{work}/cache", "PYTHONPATH": here}
+        ran = subprocess.run(
+            [sys.executable, "-c", program + LIST, f"{work}/out"],
+            cwd=work, env=env, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return tuple(word for word in ran.stdout.split() if re.fullmatch(r"mmrepro(\.\w+)*", word))
+
+
+def wrong(there: Mapping[str, int], limits: Mapping[str, int], slack: int) -> list[str]:
+    """What is above its number, has none, or has one that is too high."""
+    found = [f"{name}: no number" for name in sorted(there.keys() - limits.keys())]
+    found += [f"{name}: not there" for name in sorted(limits.keys() - there.keys())]
+    for name in sorted(there.keys() & limits.keys()):
+        now, limit = there[name], limits[name]
+        if now > limit:
+            found.append(f"{name}: {now}, above its {limit}: make it smaller, or see CONTRIBUTING")
+        elif limit - now > max(slack, now // 100):
+            found.append(f"{name}: {now}, its {limit} can go down: {COMMAND}")
+    return found
+
+
+def test_no_folder_outgrows_its_number() -> None:
+    assert not wrong(lines(), limits("lines"), SLACK["lines"])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_more_modules_are_loaded(name: str) -> None:
+    modules = loaded(PROGRAMS[name])
+    limit = {name: limits("modules")[name]}
+    assert not wrong({name: len(modules)}, limit, SLACK["modules"]), modules
+
+
+def test_what_a_run_loads_is_in_its_key() -> None:
+    """But what starts it and what reports it, other engines, and what describes environments."""
+    elsewhere = ("cli", "reports", "engines", "environments")
+    ghost = load_scenario("ghost-key-eviction")
+    files = set(code_files(ghost))
+    parts = [name.split(".") for name in loaded(RUN)]
+    apart = [p for p in parts if p[1:2] and p[1] not in elsewhere and p[1:] != FINDS]
+    assert len(apart) > 80
+    known = closure([".".join(p) for p in apart])
+    assert not [name for p in apart if known[name := ".".join(p)] not in files]
+
+
+def test_every_program_has_its_number() -> None:
+    assert limits("modules").keys() == PROGRAMS.keys()
+
+
+@pytest.mark.parametrize(
+    ("now", "limit", "says"),
+    [
+        (100, 100, None), (40, 100, None), (39, 100, "can go down"), (101, 100, "above"),
+        (10_000, 10_100, None), (10_000, 10_101, "can go down"),
+    ],
+)  # fmt: skip
+def test_a_number_is_held_from_both_sides(now: int, limit: int, says: str | None) -> None:
+    found = wrong({"a": now}, {"a": limit}, SLACK["lines"])
+    assert says in found[0] if says else not found, found
+
+
+def test_a_folder_without_a_number_and_a_number_without_a_folder() -> None:
+    assert wrong({"new": 1}, {"gone": 1}, 60) == ["new: no number", "gone: not there"]
+
+
+def lowered(text: str, there: Mapping[str, Mapping[str, int]]) -> str:
+    """``pyproject.toml`` with the numbers that can go down; none goes up."""
+    for table, counted in there.items():
+        head, mark, rest = text.partition(f"[tool.house.{table}]\n")
+        body, end, tail = rest.partition("\n[")
+        for name, now in counted.items():
+            body = re.sub(
+                rf'^("{re.escape(name)}" = )(\d+)',
+                lambda found, now=now: f"{found[1]}{min(int(found[2]), now)}",  # type: ignore[misc]
+                body,
+                flags=re.MULTILINE,
+            )
+        text = head + mark + body + end + tail
+    return text
+
+
+def test_lowering_raises_nothing_and_leaves_the_rest() -> None:
+    text = '[tool.house.lines]\n"a" = 10\n"a/b" = 20 # why\n\n[tool.other]\n"a" = 30\n'
+    assert lowered(text, {"lines": {"a": 5, "a/b": 25}}) == text.replace("10", "5")
+
+
+if __name__ == "__main__":
+    assert sys.argv[1:] == ["--lower"], __doc__
+    counts = {name: len(loaded(program)) for name, program in PROGRAMS.items()}
+    PROJECT.write_text(lowered(PROJECT.read_text(), {"lines": lines(), "modules": counts}))
