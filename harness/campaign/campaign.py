@@ -35,7 +35,6 @@ WAIT_S = 60.0
 STRIKES = 3
 """So often in a row a machine may be lost, or the same order, before anything came of them."""
 
-DocumentT_co = TypeVar("DocumentT_co", covariant=True)
 DocumentT = TypeVar("DocumentT")
 
 
@@ -48,7 +47,7 @@ class State(StrEnum):
     OUT_OF_TIME = "out-of-time"
 
 
-class Policy(Protocol[DocumentT_co]):
+class Policy(Protocol[DocumentT]):
     """All that a kind of campaign writes for itself. Everything but :meth:`line` is called from the
     campaign's own thread."""
 
@@ -65,7 +64,7 @@ class Policy(Protocol[DocumentT_co]):
     def standing(self) -> str:
         """How far it is, in a line: '3 of 8 cells are whole'. Also from other threads."""
 
-    def begin(self, campaign: Campaign[DocumentT_co]) -> None:
+    def begin(self, campaign: Campaign[DocumentT]) -> None:
         """Take in what the journal holds, and write down that it goes on."""
 
     def order(self, place: Place, names: Collection[str]) -> Order | None:
@@ -91,7 +90,7 @@ class Policy(Protocol[DocumentT_co]):
         """The place is gone; ``began``: the run that it had begun. Whatever was not done is given
         to others. Returns what becomes of it, for people."""
 
-    def end(self, state: State, failure: str) -> DocumentT_co:
+    def end(self, state: State, failure: str) -> DocumentT:
         """Write down how it ended; from the same journal always the same document follows."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from greenlet import getcurrent, greenlet
 from mmrepro.campaign.campaign import Campaign
@@ -138,7 +138,7 @@ class Search(Generic[DocumentT, LineT]):
     def line(self, order: Order, result: Record) -> Record:
         return result
 
-    def took(self, order: Order, line: LineT) -> None:
+    def took(self, order: Order, line: Any) -> None:
         key = self.keep(line)
         self.done[key] = line
         self._go_on()

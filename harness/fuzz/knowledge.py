@@ -12,7 +12,7 @@ from pathlib import Path
 from mmrepro.case.files import read_case
 from mmrepro.fuzz.episodes import Episodes
 from mmrepro.fuzz.features import ENOUGH, kinds, worth
-from mmrepro.fuzz.store import Ended, Finished, Led, Pursued
+from mmrepro.fuzz.store import Ended, Finished, KeptLine, Led, Pursued
 from mmrepro.fuzz.switches import LESS, needed_by
 from mmrepro.incident.fuzz import EPISODES_DIR, Found, Fuzz, SeenOnce
 from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
@@ -82,8 +82,21 @@ class Knowledge:
         tried = sum(n for one, n in self._tries.items() if alike(one, bucket))
         return any(alike(bucket, one) for one in known) or tried >= TRIES
 
-    def take(self, line: Ended) -> None:
-        """What an episode changes, whether it was played now or by an earlier call."""
+    def take(self, line: KeptLine) -> list[Found]:
+        """What a line changes, whether it was written now or by an earlier call; what it found."""
+        match line:
+            case Ended():
+                self._take_ended(line)
+            case Led():
+                self.led[line.number] = line
+                self.fuzz.starts += line.starts
+            case Pursued():
+                return self._take_pursued(line)
+            case _:
+                return self._take_finished(line)
+        return []
+
+    def _take_ended(self, line: Ended) -> None:
         fuzz, episode = self.fuzz, line.episode
         fuzz.episodes.append(episode)
         fuzz.episodes.sort(key=lambda one: one.number)
@@ -104,12 +117,7 @@ class Knowledge:
             case, _ = read_case(self.folder / EPISODES_DIR / f"{episode.number:04d}")
             self.episodes.interesting[episode.number] = case
 
-    def take_led(self, line: Led) -> None:
-        self.led[line.number] = line
-        self.fuzz.starts += line.starts
-
-    def take_pursued(self, line: Pursued) -> list[Found]:
-        """What it found."""
+    def _take_pursued(self, line: Pursued) -> list[Found]:
         news: list[Found] = []
         fuzz, ended = self.fuzz, self.ended[line.number]
         shown = self.led[line.number].seen.play.buckets
@@ -149,7 +157,7 @@ class Knowledge:
         ]
         return news
 
-    def take_finished(self, line: Finished) -> list[Found]:
+    def _take_finished(self, line: Finished) -> list[Found]:
         """The finding, if less is left of it now."""
         better: list[Found] = []
         self._finished.add(line.of)

@@ -23,7 +23,7 @@ from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.playing import play_episode
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.fuzz.source import Source, read_source
-from mmrepro.fuzz.store import EPISODES, Ended, KeptLine, Led, LineT, Pursued
+from mmrepro.fuzz.store import EPISODES, Ended, KeptLine, LineT
 from mmrepro.incident import Fidelity
 from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.incident.fuzz import EPISODES_DIR, Fuzz
@@ -226,18 +226,7 @@ class Fuzzing(CaseSearch[Fuzz]):
             self.pursued = [one for one in self.pursued if one not in buckets]
 
     def _take(self, line: KeptLine) -> None:
-        match line:
-            case Ended():
-                self.known.take(line)
-                found = []
-            case Led():
-                self.known.take_led(line)
-                found = []
-            case Pursued():
-                found = self.known.take_pursued(line)
-            case _:
-                found = self.known.take_finished(line)
-        for one in found:
+        for one in self.known.take(line):
             self.campaign.emit(found_event(one.id, one.finding))
 
     # ------------------------------------------------------------------ asked by the campaign

@@ -27,6 +27,10 @@ def server(engine: str = "vllm", profile: Profile = Profile.PRESSURE) -> ServerW
     return under(profile, wanted, length_told=False)
 
 
+def write_replay(replay: Any, where: Path) -> None:
+    (where / "replay.json").write_text(replay.model_dump_json())
+
+
 class FakedFuzzing(Fakes, Fuzzing):
     """A session on fake servers."""
 
@@ -43,9 +47,6 @@ def fuzzing(
         assert where == (folder / "fuzz").resolve()
         Fuzz.model_validate_json(fuzz.model_dump_json())
         states.append(fuzz.model_dump_json())
-
-    def write_replay(replay: Any, where: Path) -> None:
-        (where / "replay.json").write_text(replay.model_dump_json())
 
     name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
     session = FakedFuzzing(FuzzOptions(**options), write=write, write_replay=write_replay)

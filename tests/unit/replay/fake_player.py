@@ -142,8 +142,8 @@ class Fakes:
     """
 
     player: FakePlayer
-    judge: Any
-    name: Any
+    judge: Any = staticmethod(fake_judge)
+    name: Any = staticmethod(unnamed)
 
     @property
     def dir(self) -> Path:
@@ -158,15 +158,13 @@ class Fakes:
             return super().named(bucket, seen, case, result)  # type: ignore[misc,no-any-return]
         return self.name(bucket, seen, case, result)  # type: ignore[no-any-return]
 
+    def local_places(self) -> LocalPlaces:
+        options, jobs = TrialOptions(), self.places  # type: ignore[attr-defined]
+        players = Players(make=lambda *_: self.player)
+        return LocalPlaces(Trials(options), Provisions(options), jobs, players=players)
+
     def execute(self, handlers: Sequence[Handler] = ()) -> Any:
-        options = TrialOptions()
-        places = LocalPlaces(
-            Trials(options),
-            Provisions(options),
-            self.places,  # type: ignore[attr-defined]
-            players=Players(make=lambda *_: self.player),
-        )
-        return Campaign(self, places, handlers).execute()  # type: ignore[arg-type]
+        return Campaign(self, self.local_places(), handlers).execute()  # type: ignore[arg-type]
 
 
 class FakedReplaying(Fakes, Replaying):
