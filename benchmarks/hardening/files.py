@@ -137,7 +137,7 @@ def warmed(place: Path) -> None:
     def no_server(*_: object, **__: object) -> NoReturn:
         raise EngineStartError("No server is started here.")
 
-    Player._started = no_server  # type: ignore[method-assign,assignment]
+    Player.__init__ = no_server  # type: ignore[method-assign]
     rng = random.Random(0)
     here = Path.cwd()
     for number, (make, _) in enumerate(list(KINDS.values())[:-1]):

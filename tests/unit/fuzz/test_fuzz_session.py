@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -314,3 +315,30 @@ def test_the_command_of_a_session_begins_another_one(tmp_path: Path) -> None:
         "mmrepro fuzz vllm --release 0.23.0 '--server-arg=--a b' --budget 3600s --seed 7 --blind "
         f"--no-shrink --repeat 2 --resume {tmp_path}"
     )
+
+
+def test_on_two_places_episodes_go_on_while_one_is_pursued(tmp_path: Path) -> None:
+    """An attempt of the pursuit waits until a further episode has begun."""
+    further = threading.Event()
+
+    class Waiting(FakePlayer):
+        def play(
+            self, case: Case, contents: Path | None, options: Any, folder: Path, **more: Any
+        ) -> Played:
+            place = folder.relative_to(tmp_path / "fuzz").parts
+            if place[0] == "e0002":
+                assert further.wait(20)
+            elif int(place[1]) > 2:
+                further.set()
+            return super().play(case, contents, options, folder, **more)
+
+    def engine(case: Case) -> dict[str, str]:
+        return {NO_START: ""} if case.title.startswith("episode 2") else well(case)
+
+    session, _ = fuzzing(tmp_path, Waiting(engine), jobs=2)
+    fuzz = session.execute()
+    assert [found.finding.finding_class for found in fuzz.found] == ["start-failure"]
+    numbers = [episode.number for episode in fuzz.episodes]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > 3
+    assert ended_once(tmp_path)
