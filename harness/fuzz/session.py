@@ -34,7 +34,7 @@ from mmrepro.models import TINY
 from mmrepro.play.options import PlayOptions
 from mmrepro.play.players import Servers
 from mmrepro.records import Moment
-from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch, DeadlinesRun
+from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch
 from mmrepro.replay.plays import found as found_event
 from mmrepro.replay.store import WriteReplay
 from mmrepro.run.deadline import Deadlines
@@ -163,7 +163,7 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def measured(self) -> Deadlines:
         """Deadlines, on a server of its own."""
-        order = DeadlinesRun("deadlines", "deadlines", self.servers, "")
+        order = CaseRun("deadlines", "deadlines", self.servers)
         result = self.attempt(order)
         assert result.deadlines is not None
         self.report_ended(order.what, f"{result.deadlines.answer_s:.1f} s", result.seconds)

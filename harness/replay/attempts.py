@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,20 +58,34 @@ class CaseResult(Record):
 
 
 @dataclass(frozen=True)
-class _OnServers:
-    """An order that wants fresh servers.
+class CaseRun:
+    """The order of one attempt at a case.
 
     Attributes:
         id: names the attempt within the campaign.
         what: the same for people.
         servers: of all attempts of the campaign.
         place: folder for its files, below the campaign's.
+        case: None: deadlines are measured, on a server of its own.
+        contents: folder of its images; they are taken along to another machine.
+        look: at the server before it is stopped, if it still lives.
     """
 
     id: str
     what: str
     servers: Servers
-    place: str
+    place: str = ""
+    case: Case | None = None
+    contents: Path | None = None
+    options: PlayOptions = field(default_factory=PlayOptions)
+    look: LookAt | None = None
+    images: dict[str, bytes] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        images = self.images
+        if self.case is not None and images is None:
+            images = read_contents(self.case, self.contents)
+        return {**self.__dict__, "contents": None, "images": images}
 
     @property
     def began(self) -> Began:
@@ -108,71 +122,38 @@ class _OnServers:
         """Without its log nothing can be judged."""
         raise InfrastructureError(why)
 
-
-@dataclass(frozen=True)
-class DeadlinesRun(_OnServers):
-    """Deadlines are measured on a server of its own."""
-
     def carry_out(self, here: Here, root: Path) -> Working:
         yield self.began
-        began = time.monotonic()
-        deadlines = here.players.of(self.servers, root).calibrate()
-        seconds = round(time.monotonic() - began, 2)
-        yield CaseResult(id=self.id, deadlines=deadlines, seconds=seconds, machine=here.machine)
+        made = CaseResult(id=self.id, place=self.place, machine=here.machine)
+        player, began = here.players.of(self.servers, root), time.monotonic()
+        if self.case is None:
+            made.deadlines = player.calibrate()
+        else:
+            contents = self.contents
+            if self.images is not None:
+                contents = write_case(self.case, root / "case", self.images).parent
+            made.played = self._attempted(self.case, contents, player, root / self.place, made)
+        made.seconds = round(time.monotonic() - began, 2)
+        yield made
 
-
-@dataclass(frozen=True)
-class CaseRun(_OnServers):
-    """One attempt at a case.
-
-    Attributes:
-        contents: folder of its images; they are taken along to another machine.
-        look: at the server before it is stopped, if it still lives.
-    """
-
-    case: Case
-    contents: Path | None
-    options: PlayOptions
-    look: LookAt | None = None
-    images: dict[str, bytes] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        images = read_contents(self.case, self.contents)
-        return {**self.__dict__, "contents": None, "images": images}
-
-    def carry_out(self, here: Here, root: Path) -> Working:
-        yield self.began
-        contents = self.contents
-        if self.images is not None:
-            contents = write_case(self.case, root / "case", self.images).parent
-        player = here.players.of(self.servers, root)
-        made = self._attempted(player, contents, root / self.place)
-        yield made.model_copy(update={"machine": here.machine})
-
-    def _attempted(self, player: PlayerLike, contents: Path | None, folder: Path) -> CaseResult:
+    def _attempted(
+        self, case: Case, contents: Path | None, player: PlayerLike, folder: Path, made: CaseResult
+    ) -> Played:
         """In ``folder``, which is emptied before; what told nothing of the engine is tried again.
         Raises as the player does."""
-        made = CaseResult(id=self.id, place=self.place)
-        look = self.look
 
         def on_look(url: str, pid: int, log: Path) -> None:
-            assert look is not None
-            made.looked = look(url, pid, log)
+            assert self.look is not None
+            made.looked = self.look(url, pid, log)
 
-        for number in range(1, ATTEMPTS + 1):
+        look = None if self.look is None else on_look
+        for _ in range(ATTEMPTS):
             shutil.rmtree(folder, ignore_errors=True)  # killed in the middle, or failed
             try:
-                made.played = player.play(
-                    self.case, contents, self.options, folder, on_look=on_look if look else None
-                )
-                break
+                return player.play(case, contents, self.options, folder, on_look=look)
             except InfrastructureError as error:
-                made.error = error.message
-                if number == ATTEMPTS:
-                    raise
-        assert made.played is not None
-        made.seconds = made.played.seconds
-        return made
+                made.error, last = error.message, error
+        raise last
 
 
 class CaseSearch(Search[DocumentT, CaseResult]):
@@ -189,17 +170,15 @@ class CaseSearch(Search[DocumentT, CaseResult]):
     def __init__(self, servers: Servers, places: int = 1, *, blind: bool = False) -> None:
         super().__init__()
         self.servers, self.places, self.blind = servers, places, blind
-        self._orders: dict[str, CaseRun | DeadlinesRun] = {}
+        self._orders: dict[str, CaseRun] = {}
 
     # ------------------------------------------------------------------ within a line of work
 
-    def attempt(self, order: CaseRun | DeadlinesRun) -> CaseResult:
+    def attempt(self, order: CaseRun) -> CaseResult:
         """What came of it."""
         return next(self.attempts([order]))[1]
 
-    def attempts(
-        self, orders: Sequence[CaseRun | DeadlinesRun]
-    ) -> Iterator[tuple[int, CaseResult]]:
+    def attempts(self, orders: Sequence[CaseRun]) -> Iterator[tuple[int, CaseResult]]:
         """What came of each, with its place among them, in the order in which they end."""
         waiting = {order.id: number for number, order in enumerate(orders)}
         self._orders |= {order.id: order for order in orders}

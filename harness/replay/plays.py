@@ -20,7 +20,7 @@ from mmrepro.incident.replay import Finding, PlayFacts, bucket_words
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.options import PlayOptions
 from mmrepro.records import Moment
-from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch, DeadlinesRun
+from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch
 from mmrepro.replay.known import diagnosed
 from mmrepro.replay.seen import Seen, seen_of
 from mmrepro.replay.silent import Silent
@@ -114,7 +114,7 @@ class Plays:
             self.files.begin_attempt(1, key, facts)
             deadlines = known
             if deadlines is None:
-                order = DeadlinesRun(self._id(key), self._name(facts), self.search.servers, "")
+                order = CaseRun(self._id(key), self._name(facts), self.search.servers)
                 result = self.search.attempt(order)
                 deadlines, facts.seconds = result.deadlines, result.seconds
             line = self.files.end_attempt(1, key, Seen(play=facts), deadlines)
