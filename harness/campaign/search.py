@@ -35,6 +35,8 @@ class _Line:
 
     greenlet: greenlet
     wants: Sequence[Began] = ()
+    some: bool = False
+    """One of them is enough for it to go on."""
     parts: list[_Line] = field(default_factory=list)
     """Lines that it waits for."""
 
@@ -92,10 +94,23 @@ class Search(Generic[DocumentT, LineT]):
             Spent: there is no time for one of them.
         """
         if any((w.id, w.index) not in self.done for w in wants):
-            getcurrent().parent.switch(wants)
+            getcurrent().parent.switch((wants, False))
         if self._spent and any((w.id, w.index) not in self.done for w in wants):
             raise Spent
         return [self.done[w.id, w.index] for w in wants]
+
+    def first(self, wants: Sequence[Began]) -> LineT:
+        """What came of the first of them that has ended; the others go on beside what follows.
+
+        Raises:
+            Spent: there is no time for one of them.
+        """
+        if not any((w.id, w.index) in self.done for w in wants):
+            getcurrent().parent.switch((wants, True))
+        for want in wants:
+            if (want.id, want.index) in self.done:
+                return self.done[want.id, want.index]
+        raise Spent
 
     def result(self, want: Began) -> LineT:
         """As :meth:`results`, of one run."""
@@ -115,7 +130,7 @@ class Search(Generic[DocumentT, LineT]):
         mine = next(line for line in self._lines if line.greenlet is getcurrent())
         hub = mine.greenlet.parent
         mine.parts = [line_of(number, work) for number, work in enumerate(works)]
-        hub.switch(())
+        hub.switch(((), False))
         mine.parts = []
         if len(came) < len(works):
             raise Spent
@@ -195,13 +210,13 @@ class Search(Generic[DocumentT, LineT]):
 
     def _switch(self, line: _Line) -> None:
         """Let it go on to its next wish, or to its end; what it waits for begins."""
-        wants: Sequence[Began] = ()
+        wants: tuple[Sequence[Began], bool] = ((), False)
         with contextlib.suppress(Spent):
             wants = line.greenlet.switch()
         if line.greenlet.dead:
             self._lines.remove(line)
             return
-        line.wants = wants
+        line.wants, line.some = wants
         for part in line.parts:
             self._lines.append(part)
             self._switch(part)
@@ -212,9 +227,17 @@ class Search(Generic[DocumentT, LineT]):
             self._switch(line)
 
     def _met(self, line: _Line) -> bool:
-        return all((w.id, w.index) in self.done for w in line.wants) and all(
+        met = any if line.some else all
+        return met((w.id, w.index) in self.done for w in line.wants) and all(
             part.greenlet.dead for part in line.parts
         )
+
+    def break_off(self) -> None:
+        """End all lines of work where they wait, so that what they hold open is closed."""
+        for line in self._lines:
+            if not line.greenlet.dead:
+                line.greenlet.throw()
+        self._lines.clear()
 
     def _give_up(self, line: _Line) -> None:
         """There is no time for what it asks for: it hears so."""

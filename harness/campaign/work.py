@@ -22,6 +22,7 @@ from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
+from mmrepro.play.players import Players
 from mmrepro.records import Moment, Record
 
 INCIDENTS = "incidents"
@@ -78,6 +79,7 @@ class Here:
     Attributes:
         machine: its label in the ledger.
         children: other programs that orders start here. Places on one machine share them.
+        players: for orders that replay cases; places of one machine share them.
     """
 
     trials: Runner
@@ -85,6 +87,7 @@ class Here:
     machine: str = ""
     children: Children = field(default_factory=Children)
     clock: Callable[[], float] = time.time
+    players: Players = field(default_factory=Players)
     _inside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _environment: str = ""
     _cells: Collection[Cell] = ()
@@ -121,6 +124,7 @@ class Here:
             all_of_it.callback(self.trials.stop)
             all_of_it.callback(self.provisions.stop)
             all_of_it.callback(self.children.stop)
+            all_of_it.callback(self.players.stop)
 
 
 class Order(Protocol):
