@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.store import CellStore
 from mmrepro.environments.spec import Environment
 from mmrepro.errors import (
@@ -29,7 +29,7 @@ from mmrepro.incident.journal import Journal
 from mmrepro.records import Moment
 from mmrepro.run.judge import facts_of
 from mmrepro.run.key import START_MODE, cell_key, decisive_parts
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.runner import begin, execute
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
@@ -45,7 +45,7 @@ class Cells:
     """Makes runs, or takes them from ``store``."""
 
     scenario: Scenario
-    options: AblateOptions
+    options: AblateCommand
     environment: Environment
     model: Path
     store: CellStore
@@ -55,7 +55,7 @@ class Cells:
     report: Callable[[Path], object]
     """Writes the reports of the run whose folder it gets."""
     listener: Listener | None = None
-    execute: Callable[[Scenario, RunOptions, Journal, Starter], Incident] = execute
+    execute: Callable[[Scenario, RunCommand, Journal, Starter], Incident] = execute
     last_error: MmreproError | None = None
     """Why the latest lost run was run."""
     _code: str = ""

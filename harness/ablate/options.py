@@ -1,34 +1,47 @@
-"""What the command line asks of an ablation."""
+"""Options of an ablation."""
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, ClassVar
 
+from mmrepro.base.common_options import DRY_RUN, FRESH, OUT, RELEASE, REPEAT
+from mmrepro.base.options import WHAT, Option, names_of
 from mmrepro.errors import UsageError
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, SeveralRuns
 from mmrepro.scenario import Factor, Scenario
 
 
 @dataclass(frozen=True)
-class AblateOptions:
-    """Arguments of ``mmrepro ablate``.
+class AblateCommand(SeveralRuns):
+    """Options of ``mmrepro ablate``; its ``run`` gets ``flips`` and ``out`` for each cell."""
 
-    Attributes:
-        run: of every cell; its ``flips`` and ``out`` are set for each.
-        factors: names; empty: all that the scenario declares.
-        repeat: runs of each cell.
-        threshold: failing runs of a cell that make it fail.
-        fresh: take nothing from the cache.
-    """
-
-    run: RunOptions
-    factors: tuple[str, ...] = ()
-    repeat: int = 1
-    threshold: int = 1
-    fresh: bool = False
-    out: Path | None = None
+    COMMAND: ClassVar[str] = "ablate"
+    release: Annotated[str, RELEASE] = ""
+    factors: Annotated[
+        tuple[str, ...],
+        Option(
+            "--factors",
+            "Only these factors, separated by commas; see mmrepro show SCENARIO.",
+            WHAT,
+            "FACTOR,…",
+            read=names_of,
+            write=",".join,
+        ),
+    ] = ()
+    """Empty: all that the scenario declares."""
+    repeat: Annotated[int, REPEAT.but(help="Number of runs of each cell.")] = 1
+    threshold: Annotated[
+        int,
+        Option("--threshold", "Failing runs that make a cell fail.", WHAT, "N", least=1, most=1000),
+    ] = 1
+    fresh: Annotated[bool, FRESH] = False
+    dry_run: Annotated[bool, DRY_RUN] = False
+    out: Annotated[
+        Path | None,
+        OUT.but(help="Folder of the ablation; name it again to continue.", default="ablations/…"),
+    ] = None
 
     def chosen(self, scenario: Scenario) -> tuple[Factor, ...]:
         """The factors, in the order in which the scenario declares them. Raises UsageError."""
@@ -46,27 +59,5 @@ class AblateOptions:
         wanted = {scenario.factor(name).name for name in self.factors}
         return tuple(f for f in scenario.factors if not wanted or f.name in wanted)
 
-    def of_cell(self, flips: tuple[str, ...], out: Path | None = None) -> RunOptions:
+    def of_cell(self, flips: tuple[str, ...], out: Path | None = None) -> RunCommand:
         return replace(self.run, flips=flips, out=out)
-
-    def command(self, scenario: str, out: Path | None = None) -> str:
-        """The command that repeats the ablation; with ``out``, the one that resumes it."""
-        parts = ["mmrepro", "ablate", self.run.scenario or scenario]
-        if self.run.variant:
-            parts += ["--variant", self.run.variant]
-        if self.run.release:
-            parts += ["--release", self.run.release]
-        if self.run.device != "auto":
-            parts += ["--device", self.run.device]
-        if self.run.start_mode is not StartMode.AUTO:
-            parts += ["--start-mode", self.run.start_mode]
-        parts += [f"--server-arg={arg}" for arg in self.run.server_args]
-        if self.factors:
-            parts += ["--factors", ",".join(self.factors)]
-        if self.repeat > 1:
-            parts += ["--repeat", str(self.repeat)]
-        if self.threshold > 1:
-            parts += ["--threshold", str(self.threshold)]
-        if out is not None:
-            parts += ["--out", str(out)]
-        return shlex.join(parts)

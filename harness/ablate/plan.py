@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from mmrepro.ablate.ddmin import bound
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.search import Flips, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.ablate.store import CellStore
@@ -46,7 +46,7 @@ class AblationPlan(Record):
     seconds_from: Annotated[str, Field(description="what the estimate is based on")]
 
 
-def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
+def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
     """The cells that are certain, as far as the cache tells what follows. Raises UsageError.
 
     Where a cell's outcome is not known yet, the plan goes on as if its flips changed nothing.
@@ -74,7 +74,9 @@ def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
                 runs=left,
                 reused=len(known),
                 seconds=round(left * each.seconds, 1),
-                command=options.of_cell(flips).command(scenario.name),
+                command=options.of_cell(flips).command_line(
+                    scenario=options.scenario or scenario.name
+                ),
             )
         )
         if whole:
@@ -105,7 +107,7 @@ def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
 
 def _known(
     scenario: Scenario,
-    options: AblateOptions,
+    options: AblateCommand,
     environment: Environment | None,
     store: CellStore,
     flips: Flips,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import mmrepro
 from mmrepro.ablate.cells import Cells
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.search import Flips, Search, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.ablate.store import CellStore
@@ -67,7 +67,7 @@ class Ablating:
     def __init__(
         self,
         scenario: Scenario,
-        options: AblateOptions,
+        options: AblateCommand,
         watcher: Watcher | None = None,
         make_cells: MakeCells | None = None,
         *,
@@ -96,7 +96,11 @@ class Ablating:
     @property
     def resume_command(self) -> str:
         """Goes on in the same folder; finished cells come from the cache."""
-        return self.options.command(self.scenario.name, self.dir)
+        return self._command(out=self.dir)
+
+    def _command(self, **changed: Any) -> str:
+        name = self.options.scenario or self.scenario.name
+        return self.options.command_line(scenario=name, **changed)
 
     def execute(self) -> Ablation:
         """Run to the conclusion. The files are on disk afterwards, whatever happened.
@@ -259,7 +263,7 @@ class Ablating:
             created=Moment.now(),
             state="interrupted",
             failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
-            command=self.options.command(scenario.name),
+            command=self._command(),
             scenario=scenario.facts,
             engine=scenario.engine,
             release=self.release,

@@ -55,7 +55,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Options:
+class Setup:
     device: Device
     budget_s: float
     """Wall-clock seconds, from :meth:`Session.execute` on."""
@@ -77,14 +77,14 @@ class Session:
         self,
         folder: Path,
         parts: Sequence[Part],
-        options: Options,
+        setup: Setup,
         provider: Provides,
         watcher: Watcher,
         read: Read,
         run: Callable[..., Ended] = running.run,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.folder, self.parts, self.options = folder, parts, options
+        self.folder, self.parts, self.setup = folder, parts, setup
         self._provider, self._watcher, self._read = provider, watcher, read
         self._run, self._clock = run, clock
         self._began = clock()
@@ -92,7 +92,7 @@ class Session:
 
     @property
     def left_s(self) -> float:
-        return self.options.budget_s - (self._clock() - self._began)
+        return self.setup.budget_s - (self._clock() - self._began)
 
     def execute(self) -> list[PartRecord]:
         """Run what is left of all parts.
@@ -138,11 +138,11 @@ class Session:
         if not known.whole or known.key != self._key(step):
             return False
         unhappy = inconclusive(known) or any(row.status is Status.FAILED for row in known.rows)
-        return not (self.options.again and unhappy)
+        return not (self.setup.again and unhappy)
 
     def _made(self, part: Part, step: Step, place: Place) -> StepRecord:
         began = self._clock()
-        if self.options.device not in step.devices:
+        if self.setup.device not in step.devices:
             return self._without(step, [untested(step, step.why_not)], whole=True)
         if step.child.tests and not step.child.file.is_file():
             why = f"{step.child.words[0]} is not in an installed mmrepro: run it in the repository"
@@ -162,12 +162,12 @@ class Session:
         with sampled(self._read, place.folder / SAMPLES_FILE, step.name):
             ended = self._run(
                 step.child,
-                self.options.device,
+                self.setup.device,
                 place,
                 python=provided.python,
                 limit_s=min(step.limit_s, self.left_s),
                 before=self._documents(part, step),
-                variables=self.options.variables,
+                variables=self.setup.variables,
             )
         try:
             judged = step.judge(ended)
@@ -178,7 +178,7 @@ class Session:
             step=step.name,
             title=step.title,
             key=self._key(step),
-            command=step.child.shown(self.options.device),
+            command=step.child.shown(self.setup.device),
             created=created,
             seconds=round(self._clock() - began, 2),
             exit_code=ended.exit_code,
@@ -195,7 +195,7 @@ class Session:
             step=step.name,
             title=step.title,
             key=self._key(step),
-            command=step.child.shown(self.options.device),
+            command=step.child.shown(self.setup.device),
             created=Moment.now(),
             whole=whole,
             over_budget=over_budget,
@@ -203,7 +203,7 @@ class Session:
         )
 
     def _key(self, step: Step) -> str:
-        return step.child.key(self.options.device)
+        return step.child.key(self.setup.device)
 
     def _documents(self, part: Part, step: Step) -> dict[str, dict[str, Any]]:
         """What the part's earlier steps printed."""

@@ -8,11 +8,11 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import mmrepro
 from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
-from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.points import Field, cell_of
 from mmrepro.bisect.prefetch import Prefetch
 from mmrepro.bisect.search import Conclusion, Direction, Found, search
@@ -74,7 +74,7 @@ class Bisecting:
     def __init__(
         self,
         scenario: Scenario,
-        options: BisectOptions,
+        options: BisectCommand,
         field: Field,
         watcher: Watcher | None = None,
         *,
@@ -108,7 +108,11 @@ class Bisecting:
 
     @property
     def resume_command(self) -> str:
-        return self.options.command(self.scenario.name, self.dir)
+        return self._command(out=self.dir, resume=True)
+
+    def _command(self, **changed: Any) -> str:
+        name = self.options.scenario or self.scenario.name
+        return self.options.command_line(scenario=name, **changed)
 
     def execute(self) -> Bisection:
         """Search to the end. The files are on disk afterwards, whatever happened.
@@ -376,7 +380,7 @@ class Bisecting:
             created=Moment.now(),
             state="interrupted",
             failure=f"the bisection has not ended; to resume, run: {self.resume_command}",
-            command=options.command(self.scenario.name),
+            command=self._command(),
             resume=self.resume_command,
             scenario=self.scenario.facts,
             engine=self.scenario.engine,

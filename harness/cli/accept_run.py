@@ -5,15 +5,15 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import mmrepro
 import typer
+from mmrepro.accept.options import AcceptCommand
 from mmrepro.accept.parts import PARTS, chosen
 from mmrepro.accept.provide import Provider
 from mmrepro.accept.sampling import nvml_samples
-from mmrepro.accept.session import Options, Session, exit_code
+from mmrepro.accept.session import Session, Setup, exit_code
 from mmrepro.accept.steps import Part, Step
 from mmrepro.cli.console import table_console
 from mmrepro.cli.progress import LiveView
@@ -49,20 +49,7 @@ STYLES = {
 }
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line says."""
-
-    out: Path | None
-    device: Device
-    budget_s: float
-    only: tuple[str, ...]
-    resume: bool
-    again: bool
-    json: bool
-
-
-def execute(asked: Asked) -> ExitCode:
+def execute(asked: AcceptCommand, device: Device) -> ExitCode:
     """Run the parts, or go on with them. Raises MmreproError and KeyboardInterrupt."""
     if asked.out is None:
         raise UsageError(
@@ -75,14 +62,14 @@ def execute(asked: Asked) -> ExitCode:
     known = earlier.parts if earlier else []
     parts = chosen(asked.only or ([part.part for part in known] if asked.resume else ()))
     console = table_console(stderr=asked.json)
-    board = Board(console, folder, _blank(asked, parts, earlier, gpu))
+    board = Board(console, folder, _blank(asked, device, parts, earlier, gpu))
     board.changed([])
     variables = {one.name: one.value for one in gpu.settings()}
-    options = Options(asked.device, asked.budget_s, variables, asked.again)
-    provider = Provider(asked.device, board.say)
+    setup = Setup(device, asked.budget_s, variables, asked.again)
+    provider = Provider(device, board.say)
     try:
         with board, nvml_samples() as read:
-            done = Session(folder, parts, options, provider, board, read).execute()
+            done = Session(folder, parts, setup, provider, board, read).execute()
     except KeyboardInterrupt:
         typer.echo(f"to resume, run: {board.told.resume}", err=True)
         raise
@@ -99,7 +86,7 @@ def execute(asked: Asked) -> ExitCode:
     return exit_code(done)
 
 
-def _earlier(asked: Asked, folder: Path) -> Acceptance | None:
+def _earlier(asked: AcceptCommand, folder: Path) -> Acceptance | None:
     """What an earlier command left there. Raises UsageError: of another device; or none."""
     if not is_there(folder / SUMMARY_FILE):
         if asked.resume:
@@ -118,20 +105,21 @@ def _earlier(asked: Asked, folder: Path) -> Acceptance | None:
 
 
 def _blank(
-    asked: Asked, parts: Sequence[Part], earlier: Acceptance | None, gpu: Choice
+    asked: AcceptCommand,
+    device: Device,
+    parts: Sequence[Part],
+    earlier: Acceptance | None,
+    gpu: Choice,
 ) -> Acceptance:
-    words = ["mmrepro", "accept", "--device", asked.device]
-    for part in parts if asked.only else ():
-        words += ["--only", part.name]
-    words += ["--budget", f"{asked.budget_s:g}s"]
+    assert asked.out is not None
     return Acceptance(
         mmrepro_version=mmrepro.__version__,
         created=earlier.created if earlier else Moment.now(),
         seconds=0.0,
         budget_s=asked.budget_s,
-        device=asked.device,
-        command=shlex.join([*words, "--out", asked.out.name if asked.out else "DIR"]),
-        resume=shlex.join([*words, "--out", str(asked.out), "--resume"]),
+        device=device,
+        command=asked.command_line(out=Path(asked.out.name)),
+        resume=asked.command_line(out=asked.out, resume=True),
         host=host_facts(gpu.names).model_copy(update={"gpu_facts": gpu.facts()}),
         parts=_in_order(
             [PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts],

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
 import typer
+from mmrepro.cli.options import DeclaredCommand
 from typer.core import TyperGroup
 
 Named = dict[str, tuple[str, str]]
@@ -38,16 +39,31 @@ def lazy_group(named: Named) -> type[TyperGroup]:
     return Lazy
 
 
-def _command(name: str, place: str, told: str) -> Any:
+def functions_of(named: Named) -> Iterator[Any]:
+    """The functions of all commands, those in groups as well. This imports them all."""
+    for place, _ in named.values():
+        found = _found(place)
+        if isinstance(found, typer.Typer):
+            yield from (one.callback for one in found.registered_commands)
+        else:
+            yield found
+
+
+def _found(place: str) -> typer.Typer | Callable[..., Any]:
     module, _, attribute = place.partition(":")
     found: typer.Typer | Callable[..., Any] = getattr(
         import_module(f"mmrepro.cli.{module}"), attribute
     )
+    return found
+
+
+def _command(name: str, place: str, told: str) -> Any:
+    found = _found(place)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     if isinstance(found, typer.Typer):
         found.rich_markup_mode = None
         command = typer.main.get_group(found)
         command.name, command.short_help = name, told
         return command
-    app.command(name, short_help=told)(found)
+    app.command(name, cls=DeclaredCommand, short_help=told)(found)
     return typer.main.get_command(app)

@@ -8,9 +8,7 @@ from typing import Annotated
 
 import typer
 from mmrepro.cli import matrix_nightly
-from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.matrix_ledger import (
-    DEFAULT_OUT,
     Excused,
     Folder,
     Json,
@@ -19,8 +17,8 @@ from mmrepro.cli.matrix_ledger import (
     quarantine_of,
 )
 from mmrepro.cli.matrix_simulate import simulate
-from mmrepro.cli.run import DeviceChoice
-from mmrepro.run.options import StartMode
+from mmrepro.cli.options import DeclaredCommand, command
+from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
 
 app = typer.Typer(
     name="matrix",
@@ -29,85 +27,9 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def run(
-    file: Annotated[
-        Path | None, typer.Argument(help="FILE.toml with the rows; see docs/matrix.md.")
-    ] = None,
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME, NAME:VARIANT, NAME:all, a FILE.py, or all. May be repeated."),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="Only scenarios of this engine.")] = "",
-    releases: Annotated[
-        str,
-        typer.Option(
-            help="affected, boundary, after, newest, own, A..B or versions, separated by commas.  "
-            "[default: own,newest]"
-        ),
-    ] = "",
-    device: Annotated[
-        DeviceChoice | None,
-        typer.Option(help="auto takes a GPU where there is one.  [default: auto]"),
-    ] = None,
-    mitigation: Annotated[
-        list[str] | None,
-        typer.Option(help="none, each (one more cell for each), or a name.  [default: none]"),
-    ] = None,
-    server_arg: Annotated[
-        list[str] | None, typer.Option(help="One more option for the server, in every cell.")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=VALUE: an option of the scenario.")
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Runs of each cell.  [default: 1]")
-    ] = None,
-    confirm: Annotated[
-        int | None,
-        typer.Option(min=0, max=100, help="More runs of a cell that surprises.  [default: 3]"),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Environments at a time.  [default: 1]")
-    ] = None,
-    max_time: Annotated[
-        str, typer.Option(help="Start no run that is not expected to end in time, e.g. 45m.")
-    ] = "",
-    timeout: Annotated[
-        float | None, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.  [default: 600]")
-    ] = None,
-    disk: Annotated[
-        str, typer.Option(help="What the night may add to the disk, e.g. 40G.  [default: no bound]")
-    ] = "",
-    quarantine: Annotated[
-        Path | None, typer.Option(help="TOML with the cells that are not to fail the night.")
-    ] = None,
-    every: Annotated[
-        str, typer.Option(help="When the next night is due, e.g. 24h; a missing one is told.")
-    ] = "",
-    start_mode: Annotated[
-        StartMode | None,
-        typer.Option(help="As for mmrepro run.  [default: warm, so that all nights are alike]"),
-    ] = None,
-    shard: Annotated[
-        str, typer.Option(help="I/N: the Ith of N machines' part; join with matrix merge.")
-    ] = "",
-    machine: Annotated[str, typer.Option(help="This machine's label in the ledger.")] = "",
-    ray: Annotated[
-        str, typer.Option(help="On the machines of a Ray cluster: auto, or HOST:PORT.")
-    ] = "",
-    out: Annotated[
-        Path | None, typer.Option(help=f"The ledger's folder.  [default: {DEFAULT_OUT}]")
-    ] = None,
-    night: Annotated[str, typer.Option(help="Name of the night.  [default: the UTC date]")] = "",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest night that is unfinished.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the cells and the time they take; run none.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@app.command(cls=DeclaredCommand)
+@command(MatrixRunCommand)
+def run(asked: MatrixRunCommand) -> None:
     """Run a night: every scenario on every release that is asked for, each in its own process.
 
     The same command on the same night goes on with it; what has ended is kept.
@@ -115,39 +37,8 @@ def run(
 
     Example:  mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
     """
-    from mmrepro.cli.matrix_run import Asked, execute, settings_of
-    from mmrepro.matrix import quantity
+    from mmrepro.cli.matrix_run import execute
 
-    settings = settings_of(
-        engine=engine,
-        releases=releases,
-        mitigation=mitigation,
-        device=device,
-        repeat=repeat,
-        max_time=max_time,
-        disk=disk,
-        confirm=confirm,
-        jobs=jobs,
-        timeout=timeout,
-        quarantine=str(quarantine) if quarantine is not None else None,
-        every=quantity.seconds(every) if every else None,
-        start_mode=start_mode,
-        machine=machine or None,
-        ray=ray or None,
-        out=str(out) if out is not None else None,
-    )
-    asked = Asked(
-        file=file,
-        scenarios=tuple(scenario or ()),
-        server_args=tuple(server_arg or ()),
-        options=tuple(option or ()),
-        settings=settings,
-        shard=shard,
-        night=night,
-        resume=resume,
-        dry_run=dry_run,
-        json=json,
-    )
     raise typer.Exit(execute(asked))
 
 
@@ -303,5 +194,5 @@ def merge(
         write_night(known, known.newest, out, excused)
 
 
-for command in (simulate, *matrix_nightly.COMMANDS):
-    app.command()(command)
+for function in (simulate, *matrix_nightly.COMMANDS):
+    app.command(cls=DeclaredCommand)(function)

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from mmrepro.history.ledger import History, NightRuns
     from mmrepro.history.quarantine import Quarantine
 
-DEFAULT_OUT = "nights"
 Folder = Annotated[Path, typer.Argument(help="The ledger's folder.", metavar="DIR")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 NightName = Annotated[str, typer.Option("--night", help="Which one.  [default: the newest]")]

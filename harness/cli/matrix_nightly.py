@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mmrepro.cli.matrix_ledger import (
-    DEFAULT_OUT,
     Excused,
     Folder,
     Json,
@@ -16,6 +15,7 @@ from mmrepro.cli.matrix_ledger import (
     chosen_night,
     quarantine_of,
 )
+from mmrepro.matrix.options import DEFAULT_OUT
 
 if TYPE_CHECKING:
     from mmrepro.history.overdue import Watch

@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix_ledger import DEFAULT_OUT
-from mmrepro.cli.matrix_run import Asked, planned_of
+from mmrepro.cli.matrix_run import planned_of
 from mmrepro.errors import UsageError
 from mmrepro.history.ledger import History, read
 from mmrepro.incident.ledger import LEDGER_FILE, Planned
 from mmrepro.matrix.dispatch import SETUP_S
 from mmrepro.matrix.file import MatrixFile, load
 from mmrepro.matrix.measured import ASSUMED_BYTES, NEAR, NONE, OWN, Measured
+from mmrepro.matrix.options import DEFAULT_OUT, SimulateCommand
 from mmrepro.matrix.plan import (
     ASSUMED_BUILD_S,
     ASSUMED_RUN_S,
@@ -41,17 +41,6 @@ MOST_WORK = 2_000_000
 """Cells times machines times jobs, of all that is asked in one go: some ten seconds."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is asked beside the plan."""
-
-    machines: str
-    jobs: int
-    ledger: Path | None
-    cells: int | None
-    fetched: bool
-
-
 class Simulation(Record):
     cells: int
     environments: int
@@ -61,27 +50,28 @@ class Simulation(Record):
     assumed: list[str]
 
 
-def execute(asked: Asked, question: Question) -> None:
+def execute(asked: SimulateCommand) -> None:
     """Print what a night would take. Raises MmreproError."""
     given = load(asked.file) if asked.file is not None else MatrixFile()
+    asked = asked.under(given.matrix)
     settings = asked.settings.over(given.matrix)
-    history, source = _history(question, settings.out)
+    history, source = _history(asked, settings.out)
     planned = _cells(asked, given, history, source)
     repeat = settings.repeat or REPEAT
     basis = Basis()
-    numbers = _numbers(question.machines)
-    work = (question.cells or len(planned)) * sum(numbers) * question.jobs
+    numbers = _numbers(asked.machines)
+    work = (asked.cells or len(planned)) * sum(numbers) * asked.jobs
     if work > MOST_WORK:
         raise UsageError(
             f"Cells times machines times jobs are {work:,}: more than {MOST_WORK:,} would take "
             "minutes.",
             hint="fewer --cells, --machines or --jobs",
         )
-    cells, seconds = _times(planned, question.cells, Estimates(history), source, basis)
+    cells, seconds = _times(planned, asked.cells, Estimates(history), source, basis)
     groups = groups_of(cells)
-    times = _environments(groups, seconds, repeat, basis, fetched=question.fetched)
+    times = _environments(groups, seconds, repeat, basis, fetched=asked.fetched)
     fleets = [
-        Fleet(number, question.jobs, question.fetched, settings.disk, settings.max_time)
+        Fleet(number, asked.jobs, asked.fetched, settings.disk, settings.max_time)
         for number in numbers
     ]
     basis.assumed.append(
@@ -110,17 +100,19 @@ class Basis:
     assumed: list[str] = field(default_factory=list)
 
 
-def _history(question: Question, out: str | None) -> tuple[History, str]:
+def _history(asked: SimulateCommand, out: str | None) -> tuple[History, str]:
     """Earlier nights, and where they are."""
-    folder = question.ledger or Path(out or DEFAULT_OUT)
-    if question.ledger is None and not (folder / LEDGER_FILE).is_file():
+    folder = asked.ledger or Path(out or DEFAULT_OUT)
+    if asked.ledger is None and not (folder / LEDGER_FILE).is_file():
         return History(), ""
     return read(folder), str(folder)
 
 
-def _cells(asked: Asked, given: MatrixFile, history: History, source: str) -> list[Planned]:
+def _cells(
+    asked: SimulateCommand, given: MatrixFile, history: History, source: str
+) -> list[Planned]:
     if asked.file is not None or asked.scenarios or history.newest is None:
-        return planned_of(asked, given)[0]
+        return planned_of(asked.run, given)[0]
     if not history.newest.planned:
         raise UsageError(f"The newest night of {source} has no cell.", hint="mmrepro list")
     return list(history.newest.planned.values())

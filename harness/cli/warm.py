@@ -50,7 +50,7 @@ def start(
     from mmrepro.errors import InfrastructureError
     from mmrepro.machine.cache import cache_root
     from mmrepro.run.launch import launch_plan, target
-    from mmrepro.run.options import RunOptions
+    from mmrepro.run.options import RunCommand
     from mmrepro.run.starter import parent_spec, warm_root
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.supervise import free_port
@@ -58,7 +58,7 @@ def start(
     from rich.console import Console
 
     loaded = load_scenario(scenario).with_variant(variant)
-    options = RunOptions(
+    options = RunCommand(
         release=release,
         device=device.value,
         mitigations=tuple(mitigation or ()),

@@ -13,7 +13,7 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.engines import get_engine
 from mmrepro.fuzz.knowledge import Knowledge
-from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.store import Store
 from mmrepro.fuzz.watcher import FuzzWatcher
 from mmrepro.incident.fuzz import EPISODES_DIR, Fuzz
@@ -39,7 +39,7 @@ class Course:
         write: writes its documents, which have grown.
     """
 
-    options: FuzzOptions
+    options: FuzzCommand
     dir: Path
     contents: Contents | Mapping[str, bytes]
     player: PlayerLike

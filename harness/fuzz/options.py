@@ -1,58 +1,82 @@
-"""What the command line asks of a session."""
+"""Options of a fuzz session."""
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, ClassVar, Self
 
-from mmrepro.case.model import ServerWanted
+from mmrepro.base.common_options import BUDGET, ENGINE_NAME, OUT, RESUME_DIR
+from mmrepro.base.options import WHAT, Option
 from mmrepro.errors import UsageError
 from mmrepro.fuzz.profiles import Profile
-from mmrepro.run.options import StartMode
+from mmrepro.matrix.quantity import seconds, seconds_text
+from mmrepro.replay.options import ServerCommand
 
-BUDGET_S, REPEAT, TIMEOUT_S = 1800.0, 3, 600.0
+BUDGET_S = 1800.0
 LEAST_S = 10.0
 
 
 @dataclass(frozen=True)
-class FuzzOptions:
-    """Arguments of ``mmrepro fuzz``.
+class FuzzCommand(ServerCommand):
+    """Options of ``mmrepro fuzz``.
 
     Attributes:
-        server: the one that is started, with the profile's options.
-        asked: what the command line said of it: the words that repeat it.
-        budget_s: seconds of playing, from the moment on that a first server has answered.
+        server: under the options of the profile.
+        budget_s: time of replaying, from the moment on that a first server has answered.
         blind: nothing is named, and no known failure is kept away.
-        source: a recording, a case, or a folder of pictures, that is used and changed.
-        repeat: plays on fresh servers that confirm a finding.
-        resume: folder of a session that is gone on with.
+        source: a recording, a case, or a folder of images, that is used and changed.
     """
 
-    server: ServerWanted
-    asked: tuple[str, ...] = field(default=())
-    profile: Profile = Profile.PRESSURE
-    budget_s: float = BUDGET_S
-    seed: int = 0
-    blind: bool = False
-    source: Path | None = None
-    shrink: bool = True
-    repeat: int = REPEAT
-    start_mode: StartMode = StartMode.AUTO
-    timeout_s: float = TIMEOUT_S
-    resume: Path | None = None
-    out: Path | None = None
+    COMMAND: ClassVar[str] = "fuzz"
+    engine: Annotated[str, ENGINE_NAME] = ""
+    profile: Annotated[
+        Profile,
+        Option(
+            "--profile",
+            "pressure: small caches and KV; plain: the engine's defaults; text: pressure without "
+            "images; hazards: clients that do what the documentation warns of.",
+            WHAT,
+        ),
+    ] = Profile.PRESSURE
+    blind: Annotated[
+        bool, Option("--blind", "Name nothing, and keep no known failure away.", WHAT)
+    ] = False
+    source: Annotated[
+        Path | None,
+        Option(
+            "--from",
+            "Use and change the requests of a recording or case, or the images of a folder.",
+            WHAT,
+            "FILE",
+        ),
+    ] = None
+    budget_s: Annotated[
+        float,
+        BUDGET.but(
+            help="Time for it, e.g. 10m or 2h; building an environment does not count.",
+            default="30m",
+            read=seconds,
+            write=seconds_text,
+        ),
+    ] = BUDGET_S
+    resume: Annotated[
+        Path | None,
+        RESUME_DIR.but(
+            help="Continue the session in this folder, with its options; no episode is repeated."
+        ),
+    ] = None
+    out: Annotated[Path | None, OUT.but(help="Folder of the session.", default="fuzz/…")] = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.budget_s < LEAST_S:
             raise UsageError(
                 f"--budget {self.budget_s:g}s is not enough for one episode.", hint="--budget 30m"
             )
-        if self.resume is not None and self.out is not None:
-            raise UsageError(
-                "--resume names the folder to go on with: --out is for a new one.",
-                hint=f"--resume {self.resume}",
-            )
+
+    def written(self) -> Self:
+        return replace(self, engine=self.engine or self.server.engine)
 
     @property
     def decides(self) -> dict[str, str]:
@@ -66,19 +90,3 @@ class FuzzOptions:
             "--no-shrink": "" if self.shrink else "yes",
             "--repeat": str(self.repeat),
         }
-
-    def command(self, resume: Path | None = None) -> str:
-        """The command that begins such a session; with ``resume``, the one that goes on with it."""
-        parts = ["mmrepro", "fuzz", self.server.engine, *self.asked]
-        parts += ["--budget", f"{self.budget_s:g}s"]
-        parts += ["--profile", self.profile] if self.profile is not Profile.PRESSURE else []
-        parts += ["--seed", str(self.seed)] if self.seed else []
-        parts += ["--blind"] if self.blind else []
-        parts += ["--from", str(self.source)] if self.source is not None else []
-        parts += [] if self.shrink else ["--no-shrink"]
-        parts += ["--repeat", str(self.repeat)] if self.repeat != REPEAT else []
-        if self.start_mode is not StartMode.AUTO:
-            parts += ["--start-mode", self.start_mode]
-        parts += ["--timeout", f"{self.timeout_s:g}"] if self.timeout_s != TIMEOUT_S else []
-        parts += ["--resume", str(resume)] if resume is not None else []
-        return shlex.join(parts)

@@ -18,7 +18,7 @@ from mmrepro.incident.fuzz import Found
 from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Replay, Sighting
 from mmrepro.play.options import PlayOptions
 from mmrepro.replay.known import Naming
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.order import as_sent
 from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike
 from mmrepro.replay.pursue import FATAL
@@ -148,7 +148,7 @@ class Pursuits:
         case, _ = read_case(source)
         folder = course.dir / place
         goes_on = holds_replay(folder)
-        options = ReplayOptions(
+        options = ReplayCommand(
             file=source,
             server=case.server,
             shrink=course.options.shrink,

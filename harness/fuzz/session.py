@@ -12,7 +12,7 @@ from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
 from mmrepro.fuzz.course import Course
 from mmrepro.fuzz.episodes import Episodes
 from mmrepro.fuzz.knowledge import Knowledge
-from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.playing import play_episode
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.fuzz.pursuits import Pursuits
@@ -46,7 +46,7 @@ class Fuzzing:
 
     def __init__(
         self,
-        options: FuzzOptions,
+        options: FuzzCommand,
         watcher: FuzzWatcher | None = None,
         *,
         write: Callable[[Fuzz, Path], object],
@@ -68,7 +68,7 @@ class Fuzzing:
     @property
     def resume_command(self) -> str:
         """Goes on in the same folder; no episode that has ended is played again."""
-        return self.options.command(self.dir)
+        return self.options.command_line(out=None, resume=self.dir)
 
     def execute(self) -> Fuzz:
         """Fuzz until the budget is over. The files are on disk afterwards, whatever happened.
@@ -182,7 +182,7 @@ class Fuzzing:
             if not holds_session(options.resume):
                 raise UsageError(
                     f"{options.resume} holds no session to go on with.",
-                    hint=f"without --resume: {options.command()}",
+                    hint=f"without --resume: {options.command_line()}",
                 )
             self.dir = options.resume.resolve()
         source = read_source(options.source, options.server)
@@ -212,7 +212,7 @@ class Fuzzing:
             created=Moment.now(),
             state="interrupted",
             failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
-            command=options.command(),
+            command=options.command_line(),
             resume=self.resume_command,
             server=options.server,
             profile=options.profile,

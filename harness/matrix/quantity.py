@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from mmrepro.base.options import text_of
 from mmrepro.errors import UsageError
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -23,6 +24,11 @@ def seconds(text: str) -> float:
     if not whole or not 0 < total <= MOST_SECONDS:
         raise UsageError(f"{text!r} is no length of time.", hint="e.g. 90s, 45m or 1h30m")
     return total
+
+
+def seconds_text(value: float) -> str:
+    """Return what :func:`seconds` reads."""
+    return f"{text_of(value)}s"
 
 
 def size(text: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import threading
 import time
@@ -17,7 +16,7 @@ from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
 from mmrepro.matrix.child import end, spawn
 from mmrepro.matrix.file import Settings
 from mmrepro.records import Moment
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from pydantic import ValidationError
 
 TIMEOUT_S = 600.0
@@ -58,9 +57,9 @@ def variables(options: TrialOptions) -> dict[str, str]:
     return {**os.environ, "NO_COLOR": "1", **options.env}
 
 
-def run_options(cell: Cell, options: TrialOptions) -> RunOptions:
+def run_options(cell: Cell, options: TrialOptions) -> RunCommand:
     """The cell as `mmrepro run` has it."""
-    return RunOptions(
+    return RunCommand(
         scenario=cell.scenario,
         variant=cell.variant,
         release=cell.release,
@@ -109,7 +108,7 @@ class Trials:
             created=created,
             seconds=round(time.monotonic() - began, 2),
             machine=self.options.machine,
-            command=made.command(cell.scenario),
+            command=made.command_line(),
             incident=str(folder.relative_to(root)) if (folder / INCIDENT_FILE).is_file() else "",
         )
         return attempt.model_copy(update=outcome_of(incident_in(folder), code, words))
@@ -121,10 +120,9 @@ class Trials:
             children = list(self._children)
         end(children, GRACE_S)
 
-    def _child(self, made: RunOptions, folder: Path, cell: Cell) -> tuple[int | None, str]:
+    def _child(self, made: RunCommand, folder: Path, cell: Cell) -> tuple[int | None, str]:
         """Exit code (None: too late, and killed) and the last words on stderr."""
-        arguments = shlex.split(made.command(cell.scenario))[1:]
-        arguments += ["--timeout", f"{made.timeout_s:g}", "--out", str(folder), "--json"]
+        arguments = made.argv(out=folder, json=True)
         with self._lock:
             if self._stopped:
                 raise KeyboardInterrupt

@@ -34,7 +34,7 @@ from mmrepro.play.tracebacks import of_engine, read_tracebacks
 from mmrepro.run import deadline, tables
 from mmrepro.run.deadline import Deadlines
 from mmrepro.run.launch import Server, ServerSpec, in_service, start, target
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.traffic import Traffic
@@ -75,7 +75,7 @@ class Player:
         listener: Listener | None = None,
     ) -> None:
         self.server, self.folder, self.listener = server, folder, listener
-        self.options = RunOptions(timeout_s=timeout_s)
+        self.options = RunCommand(timeout_s=timeout_s)
         self.deadlines: Deadlines | None = None
         self.start_mode = ""
         self.fidelity = Fidelity.CPU
@@ -174,14 +174,14 @@ class Player:
 
     # ------------------------------------------------------------------ inner workings
 
-    def _journal(self, scenario: Scenario, options: RunOptions, folder: Path) -> Journal:
+    def _journal(self, scenario: Scenario, options: RunCommand, folder: Path) -> Journal:
         """Of a play in ``folder``. Raises as ``prepared`` and ``target``."""
         wanted = target(scenario, options)
         folder = prepared(folder, EVIDENCE_DIR)
         incident = tables.blank(scenario, options, wanted.release, wanted.device, folder)
         return Journal(incident, folder, self.listener)
 
-    def _started(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Server:
+    def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Server:
         """A server that is ready. Raises as ``start`` and ``ensure``."""
         wanted = target(scenario, options)
         with self._known.lock:

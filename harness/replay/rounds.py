@@ -20,7 +20,7 @@ from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.quiescence import NO_BLOCKS
 from mmrepro.replay.confirm import GIVE_UP, decided, tally
 from mmrepro.replay.known import mitigation
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.plays import Looker, PlayerLike, Plays, Told, Wanted
 from mmrepro.replay.public import play_publicly
 from mmrepro.replay.pursue import FATAL, LOUD, Pursuit, Start, show
@@ -77,7 +77,7 @@ class Rounds:
         self,
         replay: Replay,
         folder: Path,
-        options: ReplayOptions,
+        options: ReplayCommand,
         lead: Lead,
         player: PlayerLike,
         store: Store,

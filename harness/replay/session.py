@@ -25,7 +25,7 @@ from mmrepro.oracle.judge import judge
 from mmrepro.play.player import Player
 from mmrepro.records import Moment
 from mmrepro.replay.known import Naming
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.plays import PLAYS_DIR, Looker, PlayerLike, Told
 from mmrepro.replay.rounds import Judge, Lead, Rounds
 from mmrepro.replay.store import Head, Store, holds_replay
@@ -43,7 +43,7 @@ class Replaying:
 
     def __init__(
         self,
-        options: ReplayOptions,
+        options: ReplayCommand,
         watcher: Watcher | None = None,
         *,
         write: Callable[[Replay, Path], object],
@@ -64,7 +64,7 @@ class Replaying:
     @property
     def resume_command(self) -> str:
         """Goes on in the same folder; no play that has ended is played again."""
-        return self.options.command(self.dir)
+        return self.options.command_line(out=None, resume=self.dir)
 
     def execute(self) -> Replay:
         """Replay to the conclusion. The files are on disk afterwards, whatever happened.
@@ -153,7 +153,7 @@ class Replaying:
             if not holds_replay(options.resume):
                 raise UsageError(
                     f"{options.resume} holds no replay to go on with.",
-                    hint=f"without --resume: {options.command()}",
+                    hint=f"without --resume: {options.command_line()}",
                 )
             self.dir = options.resume.resolve()
             return read_case(self.dir)[0].model_copy(update={"server": options.server})
@@ -202,7 +202,7 @@ class Replaying:
             created=Moment.now(),
             state="interrupted",
             failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
-            command=self.options.command(),
+            command=self.options.command_line(),
             resume=self.resume_command,
             origin=case.origin,
             server=case.server,

@@ -23,7 +23,7 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.machine.gpu import ORDER, choose, read_gpus, visible
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.launch import launch_plan
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.supervise import free_port
@@ -58,7 +58,7 @@ APART = (
 
 def decisive_parts(
     scenario: Scenario,
-    options: RunOptions,
+    options: RunCommand,
     environment: Environment,
     model: Path,
     starter: Starter,

@@ -16,7 +16,7 @@ from mmrepro.evidence.sampler import GpuSampler, Sampler
 from mmrepro.incident import ServerFacts, Setting
 from mmrepro.incident.journal import Journal
 from mmrepro.machine.gpu import Choice
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start_stages import StartStages
 from mmrepro.run.starter import SAFER, Attempt, Started, Starter, mode_settings
 from mmrepro.run.tables import changes, note_plan
@@ -34,7 +34,7 @@ USAGE_CODE = 2
 GRACE_HUNG_S, GRACE_S = 1.0, 6.0
 
 
-def chosen_release(scenario: Scenario, options: RunOptions) -> str:
+def chosen_release(scenario: Scenario, options: RunCommand) -> str:
     """The release that is run: a mitigation's, the one asked for, or the scenario's own.
 
     Raises:
@@ -65,7 +65,7 @@ def chosen_release(scenario: Scenario, options: RunOptions) -> str:
     return release
 
 
-def target(scenario: Scenario, options: RunOptions) -> EnvironmentSpec:
+def target(scenario: Scenario, options: RunCommand) -> EnvironmentSpec:
     """The environment that is run, as asked for. Raises as ``chosen_release`` and ``spec_for``."""
     if options.commit:
         return spec_for(
@@ -80,7 +80,7 @@ def target(scenario: Scenario, options: RunOptions) -> EnvironmentSpec:
 
 def launch_plan(
     scenario: Scenario,
-    options: RunOptions,
+    options: RunCommand,
     environment: Environment,
     model: Path,
     port: int,
@@ -132,7 +132,7 @@ class ServerSpec:
     """
 
     scenario: Scenario
-    options: RunOptions
+    options: RunCommand
     environment: Environment
     model: Path
     control: Control | None = None

@@ -20,7 +20,7 @@ from mmrepro.engines import ENGINES
 from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
 from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
 from mmrepro.replay import session
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.pursue import LOUD
 from mmrepro.replay.watcher import Watcher
 from mmrepro.scenario.registry import load_scenario
@@ -38,11 +38,11 @@ class FakeReplaying:
 
     result: ClassVar[Replay]
     error: ClassVar[BaseException | None]
-    asked: ClassVar[ReplayOptions]
+    asked: ClassVar[ReplayCommand]
 
     def __init__(
         self,
-        options: ReplayOptions,
+        options: ReplayCommand,
         watcher: Watcher | None = None,
         *,
         write: Callable[[Replay, Path], object],
@@ -53,7 +53,7 @@ class FakeReplaying:
 
     @property
     def resume_command(self) -> str:
-        return self.options.command(self.dir)
+        return self.options.command_line(out=None, resume=self.dir)
 
     def execute(self) -> Replay:
         self.dir.mkdir(parents=True, exist_ok=True)
@@ -177,8 +177,8 @@ def test_every_option_arrives(fake: type[FakeReplaying]) -> None:
     assert (asked.host, asked.concurrency, asked.repeat, asked.budget) == ("a.example", 4, 5, 60)
     assert (asked.jobs, asked.seed, asked.start_mode, asked.timeout_s) == (2, 7, "cold", 99)
     assert asked.out == Path("o")
-    again = asked.command().split()[2:]
-    typed(*(word.strip("'") for word in again), "--out", "o2")
+    again = asked.argv()[1:]
+    typed(*again, "--out", "o2")
     assert {**vars(fake.asked), "out": None} == {**vars(asked), "out": None}
 
 

@@ -13,7 +13,7 @@ from mmrepro.incident.journal import Journal
 from mmrepro.run import launch
 from mmrepro.run.deadline import Deadlines, of_gate
 from mmrepro.run.launch import Server, ServerSpec, start
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.starter import START_ATTEMPTS, Attempt
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Finding
@@ -75,7 +75,7 @@ class Starts:
         self.journal = Journal(incident(), folder)
         self.made: list[FakeStarter] = []
         self.spec = ServerSpec(
-            GHOST, RunOptions(device="cpu"), environment(folder / "environment"), folder
+            GHOST, RunCommand(device="cpu"), environment(folder / "environment"), folder
         )
 
     def one(self, starter: FakeStarter, **more: tuple[Setting, ...]) -> Server:

@@ -12,7 +12,7 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import GateFacts, Incident, WheelFacts
 from mmrepro.incident.journal import Journal
 from mmrepro.machine.cache import Device
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.tables import changes
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Verdict
@@ -45,7 +45,7 @@ class World:
     """That the runs were made in."""
 
     def execute(
-        self, scenario: Scenario, options: RunOptions, journal: Journal, starter: object
+        self, scenario: Scenario, options: RunCommand, journal: Journal, starter: object
     ) -> Incident:
         """As ``mmrepro.run.runner.execute``: without an environment, a server, a look at it."""
         self.calls.append(options.flips)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mmrepro.accept.provide import Provided
 from mmrepro.accept.sampling import Sample
-from mmrepro.accept.session import STARTS_FILE, Options, Session, exit_code
+from mmrepro.accept.session import STARTS_FILE, Session, Setup, exit_code
 from mmrepro.accept.steps import Child, Ended, Judged, Needs, Part, Step
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.acceptance import PartRecord, Row, Status, StepRecord
@@ -80,8 +80,8 @@ class Fake:
         again: bool = False,
         read: Callable[[], Sequence[Sample]] = list,
     ) -> list[PartRecord]:
-        options = Options(device, budget_s, again=again)
-        return Session(self.folder, parts, options, self, self, read, self, self.clock).execute()
+        setup = Setup(device, budget_s, again=again)
+        return Session(self.folder, parts, setup, self, self, read, self, self.clock).execute()
 
 
 def statuses(records: list[PartRecord]) -> dict[str, Status]:

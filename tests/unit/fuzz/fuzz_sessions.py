@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_player import FakeNaming, FakePlayer, fake_judge
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.profiles import Profile, under
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.incident.fuzz import EPISODES_FILE, Fuzz
@@ -45,7 +45,7 @@ def fuzzing(
 
     look, judge = options.pop("look", FakeNaming), options.pop("judge", fake_judge)
     session = Fuzzing(
-        FuzzOptions(**options),
+        FuzzCommand(**options),
         write=write,
         write_replay=write_replay,
         make_player=player,

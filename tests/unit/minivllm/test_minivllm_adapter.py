@@ -21,7 +21,7 @@ from mmrepro.reproducers.minivllm.chat import grid_of
 from mmrepro.reproducers.minivllm.config import ModelConfig, VisionConfig
 from mmrepro.reproducers.minivllm.server import VERSION, arguments
 from mmrepro.run.launch import launch_plan
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.scenario.registry import load_scenario
 
 MODEL = TinyQwen3()
@@ -31,7 +31,7 @@ def plan(*options: str, device: str = "cpu", mitigations: tuple[str, ...] = ()) 
     environment: Any = SimpleNamespace(
         python=Path("/venv/bin/python"), spec=SimpleNamespace(release=RELEASE, device=device)
     )
-    run = RunOptions(server_args=options, mitigations=mitigations)
+    run = RunCommand(server_args=options, mitigations=mitigations)
     return launch_plan(load_scenario("mm-prefill-contract"), run, environment, Path("/model"), 8000)
 
 

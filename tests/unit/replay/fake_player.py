@@ -16,7 +16,7 @@ from mmrepro.incident import Fidelity
 from mmrepro.incident.replay import FindingClass, Replay, Sighting
 from mmrepro.oracle.judged import Judged
 from mmrepro.records import Moment
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import STUCK
 from mmrepro.replay.session import Replaying
 from mmrepro.run.deadline import Deadlines
@@ -159,7 +159,7 @@ def replaying(
 
     look, judge = options.pop("look", FakeNaming), options.pop("judge", fake_judge)
     session = Replaying(
-        ReplayOptions(file=file, **options),
+        ReplayCommand(file=file, **options),
         write=write,
         make_player=player,
         judge=judge,

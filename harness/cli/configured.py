@@ -1,0 +1,185 @@
+"""What variables and ``mmrepro.toml`` say of a command's options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mmrepro.base.options import CONFIG_VARIABLE, Command, Declared, Origin, declared
+from mmrepro.errors import UsageError
+
+FILE = "mmrepro.toml"
+PROJECT = "pyproject.toml"
+TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+}
+DOCS = "docs/options.md lists the keys"
+
+
+class Configured(dict[str, Any]):
+    """Values by field, in place of the defaults; they are read when the first one is asked for.
+
+    Args:
+        check: checks a field's name and value as the command line does, and raises the same.
+    """
+
+    def __init__(self, made: type[Command], check: Callable[[str, Any], object]) -> None:
+        super().__init__()
+        self._made, self._check = made, check
+        self._origins: dict[str, Origin] | None = None
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self._read()
+        return super().get(name, default)
+
+    def origin(self, name: str) -> Origin | None:
+        """Where the value of the field ``name`` comes from; None: there is none.
+
+        Raises:
+            UsageError: a file cannot be read or has no such key, or a value is of another type.
+        """
+        return self._read().get(name)
+
+    def _read(self) -> dict[str, Origin]:
+        if self._origins is not None:
+            return self._origins
+        self._origins = {}
+        alone = os.environ.get(CONFIG_VARIABLE) == ""
+        known = {one.option.key: one for one in declared(self._made) if one.configurable}
+        if not alone and (found := config_file()) is not None:
+            for key, (value, where) in _keys(self._made, known, found).items():
+                self._take(known[key], value, where, Origin.FILE)
+        for one in known.values():
+            name = one.option.environment
+            if (text := os.environ.get(name)) and (one.option.variable or not alone):
+                self._take(one, _split(one, text), name, Origin.VARIABLE)
+        return self._origins
+
+    def _take(self, one: Declared, value: Any, where: str, origin: Origin) -> None:
+        assert self._origins is not None
+        try:
+            if one.option.read:
+                one.option.read(value)
+            self._check(one.field, value)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
+        except Exception as error:
+            why = getattr(error, "message", None) or str(error)
+            raise UsageError(f"{where}: {str(why).rstrip('.')}.") from error
+        self[one.field], self._origins[one.field] = value, origin
+
+
+def config_file() -> Path | None:
+    """Return the file that holds here: in the current folder, or the nearest one above with one.
+
+    Raises:
+        UsageError: the variable names none.
+    """
+    if given := os.environ.get(CONFIG_VARIABLE):
+        if not Path(given).is_file():
+            raise UsageError(f"{CONFIG_VARIABLE}: there is no file {given}.")
+        return Path(given)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / FILE).is_file():
+            return folder / FILE
+        project = folder / PROJECT
+        if project.is_file() and b"[tool.mmrepro" in project.read_bytes():
+            return project
+    return None
+
+
+def _keys(
+    made: type[Command], known: dict[str, Declared], file: Path
+) -> dict[str, tuple[Any, str]]:
+    """Value and place of each key that holds for ``made``, its own table's before the others."""
+    table = _table(file)
+    top = "tool.mmrepro" if file.name == PROJECT else ""
+    found: dict[str, tuple[Any, str]] = {}
+    others = None
+    for key, value in table.items():
+        if isinstance(value, dict):
+            continue
+        where = f"{file}, key {key!r}" + (f" of [{top}]" if top else "")
+        if key in known:
+            found[key] = (_checked(known[key], value, file, where), where)
+            continue
+        others = others or _all_keys()
+        if key not in others:
+            raise UsageError(f"{where}: no command has such an option.", hint=DOCS)
+    words = made.COMMAND.split()
+    for word in words:
+        table = table.get(word, {})
+        if not isinstance(table, dict):
+            break
+    else:
+        place = ".".join([*([top] if top else []), *words])
+        for key, value in table.items():
+            where = f"{file}, key {key!r} of [{place}]"
+            if key not in known:
+                why = f"mmrepro {made.COMMAND} has no such option that a file can hold"
+                raise UsageError(f"{where}: {why}.", hint=DOCS)
+            found[key] = (_checked(known[key], value, file, where), where)
+    return found
+
+
+def _table(file: Path) -> dict[str, Any]:
+    import tomllib
+
+    from mmrepro.cli.app import COMMANDS
+
+    try:
+        table = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not valid TOML: {error}.") from error
+    if file.name == PROJECT:
+        table = table.get("tool", {}).get("mmrepro", {})
+    for key, value in table.items():
+        if isinstance(value, dict) and key not in COMMANDS:
+            raise UsageError(f"{file}: there is no command {key!r}.", hint="mmrepro --help")
+    return table
+
+
+def _all_keys() -> set[str]:
+    """Return the keys of all commands. This imports them all."""
+    from mmrepro.cli.app import COMMANDS
+    from mmrepro.cli.lazy import functions_of
+
+    made = [found.options for found in functions_of(COMMANDS) if hasattr(found, "options")]
+    return {one.option.key for each in made for one in declared(each) if one.configurable}
+
+
+def _checked(one: Declared, value: Any, file: Path, where: str) -> Any:
+    """Return ``value`` as its parameter takes it. Raises UsageError: it is of another type."""
+    if one.several:
+        values = value if isinstance(value, list) else [value]
+        return [_single(one, each, file, where) for each in values]
+    return _single(one, value, file, where)
+
+
+def _single(one: Declared, value: Any, file: Path, where: str) -> Any:
+    allowed, wanted = TYPES.get(one.type, ((str,), "a text"))
+    if one.option.read:
+        allowed, wanted = (int, float, str), "a text or a number"
+    if not isinstance(value, allowed) or (isinstance(value, bool) and one.type is not bool):
+        raise UsageError(f"{where}: {value!r} is not {wanted}.", hint=DOCS)
+    if one.type is Path:
+        return os.path.relpath(file.parent / str(value))
+    return str(value) if one.option.read else value
+
+
+def _split(one: Declared, text: str) -> Any:
+    """Return the value that a variable holds; several stand beside each other, quoted as in a
+    shell."""
+    import shlex
+
+    try:
+        return shlex.split(text) if one.several else text
+    except ValueError as error:
+        raise UsageError(f"{one.option.environment}: {error}.") from error
