@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from mmrepro.base.common_options import DRY_RUN, FRESH, OUT, RELEASE, REPEAT
-from mmrepro.base.options import WHAT, Option, names_of
+from mmrepro.base import common_options as common
+from mmrepro.base.options import names_of, option
 from mmrepro.errors import UsageError
 from mmrepro.run.options import RunCommand, SeveralRuns
 from mmrepro.scenario import Factor, Scenario
@@ -18,30 +18,22 @@ class AblateCommand(SeveralRuns):
     """Options of ``mmrepro ablate``; its ``run`` gets ``flips`` and ``out`` for each cell."""
 
     COMMAND: ClassVar[str] = "ablate"
-    release: Annotated[str, RELEASE] = ""
-    factors: Annotated[
-        tuple[str, ...],
-        Option(
-            "--factors",
-            "Only these factors, separated by commas; see mmrepro show SCENARIO.",
-            WHAT,
-            "FACTOR,…",
-            read=names_of,
-            write=",".join,
-        ),
-    ] = ()
+    release: str = common.RELEASE("")
+    factors: tuple[str, ...] = option(
+        (),
+        "Only these factors, separated by commas; see mmrepro show SCENARIO.",
+        "FACTOR,…",
+        read=names_of,
+        write=",".join,
+    )
     """Empty: all that the scenario declares."""
-    repeat: Annotated[int, REPEAT.but(help="Number of runs of each cell.")] = 1
-    threshold: Annotated[
-        int,
-        Option("--threshold", "Failing runs that make a cell fail.", WHAT, "N", least=1, most=1000),
-    ] = 1
-    fresh: Annotated[bool, FRESH] = False
-    dry_run: Annotated[bool, DRY_RUN] = False
-    out: Annotated[
-        Path | None,
-        OUT.but(help="Folder of the ablation; name it again to continue.", default="ablations/…"),
-    ] = None
+    repeat: int = common.REPEAT(1, help="Number of runs of each cell.")
+    threshold: int = option(1, "Failing runs that make a cell fail.", "N", least=1, most=1000)
+    fresh: bool = common.FRESH(False)
+    dry_run: bool = common.DRY_RUN(False)
+    out: Path | None = common.OUT(
+        None, help="Folder of the results; name it again to continue.", shown="ablations/…"
+    )
 
     def chosen(self, scenario: Scenario) -> tuple[Factor, ...]:
         """The factors, in the order in which the scenario declares them. Raises UsageError."""

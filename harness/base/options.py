@@ -1,20 +1,19 @@
 """Options, declared once.
 
 The options of a command are a frozen dataclass, a subclass of :class:`Command`, whose fields carry
-an :class:`Option`: ``release: Annotated[str, RELEASE] = ""``. From the declaration follow the
+an :class:`Option`: ``release: str = RELEASE("")``. From the declaration follow the
 parameter of the command line (``mmrepro.cli.options``), the words that repeat the command, the key
-in ``mmrepro.toml`` and the environment variable. A field without an ``Option`` is set by code.
+in ``mmrepro.toml`` and the environment variable. A plain field is set by code.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, MISSING, Field, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
 from enum import StrEnum
 from types import NoneType, UnionType
 from typing import (
-    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -54,13 +53,14 @@ class Option:
     """One option, or one argument.
 
     Attributes:
-        name: ``--release``; ``--shrink/--no-shrink``; ``SCENARIO``, an argument.
-        default: what the help says of the default, where the value itself does not say it.
+        name: ``--release``, ``--shrink/--no-shrink``; "": as the field is called.
+        shown: what the help says of the default, where the value itself does not say it.
         least, most: bounds of a number.
-        required: code may leave it out, the command line may not.
         choices: words that are taken, where the type does not list them.
-        repeated: whether it is part of the command that repeats this one. Without it, it says where
-            or how one call reports; :meth:`Command.argv` writes it only where it is named.
+        argument: it has no name; ``metavar`` stands for it.
+        required: code may leave it out, the command line may not.
+        once: it says where or how one call reports, and is no part of the command that repeats it:
+            :meth:`Command.argv` writes it only where it is asked to.
         private: it is in no command that is written down; it may hold a password.
         attached: write ``--server-arg=VALUE``, since the value may begin with a dash.
         distinct: a value that is given twice counts once.
@@ -70,17 +70,18 @@ class Option:
         read, write: from the word that is typed to the value, and back; of a tuple: all of it.
     """
 
-    name: str
     help: str
-    group: str = WHAT
     metavar: str = ""
+    group: str = WHAT
     _: KW_ONLY
-    default: str = ""
+    name: str = ""
+    shown: str = ""
     least: float | None = None
     most: float | None = None
-    required: bool = False
     choices: tuple[str, ...] = ()
-    repeated: bool = True
+    argument: bool = False
+    required: bool = False
+    once: bool = False
     private: bool = False
     attached: bool = False
     distinct: bool = False
@@ -89,22 +90,14 @@ class Option:
     read: Callable[[str], Any] | None = None
     write: Callable[[Any], str] = text_of
 
-    def but(self, **changes: Any) -> Option:
-        """Return the same option with another help, default or bound, for one command."""
-        return replace(self, **changes)
+    def __call__(self, default: Any, **changes: Any) -> Any:
+        """Return the field of a command that has this option, with ``changes`` for that one."""
+        return field(default=default, metadata={"option": replace(self, **changes)})
 
-    @property
-    def positional(self) -> bool:
-        return not self.name.startswith("-")
 
-    @property
-    def key(self) -> str:
-        """Name in ``mmrepro.toml``: that of the option without dashes."""
-        return self.name.partition("/")[0].strip("-")
-
-    @property
-    def environment(self) -> str:
-        return self.variable or f"MMREPRO_{self.key.replace('-', '_').upper()}"
+def option(default: Any, help: str, metavar: str = "", group: str = WHAT, **more: Any) -> Any:
+    """Return the field of a command with an option that no other command has."""
+    return Option(help, metavar, group, **more)(default)
 
 
 class Origin(StrEnum):
@@ -131,34 +124,42 @@ class Declared:
     option: Option
     type: Any
     several: bool
-    required: bool
-    default: Any = None
+    default: Any
 
     @property
-    def flag(self) -> bool:
-        """Whether it is an option without a value that can only be switched on."""
-        return self.type is bool and "/" not in self.option.name
+    def name(self) -> str:
+        return self.option.name or f"--{self.field.strip('_').replace('_', '-')}"
+
+    @property
+    def key(self) -> str:
+        """Name in ``mmrepro.toml``: that of the option without dashes."""
+        return self.name.partition("/")[0].strip("-")
+
+    @property
+    def variable(self) -> str:
+        return self.option.variable or f"MMREPRO_{self.key.replace('-', '_').upper()}"
 
     @property
     def configurable(self) -> bool:
         """Whether a file and a variable can hold it: what cannot be switched off again is asked
         for each time."""
         option = self.option
-        kept = option.configurable and option.repeated and not option.positional
-        return bool(option.variable) or (kept and not option.private and not self.flag)
+        switch = self.type is bool and "/" not in self.name
+        plain = not (option.once or option.argument or option.private or switch)
+        return bool(option.variable) or (option.configurable and plain)
 
     def words(self, value: Any) -> list[str]:
         """Return the words that give ``value``."""
         option = self.option
-        if option.positional:
+        if option.argument:
             return [option.write(one) for one in (value if self.several else [value])]
         if self.type is bool:
-            yes, _, no = option.name.partition("/")
+            yes, _, no = self.name.partition("/")
             return [word for word in (yes if value else no,) if word]
         words = []
         for one in value if self.several else [value]:
             said = option.write(one)
-            words += [f"{option.name}={said}"] if option.attached else [option.name, said]
+            words += [f"{self.name}={said}"] if option.attached else [self.name, said]
         return words
 
 
@@ -194,12 +195,12 @@ class Command:
         words: list[str] = []
         for one in declared(type(self)):
             option, value = one.option, getattr(made, one.field)
-            if option.private or not (option.repeated or one.field in changed) or value is None:
+            if option.private or (option.once and one.field not in changed) or value is None:
                 continue
             over = one.field not in changed and self.origins.get(one.field) is Origin.OVER
-            if value == one.default and not (over or one.required):
+            if value == one.default and not (over or option.required):
                 continue
-            (arguments if option.positional else words).extend(one.words(value))
+            (arguments if option.argument else words).extend(one.words(value))
         if any(argument.startswith("-") for argument in arguments):
             return [*self.COMMAND.split(), *words, "--", *arguments]
         return [*self.COMMAND.split(), *arguments, *words]
@@ -216,25 +217,17 @@ def declared(made: type[Command]) -> tuple[Declared, ...]:
     """Return the options of a command, in the order of its fields."""
     if made in _DECLARED:
         return _DECLARED[made]
-    hints = get_type_hints(made, include_extras=True)
-    found = []
-    for one in fields(made):
-        hint = hints[one.name]
-        options = [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, Option)]
-        if options:
-            found.append(_declared(one, hint, options[0]))
+    hints = get_type_hints(made)
+    found = [_declared(one, hints[one.name]) for one in fields(made) if "option" in one.metadata]
     return _DECLARED.setdefault(made, tuple(found))
 
 
-def _declared(one: Field[Any], hint: Any, option: Option) -> Declared:
-    kind = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+def _declared(one: Field[Any], kind: Any) -> Declared:
+    option = one.metadata["option"]
     if get_origin(kind) in (Union, UnionType):
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
     several = get_origin(kind) is tuple and option.read is None
     kind = get_args(kind)[0] if several else kind
     if option.choices:
         kind = Literal[option.choices]
-    kind = str if option.read else kind
-    required = one.default is MISSING or option.required
-    default = None if one.default is MISSING else one.default
-    return Declared(one.name, option, kind, several, required, default)
+    return Declared(one.name, option, str if option.read else kind, several, one.default)

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from mmrepro.base.common_options import (
-    DRY_RUN,
-    INDEX,
-    MITIGATION,
-    OPTION,
-    OUT,
-    REPEAT,
-    RESUME,
-)
-from mmrepro.base.options import LIMITS, WHAT, Option
+from mmrepro.base import common_options as common
+from mmrepro.base.options import LIMITS, option
 from mmrepro.bisect.search import Direction
 from mmrepro.errors import UsageError
 from mmrepro.incident.bisection import By, Find
@@ -35,58 +27,36 @@ class BisectCommand(SeveralRuns):
     """Options of ``mmrepro bisect``; its ``run`` gets a release or commit for each point."""
 
     COMMAND: ClassVar[str] = "bisect"
-    find: Annotated[
-        Find, Option("--find", "Where the failure came in, where it was fixed, or both.", WHAT)
-    ] = "both"
-    good: Annotated[str, Option("--good", "Search no further than this one.", WHAT, "VERSION")] = ""
-    bad: Annotated[
-        str,
-        Option("--bad", "Start from this one.", WHAT, "VERSION", default="the scenario's release"),
-    ] = ""
-    by: Annotated[
-        By, Option("--by", "Releases of the package index, or a list of commits.", WHAT)
-    ] = "release"
-    commits: Annotated[
-        Path | None,
-        Option("--commits", "Lines SHA [DATE] [SUBJECT], as git log prints them.", WHAT, "FILE"),
-    ] = None
-    index: Annotated[str, INDEX] = ""
-    mitigations: Annotated[tuple[str, ...], MITIGATION] = ()
-    options: Annotated[tuple[str, ...], OPTION] = ()
-    repeat: Annotated[
-        int | None,
-        REPEAT.but(
-            help="Number of runs of each point; auto: as many as it needs.",
-            metavar="auto|N",
-            default="auto",
-            read=read_repeat,
-        ),
-    ] = None
-    confidence: Annotated[
-        float,
-        Option(
-            "--confidence",
-            "How sure a boundary must be where runs contradict each other.",
-            WHAT,
-            "PROBABILITY",
-        ),
-    ] = 0.95
-    linear: Annotated[bool, Option("--linear", "Try the points one after another.", LIMITS)] = False
-    keep_environments: Annotated[
-        bool,
-        Option(
-            "--keep-environments/--no-keep-environments",
-            "Keep the environments that were fetched for this.",
-            LIMITS,
-        ),
-    ] = False
-    resume: Annotated[bool, RESUME.but(help="Continue what is in --out; no run is repeated.")] = (
-        False
+    find: Find = option("both", "Where the failure came in, where it was fixed, or both.")
+    good: str = option("", "Search no further than this one.", "VERSION")
+    bad: str = option("", "Start from this one.", "VERSION", shown="the scenario's release")
+    by: By = option("release", "Releases of the package index, or a list of commits.")
+    commits: Path | None = option(
+        None, "Lines SHA [DATE] [SUBJECT], as git log prints them.", "FILE"
     )
-    dry_run: Annotated[bool, DRY_RUN] = False
-    out: Annotated[
-        Path | None, OUT.but(help="Folder of the bisection.", default="bisections/…")
-    ] = None
+    index: str = common.INDEX("")
+    mitigations: tuple[str, ...] = common.MITIGATION(())
+    options: tuple[str, ...] = common.OPTION(())
+    repeat: int | None = common.REPEAT(
+        None,
+        help="Number of runs of each point; auto: as many as it needs.",
+        metavar="auto|N",
+        shown="auto",
+        read=read_repeat,
+    )
+    confidence: float = option(
+        0.95, "How sure a boundary must be where runs contradict each other.", "PROBABILITY"
+    )
+    linear: bool = option(False, "Try the points one after another.", group=LIMITS)
+    keep_environments: bool = option(
+        False,
+        "Keep the environments that were fetched for this.",
+        group=LIMITS,
+        name="--keep-environments/--no-keep-environments",
+    )
+    resume: bool = common.RESUME(False, help="Continue what is in --out; no run is repeated.")
+    dry_run: bool = common.DRY_RUN(False)
+    out: Path | None = common.OUT(None, shown="bisections/…")
 
     def __post_init__(self) -> None:
         if self.resume and self.out is None:

@@ -49,12 +49,12 @@ class Configured(dict[str, Any]):
             return self._origins
         self._origins = {}
         alone = os.environ.get(CONFIG_VARIABLE) == ""
-        known = {one.option.key: one for one in declared(self._made) if one.configurable}
+        known = {one.key: one for one in declared(self._made) if one.configurable}
         if not alone and (found := config_file()) is not None:
             for key, (value, where) in _keys(self._made, known, found).items():
                 self._take(known[key], value, where, Origin.FILE)
         for one in known.values():
-            name = one.option.environment
+            name = one.variable
             if (text := os.environ.get(name)) and (one.option.variable or not alone):
                 self._take(one, _split(one, text), name, Origin.VARIABLE)
         return self._origins
@@ -152,7 +152,7 @@ def _all_keys() -> set[str]:
     from mmrepro.cli.lazy import functions_of
 
     made = [found.options for found in functions_of(COMMANDS) if hasattr(found, "options")]
-    return {one.option.key for each in made for one in declared(each) if one.configurable}
+    return {one.key for each in made for one in declared(each) if one.configurable}
 
 
 def _checked(one: Declared, value: Any, file: Path, where: str) -> Any:
@@ -182,4 +182,4 @@ def _split(one: Declared, text: str) -> Any:
     try:
         return shlex.split(text) if one.several else text
     except ValueError as error:
-        raise UsageError(f"{one.option.environment}: {error}.") from error
+        raise UsageError(f"{one.variable}: {error}.") from error

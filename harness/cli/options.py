@@ -66,8 +66,8 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
 def _parameter(one: Declared) -> inspect.Parameter:
     option = one.option
     kind: Any = one.type
-    told = option.help + (f"  [default: {option.default}]" if option.default else "")
-    shown = not option.default and one.default not in (None, "", (), False)
+    told = option.help + (f"  [default: {option.shown}]" if option.shown else "")
+    shown = not option.shown and one.default not in (None, "", (), False)
     common: dict[str, Any] = {
         "help": told,
         "metavar": option.metavar or _metavar(one),
@@ -79,17 +79,17 @@ def _parameter(one: Declared) -> inspect.Parameter:
     if option.read:
         default = None if default in (None, ()) else option.write(default)
     annotation = types.GenericAlias(list, (kind,)) if one.several else kind
-    if default is None and not one.required:
+    if default is None and not option.required:
         annotation = annotation | None
     info: Any = (
         typer.Argument(**common)
-        if option.positional
-        else typer.Option(option.name, rich_help_panel=option.group, **common)
+        if option.argument
+        else typer.Option(one.name, rich_help_panel=option.group, **common)
     )
     return inspect.Parameter(
         one.field,
         inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if one.required else default,
+        default=inspect.Parameter.empty if option.required else default,
         annotation=Annotated[annotation, info],
     )
 

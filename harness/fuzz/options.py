@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import ClassVar, Self
 
-from mmrepro.base.common_options import BUDGET, ENGINE_NAME, OUT, RESUME_DIR
-from mmrepro.base.options import WHAT, Option
+from mmrepro.base import common_options as common
+from mmrepro.base.options import option
 from mmrepro.errors import UsageError
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.matrix.quantity import seconds, seconds_text
@@ -19,54 +19,31 @@ LEAST_S = 10.0
 
 @dataclass(frozen=True)
 class FuzzCommand(ServerCommand):
-    """Options of ``mmrepro fuzz``.
-
-    Attributes:
-        server: under the options of the profile.
-        budget_s: time of replaying, from the moment on that a first server has answered.
-        blind: nothing is named, and no known failure is kept away.
-        source: a recording, a case, or a folder of images, that is used and changed.
-    """
+    """Options of ``mmrepro fuzz``; its ``server`` has the options of the profile."""
 
     COMMAND: ClassVar[str] = "fuzz"
-    engine: Annotated[str, ENGINE_NAME] = ""
-    profile: Annotated[
-        Profile,
-        Option(
-            "--profile",
-            "pressure: small caches and KV; plain: the engine's defaults; text: pressure without "
-            "images; hazards: clients that do what the documentation warns of.",
-            WHAT,
-        ),
-    ] = Profile.PRESSURE
-    blind: Annotated[
-        bool, Option("--blind", "Name nothing, and keep no known failure away.", WHAT)
-    ] = False
-    source: Annotated[
-        Path | None,
-        Option(
-            "--from",
-            "Use and change the requests of a recording or case, or the images of a folder.",
-            WHAT,
-            "FILE",
-        ),
-    ] = None
-    budget_s: Annotated[
-        float,
-        BUDGET.but(
-            help="Time for it, e.g. 10m or 2h; building an environment does not count.",
-            default="30m",
-            read=seconds,
-            write=seconds_text,
-        ),
-    ] = BUDGET_S
-    resume: Annotated[
-        Path | None,
-        RESUME_DIR.but(
-            help="Continue the session in this folder, with its options; no episode is repeated."
-        ),
-    ] = None
-    out: Annotated[Path | None, OUT.but(help="Folder of the session.", default="fuzz/…")] = None
+    engine: str = common.ENGINE_NAME("", argument=True, required=True)
+    release: str = common.RELEASE("", shown="the known scenarios' last")
+    profile: Profile = option(
+        Profile.PRESSURE,
+        "pressure: small caches and KV; plain: the engine's defaults; text: pressure without "
+        "images; hazards: clients that do what the documentation warns of.",
+    )
+    blind: bool = option(False, "Name nothing, and keep no known failure away.")
+    source: Path | None = option(
+        None,
+        "Use and change the requests of a recording or case, or the images of a folder.",
+        "FILE",
+        name="--from",
+    )
+    budget_s: float = common.BUDGET(
+        BUDGET_S,
+        help="Time for it, e.g. 10m or 2h; building an environment does not count.",
+        shown="30m",
+        read=seconds,
+        write=seconds_text,
+    )
+    out: Path | None = common.OUT(None, shown="fuzz/…")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
-from mmrepro.base.common_options import (
-    DEVICE,
-    DRY_RUN,
-    JOBS,
-    JSON,
-    MITIGATION,
-    OPTION,
-    OUT,
-    RAY,
-    REPEAT,
-    RESUME,
-    SERVER_ARG,
-    START_MODE,
-    TIMEOUT,
-)
-from mmrepro.base.options import LIMITS, OUTPUT, WHAT, Command, Option, Origin
+from mmrepro.base import common_options as common
+from mmrepro.base.options import LIMITS, OUTPUT, Command, Origin, option
 from mmrepro.matrix import selectors
 from mmrepro.matrix.file import Settings
 from mmrepro.matrix.quantity import seconds, seconds_text, size
@@ -32,71 +18,49 @@ DEFAULT_OUT = "nights"
 
 @dataclass(frozen=True)
 class MatrixCommand(Command):
-    """What is run: the options that say which cells. None and what is empty: not said."""
+    """The options that say which cells there are. None and what is empty: not said."""
 
-    file: Annotated[
-        Path | None, Option("FILE", "FILE.toml with the rows; see docs/matrix.md.", metavar="FILE")
-    ] = None
-    scenarios: Annotated[
-        tuple[str, ...],
-        Option(
-            "--scenario",
-            "NAME, NAME:VARIANT, NAME:all, a FILE.py, or all. May be repeated.",
-            WHAT,
-            "SCENARIO",
-            configurable=False,
-        ),
-    ] = ()
-    engine: Annotated[str, Option("--engine", "Only scenarios of this engine.", WHAT, "ENGINE")] = (
-        ""
+    file: Path | None = option(
+        None, "FILE.toml with the rows; see docs/matrix.md.", "FILE", argument=True
     )
-    releases: Annotated[
-        tuple[str, ...],
-        Option(
-            "--releases",
-            "affected, boundary, after, newest, own, A..B or versions, separated by commas.",
-            WHAT,
-            "RELEASE,…",
-            default="own,newest",
-            read=selectors.parse,
-            write=",".join,
-        ),
-    ] = ()
-    device: Annotated[str | None, DEVICE.but(default="auto")] = None
-    mitigation: Annotated[
-        tuple[str, ...],
-        MITIGATION.but(
-            help="none, each (one more cell for each), or a name. May be repeated.",
-            default="none",
-            distinct=False,
-        ),
-    ] = ()
-    repeat: Annotated[int | None, REPEAT.but(help="Number of runs of each cell.", default="1")] = (
-        None
+    scenarios: tuple[str, ...] = option(
+        (),
+        "NAME, NAME:VARIANT, NAME:all, a FILE.py, or all. May be repeated.",
+        "SCENARIO",
+        name="--scenario",
+        configurable=False,
     )
-    max_time: Annotated[
-        float | None,
-        Option(
-            "--max-time",
-            "Start no run that is not expected to end in time, e.g. 45m.",
-            LIMITS,
-            "TIME",
-            read=seconds,
-            write=seconds_text,
-        ),
-    ] = None
-    disk: Annotated[
-        int | None,
-        Option(
-            "--disk",
-            "Maximum growth of the disk's use, e.g. 40G.",
-            LIMITS,
-            "SIZE",
-            default="no bound",
-            read=size,
-        ),
-    ] = None
-    json: Annotated[bool, JSON] = False
+    engine: str = common.ENGINE_NAME("", help="Only scenarios of this engine.")
+    releases: tuple[str, ...] = option(
+        (),
+        "affected, boundary, after, newest, own, A..B or versions, separated by commas.",
+        "RELEASE,…",
+        shown="own,newest",
+        read=selectors.parse,
+        write=",".join,
+    )
+    device: str | None = common.DEVICE(None, shown="auto")
+    mitigation: tuple[str, ...] = common.MITIGATION(
+        (), help="none, each (one more cell for each), or a name. May be repeated.", shown="none"
+    )
+    repeat: int | None = common.REPEAT(None, help="Number of runs of each cell.", shown="1")
+    max_time: float | None = option(
+        None,
+        "Start no run that is not expected to end in time, e.g. 45m.",
+        "TIME",
+        LIMITS,
+        read=seconds,
+        write=seconds_text,
+    )
+    disk: int | None = option(
+        None,
+        "Maximum growth of the disk's use, e.g. 40G.",
+        "SIZE",
+        LIMITS,
+        shown="no bound",
+        read=size,
+    )
+    json: bool = common.JSON(False)
 
     @property
     def settings(self) -> Settings:
@@ -126,81 +90,39 @@ class MatrixRunCommand(MatrixCommand):
     """Options of ``mmrepro matrix run``."""
 
     COMMAND: ClassVar[str] = "matrix run"
-    server_args: Annotated[tuple[str, ...], SERVER_ARG] = ()
-    options: Annotated[tuple[str, ...], OPTION] = ()
-    confirm: Annotated[
-        int | None,
-        Option(
-            "--confirm",
-            "Number of further runs of a cell with an unexpected result.",
-            WHAT,
-            "N",
-            default="3",
-            least=0,
-            most=100,
-        ),
-    ] = None
-    jobs: Annotated[int | None, JOBS.but(help="Number of environments at a time.", default="1")] = (
-        None
+    server_args: tuple[str, ...] = common.SERVER_ARG(())
+    options: tuple[str, ...] = common.OPTION(())
+    confirm: int | None = option(
+        None,
+        "Number of further runs of a cell with an unexpected result.",
+        "N",
+        shown="3",
+        least=0,
+        most=100,
     )
-    timeout: Annotated[float | None, TIMEOUT.but(default="600")] = None
-    quarantine: Annotated[
-        Path | None,
-        Option(
-            "--quarantine",
-            "TOML with the cells that are not to fail the run.",
-            OUTPUT,
-            "FILE",
-            configurable=False,
-        ),
-    ] = None
-    every: Annotated[
-        float | None,
-        Option(
-            "--every",
-            "When the next nightly run is due, e.g. 24h; a missing one is reported.",
-            LIMITS,
-            "TIME",
-            read=seconds,
-            write=seconds_text,
-        ),
-    ] = None
-    start_mode: Annotated[
-        StartMode | None,
-        START_MODE.but(
-            default="warm, so that all nightly runs are alike", configurable=False, variable=""
-        ),
-    ] = None
-    shard: Annotated[
-        str,
-        Option(
-            "--shard",
-            "I/N: the Ith of N machines' part; join with matrix merge.",
-            WHAT,
-            "I/N",
-            configurable=False,
-        ),
-    ] = ""
-    machine: Annotated[
-        str, Option("--machine", "Label of this machine in the ledger.", OUTPUT, "NAME")
-    ] = ""
-    ray: Annotated[str, RAY] = ""
-    out: Annotated[
-        Path | None, OUT.but(help="Folder of the ledger.", default=DEFAULT_OUT, repeated=True)
-    ] = None
-    night: Annotated[
-        str,
-        Option(
-            "--night",
-            "Name of the nightly run.",
-            OUTPUT,
-            "NAME",
-            default="the UTC date",
-            configurable=False,
-        ),
-    ] = ""
-    resume: Annotated[bool, RESUME.but(help="Continue the newest run that is unfinished.")] = False
-    dry_run: Annotated[bool, DRY_RUN] = False
+    jobs: int | None = common.JOBS(None, help="Number of environments at a time.", shown="1")
+    timeout: float | None = common.TIMEOUT(None, shown="600")
+    quarantine: Path | None = common.QUARANTINE(None)
+    every: float | None = option(
+        None,
+        "When the next nightly run is due, e.g. 24h; a missing one is reported.",
+        "TIME",
+        LIMITS,
+        read=seconds,
+        write=seconds_text,
+    )
+    start_mode: StartMode | None = common.START_MODE(
+        None, shown="warm, so that all nightly runs are alike", configurable=False, variable=""
+    )
+    shard: str = option(
+        "", "I/N: the Ith of N machines' part; join with matrix merge.", "I/N", configurable=False
+    )
+    machine: str = option("", "Label of this machine in the ledger.", "NAME", OUTPUT)
+    ray: str = common.RAY("")
+    out: Path | None = common.OUT(None, help="Folder of the ledger.", shown=DEFAULT_OUT, once=False)
+    night: str = common.NIGHT("", help="Name of the nightly run.", shown="the UTC date")
+    resume: bool = common.RESUME(False, help="Continue the newest run that is unfinished.")
+    dry_run: bool = common.DRY_RUN(False)
 
     def resumed(self, folder: Path) -> str:
         """Return the command that goes on with the plan that is written down in ``folder``."""
@@ -218,36 +140,20 @@ class SimulateCommand(MatrixCommand):
     """Options of ``mmrepro matrix simulate``."""
 
     COMMAND: ClassVar[str] = "matrix simulate"
-    jobs: Annotated[int, JOBS.but(help="Number of orders at a time on each machine.")] = 1
-    machines: Annotated[
-        str,
-        Option("--machines", "How many; several with commas.", LIMITS, "N,…", configurable=False),
-    ] = "1,2,4,8,16"
-    ledger: Annotated[
-        Path | None,
-        Option(
-            "--ledger",
-            "Where the times of earlier runs are; without a scenario, its newest run's cells.",
-            WHAT,
-            "DIR",
-            default="nights, if it is there",
-        ),
-    ] = None
-    cells: Annotated[
-        int | None,
-        Option(
-            "--cells",
-            "So many: copies of the plan's.",
-            WHAT,
-            "N",
-            least=1,
-            most=50_000,
-            configurable=False,
-        ),
-    ] = None
-    fetched: Annotated[
-        bool, Option("--fetched", "All machines have all environments already.", LIMITS)
-    ] = False
+    jobs: int = common.JOBS(1, help="Number of orders at a time on each machine.")
+    machines: str = option(
+        "1,2,4,8,16", "How many; several with commas.", "N,…", LIMITS, configurable=False
+    )
+    ledger: Path | None = option(
+        None,
+        "Where the times of earlier runs are; without a scenario, its newest run's cells.",
+        "DIR",
+        shown="nights, if it is there",
+    )
+    cells: int | None = option(
+        None, "So many: copies of the plan's.", "N", least=1, most=50_000, configurable=False
+    )
+    fetched: bool = option(False, "All machines have all environments already.", group=LIMITS)
 
     @property
     def run(self) -> MatrixRunCommand:

@@ -5,29 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from mmrepro.base.common_options import (
-    COMMIT,
-    COMMIT_DATE,
-    CONTRACT_PROBE,
-    DEVICE,
-    FLIP,
-    INDEX,
-    JSON,
-    MITIGATION,
-    MODEL,
-    OPTION,
-    OUT,
-    RELEASE,
-    REPEAT,
-    SCENARIO,
-    SERVER_ARG,
-    START_MODE,
-    TIMEOUT,
-    VARIANT,
-)
-from mmrepro.base.options import OUTPUT, Command, Option
+from mmrepro.base import common_options as common
+from mmrepro.base.options import OUTPUT, Command, option
 
 
 class StartMode(StrEnum):
@@ -47,13 +28,13 @@ class ScenarioCommand(Command):
     ``scenario`` is the name or file as the user typed it.
     """
 
-    scenario: Annotated[str, SCENARIO] = ""
-    variant: Annotated[str, VARIANT] = ""
-    device: Annotated[str, DEVICE] = "auto"
-    server_args: Annotated[tuple[str, ...], SERVER_ARG] = ()
-    start_mode: Annotated[StartMode, START_MODE] = StartMode.AUTO
-    timeout_s: Annotated[float, TIMEOUT] = 600.0
-    json: Annotated[bool, JSON] = False
+    scenario: str = common.SCENARIO("")
+    variant: str = common.VARIANT("")
+    device: str = common.DEVICE("auto")
+    server_args: tuple[str, ...] = common.SERVER_ARG(())
+    start_mode: StartMode = common.START_MODE(StartMode.AUTO)
+    timeout_s: float = common.TIMEOUT(600.0)
+    json: bool = common.JSON(False)
 
 
 @dataclass(frozen=True)
@@ -61,39 +42,27 @@ class RunCommand(ScenarioCommand):
     """Options of ``mmrepro run``, checked by the runner."""
 
     COMMAND: ClassVar[str] = "run"
-    release: Annotated[str, RELEASE] = ""
-    commit: Annotated[str, COMMIT] = ""
-    """In place of a release: its wheel comes from the index of commits."""
-    commit_date: Annotated[str, COMMIT_DATE] = ""
+    release: str = common.RELEASE("")
+    commit: str = common.COMMIT("")
+    commit_date: str = common.COMMIT_DATE("")
     """RFC 3339: the commit's requirements are resolved as of then."""
-    index: Annotated[str, INDEX] = ""
-    model: Annotated[Path | None, MODEL] = None
-    mitigations: Annotated[tuple[str, ...], MITIGATION] = ()
-    flips: Annotated[tuple[str, ...], FLIP] = ()
+    index: str = common.INDEX("")
+    model: Path | None = common.MODEL(None)
+    mitigations: tuple[str, ...] = common.MITIGATION(())
+    flips: tuple[str, ...] = common.FLIP(())
     """Names of the factors that are not left as in the failing baseline."""
-    options: Annotated[tuple[str, ...], OPTION] = ()
-    """The scenario's own options: NAME or NAME=VALUE."""
-    contract_probe: Annotated[bool, CONTRACT_PROBE] = False
-    start_mode: Annotated[
-        StartMode,
-        START_MODE.but(
-            help="cold: the engine's own start; fork: one import of the engine; warm: forked from "
-            "a process that has imported it; auto: warm for several starts, else fork."
-        ),
-    ] = StartMode.AUTO
-    repeat: Annotated[int, REPEAT.but(repeated=False)] = 1
-    keep_server: Annotated[
-        bool,
-        Option(
-            "--keep-server",
-            "Leave the server running and print its pid.",
-            OUTPUT,
-            repeated=False,
-        ),
-    ] = False
-    out: Annotated[Path | None, OUT.but(help="Folder of the incident.", default="incidents/…")] = (
-        None
+    options: tuple[str, ...] = common.OPTION(())
+    contract_probe: bool = common.CONTRACT_PROBE(False)
+    start_mode: StartMode = common.START_MODE(
+        StartMode.AUTO,
+        help="cold: the engine's own start; fork: one import of the engine; warm: forked from a "
+        "process that has imported it; auto: warm for several starts, else fork.",
     )
+    repeat: int = common.REPEAT(1, once=True)
+    keep_server: bool = option(
+        False, "Leave the server running and print its pid.", group=OUTPUT, once=True
+    )
+    out: Path | None = common.OUT(None, shown="incidents/…")
 
     def numbered(self, number: int) -> RunCommand:
         """The same for run ``number`` of several: a folder of its own below ``out``."""

@@ -53,7 +53,7 @@ def parsed(made: type[Command], words: list[str]) -> Command:
 def value_of(one: Declared) -> st.SearchStrategy[Any]:
     option = one.option
     if option.read:
-        return READ.get(option.name, SECONDS)
+        return READ.get(one.name, SECONDS)
     kind: st.SearchStrategy[Any]
     if get_origin(one.type) is Literal:
         kind = st.sampled_from(get_args(one.type))
@@ -76,12 +76,12 @@ def value_of(one: Declared) -> st.SearchStrategy[Any]:
 def made_up(draw: st.DrawFn, made: type[Command]) -> Command:
     values: dict[str, Any] = {}
     for one in declared(made):
-        if one.required or draw(st.booleans()):
+        if one.option.required or draw(st.booleans()):
             values[one.field] = draw(value_of(one))
     try:
         return made(**values)
     except UsageError:  # options that cannot be combined
-        return made(**{one.field: values[one.field] for one in declared(made) if one.required})
+        return made(**{one.field: values[one.field] for one in declared(made) if one.option.required})
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,7 @@ def all_words(options: Command) -> list[str]:
     once = {
         one.field: getattr(options, one.field)
         for one in declared(type(options))
-        if not one.option.repeated
+        if one.option.once
     }
     return options.argv(**once)[len(options.COMMAND.split()) :]
 
@@ -114,7 +114,7 @@ def test_a_command_parsed_again_is_the_same_options(
 ) -> None:
     options = data.draw(made_up(made))
     private = {
-        one.field: one.default for one in declared(made) if one.option.private and not one.required
+        one.field: one.default for one in declared(made) if one.option.private
     }
     options = replace(options, **private)
     assert parsed(made, all_words(options)) == options
