@@ -10,6 +10,18 @@ WEEK_S = 7 * 86400.0
 SCENARIO = Option(
     "Name of a scenario, or a FILE.py with one.", "SCENARIO", argument=True, required=True
 )
+URL = Option(
+    "The server, e.g. http://127.0.0.1:8000.",
+    "URL",
+    argument=True,
+    required=True,
+)
+HEADER = Option(
+    "Header of each request, e.g. 'Authorization: Bearer KEY'. May be repeated.",
+    "NAME: VALUE",
+    name="--header",
+    private=True,
+)
 SCENARIOS = Option("Only these scenarios.", "SCENARIO…", argument=True, shown="all")
 ENGINE_NAME = Option("vllm, sglang, lmdeploy or minivllm.", "ENGINE", name="--engine")
 VARIANT = Option("Variant of the scenario; see mmrepro show SCENARIO.", "NAME")
@@ -86,6 +98,9 @@ CONTRACT_PROBE = Option(
     group=EVIDENCE,
     name="--contract-probe/--no-contract-probe",
 )
+FORCE = Option("Write over files that are there.", group=OUTPUT, once=True)
+MARKDOWN = Option("Print the whole page, as docs/ has it.", group=OUTPUT, once=True)
+LEDGER = Option("Folder of the ledger.", "DIR", argument=True)
 QUARANTINE = Option(
     "TOML with the cells that are not to fail the run.", "FILE", OUTPUT, configurable=False
 )

@@ -9,6 +9,7 @@ in ``mmrepro.toml`` and the environment variable. A plain field is set by code.
 from __future__ import annotations
 
 import shlex
+from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
 from enum import StrEnum
@@ -64,10 +65,12 @@ class Option:
         private: it is in no command that is written down; it may hold a password.
         attached: write ``--server-arg=VALUE``, since the value may begin with a dash.
         distinct: a value that is given twice counts once.
+        own: only one command has it: it has no variable, and its key is in that command's table.
         configurable: False: it has no key and no variable.
         variable: its variable, where that is not ``MMREPRO_`` and the name. Such a variable holds
             in the commands that mmrepro starts as well.
-        read, write: from the word that is typed to the value, and back; of a tuple: all of it.
+        read, write: from the word that is typed to the value, and back. Of a tuple ``read`` gets
+            the one word that holds all of it, of a mapping all words.
     """
 
     help: str
@@ -85,6 +88,7 @@ class Option:
     private: bool = False
     attached: bool = False
     distinct: bool = False
+    own: bool = False
     configurable: bool = True
     variable: str = ""
     read: Callable[[str], Any] | None = None
@@ -92,12 +96,15 @@ class Option:
 
     def __call__(self, default: Any, **changes: Any) -> Any:
         """Return the field of a command that has this option, with ``changes`` for that one."""
-        return field(default=default, metadata={"option": replace(self, **changes)})
+        metadata = {"option": replace(self, **changes)}
+        if default == {}:
+            return field(default_factory=dict, metadata=metadata)
+        return field(default=default, metadata=metadata)
 
 
 def option(default: Any, help: str, metavar: str = "", group: str = WHAT, **more: Any) -> Any:
     """Return the field of a command with an option that no other command has."""
-    return Option(help, metavar, group, **more)(default)
+    return Option(help, metavar, group, own=True, **more)(default)
 
 
 class Origin(StrEnum):
@@ -137,6 +144,9 @@ class Declared:
 
     @property
     def variable(self) -> str:
+        """Name of its environment variable; "": it has none."""
+        if not self.configurable or self.option.own:
+            return ""
         return self.option.variable or f"MMREPRO_{self.key.replace('-', '_').upper()}"
 
     @property
@@ -157,6 +167,8 @@ class Declared:
             yes, _, no = self.name.partition("/")
             return [word for word in (yes if value else no,) if word]
         words = []
+        if isinstance(value, Mapping):
+            value = value.items()
         for one in value if self.several else [value]:
             said = option.write(one)
             words += [f"{self.name}={said}"] if option.attached else [self.name, said]
@@ -192,15 +204,21 @@ class Command:
         """
         made = replace(self, **changed).written()
         arguments: list[str] = []
+        skipped: list[str] = []
         words: list[str] = []
         for one in declared(type(self)):
             option, value = one.option, getattr(made, one.field)
-            if option.private or (option.once and one.field not in changed) or value is None:
+            asked = option.required or one.field in changed
+            if option.private or value is None or (option.once and not asked):
                 continue
             over = one.field not in changed and self.origins.get(one.field) is Origin.OVER
             if value == one.default and not (over or option.required):
-                continue
-            (arguments if option.argument else words).extend(one.words(value))
+                skipped += one.words(value) if option.argument else []
+            elif option.argument:  # those before it stand in their places
+                arguments += [*skipped, *one.words(value)]
+                skipped = []
+            else:
+                words += one.words(value)
         if any(argument.startswith("-") for argument in arguments):
             return [*self.COMMAND.split(), *words, "--", *arguments]
         return [*self.COMMAND.split(), *arguments, *words]
@@ -226,8 +244,11 @@ def _declared(one: Field[Any], kind: Any) -> Declared:
     option = one.metadata["option"]
     if get_origin(kind) in (Union, UnionType):
         (kind,) = (part for part in get_args(kind) if part is not NoneType)
-    several = get_origin(kind) is tuple and option.read is None
+    mapping = get_origin(kind) is abc.Mapping
+    several = mapping or (get_origin(kind) is tuple and option.read is None)
     kind = get_args(kind)[0] if several else kind
     if option.choices:
         kind = Literal[option.choices]
-    return Declared(one.name, option, str if option.read else kind, several, one.default)
+    return Declared(
+        one.name, option, str if option.read else kind, several, {} if mapping else one.default
+    )

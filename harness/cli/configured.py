@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mmrepro.base.options import CONFIG_VARIABLE, Command, Declared, Origin, declared
+from mmrepro.base import common_options
+from mmrepro.base.options import CONFIG_VARIABLE, Command, Declared, Option, Origin, declared
 from mmrepro.errors import UsageError
 
 FILE = "mmrepro.toml"
@@ -17,6 +18,12 @@ TYPES: dict[Any, tuple[tuple[type, ...], str]] = {
     int: ((int,), "a whole number"),
     float: ((int, float), "a number"),
 }
+KEYS = {
+    (one.name.partition("/")[0].strip("-") or name.lower().replace("_", "-"))
+    for name, one in vars(common_options).items()
+    if isinstance(one, Option)
+}
+"""Of the options that several commands have."""
 DOCS = "docs/options.md lists the keys"
 
 
@@ -55,7 +62,7 @@ class Configured(dict[str, Any]):
                 self._take(known[key], value, where, Origin.FILE)
         for one in known.values():
             name = one.variable
-            if (text := os.environ.get(name)) and (one.option.variable or not alone):
+            if name and (text := os.environ.get(name)) and (one.option.variable or not alone):
                 self._take(one, _split(one, text), name, Origin.VARIABLE)
         return self._origins
 
@@ -68,8 +75,11 @@ class Configured(dict[str, Any]):
         except UsageError as error:
             raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
         except Exception as error:
-            why = getattr(error, "message", None) or str(error)
-            raise UsageError(f"{where}: {str(why).rstrip('.')}.") from error
+            if not hasattr(error, "format_message"):  # every refusal of the command line has it
+                raise
+            raise UsageError(
+                f"{where}: {str(error).removeprefix('Value error, ').rstrip('.')}.", hint=DOCS
+            ) from error
         self[one.field], self._origins[one.field] = value, origin
 
 
@@ -100,17 +110,16 @@ def _keys(
     table = _table(file)
     top = "tool.mmrepro" if file.name == PROJECT else ""
     found: dict[str, tuple[Any, str]] = {}
-    others = None
     for key, value in table.items():
         if isinstance(value, dict):
             continue
         where = f"{file}, key {key!r}" + (f" of [{top}]" if top else "")
-        if key in known:
+        if key in known and key in KEYS:
             found[key] = (_checked(known[key], value, file, where), where)
             continue
-        others = others or _all_keys()
-        if key not in others:
-            raise UsageError(f"{where}: no command has such an option.", hint=DOCS)
+        if key not in KEYS:
+            why = "it is no option that several commands have"
+            raise UsageError(f"{where}: {why}.", hint=DOCS)
     words = made.COMMAND.split()
     for word in words:
         table = table.get(word, {})
@@ -144,15 +153,6 @@ def _table(file: Path) -> dict[str, Any]:
         if isinstance(value, dict) and key not in COMMANDS:
             raise UsageError(f"{file}: there is no command {key!r}.", hint="mmrepro --help")
     return table
-
-
-def _all_keys() -> set[str]:
-    """Return the keys of all commands. This imports them all."""
-    from mmrepro.cli.app import COMMANDS
-    from mmrepro.cli.lazy import functions_of
-
-    made = [found.options for found in functions_of(COMMANDS) if hasattr(found, "options")]
-    return {one.key for each in made for one in declared(each) if one.configurable}
 
 
 def _checked(one: Declared, value: Any, file: Path, where: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -39,26 +39,11 @@ def lazy_group(named: Named) -> type[TyperGroup]:
     return Lazy
 
 
-def functions_of(named: Named) -> Iterator[Any]:
-    """The functions of all commands, those in groups as well. This imports them all."""
-    for place, _ in named.values():
-        found = _found(place)
-        if isinstance(found, typer.Typer):
-            yield from (one.callback for one in found.registered_commands)
-        else:
-            yield found
-
-
-def _found(place: str) -> typer.Typer | Callable[..., Any]:
+def _command(name: str, place: str, told: str) -> Any:
     module, _, attribute = place.partition(":")
     found: typer.Typer | Callable[..., Any] = getattr(
         import_module(f"mmrepro.cli.{module}"), attribute
     )
-    return found
-
-
-def _command(name: str, place: str, told: str) -> Any:
-    found = _found(place)
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     if isinstance(found, typer.Typer):
         found.rich_markup_mode = None

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli import matrix_nightly
-from mmrepro.cli.matrix_ledger import (
-    Excused,
-    Folder,
-    Json,
-    NightName,
-    chosen_night,
-    quarantine_of,
-)
+from mmrepro.cli.matrix_ledger import chosen_night, quarantine_of
 from mmrepro.cli.matrix_simulate import simulate
 from mmrepro.cli.options import DeclaredCommand, command
 from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
@@ -50,16 +46,21 @@ class Format(StrEnum):
     JUNIT = "junit"
 
 
-@app.command()
-def report(
-    ledger: Folder = Path(DEFAULT_OUT),
-    night: NightName = "",
-    format: Annotated[Format, typer.Option(help="What to print.")] = Format.TERMINAL,
-    quarantine: Excused = None,
-    write: Annotated[
-        Path | None, typer.Option(help="Write all files of the report into this folder instead.")
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class MatrixReportCommand(Command):
+    COMMAND: ClassVar[str] = "matrix report"
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    night: str = common.NIGHT("")
+    format: Format = option(Format.TERMINAL, "What to print.", group=OUTPUT)
+    quarantine: Path | None = common.QUARANTINE(None)
+    write: Path | None = option(
+        None, "Write all files of the report into this folder instead.", "DIR", OUTPUT
+    )
+
+
+@app.command(cls=DeclaredCommand)
+@command(MatrixReportCommand)
+def report(asked: MatrixReportCommand) -> None:
     """Tell a night again, from the ledger alone.
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
@@ -73,11 +74,12 @@ def report(
     from mmrepro.reports.night_markdown import render_night_markdown
     from mmrepro.reports.night_terminal import print_night
 
+    ledger, format = asked.ledger, asked.format
     history = read(ledger)
-    chosen = chosen_night(ledger, night, history)
-    excused = quarantine_of(quarantine)
-    if write is not None:
-        for path in write_night(history, chosen, write, excused):
+    chosen = chosen_night(ledger, asked.night, history)
+    excused = quarantine_of(asked.quarantine)
+    if asked.write is not None:
+        for path in write_night(history, chosen, asked.write, excused):
             typer.echo(str(path))
         return
     shown = night_view(history, chosen, excused)
@@ -93,15 +95,24 @@ def report(
     typer.echo(text.rstrip("\n"))
 
 
-@app.command()
-def diff(
-    ledger: Folder = Path(DEFAULT_OUT),
-    before: Annotated[
-        str, typer.Argument(help="A night, or DIR:NIGHT of another ledger.  [default: the last]")
-    ] = "",
-    now: Annotated[str, typer.Argument(help="Likewise.  [default: the newest]")] = "",
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class MatrixDiffCommand(Command):
+    COMMAND: ClassVar[str] = "matrix diff"
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    before: str = option(
+        "",
+        "A nightly run, or DIR:NIGHT of another ledger.",
+        "BEFORE",
+        argument=True,
+        shown="the last",
+    )
+    now: str = option("", "Likewise.", "NOW", argument=True, shown="the newest")
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(MatrixDiffCommand)
+def diff(asked: MatrixDiffCommand) -> None:
     """Say what changed from one night to another.
 
     Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another failure.
@@ -114,9 +125,10 @@ def diff(
     from mmrepro.history.ledger import read
     from mmrepro.reports.night_terminal import print_events
 
-    after = chosen_night(ledger, now)
-    if before:
-        first = chosen_night(ledger, before)
+    ledger = asked.ledger
+    after = chosen_night(ledger, asked.now)
+    if asked.before:
+        first = chosen_night(ledger, asked.before)
     else:
         earlier = read(ledger).before(after.night)
         if not earlier:
@@ -126,7 +138,7 @@ def diff(
             )
         first = earlier[-1]
     found = find(first, after)
-    if json:
+    if asked.json:
         import json as json_module
 
         told = [event.model_dump(mode="json") for event in found]
@@ -138,12 +150,17 @@ def diff(
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
 
-@app.command()
-def history(
-    ledger: Folder = Path(DEFAULT_OUT),
-    scenario: Annotated[str, typer.Option(help="Each cell of this one.")] = "",
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class MatrixHistoryCommand(Command):
+    COMMAND: ClassVar[str] = "matrix history"
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    scenario: str = option("", "Each cell of this one.", "NAME", configurable=False)
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(MatrixHistoryCommand)
+def history(asked: MatrixHistoryCommand) -> None:
     """Show every row over the nights, oldest first.
 
     Example:  mmrepro matrix history nights --scenario ghost-key-eviction
@@ -153,22 +170,27 @@ def history(
     from mmrepro.reports.night_json import history_json
     from mmrepro.reports.night_terminal import print_history
 
-    known = read(ledger)
-    if json:
+    known, scenario = read(asked.ledger), asked.scenario
+    if asked.json:
         typer.echo(history_json(known, scenario).rstrip("\n"))
         return
     print_history(known, table_console(), scenario)
 
 
-@app.command()
-def merge(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Ledgers' folders: of shards, or of nights.", metavar="DIR")
-    ],
-    out: Annotated[Path, typer.Option(help="The ledger that they are added to.")],
-    incidents: Annotated[bool, typer.Option(help="Copy the incidents as well.")] = True,
-    quarantine: Excused = None,
-) -> None:
+@dataclass(frozen=True)
+class MatrixMergeCommand(Command):
+    COMMAND: ClassVar[str] = "matrix merge"
+    folders: tuple[Path, ...] = option(
+        (), "Folders of ledgers: of shards, or of nights.", "DIR…", argument=True, required=True
+    )
+    out: Path = common.OUT(Path(), help="The ledger that they are added to.", required=True)
+    incidents: bool = option(True, "Copy the incidents as well.", name="--incidents/--no-incidents")
+    quarantine: Path | None = common.QUARANTINE(None)
+
+
+@app.command(cls=DeclaredCommand)
+@command(MatrixMergeCommand)
+def merge(asked: MatrixMergeCommand) -> None:
     """Make one ledger of several, and its reports; what is there already is kept.
 
     Example:  mmrepro matrix merge shard-1 shard-2 --out nights
@@ -177,8 +199,8 @@ def merge(
     from mmrepro.history.merge import merge as join
     from mmrepro.reports.night import write_night
 
-    excused = quarantine_of(quarantine)
-    done = join(folders, out, incidents=incidents)
+    out, excused = asked.out, quarantine_of(asked.quarantine)
+    done = join(list(asked.folders), out, incidents=asked.incidents)
     if done.nothing:
         typer.echo(f"{out} has all of that already.")
         return

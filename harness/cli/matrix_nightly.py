@@ -3,30 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
-from mmrepro.cli.matrix_ledger import (
-    Excused,
-    Folder,
-    Json,
-    NightName,
-    chosen_night,
-    quarantine_of,
-)
+from mmrepro.base import common_options as common
+from mmrepro.base.options import LIMITS, OUTPUT, Command, Option, option
+from mmrepro.cli.matrix_ledger import chosen_night, quarantine_of
+from mmrepro.cli.options import command
 from mmrepro.matrix.options import DEFAULT_OUT
+from mmrepro.matrix.quantity import seconds, seconds_text, size
 
 if TYPE_CHECKING:
     from mmrepro.history.overdue import Watch
     from mmrepro.reports.night_view import NightView
 
-Every = Annotated[
-    str, typer.Option(help="Hours between two nights, e.g. 24h.  [default: as the last night says]")
-]
+EVERY = Option(
+    "Time between two nightly runs, e.g. 24h.",
+    "TIME",
+    LIMITS,
+    own=True,
+    shown="as the last one says",
+    read=seconds,
+    write=seconds_text,
+)
 
 
-def overdue(ledger: Folder = Path(DEFAULT_OUT), every: Every = "", json: Json = False) -> None:
+@dataclass(frozen=True)
+class OverdueCommand(Command):
+    COMMAND: ClassVar[str] = "matrix overdue"
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    every: float | None = EVERY(None)
+    json: bool = common.JSON(False)
+
+
+@command(OverdueCommand)
+def overdue(asked: OverdueCommand) -> None:
     """Say whether the next night should have begun by now and has not.
 
     Exit codes: 0 not yet; 1 overdue: none began, the last one never ended, or none ever ran
@@ -41,14 +54,15 @@ def overdue(ledger: Folder = Path(DEFAULT_OUT), every: Every = "", json: Json = 
     from mmrepro.history.overdue import watch
     from mmrepro.text.sanitize import one_line
 
-    seen = watch(read(ledger), datetime.now(UTC), _hours(every))
+    ledger = asked.ledger
+    seen = watch(read(ledger), datetime.now(UTC), _hours(asked.every))
     if seen.event is None and seen.due is None:
         raise UsageError(
             f"No night of {ledger} says when the next one is due.",
             hint=f"mmrepro matrix overdue {ledger} --every 24h",
         )
     text = seen.event.text if seen.event is not None else _in_time(seen)
-    if json:
+    if asked.json:
         _print({**_watched(seen), "text": text})
     else:
         typer.echo(one_line(text))
@@ -56,45 +70,61 @@ def overdue(ledger: Folder = Path(DEFAULT_OUT), every: Every = "", json: Json = 
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
 
-def annotate(
-    ledger: Folder = Path(DEFAULT_OUT),
-    night: NightName = "",
-    quarantine: Excused = None,
-    most: Annotated[
-        int, typer.Option("--max", min=1, max=50, help="At most so many, the worst first.")
-    ] = 10,
-) -> None:
+@dataclass(frozen=True)
+class AnnotateCommand(Command):
+    COMMAND: ClassVar[str] = "matrix annotate"
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    night: str = common.NIGHT("")
+    quarantine: Path | None = common.QUARANTINE(None)
+    most: int = option(
+        10, "Maximum number of lines, the worst first.", "N", OUTPUT, name="--max", least=1, most=50
+    )
+
+
+@command(AnnotateCommand)
+def annotate(asked: AnnotateCommand) -> None:
     """Print a night as GitHub workflow commands: errors, warnings, notices.
 
     Example:  mmrepro matrix annotate nights --quarantine quarantine.toml
     """
     from mmrepro.reports.annotations import annotations_of
 
-    for one in annotations_of(_view(ledger, night, quarantine), most):
+    for one in annotations_of(_view(asked.ledger, asked.night, asked.quarantine), asked.most):
         typer.echo(one.line)
 
 
-def surprises(
-    out: Annotated[Path, typer.Option(help="Folder for the bundles and their index.md.")],
-    ledger: Folder = Path(DEFAULT_OUT),
-    night: NightName = "",
-    quarantine: Excused = None,
-    max_bytes: Annotated[
-        str, typer.Option(help="Of all bundles together; the rest is named, not packed.")
-    ] = "200M",
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class SurprisesCommand(Command):
+    COMMAND: ClassVar[str] = "matrix surprises"
+    out: Path = common.OUT(Path(), help="Folder for the bundles and their index.md.", required=True)
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    night: str = common.NIGHT("")
+    quarantine: Path | None = common.QUARANTINE(None)
+    max_bytes: int = option(
+        200 << 20,
+        "Largest size of all bundles together; the rest is named, not packed.",
+        "SIZE",
+        OUTPUT,
+        shown="200M",
+        read=size,
+    )
+    json: bool = common.JSON(False)
+
+
+@command(SurprisesCommand)
+def surprises(asked: SurprisesCommand) -> None:
     """Bundle the runs that were not as expected, redacted as by mmrepro bundle.
 
     A night as expected writes nothing.
 
     Example:  mmrepro matrix surprises nights --out surprises
     """
-    from mmrepro.matrix import quantity
     from mmrepro.reports.surprises import write_surprises
 
-    done = write_surprises(_view(ledger, night, quarantine), ledger, out, quantity.size(max_bytes))
-    if json:
+    ledger, out = asked.ledger, asked.out
+    view = _view(ledger, asked.night, asked.quarantine)
+    done = write_surprises(view, ledger, out, asked.max_bytes)
+    if asked.json:
         told = [one.as_json() for one in [*done.packed, *done.left_out]]
         _print({"night": done.night, "out": str(out), "runs": told})
         return
@@ -107,27 +137,29 @@ def surprises(
         typer.echo(f"left out: {one.square.cell.id}, {one.square.words}: {one.why}", err=True)
 
 
-def issues(
-    open_issues: Annotated[
-        Path,
-        typer.Option(
-            "--open",
-            help="What gh issue list --json number,title,body,labels,state prints.",
-            metavar="FILE",
-        ),
-    ],
-    ledger: Folder = Path(DEFAULT_OUT),
-    quarantine: Excused = None,
-    every: Every = "",
-    most: Annotated[
-        int, typer.Option("--max-new", min=0, help="Open at most so many, the worst first.")
-    ] = 10,
-    absent: Annotated[
-        bool, typer.Option("--absent", help="Tonight no machine delivered anything.")
-    ] = False,
-    run_url: Annotated[str, typer.Option(help="Of the run that asks: linked in each body.")] = "",
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class IssuesCommand(Command):
+    COMMAND: ClassVar[str] = "matrix issues"
+    open_issues: Path = option(
+        Path(),
+        "What gh issue list --json number,title,body,labels,state prints.",
+        "FILE",
+        name="--open",
+        required=True,
+    )
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    quarantine: Path | None = common.QUARANTINE(None)
+    every: float | None = EVERY(None)
+    most: int = option(
+        10, "Maximum number of new issues, the worst first.", "N", OUTPUT, name="--max-new", least=0
+    )
+    absent: bool = option(False, "Tonight no machine delivered anything.")
+    run_url: str = option("", "Address of the run that asks: linked in each body.", "URL", OUTPUT)
+    json: bool = common.JSON(False)
+
+
+@command(IssuesCommand)
+def issues(asked: IssuesCommand) -> None:
     """Say which issues to open, rewrite and close, so that each concern has one; do nothing.
 
     Example:  mmrepro matrix issues nights --open open.json --json
@@ -140,7 +172,7 @@ def issues(
     from mmrepro.reports.issue_markdown import as_json, title
     from mmrepro.text.sanitize import one_line
 
-    history, excused = read(ledger), quarantine_of(quarantine)
+    history, excused = read(asked.ledger), quarantine_of(asked.quarantine)
     today = history.newest.night.created.wall if history.newest is not None else None
 
     def quarantined(concern: Concern) -> bool:
@@ -149,11 +181,11 @@ def issues(
         return excused.entry_for(concern.cell, today) is not None
 
     now = datetime.now(UTC)
-    known = concerns(history, now, _hours(every), absent=absent)
-    decided = decide(known, _issues(open_issues), quarantined, most)
-    told = [as_json(action, run_url) for action in decided.actions]
+    known = concerns(history, now, _hours(asked.every), absent=asked.absent)
+    decided = decide(known, _issues(asked.open_issues), quarantined, asked.most)
+    told = [as_json(action, asked.run_url) for action in decided.actions]
     held = [title(concern) for concern in decided.held]
-    if json:
+    if asked.json:
         _print({"actions": told, "held": held})
         return
     for one in told:
@@ -176,10 +208,8 @@ def _view(ledger: Path, night: str, quarantine: Path | None) -> NightView:
     return night_view(history, chosen_night(ledger, night, history), quarantine_of(quarantine))
 
 
-def _hours(every: str) -> float | None:
-    from mmrepro.matrix import quantity
-
-    return quantity.seconds(every) / 3600 if every else None
+def _hours(every: float | None) -> float | None:
+    return every / 3600 if every else None
 
 
 def _in_time(seen: Watch) -> str:

@@ -56,10 +56,10 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
             values[one.field] = one.default
             continue
         value = values[one.field]
-        if one.several:
-            values[one.field] = tuple(dict.fromkeys(value) if one.option.distinct else value)
-        elif one.option.read:
+        if one.option.read:
             values[one.field] = one.option.read(value)
+        elif one.several:
+            values[one.field] = tuple(dict.fromkeys(value) if one.option.distinct else value)
     return made(**values, origins=origins)
 
 
@@ -67,7 +67,7 @@ def _parameter(one: Declared) -> inspect.Parameter:
     option = one.option
     kind: Any = one.type
     told = option.help + (f"  [default: {option.shown}]" if option.shown else "")
-    shown = not option.shown and one.default not in (None, "", (), False)
+    shown = not option.shown and one.default not in (None, "", (), {}, False)
     common: dict[str, Any] = {
         "help": told,
         "metavar": option.metavar or _metavar(one),
@@ -76,7 +76,7 @@ def _parameter(one: Declared) -> inspect.Parameter:
         "show_default": shown,
     }
     default: Any = None if one.several else _whole(one.default)
-    if option.read:
+    if option.read and not one.several:
         default = None if default in (None, ()) else option.write(default)
     annotation = types.GenericAlias(list, (kind,)) if one.several else kind
     if default is None and not option.required:
@@ -116,9 +116,10 @@ class DeclaredCommand(TyperCommand):
 
     def _check(self, ctx: Any, name: str, value: Any) -> None:
         parameter: Any = next(one for one in self.params if one.name == name)
-        parameter.type_cast_value(ctx, value)
+        parameter.process_value(ctx, value)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
+        ctx.default_map = None  # mmrepro's own defaults are shown, and no file is read for it
         lines: dict[str, list[tuple[str, str]]] = {}
         for one in self.get_params(ctx):
             if (record := one.get_help_record(ctx)) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,6 @@ if TYPE_CHECKING:
     from mmrepro.run.starter import Starter
     from mmrepro.scenario import Scenario
     from rich.console import Console
-
-
-class DeviceChoice(StrEnum):
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 @command(RunCommand)
