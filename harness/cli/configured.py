@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from mmrepro.base import common_options
 from mmrepro.base.options import CONFIG_VARIABLE, Command, Declared, Option, Origin, declared
 from mmrepro.errors import UsageError
+from mmrepro.machine.files import read_toml
 
 FILE = "mmrepro.toml"
 PROJECT = "pyproject.toml"
@@ -107,78 +109,47 @@ def _keys(
     made: type[Command], known: dict[str, Declared], file: Path
 ) -> dict[str, tuple[Any, str]]:
     """Value and place of each key that holds for ``made``, its own table's before the others."""
-    table = _table(file)
-    top = "tool.mmrepro" if file.name == PROJECT else ""
-    found: dict[str, tuple[Any, str]] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            continue
-        where = f"{file}, key {key!r}" + (f" of [{top}]" if top else "")
-        if key in known and key in KEYS:
-            found[key] = (_checked(known[key], value, file, where), where)
-            continue
-        if key not in KEYS:
-            why = "it is no option that several commands have"
-            raise UsageError(f"{where}: {why}.", hint=DOCS)
-    words = made.COMMAND.split()
-    for word in words:
-        table = table.get(word, {})
-        if not isinstance(table, dict):
-            break
-    else:
-        place = ".".join([*([top] if top else []), *words])
-        for key, value in table.items():
-            where = f"{file}, key {key!r} of [{place}]"
-            if key not in known:
-                why = f"mmrepro {made.COMMAND} has no such option that a file can hold"
-                raise UsageError(f"{where}: {why}.", hint=DOCS)
-            found[key] = (_checked(known[key], value, file, where), where)
-    return found
-
-
-def _table(file: Path) -> dict[str, Any]:
-    import tomllib
-
     from mmrepro.cli.app import COMMANDS
 
-    try:
-        table = tomllib.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} is not valid TOML: {error}.") from error
-    if file.name == PROJECT:
-        table = table.get("tool", {}).get("mmrepro", {})
-    for key, value in table.items():
-        if isinstance(value, dict) and key not in COMMANDS:
-            raise UsageError(f"{file}: there is no command {key!r}.", hint="mmrepro --help")
-    return table
+    document = read_toml(file)
+    top = ["tool", "mmrepro"] if file.name == PROJECT else []
+    found: dict[str, tuple[Any, str]] = {}
+    for names, taken, why in (
+        (top, KEYS, "it is no option that several commands have"),
+        ([*top, *made.COMMAND.split()], known, f"mmrepro {made.COMMAND} takes none of that name"),
+    ):
+        table: Any = document
+        for name in names:
+            table = table.get(name, {}) if isinstance(table, dict) else {}
+        for key, value in table.items() if isinstance(table, dict) else ():
+            where = f"{file}, key {key!r}" + (f" of [{'.'.join(names)}]" if names else "")
+            if names == top and isinstance(value, dict):
+                if key not in COMMANDS:
+                    raise UsageError(f"{where}: there is no command {key!r}.", hint=DOCS)
+            elif key not in taken:
+                raise UsageError(f"{where}: {why}.", hint=DOCS)
+            elif key in known:
+                found[key] = (_checked(known[key], value, file, where), where)
+    return found
 
 
 def _checked(one: Declared, value: Any, file: Path, where: str) -> Any:
     """Return ``value`` as its parameter takes it. Raises UsageError: it is of another type."""
-    if one.several:
-        values = value if isinstance(value, list) else [value]
-        return [_single(one, each, file, where) for each in values]
-    return _single(one, value, file, where)
-
-
-def _single(one: Declared, value: Any, file: Path, where: str) -> Any:
     allowed, wanted = TYPES.get(one.type, ((str,), "a text"))
     if one.option.read:
         allowed, wanted = (int, float, str), "a text or a number"
-    if not isinstance(value, allowed) or (isinstance(value, bool) and one.type is not bool):
-        raise UsageError(f"{where}: {value!r} is not {wanted}.", hint=DOCS)
-    if one.type is Path:
-        return os.path.relpath(file.parent / str(value))
-    return str(value) if one.option.read else value
+    checked = []
+    for each in value if one.several and isinstance(value, list) else [value]:
+        if not isinstance(each, allowed) or (isinstance(each, bool) and one.type is not bool):
+            raise UsageError(f"{where}: {each!r} is not {wanted}.", hint=DOCS)
+        each = os.path.relpath(file.parent / str(each)) if one.type is Path else each
+        checked.append(str(each) if one.option.read else each)
+    return checked if one.several else checked[0]
 
 
 def _split(one: Declared, text: str) -> Any:
     """Return the value that a variable holds; several stand beside each other, quoted as in a
     shell."""
-    import shlex
-
     try:
         return shlex.split(text) if one.several else text
     except ValueError as error:

@@ -47,8 +47,7 @@ JOBS = 1
 
 def execute(asked: MatrixRunCommand) -> ExitCode:
     """Run the night, or go on with it, or print what it would be. Raises MmreproError."""
-    given = load(asked.file) if asked.file is not None else MatrixFile()
-    asked = asked.under(given.matrix)
+    asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
     settings = asked.settings.over(given.matrix)
     folder = Path(settings.out or DEFAULT_OUT)
     console = table_console(stderr=asked.json)

@@ -52,8 +52,7 @@ class Simulation(Record):
 
 def execute(asked: SimulateCommand) -> None:
     """Print what a night would take. Raises MmreproError."""
-    given = load(asked.file) if asked.file is not None else MatrixFile()
-    asked = asked.under(given.matrix)
+    asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
     settings = asked.settings.over(given.matrix)
     history, source = _history(asked, settings.out)
     planned = _cells(asked, given, history, source)

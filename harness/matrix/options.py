@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, OUTPUT, Command, Origin, option
 from mmrepro.matrix import selectors
-from mmrepro.matrix.file import Settings
+from mmrepro.matrix.file import MatrixFile, Settings
 from mmrepro.matrix.quantity import seconds, seconds_text, size
 from mmrepro.run.options import StartMode
 
@@ -73,16 +73,19 @@ class MatrixCommand(Command):
                 said[name] = list(plain) if isinstance(plain, tuple) else plain
         return Settings(**said)
 
-    def under(self, file: Settings) -> Self:
-        """Leave to FILE.toml what it says itself and ``mmrepro.toml`` says for all commands."""
+    def under(self, file: MatrixFile) -> tuple[Self, MatrixFile]:
+        """Return both so that FILE.toml goes before what ``mmrepro.toml`` says of the same keys."""
+        tables = (file.matrix, *file.cell)
         mine: dict[str, Any] = {
             one.name: one.default
             for one in fields(self)
             if self.origins.get(one.name) is Origin.FILE
-            and getattr(file, one.name, None) is not None
+            and any(getattr(table, one.name, None) is not None for table in tables)
         }
         origins = {name: origin for name, origin in self.origins.items() if name not in mine}
-        return replace(self, origins=origins, **mine)
+        below = Settings(**{name: value for name, value in self.settings if name in mine})
+        matrix = file.matrix.over(below)
+        return replace(self, origins=origins, **mine), file.model_copy(update={"matrix": matrix})
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from mmrepro.cli.app import COMMANDS
 from mmrepro.cli.options import DeclaredCommand, command
 from mmrepro.errors import UsageError
 from mmrepro.matrix import selectors
+from mmrepro.matrix.file import load
 
 
 def functions() -> Iterator[Any]:
@@ -248,12 +249,27 @@ def test_folders_are_the_files_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert parsed(BY_NAME["run"], ["x"]).model == Path("../models/m")  # type: ignore[attr-defined]
 
 
+def test_a_matrix_file_goes_before_it(tmp_path: Path) -> None:
+    (tmp_path / "mmrepro.toml").write_text('device = "cuda"\nrepeat = 2\ntimeout = 9\n')
+    night = tmp_path / "night.toml"
+    night.write_text(
+        '[matrix]\nrepeat = 5\n[[cell]]\nscenario = "a"\ndevice = "cpu"\n[[cell]]\nscenario = "b"\n'
+    )
+    made = BY_NAME["matrix run"]
+    asked, file = parsed(made, ["night.toml"]).under(load(night))  # type: ignore[attr-defined]
+    assert (file.matrix.device, file.matrix.repeat) == ("cuda", 5)
+    assert [cell.device for cell in file.cell] == ["cpu", None]
+    assert (asked.settings.device, asked.settings.repeat, asked.settings.timeout) == (None, None, 9)
+    said, file = parsed(made, ["night.toml", "--repeat", "3"]).under(load(night))  # type: ignore[attr-defined]
+    assert said.settings.repeat == 3
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("[tool.mmrepro]\nprofile = 1", "key 'profile' of [tool.mmrepro]: it is no option that"),
         ("[tool.mmrepro.ablate]\nseed = 1", "key 'seed' of [tool.mmrepro.ablate]: mmrepro ablate"),
-        ("[tool.mmrepro.ablate]\njson = true", "has no such option that a file can hold"),
+        ("[tool.mmrepro.ablate]\njson = true", "takes none of that name"),
         ("[tool.mmrepro]\nrepeat = 'two'", "key 'repeat' of [tool.mmrepro]: 'two' is not a whole"),
         ("[tool.mmrepro]\nrepeat = true", "True is not a whole number"),
         ("[tool.mmrepro]\nrepeat = 0", "key 'repeat' of [tool.mmrepro]: "),
