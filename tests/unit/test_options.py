@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.base.options import Command, Declared, Origin, declared
 from mmrepro.cli.app import COMMANDS
 from mmrepro.cli.options import DeclaredCommand, command
-from mmrepro.errors import UsageError
+from mmrepro.errors import ExitCode, UsageError
 from mmrepro.matrix import selectors
+from mmrepro.matrix.child import spawn
 from mmrepro.matrix.file import load
 
 
@@ -316,3 +317,10 @@ def test_no_option_takes_a_variable_that_means_something_else() -> None:
 def test_every_command_declares_its_options() -> None:
     assert len(MADE) == len(list(functions()))
     assert len(BY_NAME) == len(MADE)
+
+
+def test_what_mmrepro_starts_reads_no_file() -> None:
+    Path("mmrepro.toml").write_text("[")
+    assert spawn(["check", "--json"], os.environ).wait(60) != ExitCode.USAGE
+    with pytest.raises(UsageError, match="not valid TOML"):
+        parsed(BY_NAME["check"], ["--json"])
