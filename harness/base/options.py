@@ -167,8 +167,6 @@ class Declared:
             yes, _, no = self.name.partition("/")
             return [word for word in (yes if value else no,) if word]
         words = []
-        if isinstance(value, Mapping):
-            value = value.items()
         for one in value if self.several else [value]:
             said = option.write(one)
             words += [f"{self.name}={said}"] if option.attached else [self.name, said]

@@ -66,10 +66,10 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
 def _parameter(one: Declared) -> inspect.Parameter:
     option = one.option
     kind: Any = one.type
-    told = option.help + (f"  [default: {option.shown}]" if option.shown else "")
+    help_text = option.help + (f"  [default: {option.shown}]" if option.shown else "")
     shown = not option.shown and one.default not in (None, "", (), {}, False)
     common: dict[str, Any] = {
-        "help": told,
+        "help": help_text,
         "metavar": option.metavar or _metavar(one),
         "min": _whole(option.least) if kind in (int, float) else None,
         "max": _whole(option.most) if kind in (int, float) else None,
