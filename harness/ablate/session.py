@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.ablate.cells import KnownCells, cell_run, error_of
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.search import Flips, Search, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.campaign.cells import CellSearch, Write
@@ -66,7 +66,7 @@ class Ablating(CellSearch[Ablation]):
     parents = STARTS
 
     def __init__(
-        self, scenario: Scenario, options: AblateOptions, *, write: Write[Ablation]
+        self, scenario: Scenario, options: AblateCommand, *, write: Write[Ablation]
     ) -> None:
         """``write`` writes the documents below the folder, each time that they have grown."""
         self.options, self.factors = options, options.chosen(scenario)
