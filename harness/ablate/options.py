@@ -21,6 +21,7 @@ class AblateOptions:
         repeat: runs of each cell.
         threshold: failing runs of a cell that make it fail.
         fresh: take nothing from the cache.
+        where: words of the command that goes on with it: --ray, --jobs, --budget.
     """
 
     run: RunOptions
@@ -29,6 +30,7 @@ class AblateOptions:
     threshold: int = 1
     fresh: bool = False
     out: Path | None = None
+    where: tuple[str, ...] = ()
 
     def chosen(self, scenario: Scenario) -> tuple[Factor, ...]:
         """The factors, in the order in which the scenario declares them. Raises UsageError."""
@@ -68,5 +70,5 @@ class AblateOptions:
         if self.threshold > 1:
             parts += ["--threshold", str(self.threshold)]
         if out is not None:
-            parts += ["--out", str(out)]
+            parts += ["--out", str(out), *self.where]
         return shlex.join(parts)

@@ -12,7 +12,7 @@ from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.incident.ablation import CellState, Role
 from mmrepro.machine.cache import device_of
 from mmrepro.records import Record
-from mmrepro.run.launch import chosen_release
+from mmrepro.run.start import chosen_release
 from mmrepro.scenario import Scenario
 from pydantic import Field
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import mmrepro
 from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.events import run_ended
-from mmrepro.campaign.groups import Group
+from mmrepro.campaign.groups import Estimates, Group
 from mmrepro.campaign.search import Search
 from mmrepro.campaign.trial import incident_in
 from mmrepro.campaign.work import Began, CellRun, Order, lost
@@ -56,6 +56,7 @@ class CellSearch(Search[DocumentT, Attempt]):
         root: new folders are below it.
         parents: as of :class:`CellRun`.
         cells: those that may be run, by id.
+        start: the cell that is run first.
         dates: of commits, RFC 3339.
         ahead: whose environment is worth fetching beside the next run.
         document: valid, if partial, at every moment.
@@ -66,6 +67,7 @@ class CellSearch(Search[DocumentT, Attempt]):
     root: ClassVar[str]
     file: ClassVar[str]
     model: type[DocumentT]
+    start: Cell
     parents: ClassVar[int] = 1
 
     def __init__(
@@ -167,6 +169,9 @@ class CellSearch(Search[DocumentT, Attempt]):
             host=self.document.host,
         )
         self._ledger.append(self._night)
+        self._estimates = Estimates(self._ledger.history)
+        # All cells share its scenario and device: by these a cluster's machines are chosen.
+        campaign.places.expect([self.group(self.start)])
 
     def order_of(self, want: Began) -> Order:
         group = self.group(self.cells[want.id])
@@ -178,6 +183,8 @@ class CellSearch(Search[DocumentT, Attempt]):
 
     def keep(self, line: Attempt) -> tuple[str, int]:
         self._ledger.append(line)
+        if line.outcome is not None:
+            self._estimates.note(self.cells[line.cell], line.seconds)
         self.campaign.emit(run_ended(self._names[line.cell], line))
         return line.cell, line.index
 
@@ -185,7 +192,7 @@ class CellSearch(Search[DocumentT, Attempt]):
         return lost(self.night, want, why, place)
 
     def affords(self, want: Began) -> bool:
-        return self.campaign.fits(0.0)
+        return self.campaign.fits(self._estimates.of(self.cells[want.id])[0])
 
     def end(self, state: State, failure: str) -> DocumentT:
         made, out_of_time = self.document, state is State.OUT_OF_TIME

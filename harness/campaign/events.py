@@ -88,7 +88,7 @@ def run_ended(
     what: str, attempt: Attempt, expected: Outcome | None = None, *, kept: bool = False
 ) -> RunEnded:
     """The event of an attempt at a cell."""
-    detail = ""
+    detail: str = ""
     tone: Tone = "soft"
     if attempt.outcome is None:
         detail, tone = attempt.error, "unsure"

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mmrepro.campaign.child import Children
 from mmrepro.campaign.groups import Group
 from mmrepro.campaign.work import Here, Order, Providing, Runner, Working
 
@@ -22,30 +23,25 @@ class LocalPlaces:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``machine``: its label in the ledger."""
-        self._trials, self._provisions = trials, provisions
-        self.stopped = False
+        children = Children()
         self._places = [
-            _Place(Here(trials, provisions, machine, lambda: self.stopped, clock))
-            for _ in range(jobs)
+            _Place(Here(trials, provisions, machine, children, clock)) for _ in range(jobs)
         ]
+        self._here = self._places[0].here
 
     def there(self) -> Sequence[_Place]:
         return self._places
 
     def expect(self, groups: Sequence[Group]) -> None:
-        self._provisions.expect(groups)
+        self._here.provisions.expect(groups)
 
     def stop(self) -> None:
-        self.stopped = True
-        try:
-            self._provisions.stop()
-        finally:
-            self._trials.stop()
+        self._here.stop()
 
     def join(self) -> None:
         for place in self._places:
             place.here.leave()
-        self._provisions.join()
+        self._here.provisions.join()
 
 
 class _Place:

@@ -143,6 +143,9 @@ class Search(Generic[DocumentT, LineT]):
             (w.id, w.index) not in self.done for line in self._lines for w in line.wants
         )
 
+    def began(self, order: Order, began: Began) -> None:
+        return
+
     def line(self, order: Order, result: Record) -> Record:
         return result
 

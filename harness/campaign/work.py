@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
+from mmrepro.campaign.child import Children
 from mmrepro.campaign.groups import Estimates, Group
 from mmrepro.campaign.schedule import Next, Schedule
 from mmrepro.environments.spec import EnvironmentSpec
@@ -36,7 +37,7 @@ class Began(NamedTuple):
     """
 
     id: str
-    index: int  # type: ignore[assignment]
+    index: int  # type: ignore[assignment]  # tuple has a method of that name
     role: Role = "planned"
     what: str = ""
 
@@ -64,6 +65,8 @@ class Providing(Protocol):
     def warm(self, runs: Sequence[tuple[Cell, int]]) -> contextlib.AbstractContextManager[None]: ...
     def seconds(self, group: Group) -> float: ...
     def done(self, group: Group) -> None: ...
+    def provide(self, spec: EnvironmentSpec, name: str, within_s: float) -> str: ...
+    def failed(self, spec: EnvironmentSpec) -> bool: ...
     def stop(self) -> None: ...
     def join(self) -> None: ...
 
@@ -74,13 +77,13 @@ class Here:
 
     Attributes:
         machine: its label in the ledger.
-        stopped: whether to start no run any more.
+        children: other programs that orders start here. Places on one machine share them.
     """
 
     trials: Runner
     provisions: Providing
     machine: str = ""
-    stopped: Callable[[], bool] = lambda: False
+    children: Children = field(default_factory=Children)
     clock: Callable[[], float] = time.time
     _inside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _environment: str = ""
@@ -107,6 +110,17 @@ class Here:
         """The last environment is done with: its warm parents end."""
         self._inside.close()
         self._environment, self._cells = "", ()
+
+    def stopped(self) -> bool:
+        """Whether to start nothing any more."""
+        return self.children.stopped
+
+    def stop(self) -> None:
+        """End all that is in progress, from any thread; nothing is started any more."""
+        with contextlib.ExitStack() as all_of_it:
+            all_of_it.callback(self.trials.stop)
+            all_of_it.callback(self.provisions.stop)
+            all_of_it.callback(self.children.stop)
 
 
 class Order(Protocol):
@@ -140,6 +154,17 @@ class Order(Protocol):
 
     def not_carried(self, result: Record, why: str) -> Record:
         """What stands for the result of a run whose files cannot be brought here."""
+
+
+class WithoutEnvironment:
+    """An order that finds what it needs by itself."""
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        return None
+
+    def expect(self, here: Here) -> None:
+        return
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.where import Budget, Events, Jobs, Ray, words
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
 
 if TYPE_CHECKING:
     from mmrepro.ablate.options import AblateOptions
     from mmrepro.ablate.plan import AblationPlan
+    from mmrepro.campaign.provisions import Say
+    from mmrepro.campaign.work import Places
+    from mmrepro.cli.campaign import Where
     from mmrepro.incident.ablation import Ablation
     from mmrepro.scenario import Scenario
     from rich.console import Console
@@ -48,6 +52,10 @@ def ablate(
         ),
     ] = StartMode.AUTO,
     timeout: Annotated[float, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.")] = 600.0,
+    jobs: Jobs = None,
+    ray: Ray = "",
+    budget: Budget = "",
+    events: Events = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every cell anew.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cells and the time they take; run none.")
@@ -66,6 +74,8 @@ def ablate(
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
     from mmrepro.ablate.options import AblateOptions
+    from mmrepro.base.units import parse_duration
+    from mmrepro.cli.campaign import placed
     from mmrepro.cli.console import table_console
     from mmrepro.run.options import RunOptions
     from mmrepro.scenario.registry import load_scenario
@@ -86,27 +96,43 @@ def ablate(
         threshold=threshold,
         fresh=fresh,
         out=out,
+        where=words(jobs, ray, budget),
     )
-    console = table_console(stderr=json)
+    console = table_console(stderr=json or events == "-")
     if dry_run:
         _dry_run(loaded, options, console, json=json)
         return
-    ablation = _run(loaded, options, console, quiet=json)
+    budget_s = parse_duration(budget) if budget else None
+    with placed(jobs, ray) as where:
+        how = {"budget_s": budget_s, "events": events}
+        ablation = _run(loaded, options, where, console, quiet=json, **how)
     if json:
         typer.echo(ablation.model_dump_json(indent=1))
     raise typer.Exit(_exit_code(ablation))
 
 
-def _run(scenario: Scenario, options: AblateOptions, console: Console, *, quiet: bool) -> Ablation:
+def _run(
+    scenario: Scenario,
+    options: AblateOptions,
+    where: Where,
+    console: Console,
+    *,
+    quiet: bool,
+    **how: Any,
+) -> Ablation:
     from mmrepro.ablate.session import Ablating
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, here
+    from mmrepro.cli.campaign import conduct
     from mmrepro.reports.ablation import write_ablation
     from mmrepro.reports.ablation_terminal import print_ablation
 
     running = Ablating(scenario, options, write=write_ablation)
     trials = TrialOptions(timeout_s=options.run.timeout_s, start_mode=options.run.start_mode)
-    ablation = conduct(running, lambda say: here(trials, say), console)
+
+    def places(say: Say) -> Places:
+        return where.places(say, trials, device=running.device)
+
+    ablation = conduct(running, places, console, **how)
     if not quiet:
         print_ablation(ablation, console, str(running.folder))
     return ablation
@@ -124,7 +150,7 @@ def _dry_run(scenario: Scenario, options: AblateOptions, console: Console, *, js
 
 def print_plan(expected: AblationPlan, console: Console) -> None:
     """The cells, what each takes, and what the estimate is based on."""
-    from mmrepro.reports.words import duration
+    from mmrepro.base.units import duration
     from rich import box
     from rich.table import Table
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.replay import usual_server, variables
 from mmrepro.errors import ExitCode
@@ -109,7 +110,6 @@ def fuzz(
     """
     from mmrepro.cli.console import table_console
     from mmrepro.fuzz.options import BUDGET_S, REPEAT, FuzzOptions
-    from mmrepro.matrix.quantity import seconds
 
     told: dict[str, Any] = {
         "release": release,
@@ -126,7 +126,7 @@ def fuzz(
         server=server_of(engine, chosen, told, kept.get("server", "")),
         asked=asked(told),
         profile=chosen,
-        budget_s=seconds(budget) if budget else kept_budget_s or BUDGET_S,
+        budget_s=units.parse_duration(budget) if budget else kept_budget_s or BUDGET_S,
         seed=seed if seed is not None else int(kept.get("--seed", "0")),
         blind=blind or bool(kept.get("--blind")),
         source=from_,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from mmrepro.base.units import duration
 from mmrepro.cli.building import Sparse
 from mmrepro.cli.progress import LiveView
 from mmrepro.evidence import Event
@@ -15,7 +16,6 @@ from mmrepro.replay.watcher import Watcher
 from mmrepro.reports.fuzz_terminal import finding_table
 from mmrepro.reports.lines import TONES
 from mmrepro.reports.replay_view import count, shown
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
@@ -105,7 +105,7 @@ class FuzzProgress(LiveView):
                 row.add_row(
                     Spinner("dots"),
                     Text(one_line(name, 100), style="bold"),
-                    Text(f"{time.monotonic() - since:.0f} s", style="dim"),
+                    Text(duration(int(time.monotonic() - since)), style="dim"),
                 )
                 parts.append(row)
             if self._latest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from mmrepro.base.units import duration
 from mmrepro.cli.building import Sparse
 from mmrepro.cli.progress import LiveView
 from mmrepro.evidence import Event
@@ -12,7 +13,6 @@ from mmrepro.incident.replay import Finding, PlayFacts, Replay
 from mmrepro.reports.lines import TONES
 from mmrepro.reports.replay_terminal import finding_table
 from mmrepro.reports.replay_view import count, shown, standing
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
@@ -104,7 +104,7 @@ class ReplayProgress(LiveView):
                 row.add_row(
                     Spinner("dots"),
                     Text(one_line(name, 100), style="bold"),
-                    Text(f"{time.monotonic() - since:.0f} s", style="dim"),
+                    Text(duration(int(time.monotonic() - since)), style="dim"),
                 )
                 parts.append(row)
             if self._latest:

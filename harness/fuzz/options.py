@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrepro.base.units import exact_duration
 from mmrepro.case.model import ServerWanted
 from mmrepro.errors import UsageError
 from mmrepro.fuzz.profiles import Profile
@@ -46,7 +47,8 @@ class FuzzOptions:
     def __post_init__(self) -> None:
         if self.budget_s < LEAST_S:
             raise UsageError(
-                f"--budget {self.budget_s:g}s is not enough for one episode.", hint="--budget 30m"
+                f"--budget {exact_duration(self.budget_s)} is not enough for one episode.",
+                hint="--budget 30m",
             )
         if self.resume is not None and self.out is not None:
             raise UsageError(
@@ -70,7 +72,7 @@ class FuzzOptions:
     def command(self, resume: Path | None = None) -> str:
         """The command that begins such a session; with ``resume``, the one that goes on with it."""
         parts = ["mmrepro", "fuzz", self.server.engine, *self.asked]
-        parts += ["--budget", f"{self.budget_s:g}s"]
+        parts += ["--budget", exact_duration(self.budget_s)]
         parts += ["--profile", self.profile] if self.profile is not Profile.PRESSURE else []
         parts += ["--seed", str(self.seed)] if self.seed else []
         parts += ["--blind"] if self.blind else []

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from mmrepro.base.units import duration
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.groups import Estimates, Group
 from mmrepro.campaign.local import LocalPlaces
@@ -178,4 +179,4 @@ def turn(root: Path, count: int) -> Iterator[None]:
 
 def _told(attempt: Attempt) -> str:
     came = attempt.outcome or f"lost ({attempt.lost})"
-    return f"run {attempt.index} ({attempt.role}): {came}, {attempt.seconds:.1f} s"
+    return f"run {attempt.index} ({attempt.role}): {came}, {duration(attempt.seconds)}"

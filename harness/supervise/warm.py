@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import BinaryIO, Self, cast
 
 from filelock import FileLock
+from mmrepro.base import processes
+from mmrepro.base.units import duration
 from mmrepro.errors import WarmParentDied
 from mmrepro.machine.cache import folders_in
-from mmrepro.supervise import parent as script, procfs
+from mmrepro.supervise import parent as script
 from mmrepro.supervise.client import EngineProcess, launch_order, run_variables
 from mmrepro.supervise.parent import FACTS, LOG, ROOM, SOCKET, ParentFacts, ParentOrder
 from mmrepro.supervise.protocol import Entry
@@ -70,7 +72,8 @@ class ParentSpec:
     @property
     def key(self) -> str:
         env = {name: value for name, value in self.env.items() if name not in SHELL_VARIABLES}
-        scripts = [(path.name, path.read_text()) for path in sorted(SCRIPTS.glob("*.py"))]
+        files = [*sorted(SCRIPTS.glob("*.py")), Path(processes.__file__)]
+        scripts = [(path.name, path.read_text()) for path in files]
         content = [
             *(str(self.python), self.module, self.preload, sorted(env.items())),
             *(self.path, self.digest, scripts),
@@ -109,7 +112,7 @@ class WarmParent:
 
     @property
     def alive(self) -> bool:
-        return procfs.alive(self.pid, self.born)
+        return processes.alive(self.pid, self.born)
 
     @property
     def last_used(self) -> float:
@@ -203,9 +206,9 @@ def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmPar
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise WarmParentDied(f"The {title} could not be started: {error}.") from error
-    born = procfs.stat(child.pid)
+    born = processes.stat(child.pid)
     made = WarmParent(
-        spec.label, spec.key, folder, child.pid, born[2] if born else 0, idle_s, child
+        spec.label, spec.key, folder, child.pid, born.start_ticks if born else 0, idle_s, child
     )
     try:
         assert child.stdin is not None
@@ -235,7 +238,7 @@ def _wait_for_facts(made: WarmParent, child: subprocess.Popen[bytes]) -> None:
             )
         if time.monotonic() > deadline:
             raise WarmParentDied(
-                f"The warm parent of {made.label} did not import in {IMPORT_TIMEOUT_S:.0f} s."
+                f"The warm parent of {made.label} did not import in {duration(IMPORT_TIMEOUT_S)}."
             )
         time.sleep(POLL_S)
 

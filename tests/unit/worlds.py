@@ -19,8 +19,8 @@ from mmrepro.records import Moment
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
 from mmrepro.run.options import RunOptions
 from mmrepro.run.runner import begin
+from mmrepro.run.start import changes
 from mmrepro.run.starter import Starter
-from mmrepro.run.tables import changes
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Verdict

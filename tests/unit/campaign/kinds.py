@@ -14,21 +14,26 @@ from typing import Any, NamedTuple
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.session import Ablating
+from mmrepro.accept.running import StepRun, beside
+from mmrepro.accept.session import Accepting
+from mmrepro.accept.steps import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
 from mmrepro.bisect.points import field_of
 from mmrepro.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Policy
 from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.work import Places
+from mmrepro.campaign.work import Began, Here, Places
 from mmrepro.errors import EngineStartError
 from mmrepro.evidence import Evidence
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident.ablation import ABLATION_FILE, Ablation
+from mmrepro.incident.acceptance import Row, Status
 from mmrepro.incident.bisection import BISECTION_FILE, Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.run.options import RunOptions
 from mmrepro.signature import Outcome
+from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
 from worlds import World, WorldTrials, as_in_0_23, environment
 
@@ -111,4 +116,43 @@ def ablate(folder: Path, say: Say, jobs: int = 1) -> Opened:
     return Opened(policy, LocalPlaces(trials, FakeProvisions(), jobs))
 
 
-KINDS: dict[str, Callable[..., Opened]] = {"matrix": matrix, "bisect": bisect, "ablate": ablate}
+def accept(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """Seven steps of two parts: one fails, one is late, one is not for this device."""
+
+    class Made(StepRun):
+        def _run(self, here: Here, incident: Path, *rest: Any) -> Ended:
+            say(self.began.id)
+            if here.stopped():
+                raise KeyboardInterrupt
+            beside(incident, "out").write_text("{}")
+            code = {"s2": 1, "s5": None}.get(self.step.name, 0)
+            return Ended("cpu", code, 1.0, 1.0, incident, incident)
+
+    class Policy(Accepting):
+        def order_of(self, want: Began) -> Made:
+            return Made(**vars(super().order_of(want)))
+
+    def judge(ended: Ended) -> Judged:
+        status = Status.PASSED if ended.exit_code == 0 else Status.FAILED
+        return Judged([Row(asked="it", status=status, seen=str(ended.exit_code))])
+
+    def step(n: int) -> Step:
+        devices = GPU_ONLY if n == 4 else EVERYWHERE
+        return Step(f"s{n}", f"step {n}", Child(("run",)), judge, 1.0, 2.0, devices, "no GPU")
+
+    parts = [
+        Part(name, name, [step(n) for n in some])
+        for name, some in (("a", range(3)), ("b", range(3, 7)))
+    ]
+    policy = Policy(folder, parts, blank(parts, "cpu"), write=lambda acceptance, folder: None)
+    return Opened(
+        policy, LocalPlaces(FakeTrials(lambda cell, index: Lost.USAGE), FakeProvisions(), jobs)
+    )
+
+
+KINDS: dict[str, Callable[..., Opened]] = {
+    "matrix": matrix,
+    "bisect": bisect,
+    "ablate": ablate,
+    "accept": accept,
+}

@@ -15,8 +15,8 @@ import pytest
 from filelock import FileLock
 from matrix_nights import FakeProvisions, FakeTrials, planned
 from mmrepro.campaign.groups import groups_of
-from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import Began, CellsUntilWhole
+from mmrepro.campaign.trial import TrialOptions, Trials
+from mmrepro.campaign.work import Began, CellsUntilWhole, Here
 from mmrepro.cluster import remote
 from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, carry_out, greet, with_incident
 from mmrepro.cluster.transport import unpacked
@@ -45,13 +45,10 @@ class FakeOutfit:
     provided: FakeProvisions
     machines: list[str]
 
-    def trials(self, machine: str) -> FakeTrials:
+    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
         self.machines.append(machine)
-        return self.made
-
-    def provisions(self, night: str, say: Callable[[str], None]) -> FakeProvisions:
-        say(f"fetching for {night}")
-        return self.provided
+        say(f"fetching for {campaign}")
+        return Here(self.made, self.provided, machine)
 
 
 def outfit(**more: object) -> FakeOutfit:
@@ -153,7 +150,7 @@ def test_an_incident_that_cannot_be_sent_makes_a_lost_run(tmp_path: Path) -> Non
     (told,) = with_incident(done, ORDER, tmp_path)
     assert isinstance(told, Attempt)
     assert (told.lost, told.outcome, told.incident) == (Lost.INFRASTRUCTURE, None, "")
-    assert "1024 MiB" in told.error
+    assert "1 GiB" in told.error
     assert (told.cell, told.index, told.created) == (done.cell, 1, done.created)
     assert not (tmp_path / done.incident).exists()
 
@@ -181,6 +178,7 @@ def test_a_greeting_tells_code_apart(tmp_path: Path) -> None:
 def test_each_machine_keeps_its_own_bound_of_the_disk(as_in_a_worker: Path) -> None:
     as_in_a_worker.mkdir(parents=True)
     engines = Engines(TrialOptions(), disk=10**9)
-    engines.provisions("n1", print)
+    here = engines.here("alpha", "n1", print)
     assert (as_in_a_worker / "disk-n1.json").is_file()
-    assert engines.trials("alpha").options.machine == "alpha"
+    assert isinstance(here.trials, Trials)
+    assert (here.machine, here.trials.options.machine) == ("alpha", "alpha")
