@@ -62,7 +62,7 @@ class Bisecting(CellSearch[Bisection]):
         super().__init__(scenario, options, field.device, write, options.find)
         self.dates = {point.commit: point.uploaded for point in field.points if point.commit}
         found = [cell_at(point, scenario, options, field.device) for point in field.points]
-        self._cells = found
+        self._cells, self.start = found, found[field.bad]
         self.cells = {cell.id: cell for cell in found}
         self._numbers = {cell.id: number for number, cell in enumerate(found)}
         self._asked: Counter[int] = Counter()

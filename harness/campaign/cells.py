@@ -44,6 +44,7 @@ class CellSearch(Search[DocumentT, Attempt]):
         parents: as of :class:`CellRun`.
         going_on: options of the command that goes on, beside the folder.
         cells: those that may be run, by id.
+        start: the cell that is run first.
         dates: of commits, RFC 3339.
         ahead: whose environment is worth fetching beside the next run.
         document: valid, if partial, at every moment.
@@ -54,6 +55,7 @@ class CellSearch(Search[DocumentT, Attempt]):
     root: ClassVar[str]
     file: ClassVar[str]
     model: type[DocumentT]
+    start: Cell
     parents: ClassVar[int] = 1
     going_on: ClassVar[Mapping[str, Any]] = {}
 
@@ -163,8 +165,8 @@ class CellSearch(Search[DocumentT, Attempt]):
         )
         self._ledger.append(self._night)
         self._estimates = Estimates(self._ledger.history)
-        # All cells share scenario and device: by these a cluster's machines are chosen.
-        campaign.places.expect([self.group(cell) for cell in list(self.cells.values())[:1]])
+        # All cells share its scenario and device: by these a cluster's machines are chosen.
+        campaign.places.expect([self.group(self.start)])
 
     def order_of(self, want: Began) -> Order:
         group = self.group(self.cells[want.id])
