@@ -249,3 +249,14 @@ def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert matrix(always(BAD), "run", "--resume", "--out", "M")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["--budget", "--max-time"])
+def test_the_time_has_two_names(matrix: Matrix, tmp_path: Path, name: str) -> None:
+    events = ("--events", str(tmp_path / "events.jsonl"))
+    code, out, _ = matrix(always(BAD), *RUN, name, "30s", *events)
+    assert code == 3, "a run of which nothing is known takes a minute"
+    assert "to resume, run: mmrepro matrix run --resume --out M --max-time 30s" in out
+    heard = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [one["event"] for one in heard] == ["began", "ended"]
+    assert heard[1]["state"] == "out-of-time"
