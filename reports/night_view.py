@@ -122,6 +122,9 @@ class NightView:
     """What came out otherwise than in the night before and is no event: ``2 × lost → …``."""
     notes: list[str] = field(default_factory=list)
     """What is wrong with the quarantine: expired entries, those of no cell."""
+    history: History = field(default_factory=History)
+    """The ledger until this nightly run, which is its newest."""
+    excused: Quarantine = field(default_factory=Quarantine)
 
     @cached_property
     def squares(self) -> list[Square]:
@@ -304,7 +307,8 @@ def night_view(history: History, runs: NightRuns, quarantine: Quarantine) -> Nig
     notes = quarantine.warnings(runs.cells.values(), when)
     shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
     last = before[-1].night.id if before else ""
-    return NightView(runs, last, told, grids, trend, shifts, notes)
+    known = History([*before, runs])
+    return NightView(runs, last, told, grids, trend, shifts, notes, known, quarantine)
 
 
 def _shifts(before: NightRuns, now: NightRuns, told: set[str]) -> list[str]:

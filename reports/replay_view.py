@@ -11,10 +11,11 @@ from typing import Any, Final
 from mmrepro.base.units import duration
 from mmrepro.case.model import Case, Image, ServerWanted
 from mmrepro.incident.fuzz import Fuzz
-from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay
+from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay, bucket_words
 from mmrepro.reports.words import FIDELITY_WORDS
 
 PAGE: Final = "docs/replay.md"
+shown = bucket_words
 CLASS_WORDS: Final[dict[FindingClass, str]] = {
     FindingClass.START_FAILURE: "the server does not start",
     FindingClass.DEATH: "the server dies",
@@ -157,17 +158,6 @@ def known_name(finding: Finding) -> str:
     if not finding.known:
         return ""
     return f"{finding.known} ({finding.known_variant})" if finding.known_variant else finding.known
-
-
-def shown(buckets: list[str]) -> str:
-    """Their classes, and of a hang where it stands: ``hang in put, server-error``."""
-    told = []
-    for bucket in buckets:
-        parts = bucket.split("/")
-        kind = next((part for part in parts if part in list(FindingClass)), parts[0])
-        place = parts[-1].rpartition(" > ")[2]
-        told.append(f"{kind} in {place}" if kind == FindingClass.HANG and place else kind)
-    return ", ".join(dict.fromkeys(told))
 
 
 def unknown_why(finding: Finding) -> str:

@@ -131,15 +131,13 @@ def warmed(place: Path) -> None:
     warnings.filterwarnings("ignore", "Duplicate name")  # two members of one name are made here
     from mmrepro.cli.app import app
     from mmrepro.errors import EngineStartError
-    from mmrepro.replay import session
+    from mmrepro.play.player import Player
     from typer.testing import CliRunner
 
     def no_server(*_: object, **__: object) -> NoReturn:
         raise EngineStartError("No server is started here.")
 
-    defaults = session.Replaying.__init__.__kwdefaults__
-    assert defaults is not None
-    defaults["make_player"] = no_server
+    Player.__init__ = no_server  # type: ignore[method-assign]
     rng = random.Random(0)
     here = Path.cwd()
     for number, (make, _) in enumerate(list(KINDS.values())[:-1]):

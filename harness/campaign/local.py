@@ -9,6 +9,7 @@ from pathlib import Path
 from mmrepro.campaign.child import Children
 from mmrepro.campaign.groups import Group
 from mmrepro.campaign.work import Here, Order, Providing, Runner, Working
+from mmrepro.play.players import Players
 
 
 class LocalPlaces:
@@ -21,11 +22,12 @@ class LocalPlaces:
         jobs: int = 1,
         machine: str = "",
         clock: Callable[[], float] = time.time,
+        players: Players | None = None,
     ) -> None:
-        """``machine``: its label in the ledger."""
-        children = Children()
+        """``machine``: its label in the ledger; ``players``: others than the usual ones."""
+        children, shared = Children(), players or Players()
         self._places = [
-            _Place(Here(trials, provisions, machine, children, clock)) for _ in range(jobs)
+            _Place(Here(trials, provisions, machine, children, clock, shared)) for _ in range(jobs)
         ]
         self._here = self._places[0].here
 
@@ -41,6 +43,7 @@ class LocalPlaces:
     def join(self) -> None:
         for place in self._places:
             place.here.leave()
+        self._here.players.end()
         self._here.provisions.join()
 
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
+from typing import NamedTuple
 
 from mmrepro.base.units import duration
 from mmrepro.campaign.child import Children, spawn
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group
 from mmrepro.campaign.trial import TrialOptions, run_options, variables
+from mmrepro.engines import LaunchPlan
 from mmrepro.environments.build import existing, folder_of
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Cell
 from mmrepro.machine.cache import cache_root
 from mmrepro.run.options import StartMode
 from mmrepro.run.start import ServerSpec, target
-from mmrepro.run.starter import parent_spec, warm_root
+from mmrepro.run.starter import Starter, parent_spec, warm_root
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import free_port
-from mmrepro.supervise.warm import ParentSpec, Refused, WarmParent, begin_parent, kept_parents
+from mmrepro.supervise.warm import Parents, ParentSpec, Refused, WarmParent
 
 NICE = 10
 """Of what fetches an environment ahead: the run beside it goes first."""
@@ -56,6 +56,9 @@ class Provisions:
         """Why an environment could not be built, by its folder. It is not tried again."""
         self._children = Children(STOP_S)
         self._ahead: threading.Thread | None = None
+        self._starter = Starter(options.start_mode, several=True)
+        self._parents = Parents(warm_root(), lent=True)
+        self._importing = threading.Lock()
 
     # ------------------------------------------------------------------ environments
 
@@ -178,23 +181,23 @@ class Provisions:
             runs: of one environment: cells and how often each is to be run.
         """
         with contextlib.ExitStack() as parents:
-            if self._options.start_mode in (StartMode.AUTO, StartMode.WARM):
-                for spec in self._wanted(runs):
-                    if (parent := self._parent(spec)) is not None:
-                        parents.callback(parent.end)
+            for server in self._wanted(runs):
+                if (parent := self._parent(server)) is not None:
+                    parents.callback(parent.end)
             yield
 
-    def _wanted(self, runs: Sequence[tuple[Cell, int]]) -> list[ParentSpec]:
+    def _wanted(self, runs: Sequence[tuple[Cell, int]]) -> list[_Server]:
         count: Counter[str] = Counter()
-        specs: dict[str, ParentSpec] = {}
+        servers: dict[str, _Server] = {}
         for cell, number in runs:
             with contextlib.suppress(MmreproError):  # the run itself says what is wrong
-                if (spec := self._spec_of(cell)) is not None:
-                    specs.setdefault(spec.key, spec)
-                    count[spec.key] += number
-        return [specs[key] for key, number in count.most_common(PARENTS) if number > 1]
+                if (server := self._server_of(cell)) is not None:
+                    servers.setdefault(server.parent.key, server)
+                    count[server.parent.key] += number
+        return [servers[key] for key, number in count.most_common(PARENTS) if number > 1]
 
-    def _spec_of(self, cell: Cell) -> ParentSpec | None:
+    def _server_of(self, cell: Cell) -> _Server | None:
+        """None: it is not to be started from a warm parent, or was seen not to bear one."""
         scenario = load_scenario(cell.scenario).with_variant(cell.variant)
         options = run_options(cell, self._options)
         environment = existing(target(scenario, options))
@@ -202,20 +205,33 @@ class Provisions:
             return None
         model = scenario.model.write(cache_root() / "models")
         plan = ServerSpec(scenario, options, environment, model).plan(free_port())
-        return parent_spec(plan, environment, variables(self._options))
-
-    def _parent(self, spec: ParentSpec) -> WarmParent | None:
-        """A parent of ours; None: somebody keeps one already, or there can be none."""
-        root = warm_root()
-        if self._children.stopped or any(one.key == spec.key for one in kept_parents(root)):
+        if self._starter.choose(plan, environment)[0] is not StartMode.WARM:
             return None
-        self._say(f"importing {spec.label}")
-        try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=root)
-            return begin_parent(spec, Path(folder))
-        except (Refused, MmreproError, OSError):
-            return None  # each run says so in its settings, and starts in another way
+        return _Server(parent_spec(plan, environment, variables(self._options)), plan, environment)
+
+    def _parent(self, server: _Server) -> WarmParent | None:
+        """A parent of ours; None: somebody keeps one already, or there can be none."""
+        with self._importing:
+            if self._children.stopped or self._parents.find(server.parent) is not None:
+                return None
+            self._say(f"importing {server.parent.label}")
+            try:
+                return self._parents.get(server.parent)
+            except Refused as refusal:  # noted, so that whoever asks knows how runs are started
+                self._starter.note_unusable(
+                    StartMode.WARM, server.plan, server.environment, str(refusal), certain=True
+                )
+            except (MmreproError, OSError):
+                pass  # each run says so in its settings, and starts in another way
+            return None
+
+
+class _Server(NamedTuple):
+    """What a cell's server needs."""
+
+    parent: ParentSpec
+    plan: LaunchPlan
+    environment: Environment
 
 
 def _folder(spec: EnvironmentSpec) -> str:

@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mmrepro.base.units import duration
 from mmrepro.campaign.child import Children, spawn
 from mmrepro.errors import ExitCode
 from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
+from mmrepro.machine.cache import Device
 from mmrepro.records import Moment
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 
 TIMEOUT_S = 600.0
@@ -55,10 +58,31 @@ def run_options(cell: Cell, options: TrialOptions) -> RunOptions:
         commit_date=options.commit_dates.get(cell.commit, ""),
         device=cell.device,
         mitigations=cell.mitigations,
+        flips=cell.flips,
         server_args=cell.server_args,
         options=cell.options,
         timeout_s=options.timeout_s,
         start_mode=options.start_mode,
+    )
+
+
+def cell_of(scenario: Scenario, run: RunOptions, device: Device, **which: Any) -> Cell:
+    """The cell of ``run``. ``which``: its release or commit, and flips.
+
+    A file below the home folder is named relative to the current one: a ledger is made to be shown.
+    """
+    name = run.scenario or scenario.name
+    if Path(name).is_absolute() and Path(name).is_relative_to(Path.home()):
+        name = os.path.relpath(name)
+    return Cell(
+        scenario=name,
+        variant=run.variant,
+        engine=scenario.engine,
+        device=device,
+        mitigations=run.mitigations,
+        server_args=run.server_args,
+        options=run.options,
+        **which,
     )
 
 

@@ -22,6 +22,7 @@ from mmrepro.errors import PlaceLost as PlaceLost
 from mmrepro.history.ledger import History
 from mmrepro.history.states import Settled
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned, Role
+from mmrepro.play.players import Players
 from mmrepro.records import Moment, Record
 
 INCIDENTS = "incidents"
@@ -78,6 +79,7 @@ class Here:
     Attributes:
         machine: its label in the ledger.
         children: other programs that orders start here. Places on one machine share them.
+        players: for orders that replay cases; places of one machine share them.
     """
 
     trials: Runner
@@ -85,29 +87,32 @@ class Here:
     machine: str = ""
     children: Children = field(default_factory=Children)
     clock: Callable[[], float] = time.time
+    players: Players = field(default_factory=Players)
     _inside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _group: tuple[str, ...] = ()
+    _environment: str = ""
+    _cells: Collection[Cell] = ()
     _why: str = ""
 
     def enter(self, group: Group, runs: int) -> str:
         """Have the environment, and its engine imported for ``runs`` runs of each cell, until
-        another group is entered or :meth:`leave`. Why its cells cannot be run; "" else."""
-        wanted = (group.name, *(planned.cell.id for planned in group.cells))
-        if wanted != self._group:
+        another environment is entered or :meth:`leave`: cells of one environment share a warm
+        parent where their variables allow it. Why its cells cannot be run; "" else."""
+        if group.name != self._environment:
             self.leave()
-            self._group = wanted
+            self._environment = group.name
             self.provisions.expect([group])
             self._inside.callback(self.provisions.done, group)
             self._why = self.provisions.prepare(group)
-            if not self._why:
-                cells = [(planned.cell, runs) for planned in group.cells]
-                self._inside.enter_context(self.provisions.warm(cells))
+        cells = [planned.cell for planned in group.cells]
+        if cells != self._cells and not self._why:
+            self._cells = cells
+            self._inside.enter_context(self.provisions.warm([(cell, runs) for cell in cells]))
         return self._why
 
     def leave(self) -> None:
-        """The last environment is done with: its warm parent ends."""
+        """The last environment is done with: its warm parents end."""
         self._inside.close()
-        self._group = ()
+        self._environment, self._cells = "", ()
 
     def stopped(self) -> bool:
         """Whether to start nothing any more."""
@@ -119,6 +124,7 @@ class Here:
             all_of_it.callback(self.trials.stop)
             all_of_it.callback(self.provisions.stop)
             all_of_it.callback(self.children.stop)
+            all_of_it.callback(self.players.stop)
 
 
 class Order(Protocol):

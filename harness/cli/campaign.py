@@ -30,9 +30,14 @@ from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.provisions import Provisions, Say
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Places
+from mmrepro.cli.building import Sparse
 from mmrepro.cli.progress import LiveView
 from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.evidence import Event
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.evidence.recorder import Listener
 from mmrepro.machine.gpu import free_devices, read_gpus
+from mmrepro.play.players import Players
 from mmrepro.records import Moment
 from mmrepro.reports.lines import TONES
 from mmrepro.text.sanitize import one_line
@@ -126,7 +131,19 @@ class Where:
                 say(
                     f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each run takes one."
                 )
-        return LocalPlaces(Trials(options), Provisions(options, bound, say), jobs, options.machine)
+        provisions, players = Provisions(options, bound, say), Players(_builds(say))
+        return LocalPlaces(Trials(options), provisions, jobs, options.machine, players=players)
+
+
+def _builds(say: Say) -> Listener:
+    """Reports the environments that are built."""
+    sparse = Sparse(say)
+
+    def built(event: Event) -> None:
+        if event.source in (BUILD, BUILD_NOTICE):
+            sparse(event.text)
+
+    return built
 
 
 @contextlib.contextmanager

@@ -90,6 +90,7 @@ def fuzz(
     timeout: Annotated[
         float, typer.Option(min=1, max=WEEK_S, help="Seconds that a server may take to be ready.")
     ] = 600.0,
+    jobs: Annotated[int, typer.Option(min=1, max=64, help="Servers at a time.")] = 1,
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -134,6 +135,7 @@ def fuzz(
         repeat=repeat if repeat is not None else int(kept.get("--repeat", str(REPEAT))),
         start_mode=start_mode,
         timeout_s=timeout,
+        jobs=jobs,
         resume=resume,
         out=out,
     )
@@ -186,7 +188,7 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
         UsageError: there is none.
     """
     from mmrepro.errors import MmreproError
-    from mmrepro.fuzz.store import Store
+    from mmrepro.fuzz.store import EPISODES
     from mmrepro.incident.fuzz import EPISODES_FILE
     from mmrepro.reports.fuzz import load_fuzz
 
@@ -195,7 +197,7 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
             line = file.readline(1 << 20)
     except OSError:
         return {}, None  # the session says what is wrong
-    head = Store.head_of(line, folder)
+    head = EPISODES.head(line, folder)
     try:
         budget_s = load_fuzz(folder).budget_s
     except MmreproError:
@@ -204,23 +206,15 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
 
 
 def _run(options: FuzzOptions, console: Console, *, quiet: bool) -> tuple[Fuzz, Path]:
-    from mmrepro.cli.fuzz_progress import FuzzProgress
+    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.cli.campaign import Where, conduct
     from mmrepro.fuzz.session import Fuzzing
     from mmrepro.reports.fuzz import write_fuzz
     from mmrepro.reports.fuzz_terminal import print_fuzz
     from mmrepro.reports.replay import write_replay
 
-    display = FuzzProgress(console)
-    running = Fuzzing(options, display, write=write_fuzz, write_replay=write_replay)
-    try:
-        with display:
-            made = running.execute()
-    except BaseException as error:
-        if (folder := getattr(running, "dir", None)) is not None and folder.is_dir():
-            typer.echo(f"Partial session: {folder}", err=True)
-            if isinstance(error, KeyboardInterrupt):
-                typer.echo(f"to resume, run: {running.resume_command}", err=True)
-        raise
+    running = Fuzzing(options, write=write_fuzz, write_replay=write_replay)
+    made = conduct(running, lambda say: Where(options.jobs).places(say, TrialOptions()), console)
     if not quiet:
-        print_fuzz(made, console, str(running.dir))
-    return made, running.dir
+        print_fuzz(made, console, str(running.folder))
+    return made, running.folder

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 from mmrepro.base import units
-from mmrepro.cli import matrix_nightly
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.matrix_ledger import (
     DEFAULT_OUT,
@@ -19,7 +18,6 @@ from mmrepro.cli.matrix_ledger import (
     chosen_night,
     quarantine_of,
 )
-from mmrepro.cli.matrix_simulate import simulate
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.cli.where import Budget, Events, Jobs, Ray
 from mmrepro.run.options import StartMode
@@ -299,7 +297,3 @@ def merge(
     known = read(out)
     if known.newest is not None:
         write_night(known, known.newest, out, excused)
-
-
-for command in (simulate, *matrix_nightly.COMMANDS):
-    app.command()(command)

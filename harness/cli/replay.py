@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mmrepro.cli.bounds import WEEK_S
@@ -101,7 +101,7 @@ def replay(
     budget: Annotated[int, typer.Option(min=2, max=10_000, help="Most starts of servers.")] = 40,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, max=2, help="Servers at a time.  [default: as memory and cores allow]"),
+        typer.Option(min=1, max=64, help="Servers at a time.  [default: by memory and cores]"),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of all that is random.")] = 0,
     start_mode: Annotated[
@@ -141,7 +141,6 @@ def replay(
         "args": list(server_arg or ()),
         "env": variables(env or []),
     }
-    at_a_time: dict[int | None, Literal[1, 2] | None] = {None: None, 1: 1, 2: 2}
     options = ReplayOptions(
         file=file,
         server=server_wanted(file, resume, {name: value for name, value in told.items() if value}),
@@ -153,7 +152,7 @@ def replay(
         shrink=not no_shrink,
         budget=budget,
         repeat=repeat,
-        jobs=at_a_time[jobs],
+        jobs=jobs,
         seed=seed,
         start_mode=start_mode,
         timeout_s=timeout,
@@ -238,25 +237,17 @@ def variables(given: list[str]) -> dict[str, str]:
 
 
 def _run(options: ReplayOptions, console: Console, *, quiet: bool) -> tuple[Replay, Path]:
-    from mmrepro.cli.replay_progress import ReplayProgress
+    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.cli.campaign import Where, conduct
     from mmrepro.replay.session import Replaying
     from mmrepro.reports.replay import write_replay
     from mmrepro.reports.replay_terminal import print_replay
 
-    display = ReplayProgress(console, options.budget)
-    running = Replaying(options, display, write=write_replay)
-    try:
-        with display:
-            made = running.execute()
-    except BaseException as error:
-        if (folder := getattr(running, "dir", None)) is not None and folder.is_dir():
-            typer.echo(f"Partial replay: {folder}", err=True)
-            if isinstance(error, KeyboardInterrupt):
-                typer.echo(f"to resume, run: {running.resume_command}", err=True)
-        raise
+    running = Replaying(options, write=write_replay)
+    made = conduct(running, lambda say: Where(running.places).places(say, TrialOptions()), console)
     if not quiet:
-        print_replay(made, console, str(running.dir))
-    return made, running.dir
+        print_replay(made, console, str(running.folder))
+    return made, running.folder
 
 
 def exit_code(made: Replay) -> ExitCode:

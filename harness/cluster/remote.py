@@ -176,6 +176,7 @@ class _Working(threading.Thread):
                         self._queue.put(sent)
             finally:
                 self.here.leave()
+                self.here.players.end()
             self._queue.put(None)
         except BaseException as error:
             self._queue.put(error)

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmrepro.case.files import read_case
 from mmrepro.fuzz.episodes import Episodes
 from mmrepro.fuzz.features import ENOUGH, kinds, worth
-from mmrepro.fuzz.store import Ended, Finished, Led, Pursued
+from mmrepro.fuzz.store import Ended, Finished, KeptLine, Led, Pursued
 from mmrepro.fuzz.switches import LESS, needed_by
 from mmrepro.incident.fuzz import EPISODES_DIR, Found, Fuzz, SeenOnce
 from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
@@ -54,9 +54,13 @@ class Knowledge:
         """Those of which nothing is known yet, each once."""
         return [bucket for bucket in dict.fromkeys(buckets) if not self.handled(bucket)]
 
-    def unfinished(self) -> Found | None:
+    def unfinished(self, busy: Collection[str] = ()) -> Found | None:
         """The worst finding that was not shrunk to its end, and may be: its requests show it
-        without a comparison, in one block."""
+        without a comparison, in one block.
+
+        Args:
+            busy: buckets that are pursued now.
+        """
         left = [
             found
             for found in self.fuzz.found
@@ -64,6 +68,7 @@ class Knowledge:
             and not found.finding.shrunk
             and found.finding.requests > 1
             and found.folder not in self._finished
+            and found.finding.bucket not in busy
             and found.replay.count(AGAIN) < AGAINS
             and not self.ended[found.episode].silent
             and not self.ended[found.episode].blocks
@@ -77,10 +82,24 @@ class Knowledge:
         tried = sum(n for one, n in self._tries.items() if alike(one, bucket))
         return any(alike(bucket, one) for one in known) or tried >= TRIES
 
-    def take(self, line: Ended) -> None:
-        """What an episode changes, whether it was played now or by an earlier call."""
+    def take(self, line: KeptLine) -> list[Found]:
+        """What a line changes, whether it was written now or by an earlier call; what it found."""
+        match line:
+            case Ended():
+                self._take_ended(line)
+            case Led():
+                self.led[line.number] = line
+                self.fuzz.starts += line.starts
+            case Pursued():
+                return self._take_pursued(line)
+            case _:
+                return self._take_finished(line)
+        return []
+
+    def _take_ended(self, line: Ended) -> None:
         fuzz, episode = self.fuzz, line.episode
         fuzz.episodes.append(episode)
+        fuzz.episodes.sort(key=lambda one: one.number)
         self.ended[episode.number] = line
         fuzz.elapsed_s = line.elapsed_s
         fuzz.starts += episode.starts
@@ -98,12 +117,7 @@ class Knowledge:
             case, _ = read_case(self.folder / EPISODES_DIR / f"{episode.number:04d}")
             self.episodes.interesting[episode.number] = case
 
-    def take_led(self, line: Led) -> None:
-        self.led[line.number] = line
-        self.fuzz.starts += line.starts
-
-    def take_pursued(self, line: Pursued) -> list[Found]:
-        """What it found."""
+    def _take_pursued(self, line: Pursued) -> list[Found]:
         news: list[Found] = []
         fuzz, ended = self.fuzz, self.ended[line.number]
         shown = self.led[line.number].seen.play.buckets
@@ -143,9 +157,9 @@ class Knowledge:
         ]
         return news
 
-    def take_finished(self, line: Finished) -> Found | None:
+    def _take_finished(self, line: Finished) -> list[Found]:
         """The finding, if less is left of it now."""
-        better = None
+        better: list[Found] = []
         self._finished.add(line.of)
         replay = self._replayed(line)
         found = next(one for one in self.fuzz.found if one.folder == line.of)
@@ -160,7 +174,7 @@ class Knowledge:
             found.finding = new.model_copy(update=update)
             found.replay, found.folder = line.replay, f"{line.replay}/{new.id}"
             self._learn_from(found.finding, line.replay)
-            better = found
+            better = [found]
         return better
 
     def _replayed(self, line: Pursued | Finished) -> Replay:

@@ -26,6 +26,7 @@ from mmrepro.machine.files import read_file
 from mmrepro.probes.fetch import fetch
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.records import Record
+from mmrepro.replay.seen import Looked
 from pydantic import Field
 
 CONTEXT, KV, BLOCK, BATCH, REFUSAL = "context", "KV cache", "block", "batch", "refusal"
@@ -168,14 +169,9 @@ def _asking(
     )
 
 
-class Asked:
-    """Looks at a server that is about to be stopped: what its endpoints tell."""
-
-    def __init__(self) -> None:
-        self.learnt: list[Learnt] = []
-
-    def __call__(self, url: str, pid: int, log: Path) -> None:
-        self.learnt = [*_models(url), *_metrics(url), *_info(url)]
+def look_at_limits(url: str, pid: int, log: Path) -> Looked:
+    """What the endpoints of a server that is about to be stopped tell."""
+    return Looked(learnt=[*_models(url), *_metrics(url), *_info(url)])
 
 
 def learn(server: ServerWanted, played: Played, log: Path, asked: list[Learnt]) -> Limits:

@@ -26,7 +26,8 @@ class FuzzOptions:
         budget_s: seconds of playing, from the moment on that a first server has answered.
         blind: nothing is named, and no known failure is kept away.
         source: a recording, a case, or a folder of pictures, that is used and changed.
-        repeat: plays on fresh servers that confirm a finding.
+        repeat: attempts on fresh servers that confirm a finding.
+        jobs: servers at a time.
         resume: folder of a session that is gone on with.
     """
 
@@ -41,6 +42,7 @@ class FuzzOptions:
     repeat: int = REPEAT
     start_mode: StartMode = StartMode.AUTO
     timeout_s: float = TIMEOUT_S
+    jobs: int = 1
     resume: Path | None = None
     out: Path | None = None
 
@@ -82,5 +84,6 @@ class FuzzOptions:
         if self.start_mode is not StartMode.AUTO:
             parts += ["--start-mode", self.start_mode]
         parts += ["--timeout", f"{self.timeout_s:g}"] if self.timeout_s != TIMEOUT_S else []
+        parts += ["--jobs", str(self.jobs)] if self.jobs != 1 else []
         parts += ["--resume", str(resume)] if resume is not None else []
         return shlex.join(parts)

@@ -6,52 +6,57 @@ import shutil
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import get_engine
-from mmrepro.fuzz.course import Course
 from mmrepro.fuzz.episodes import Planned
 from mmrepro.fuzz.features import features
-from mmrepro.fuzz.limits import Asked, learn, narrowed
-from mmrepro.fuzz.store import Ended
+from mmrepro.fuzz.limits import learn, narrowed
+from mmrepro.fuzz.store import Began, Ended
 from mmrepro.incident.fuzz import EPISODES_DIR, Episode
-from mmrepro.incident.replay import PlayFacts
+from mmrepro.incident.replay import PlayFacts, bucket_words
 from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import has_own_format, reference_case
 from mmrepro.play.options import PlayOptions
+from mmrepro.replay.plays import requests
 from mmrepro.replay.seen import seen_of
-from mmrepro.replay.session import note_server
+from mmrepro.replay.store import note_server
+
+if TYPE_CHECKING:
+    from mmrepro.fuzz.session import Fuzzing
 
 
-def play_episode(course: Course, planned: Planned) -> Ended:
-    """Kept before it begins and after it has ended; the first also learns the server's limits."""
-    learning, case, fuzz = planned.number == 0, planned.case, course.fuzz
+def play_episode(session: Fuzzing, planned: Planned) -> Ended:
+    """Written down before it begins and after it has ended; the first also learns the server's
+    limits."""
+    learning, case, known = planned.number == 0, planned.case, session.known
     episode = _episode(planned)
-    folder = course.episode_dir(episode.number)
+    name = f"episode {episode.number} ({episode.kind}, {requests(episode.requests)})"
+    folder = session.episode_dir(episode.number)
     shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed in the middle
-    course.keep(case, folder)
-    course.store.began(episode)
-    if course.watcher is not None:
-        course.watcher.began(fuzz, episode)
-    began = time.monotonic()
-    asked = Asked()
-    options = PlayOptions(course.deadlines, blocks=planned.blocks)
-    played = course.played(case, options, folder / "play", asked if learning else None)
-    note_server(fuzz, [folder / "play"] if not fuzz.start_mode else [])
-    judged = course.judged(case, played)
+    session.keep_case(case, folder)
+    session.journal.append(Began(episode=episode))
+    began, deadlines = time.monotonic(), session.deadlines
+    options = PlayOptions(deadlines, blocks=planned.blocks)
+    result = session.tried(case, folder / "play", name, options, learning=learning)
+    played = result.played
+    assert played is not None
+    note_server(session.fuzz, [folder / "play"] if not session.fuzz.start_mode else [])
+    judged = session.judged(case, played)
     silent = False
-    news = course.known.new(sighting.bucket for sighting in judged.sightings)
+    news = known.new(sighting.bucket for sighting in judged.sightings)
     if planned.compared and played.state is PlayState.ENDED and not news:
-        beside = _beside(course, case, played, folder / "reference")
+        beside = _beside(session, case, played, folder / "reference", name)
         silent = bool(beside.sightings)
         judged = Judged.of([judged, beside])
         episode.compared, episode.starts = True, 2
     log = folder / "play" / played.log_file
-    limits = course.known.episodes.limits
+    limits = known.episodes.limits
     if learning:
-        limits = learn(course.options.server, played, log, asked.learnt)
+        limits = learn(session.options.server, played, log, result.looked.learnt)
     else:
         limits = narrowed(limits, played.evidence.requests)
     facts = PlayFacts(
@@ -59,7 +64,7 @@ def play_episode(course: Course, planned: Planned) -> Ended:
     )
     seen = seen_of(case, played, judged, facts)
     seen.folder = f"../{EPISODES_DIR}/{folder.name}/play"
-    new = sorted(features(case, played, log) - course.known.features)
+    new = sorted(features(case, played, log) - known.features)
     episode.state, episode.buckets = seen.play.state, seen.play.buckets
     episode.answers = dict(Counter(seen.answers.values()))
     episode.new = len(new)
@@ -67,33 +72,35 @@ def play_episode(course: Course, planned: Planned) -> Ended:
     shutil.rmtree(folder / "reference", ignore_errors=True)
     if not seen.sightings:
         shutil.rmtree(folder / "play", ignore_errors=True)
-    line = Ended(
-        episode=episode,
-        elapsed_s=round(course.elapsed_s, 2),
-        seen=seen,
-        features=new,
-        limits=limits,
-        silent=silent,
-        blocks=planned.blocks,
-        answer_s=course.deadlines.answer_s,
-        suspect_s=course.deadlines.suspect_s,
-        rule=course.deadlines.rule,
+    line = session.take(
+        Ended(
+            episode=episode,
+            elapsed_s=round(session.elapsed_s, 2),
+            seen=seen,
+            features=new,
+            limits=limits,
+            silent=silent,
+            blocks=planned.blocks,
+            answer_s=deadlines.answer_s,
+            suspect_s=deadlines.suspect_s,
+            rule=deadlines.rule,
+        )
     )
-    kept = course.store.once(line)
-    course.known.take(kept)
-    course.write()
-    if course.watcher is not None:
-        course.watcher.ended(fuzz, kept.episode)
-    return kept
+    quiet = "nothing is wrong" if episode.state == "ended" else episode.state
+    outcome, bad = bucket_words(episode.buckets) or quiet, bool(episode.buckets)
+    session.report_ended(name, outcome, episode.seconds, f"{episode.new} new", bad=bad)
+    return line
 
 
-def _beside(course: Course, case: Case, played: Played, folder: Path) -> Judged:
+def _beside(session: Fuzzing, case: Case, played: Played, folder: Path, name: str) -> Judged:
     """What the same requests to a plain server hold against its answers."""
-    engine = get_engine(course.options.server.engine)
-    options = PlayOptions(course.deadlines, look="none", canary=False)
+    engine = get_engine(session.options.server.engine)
+    options = PlayOptions(session.deadlines, look="none", canary=False)
 
     def held(plain: Case) -> Judged:
-        return compare_with_reference(case, played, course.played(plain, options, folder))
+        reference = session.tried(plain, folder, name, options).played
+        assert reference is not None
+        return compare_with_reference(case, played, reference)
 
     judged = held(reference_case(case, engine))
     if not compared(judged) or not has_own_format(case):

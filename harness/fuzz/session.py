@@ -1,158 +1,121 @@
-"""A session from start to end: episodes played, judged and pursued, and its files at every step."""
+"""The policy of fuzzing: episodes as long as there is time, each a line of work."""
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import mmrepro
-from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
-from mmrepro.fuzz.course import Course
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import RunEnded
+from mmrepro.capture.captured import Contents
+from mmrepro.case.files import write_case
+from mmrepro.case.model import Case
+from mmrepro.errors import UnwritableOutput, UsageError
+from mmrepro.fuzz import minimisations
 from mmrepro.fuzz.episodes import Episodes
 from mmrepro.fuzz.knowledge import Knowledge
+from mmrepro.fuzz.limits import look_at_limits
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.playing import play_episode
 from mmrepro.fuzz.profiles import Profile
-from mmrepro.fuzz.pursuits import Pursuits
 from mmrepro.fuzz.source import Source, read_source
-from mmrepro.fuzz.store import Ended, Led, Pursued, Store, holds_session
-from mmrepro.fuzz.watcher import FuzzWatcher
+from mmrepro.fuzz.store import EPISODES, Ended, KeptLine, LineT
 from mmrepro.incident import Fidelity
 from mmrepro.incident.folder import new_folder, prepared
-from mmrepro.incident.fuzz import Fuzz
-from mmrepro.incident.replay import FindingClass, Replay
+from mmrepro.incident.fuzz import EPISODES_DIR, Fuzz
+from mmrepro.incident.replay import FindingClass
 from mmrepro.machine.facts import host_facts
+from mmrepro.machine.journal import Head, Journal
 from mmrepro.models import TINY
-from mmrepro.oracle.judge import judge
-from mmrepro.play.player import Player
+from mmrepro.play.options import PlayOptions
+from mmrepro.play.players import Servers
 from mmrepro.records import Moment
-from mmrepro.replay.kept import Head
-from mmrepro.replay.known import Naming
-from mmrepro.replay.plays import Looker, PlayerLike
-from mmrepro.replay.rounds import Judge
-from mmrepro.replay.session import MakePlayer
+from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch
+from mmrepro.replay.plays import found as found_event
+from mmrepro.replay.store import WriteReplay
+from mmrepro.run.deadline import Deadlines
 from mmrepro.text.redact import Redactor
 
 DEFAULT_ROOT = "fuzz"
-NOT_ENDED = "the session has not ended"
 SHARE = 0.8
 """An episode begins while there is time for so much of one."""
+GRACE = 0.05
+"""Of the budget."""
 
 
-class Fuzzing:
-    """A session in progress. ``fuzz`` is valid, if partial, at every moment."""
+class Fuzzing(CaseSearch[Fuzz]):
+    """A session in progress. ``fuzz`` is valid, if partial, at every moment.
+
+    On one place episodes come one after the other, each pursued before the next one begins; on
+    several others go on while one is pursued.
+
+    Attributes:
+        known: what the session has learnt.
+        deadlines: of the next attempt; what pursues a hang may measure them again.
+    """
+
+    kind = "session"
+    journal: Journal
+    deadlines: Deadlines
 
     def __init__(
         self,
         options: FuzzOptions,
-        watcher: FuzzWatcher | None = None,
         *,
         write: Callable[[Fuzz, Path], object],
-        write_replay: Callable[[Replay, Path], object],
-        make_player: MakePlayer = Player,
-        judge: Judge = judge,
-        look: Callable[[str, float], Looker] = Naming,
+        write_replay: WriteReplay,
     ) -> None:
         """``write`` and ``write_replay`` write documents below a folder, each time that they have
         grown."""
-        self.options, self.watcher = options, watcher
-        self._write_documents, self._write_replay = write, write_replay
-        self._make_player, self._judge = make_player, judge
-        self._look = look
-        self._course: Course | None = None
-        self.dir: Path
-        self.fuzz: Fuzz
+        servers = Servers(options.server, options.start_mode, options.timeout_s)
+        super().__init__(servers, options.jobs, blind=options.blind)
+        self.options, self.write_replay = options, write_replay
+        self._write_documents = write
+        self.contents: Contents | Mapping[str, bytes]
+        self._source = self._prepare()
+        self.fuzz = self._blank(self._source)
+        self.known = Knowledge(self.fuzz, self._episodes(), self.folder)
+        self._began = 0.0
+        self._opened: bool | None = None
+        """None: not yet; False: it is being opened."""
+        self._playing: set[int] = set()
+        self.pursued: list[str] = []
+        """Buckets that a line of work pursues now."""
 
     @property
     def resume_command(self) -> str:
         """Goes on in the same folder; no episode that has ended is played again."""
-        return self.options.command(self.dir)
+        return self.options.command(self.folder)
 
-    def execute(self) -> Fuzz:
-        """Fuzz until the budget is over. The files are on disk afterwards, whatever happened.
+    def standing(self) -> str:
+        """How many episodes there were, what was found, and the time that is left."""
+        fuzz = self.fuzz
+        left = max(0.0, fuzz.budget_s - (self.elapsed_s if self._opened else fuzz.elapsed_s))
+        findings = f"{len(fuzz.found)} finding{'s' * (len(fuzz.found) != 1)}"
+        return f"{len(fuzz.episodes)} episodes, {findings}, {left:.0f} s left"
 
-        Raises:
-            MmreproError: usage, or infrastructure that no play can do without.
-            KeyboardInterrupt: the partial session is on disk.
-        """
-        source = self._place()
-        with Store(self.dir, self._head()) as store:
-            self.fuzz = self._blank(store.head.id, source)
-            self._write()
-            try:
-                with self._make_player(
-                    self.options.server,
-                    start_mode=self.options.start_mode,
-                    folder=self.dir,
-                    timeout_s=self.options.timeout_s,
-                    listener=self.watcher.event if self.watcher else None,
-                ) as player:
-                    self._run(player, store, source)
-            except KeyboardInterrupt:
-                self._end("interrupted", f"interrupted; to resume, run: {self.resume_command}")
-                raise
-            except MmreproError as error:
-                self._end("failed", error.message)
-                raise
-            except BaseException as error:
-                self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
-                raise
-            self._end("complete")
-        return self.fuzz
+    # ------------------------------------------------------------------ time
 
-    def _run(self, player: PlayerLike, store: Store, source: Source) -> None:
-        options = self.options
-        sees = options.server.model not in TINY or bool(TINY[options.server.model].image_tokens)
-        episodes = Episodes(
-            options.seed,
-            options.server,
-            pictures=sees and options.profile is not Profile.TEXT,
-            given=source.images,
-            source=source.case,
-            hazards=options.profile is Profile.HAZARDS,
-        )
-        open_ = next((one for one in reversed(store.kept) if isinstance(one, Ended)), None)
-        course = Course(
-            options=options,
-            dir=self.dir,
-            contents=self._contents,
-            player=player,
-            store=store,
-            known=Knowledge(self.fuzz, episodes, self.dir),
-            deadlines=open_.deadlines if open_ is not None else player.calibrate(),
-            began=time.monotonic(),
-            judge=self._judge,
-            write=self._write,
-            watcher=self.watcher,
-        )
-        pursuits = Pursuits(course, write=self._write_replay, look=self._look)
-        self._restore(course, pursuits)
-        course.began -= self.fuzz.elapsed_s
-        self._course = course
-        if open_ is not None:
-            pursuits.pursue(open_)
-        while not self._over(course):
-            if (found := pursuits.unfinished()) is not None:
-                pursuits.finish(found)
-            else:
-                planned = course.known.episodes.next(len(self.fuzz.episodes))
-                pursuits.pursue(play_episode(course, planned))
+    @property
+    def elapsed_s(self) -> float:
+        """Of the budget, with what earlier calls spent."""
+        return time.monotonic() - self._began
 
-    def _restore(self, course: Course, pursuits: Pursuits) -> None:
-        """Take in what earlier calls kept."""
-        for line in course.store.kept:
-            if isinstance(line, Ended):
-                course.known.take(line)
-            elif isinstance(line, Led):
-                course.known.take_led(line)
-            elif isinstance(line, Pursued):
-                pursuits.take_pursued(line)
-            else:
-                pursuits.take_finished(line)
+    @property
+    def until(self) -> float:
+        """Monotonic seconds at which the budget is over."""
+        return self._began + self.options.budget_s
 
-    def _over(self, course: Course) -> bool:
+    @property
+    def grace_s(self) -> float:
+        """For confirming what was found last: of how often it shows nothing was known else."""
+        return GRACE * self.options.budget_s
+
+    def _over(self) -> bool:
         """Whether there is no time for one more episode, or no sense in it."""
         if any(
             f.finding.confirmed and f.finding.finding_class is FindingClass.START_FAILURE
@@ -161,41 +124,176 @@ class Fuzzing:
             why = "the server does not start: nothing else can be tried"
             self.fuzz.limits += [why] if why not in self.fuzz.limits else []
             return True
-        usual = max(course.known.lasted[-3:], default=0.0)
-        return course.elapsed_s + SHARE * usual >= self.options.budget_s
+        usual = max(self.known.lasted[-3:], default=0.0)
+        return self.elapsed_s + SHARE * usual >= self.options.budget_s
 
-    def _end(self, state: str, failure: str = "") -> None:
-        self.fuzz.state = state  # type: ignore[assignment]
-        self.fuzz.failure = failure
-        self.fuzz.finished = Moment.now()
-        if self._course is not None:
-            self.fuzz.elapsed_s = round(self._course.elapsed_s, 2)
-        self._write()
+    # ------------------------------------------------------------------ lines of work
 
-    def _write(self) -> None:
-        self._write_documents(Redactor().redact_model(self.fuzz), self.dir)
+    def more(self) -> Callable[[], None] | None:
+        if self._opened is None:
+            self._opened = False
+            return self._take_up
+        if not self._opened or self._over():
+            return None
+        if (unfinished := minimisations.unfinished(self)) is not None:
+            return lambda: minimisations.finish(self, unfinished)
+        return self._episode
 
-    def _place(self) -> Source:
+    def _take_up(self) -> None:
+        """Go on with what earlier calls left; the budget begins when a server has answered."""
+        ended = [line for line in self.journal.kept if isinstance(line, Ended)]
+        self.deadlines = ended[-1].deadlines if ended else self.measured()
+        self._began = time.monotonic() - self.fuzz.elapsed_s
+        self._opened = True
+        for line in ended:
+            minimisations.pursue(self, line)
+
+    def _episode(self) -> None:
+        """One episode, and what it showed."""
+        taken = self.known.ended.keys() | self._playing
+        number = next(n for n in range(len(taken) + 1) if n not in taken)
+        self._playing.add(number)
+        try:
+            line = play_episode(self, self.known.episodes.next(number))
+        finally:
+            self._playing.discard(number)
+        minimisations.pursue(self, line)
+
+    # ------------------------------------------------------------------ within a line of work
+
+    def measured(self) -> Deadlines:
+        """Deadlines, on a server of its own."""
+        order = CaseRun("deadlines", "deadlines", self.servers)
+        result = self.attempt(order)
+        assert result.deadlines is not None
+        self.report_ended(order.what, f"{result.deadlines.answer_s:.1f} s", result.seconds)
+        return result.deadlines
+
+    def tried(
+        self, case: Case, place: Path, what: str, options: PlayOptions, *, learning: bool = False
+    ) -> CaseResult:
+        """An attempt, with its files in ``place``; it also learns the server's limits."""
+        inside = place.relative_to(self.folder).as_posix()
+        look = look_at_limits if learning else None
+        return self.attempt(
+            CaseRun(
+                inside,
+                what,
+                self.servers,
+                inside,
+                case=case,
+                contents=self.folder,
+                options=options,
+                look=look,
+            )
+        )
+
+    def episode_dir(self, number: int) -> Path:
+        return self.folder / EPISODES_DIR / f"{number:04d}"
+
+    def keep_case(self, case: Case, folder: Path) -> None:
+        write_case(case, folder, self.contents)
+
+    def take(self, line: LineT) -> LineT:
+        """Write it down, and what follows from it. Raises UsageError: it is there already."""
+        kept = self.journal.append(line)
+        self._take(kept)
+        self.write()
+        return kept
+
+    def report_ended(
+        self, what: str, outcome: str, seconds: float, detail: str = "", *, bad: bool = False
+    ) -> None:
+        self.campaign.emit(
+            RunEnded(
+                at=Moment.now(),
+                what=what,
+                index=1,
+                outcome=outcome,
+                detail=detail,
+                tone="bad" if bad else "soft",
+                seconds=seconds,
+            )
+        )
+
+    @contextmanager
+    def pursuing(self, buckets: list[str]) -> Iterator[None]:
+        """No other line of work pursues them meanwhile."""
+        self.pursued += buckets
+        try:
+            yield
+        finally:
+            self.pursued = [one for one in self.pursued if one not in buckets]
+
+    def _take(self, line: KeptLine) -> None:
+        for one in self.known.take(line):
+            self.campaign.emit(found_event(one.id, one.finding))
+
+    # ------------------------------------------------------------------ asked by the campaign
+
+    def begin(self, campaign: Campaign[Fuzz]) -> None:
+        super().begin(campaign)
+        self.journal = Journal(EPISODES, self.folder, self._head())
+        self.fuzz.id = self.journal.head.id
+        self.write()
+        for line in self.journal.kept:
+            if isinstance(line, KeptLine):
+                self._take(line)
+
+    def end(self, state: State, failure: str) -> Fuzz:
+        self.break_off()
+        with self.journal:
+            match state:
+                case State.COMPLETE | State.OUT_OF_TIME:
+                    self.fuzz.state = "complete"
+                case State.INTERRUPTED:
+                    self.fuzz.state = "interrupted"
+                case State.FAILED:
+                    self.fuzz.state = "failed"
+            self.fuzz.failure, self.fuzz.finished = failure, Moment.now()
+            if self._opened:
+                self.fuzz.elapsed_s = round(self.elapsed_s, 2)
+            self.write()
+        return self.fuzz
+
+    # ------------------------------------------------------------------ the folder
+
+    def write(self) -> None:
+        self._write_documents(Redactor().redact_model(self.fuzz), self.folder)
+
+    def _prepare(self) -> Source:
         """The session's folder, and what it begins with: kept there, pictures and all."""
         options = self.options
         if options.resume is not None:
-            if not holds_session(options.resume):
+            if not EPISODES.is_in(options.resume):
                 raise UsageError(
                     f"{options.resume} holds no session to go on with.",
                     hint=f"without --resume: {options.command()}",
                 )
-            self.dir = options.resume.resolve()
+            self.folder = options.resume.resolve()
         source = read_source(options.source, options.server)
         if options.resume is None:
-            if options.out is not None and holds_session(options.out):
+            if options.out is not None and EPISODES.is_in(options.out):
                 raise UnwritableOutput(
                     f"{options.out} already holds a session.",
                     hint=f"--resume {options.out} goes on with it; or choose another --out",
                 )
             engine, release = options.server.engine, options.server.release
-            self.dir = prepared(options.out or new_folder(DEFAULT_ROOT, engine, release))
-        self._contents = source.keep(self.dir)
+            self.folder = prepared(options.out or new_folder(DEFAULT_ROOT, engine, release))
+        self.contents = source.keep(self.folder)
         return source
+
+    def _episodes(self) -> Episodes:
+        options, source = self.options, self._source
+        sees = options.server.model not in TINY or bool(TINY[options.server.model].image_tokens)
+        return Episodes(
+            options.seed,
+            options.server,
+            pictures=sees and options.profile is not Profile.TEXT,
+            given=source.images,
+            source=source.case,
+            hazards=options.profile is Profile.HAZARDS,
+        )
 
     def _head(self) -> Head:
         return Head(
@@ -204,14 +302,14 @@ class Fuzzing:
             decides=self.options.decides,
         )
 
-    def _blank(self, id: str, source: Source) -> Fuzz:
+    def _blank(self, source: Source) -> Fuzz:
         options = self.options
         return Fuzz(
             mmrepro_version=mmrepro.__version__,
-            id=id,
+            id="",
             created=Moment.now(),
             state="interrupted",
-            failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
+            failure=f"the session has not ended; to resume, run: {self.resume_command}",
             command=options.command(),
             resume=self.resume_command,
             server=options.server,

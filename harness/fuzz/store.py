@@ -1,26 +1,23 @@
-"""Episodes on disk as they begin and end: whoever goes on with a session repeats none."""
+"""Lines of a session's journal: whoever goes on with it repeats no episode."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
-from mmrepro.errors import UsageError
 from mmrepro.fuzz.limits import Limits
 from mmrepro.incident.fuzz import EPISODES_FILE, FUZZ_FILE, Episode
-from mmrepro.records import Record
-from mmrepro.replay.kept import Head, Kept, Names
+from mmrepro.machine.journal import Head, JournalKind, Line
 from mmrepro.replay.seen import Seen
 from mmrepro.run.deadline import Deadlines
 from pydantic import Field, TypeAdapter
 
 
-class Began(Record):
+class Began(Line):
     kind: Literal["began"] = "began"
     episode: Episode
 
 
-class Ended(Record):
+class Ended(Line):
     """An episode, judged.
 
     Attributes:
@@ -43,17 +40,21 @@ class Ended(Record):
     rule: str = ""
 
     @property
+    def once(self) -> str:
+        return f"Episode {self.episode.number} ended"
+
+    @property
     def deadlines(self) -> Deadlines:
         return Deadlines(self.answer_s, self.suspect_s, self.rule)
 
 
-class Led(Record):
+class Led(Line):
     """What the pursuit of an episode begins with.
 
     Attributes:
         straight: its requests one after another, in the order in which they were sent, show it as
             well: then it does not hang on chance.
-        seen: the play of what is pursued.
+        seen: the attempt at what is pursued.
     """
 
     kind: Literal["led"] = "led"
@@ -62,8 +63,12 @@ class Led(Record):
     seen: Seen
     starts: int = 0
 
+    @property
+    def once(self) -> str:
+        return f"Episode {self.number} led"
 
-class Pursued(Record):
+
+class Pursued(Line):
     """What an episode showed has been pursued, in the folder ``replay``."""
 
     kind: Literal["pursued"] = "pursued"
@@ -72,8 +77,12 @@ class Pursued(Record):
     elapsed_s: float
     seconds: float
 
+    @property
+    def once(self) -> str:
+        return f"Episode {self.number} was pursued"
 
-class Finished(Record):
+
+class Finished(Line):
     """A finding that was not shrunk to its end was taken up again, in the folder ``replay``.
 
     Attributes:
@@ -86,52 +95,12 @@ class Finished(Record):
     elapsed_s: float
     seconds: float
 
+    @property
+    def once(self) -> str:
+        return f"{self.of} was finished"
+
 
 KeptLine: TypeAlias = Ended | Led | Pursued | Finished
-OnceT = TypeVar("OnceT", Ended, Led, Pursued, Finished)
+LineT = TypeVar("LineT", Ended, Led, Pursued, Finished)
 AnyLine: TypeAlias = Annotated[Head | Began | KeptLine, Field(discriminator="kind")]
-
-
-class Store(Kept):
-    """The episodes of one session, in its folder.
-
-    Attributes:
-        kept: what ended, and what was or is pursued, in earlier calls, in order.
-    """
-
-    names = Names("session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE)
-    adapter = TypeAdapter(AnyLine)
-
-    def __init__(self, folder: Path, head: Head) -> None:
-        self.kept: list[KeptLine] = []
-        self._known: set[tuple[str, str]] = set()
-        super().__init__(folder, head)
-
-    def took(self, line: Record) -> None:
-        if isinstance(line, KeptLine):
-            self._once(line)
-            self.kept.append(line)
-
-    def began(self, episode: Episode) -> None:
-        self.append(Began(episode=episode))
-
-    def once(self, line: OnceT) -> OnceT:
-        """Keep it. Raises UsageError: its episode, or finding, has such a line."""
-        self._once(line)
-        return self.append(line)
-
-    def _once(self, line: KeptLine) -> None:
-        match line:
-            case Ended():
-                what = f"episode {line.episode.number}"
-            case Finished():
-                what = line.of
-            case _:
-                what = f"episode {line.number}"
-        if (line.kind, what) in self._known:
-            raise UsageError(f"{what} {line.kind} twice.")
-        self._known.add((line.kind, what))
-
-
-def holds_session(folder: Path) -> bool:
-    return Store.in_folder(folder)
+EPISODES = JournalKind("session", EPISODES_FILE, ".fuzz.lock", FUZZ_FILE, TypeAdapter(AnyLine))

@@ -217,3 +217,14 @@ class Replay(Record):
             return 1
         unproven = any(not f.confirmed for f in self.findings) or bool(self.unconfirmed)
         return 3 if unproven else 0
+
+
+def bucket_words(buckets: list[str]) -> str:
+    """Their classes, and of a hang where it stands: ``hang in put, server-error``."""
+    words = []
+    for bucket in buckets:
+        parts = bucket.split("/")
+        kind = next((part for part in parts if part in list(FindingClass)), parts[0])
+        place = parts[-1].rpartition(" > ")[2]
+        words.append(f"{kind} in {place}" if kind == FindingClass.HANG and place else kind)
+    return ", ".join(dict.fromkeys(words))

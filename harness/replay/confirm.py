@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from mmrepro.campaign.search import Spent
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import Rate
-from mmrepro.replay.plays import Plays, Wanted
+from mmrepro.replay.plays import Plays
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Seen
-from mmrepro.replay.shrink import Spent, Verdict
+from mmrepro.replay.shrink import Verdict
+from mmrepro.replay.store import Wanted
 
 GIVE_UP, MOST = 7, 12
 """Plays without a second sighting, and plays in all, of what comes and goes. A failure of every
@@ -102,7 +104,7 @@ class Candidates:
         new = {digest: one for digest, one in new.items() if digest not in self.known}
         if self.repeats == 1 and len(new) > 1 and self.left >= len(new):
             wanted = [Wanted(case, "shrink", 1, what) for case, what in new.values()]
-            seens = self.plays.several(wanted, self.jobs)
+            seens = self.plays.several(wanted)
             for digest, seen in zip(new, seens, strict=True):
                 fails = self.shows(seen)
                 self.known[digest] = Verdict(fails, int(fails), 1, seen if fails else None)

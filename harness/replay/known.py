@@ -19,7 +19,7 @@ from mmrepro.incident.replay import Sighting
 from mmrepro.oracle.buckets import alike
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.logs import LogsProbe
-from mmrepro.replay.seen import Named, Seen
+from mmrepro.replay.seen import Looked, Named, Seen
 from mmrepro.scenario import Finding, LiveFacts, Scenario, Truth
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.silent import SILENT, Failure
@@ -31,57 +31,49 @@ TRIED = 3
 """Scenarios that are named where none fits."""
 
 
-class Naming:
-    """Looks at the server of one play, and says what ``bucket`` is.
+def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> Looked:
+    """Diagnoses a server while it lives; the incident goes beside the attempt's evidence."""
+    out = log.parent.parent / DIAGNOSIS_DIR
+    options = DiagnoseOptions(
+        url=url, pid=pid, logs=(log,), out=out, deadline_s=max(1.0, deadline_s)
+    )
+    try:
+        found = diagnose(options)
+    except MmreproError as error:
+        return Looked(why=f"the server could not be looked at: {error.message}")
+    return Looked(matches=found.diagnosis.matches, diagnosis=DIAGNOSIS_DIR)
+
+
+def named(
+    bucket: str, seen: Seen, case: Case, played: Played, folder: Path, looked: Looked
+) -> Seen:
+    """``seen`` with what ``bucket`` is called; unchanged where the attempt does not show it.
 
     A scenario names a failure only if every condition of it is met, on a release and with options
-    that can fail so; and only the worst failure of a play: of two the other one might be what was
-    recognised. A silent failure is named by what its own requests sent, whatever else there is.
+    that can fail so; and only the worst failure of an attempt: of two the other one might be what
+    was recognised. A silent failure is named by what its own requests sent, whatever else there is.
     """
-
-    def __init__(self, bucket: str, deadline_s: float) -> None:
-        self.bucket, self.deadline_s = bucket, deadline_s
-        self._matches: list[Match] | None = None
-        self._why = ""
-        self._diagnosis = ""
-
-    def on_look(self, url: str, pid: int, log: Path) -> None:
-        """Diagnoses the server while it lives; its incident goes beside the play's evidence."""
-        out = log.parent.parent / DIAGNOSIS_DIR
-        options = DiagnoseOptions(
-            url=url, pid=pid, logs=(log,), out=out, deadline_s=max(1.0, self.deadline_s)
-        )
-        try:
-            found = diagnose(options)
-        except MmreproError as error:
-            self._why = f"the server could not be looked at: {error.message}"
-            return
-        self._matches = found.diagnosis.matches
-        self._diagnosis = DIAGNOSIS_DIR
-
-    def name(self, seen: Seen, case: Case, played: Played, folder: Path) -> Seen:
-        """``seen`` with what it is called; unchanged where the play does not show it."""
-        if not seen.has(self.bucket):
-            return seen
-        matches = self._matches
-        if played.state in (PlayState.START_FAILED, PlayState.DIED):
-            matches = by_log(case, played, folder)
-        if matches is None:
-            named = Named(why=self._why or "nobody looked at the server")
-        elif not alike(seen.sightings[0].bucket, self.bucket):
-            worse = seen.sightings[0].finding_class
-            named = Named(why=f"the same requests also show a {worse}: a name would be of that")
-        else:
-            named = best(matches)
-        sighting = seen.sighting(self.bucket)
-        if named.known is None and sighting is not None and sighting.finding_class in SILENT:
-            refused = [op for op, answer in seen.answers.items() if answer[:1] == "4"]
-            taken = {op for op in seen.sent if op not in refused} | set(sighting.operations)
-            named = recognised(sighting, case.keeping(taken), folder, named.why)
-        hung = played.state is PlayState.HUNG
-        diagnosis = self._diagnosis if hung else ""
-        named = named.model_copy(update={"bucket": self.bucket, "diagnosis": diagnosis})
-        return seen.model_copy(update={"named": named})
+    if not seen.has(bucket):
+        return seen
+    matches = looked.matches
+    if played.state in (PlayState.START_FAILED, PlayState.DIED):
+        matches = by_log(case, played, folder)
+    if matches is None:
+        found = Named(why=looked.why or "nobody looked at the server")
+    elif not alike(seen.sightings[0].bucket, bucket):
+        worse = seen.sightings[0].finding_class
+        found = Named(why=f"the same requests also show a {worse}: a name would be of that")
+    else:
+        found = best(matches)
+    sighting = seen.sighting(bucket)
+    if found.known is None and sighting is not None and sighting.finding_class in SILENT:
+        refused = [op for op, answer in seen.answers.items() if answer[:1] == "4"]
+        taken = {op for op in seen.sent if op not in refused} | set(sighting.operations)
+        found = recognised(sighting, case.keeping(taken), folder, found.why)
+    hung = played.state is PlayState.HUNG
+    diagnosis = looked.diagnosis if hung else ""
+    found = found.model_copy(update={"bucket": bucket, "diagnosis": diagnosis})
+    return seen.model_copy(update={"named": found})
 
 
 def by_log(case: Case, played: Played, folder: Path) -> list[Match]:

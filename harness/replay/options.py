@@ -28,7 +28,7 @@ class ReplayOptions:
         scale: lengths are fitted to ``server.max_model_len``.
         budget: most starts of servers.
         repeat: plays on fresh servers that confirm a finding.
-        jobs: servers at a time while shrinking; None: chosen from the machine.
+        jobs: servers at a time; None: chosen from the machine.
         resume: folder of a replay that is gone on with: the case is read there, not from ``file``.
         timeout_s: that a server may take to become ready.
     """
@@ -43,7 +43,7 @@ class ReplayOptions:
     shrink: bool = True
     budget: int = BUDGET
     repeat: int = REPEAT
-    jobs: Literal[1, 2] | None = None
+    jobs: int | None = None
     seed: int = 0
     start_mode: StartMode = StartMode.AUTO
     timeout_s: float = TIMEOUT_S

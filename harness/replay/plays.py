@@ -1,128 +1,94 @@
-"""The plays of one replay: each on a fresh server, each once, and counted."""
+"""The attempts of one replay: each on a fresh server, each once, and counted."""
 
 from __future__ import annotations
 
+import functools
 import math
-import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any
 
-from mmrepro.case.barriers import Time
+from mmrepro.campaign.events import Found, RunEnded
+from mmrepro.campaign.search import Spent
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
-from mmrepro.errors import InfrastructureError
-from mmrepro.incident.replay import PlayFacts
+from mmrepro.engines import get_engine
+from mmrepro.incident.replay import Finding, PlayFacts, bucket_words
 from mmrepro.oracle.judged import Judged
-from mmrepro.play.options import Look, PlayOptions
+from mmrepro.play.options import PlayOptions
+from mmrepro.records import Moment
+from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch
+from mmrepro.replay.known import diagnosed
 from mmrepro.replay.seen import Seen, seen_of
-from mmrepro.replay.shrink import Spent
-from mmrepro.replay.store import How, Key, Store
+from mmrepro.replay.silent import Silent
+from mmrepro.replay.store import PLAYS_DIR, How, Key, ReplayFolder, Wanted
 from mmrepro.run.deadline import Deadlines
 
-PLAYS_DIR, PLAYED_FILE = "plays", "played.json"
-BLOCKS = 6
-"""Of a case that is played in blocks: an idle server is read after each, for what grows."""
+PLAYED_FILE = "played.json"
 LAST, USUAL_S = 5, 5.0
-"""Plays by which it is told how many more there is time for; seconds, before there are any."""
-ATTEMPTS = 2
-"""Of a play that told nothing of the engine."""
+"""Attempts by which it is known how many more there is time for; seconds, before there are any."""
 
 
-class PlayerLike(Protocol):
-    """What is asked of :class:`mmrepro.play.player.Player`."""
+@dataclass(frozen=True)
+class StartingPoint:
+    """Where a replay begins that pursues what somebody else's attempt at the case showed.
 
-    def calibrate(self) -> Deadlines: ...
+    Attributes:
+        seen: that attempt; None: there is none, and all of the case is looked at.
+        compared: it was wrong beside a reference, and by itself nothing was.
+        blocks: it was made in so many blocks.
+        again: the case is what was left of a finding: nothing besides is looked for.
+        handled: buckets that are known already, and not pursued.
+        deadlines: None: they are measured.
+        until: monotonic seconds; no attempt begins after it.
+        end: the same, of attempts that confirm.
+    """
 
-    def play(
-        self,
-        case: Case,
-        contents: Path | None,
-        options: PlayOptions,
-        folder: Path,
-        *,
-        on_look: Look | None = None,
-    ) -> Played: ...
-
-    def cancel(self) -> None: ...
-
-
-class Wanted(NamedTuple):
-    """One play that is asked for."""
-
-    case: Case
-    how: How
-    nth: int
-    what: str
-
-
-class Looker(Protocol):
-    """Looks at a server that is about to be stopped, and names what it sees."""
-
-    def on_look(self, url: str, pid: int, log: Path) -> None: ...
-
-    def name(self, seen: Seen, case: Case, played: Played, folder: Path) -> Seen: ...
-
-
-@dataclass
-class Told:
-    """Who hears of plays as they begin and end."""
-
-    began: Callable[[str, int], None] = lambda _what, _requests: None
-    ended: Callable[[PlayFacts, bool], None] = lambda _facts, _kept: None
+    seen: Seen | None = None
+    compared: bool = False
+    blocks: int = 0
+    again: bool = False
+    handled: tuple[str, ...] = ()
+    deadlines: Deadlines | None = None
+    until: float = math.inf
+    end: float = -math.inf
 
 
 class Plays:
-    """Plays cases, or says what the plays of an earlier call said.
+    """Makes the attempts of a replay within a line of work, or says what those of an earlier call
+    showed.
 
     Attributes:
         blocks: into so many blocks a case is cut, with a reading of the idle server after each.
-        hurried: a hang is judged early in plays that confirm a case before it is shrunk; what is
+        hurried: a hang is judged early in attempts that confirm a case before it is shrunk; what is
             left is confirmed with the whole deadline.
         silent: candidates are judged by what the idle server looks like, too.
-        facts: of all plays, in the order in which they were asked for.
-        smallest: of each bucket the smallest case that showed it, and that play.
+        facts: of all attempts, in the order in which they were asked for.
+        smallest: of each bucket the smallest case that showed it, and that attempt.
+        comparison: what answers are held against.
+        until: monotonic seconds after which no attempt begins.
     """
 
-    def __init__(
-        self,
-        player: PlayerLike,
-        store: Store,
-        folder: Path,
-        contents: Path | None,
-        judge: Callable[[Case, Played], Judged],
-        *,
-        budget: int,
-        pace: Time,
-        until: float = math.inf,
-        end: float = -math.inf,
-        told: Told | None = None,
-    ) -> None:
-        """``until``, ``end``: monotonic seconds after which no play begins; after the second, none
-        that confirms."""
-        self.player, self.store, self.folder, self.contents = player, store, folder, contents
-        self.judge, self.budget = judge, budget
-        self.until, self._end = until, end
-        self._time = pace
-        self._told = told or Told()
-        self._lock = threading.Lock()
+    def __init__(self, search: CaseSearch[Any], files: ReplayFolder, start: StartingPoint) -> None:
+        self.search, self.files, self.folder = search, files, files.folder
+        self.until, self._end = start.until, start.end
         self.deadlines: Deadlines | None = None
-        self.silent, self.hurried, self.blocks = False, False, 0
+        self.silent, self.hurried, self.blocks = False, files.options.shrink, 0
         self.facts: list[PlayFacts] = []
         self.smallest: dict[str, tuple[Case, Seen]] = {}
+        engine = get_engine(files.options.server.engine)
+        self.comparison = Silent(self, engine, self.folder)
         self._asked: dict[Key, Seen] = {}
+        self._found: dict[str, tuple[bool, bool]] = {}
 
     @property
     def left(self) -> int:
-        """Starts of servers that may still be made: of the budget, and before ``until``
-        (monotonic), if each takes as long as the slowest of the last ones."""
-        left = self.budget - len(self.facts)
+        """Starts of servers that may still be made: of the budget, and before ``until``, if each
+        takes as long as the slowest of the last ones."""
+        left = self.files.options.budget - len(self.facts)
         if math.isinf(self.until):
             return left
         took = [facts.seconds for facts in self.facts if facts.seconds][-LAST:]
@@ -131,150 +97,199 @@ class Plays:
 
     @contextmanager
     def confirming(self) -> Iterator[None]:
-        """How often it shows is worth a few plays more: up to ``end``."""
+        """How often it shows is worth a few attempts more: up to the starting point's end."""
         until, self.until = self.until, max(self.until, self._end)
         try:
             yield
         finally:
             self.until = until
 
-    def calibrate(self, case: Case) -> Deadlines:
-        """On a server of its own; it counts as a start."""
+    def calibrate(self, known: Deadlines | None) -> Deadlines:
+        """Measured on a server of its own, if they are not ``known``; counts as a start."""
         key = Key("", "calibration", 1)
-        kept = self.store.ended.get(key)
-        facts = PlayFacts(number=1, what="deadlines", requests=0, state="ended")
-        self._began(facts)
+        facts = self._counted("deadlines", 0)
+        facts.state = "ended"
+        kept = self.files.ended.get(key)
         if kept is None or kept.deadlines is None:
-            self.store.began(1, key, facts.what, 0)
-            began = time.monotonic()
-            deadlines = self.player.calibrate()
-            facts.seconds = round(time.monotonic() - began, 2)
-            kept_now = self.store.end(1, key, Seen(play=facts), deadlines)
-            self.deadlines = kept_now.deadlines
+            self.files.begin_attempt(1, key, facts)
+            deadlines = known
+            if deadlines is None:
+                order = CaseRun(self._id(key), self._name(facts), self.search.servers)
+                result = self.search.attempt(order)
+                deadlines, facts.seconds = result.deadlines, result.seconds
+            line = self.files.end_attempt(1, key, Seen(play=facts), deadlines)
         else:
-            self.deadlines = kept.deadlines
+            line = kept
             facts.seconds = kept.seen.play.seconds
+        self.deadlines = line.deadlines
         assert self.deadlines is not None
-        self._ended(facts, kept=kept is not None)
+        self._known(facts, kept=kept is not None)
         return self.deadlines
 
-    def play(self, wanted: Wanted, look: Looker | None = None) -> Seen:
-        """One play; what was asked for before costs no start. Raises Spent, and as the player
-        does."""
-        known = self._asked.get(self._key(wanted))
-        return known or self._finish(self._claim(wanted), wanted, look)
+    def play(self, wanted: Wanted, bucket: str = "") -> Seen:
+        """One attempt; what was asked for before costs no start.
 
-    def several(self, wanted: Sequence[Wanted], jobs: int) -> list[Seen]:
-        """At most ``jobs`` at a time; raises as :meth:`play`."""
-        if jobs < 2 or len(wanted) < 2:
-            return [self.play(one) for one in wanted]
-        claimed = [self._claim(one) for one in wanted]
-        pool = ThreadPoolExecutor(jobs)
-        try:
-            made = [
-                pool.submit(self._finish, n, one, None)
-                for n, one in zip(claimed, wanted, strict=True)
-            ]
-            return [future.result() for future in made]
-        except KeyboardInterrupt:
-            self.player.cancel()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        Args:
+            bucket: the server is looked at, and the failure named.
+
+        Raises:
+            Spent: no start is left.
+        """
+        return self.several([wanted], bucket)[0]
+
+    def several(self, wanted: Sequence[Wanted], bucket: str = "") -> list[Seen]:
+        """As :meth:`play`; beside each other where places are free."""
+        open_: list[tuple[Key, PlayFacts, Wanted]] = []
+        for one in wanted:
+            key = self._key(one)
+            if key in self._asked or any(key == other for other, _, _ in open_):
+                continue
+            if self.left < 1:
+                raise Spent
+            facts = self._counted(one.what, len(one.case.operations))
+            if (kept := self.files.ended.get(key)) is not None:
+                self._note(key, facts, one, kept.seen, kept=True)
+            else:
+                self.files.begin_attempt(facts.number, key, facts)
+                open_.append((key, facts, one))
+        orders = [self._order(key, facts, one, bucket) for key, facts, one in open_]
+        for number, result in self.search.attempts(orders):
+            key, facts, one = open_[number]
+            self._note(key, facts, one, self._judged(key, facts, one, result, bucket), kept=False)
+        return [self._asked[self._key(one)] for one in wanted]
 
     def whole(self, seen: Seen) -> Played:
-        """All that a play recorded; it was kept beside its log."""
+        """All that an attempt recorded; it was kept beside its log."""
         return Played.model_validate_json((self.folder / seen.folder / PLAYED_FILE).read_bytes())
 
-    # ------------------------------------------------------------------ one play
+    def grew(self, finding: Finding) -> None:
+        """A finding has more to say."""
+        self.files.grew(finding)
+        stands = finding.confirmed, finding.shrunk
+        if self._found.get(finding.id) != stands:
+            self._found[finding.id] = stands
+            self.search.campaign.emit(found(f"{self._prefix}{finding.id}", finding))
+
+    # ------------------------------------------------------------------ one attempt
 
     def _key(self, wanted: Wanted) -> Key:
         cut = f"/{self.blocks}" if self.blocks else ""
         return Key(case_digest(wanted.case) + cut, wanted.how, wanted.nth)
 
-    def _claim(self, wanted: Wanted) -> PlayFacts:
-        """Its number, and a start of the budget. Raises Spent."""
-        if self.left < 1:
-            raise Spent
-        requests = len(wanted.case.operations)
-        facts = PlayFacts(number=len(self.facts) + 1, what=wanted.what, requests=requests, state="")
-        self._began(facts)
+    def _counted(self, what: str, requests: int) -> PlayFacts:
+        """It has a number, and is one start of the budget."""
+        facts = PlayFacts(number=len(self.facts) + 1, what=what, requests=requests, state="")
+        self.facts.append(facts)
         return facts
 
-    def _finish(self, facts: PlayFacts, wanted: Wanted, look: Looker | None) -> Seen:
-        key = self._key(wanted)
-        kept = self.store.ended.get(key)
-        seen = kept.seen if kept else self._new(facts, key, wanted, look)
-        for name in ("state", "buckets", "start_s", "seconds", "early"):
-            setattr(facts, name, getattr(seen.play, name))
-        with self._lock:
-            self._asked[key] = seen
-            for bucket in facts.buckets:
-                best = self.smallest.get(bucket)
-                if best is None or len(wanted.case.operations) < len(best[0].operations):
-                    self.smallest[bucket] = wanted.case, seen
-        self._ended(facts, kept=kept is not None)
-        return seen
-
-    def _new(self, facts: PlayFacts, key: Key, wanted: Wanted, look: Looker | None) -> Seen:
-        place = Path(PLAYS_DIR) / f"{facts.number:04d}"
-        folder = self.folder / place
-        with self._lock:
-            self.store.began(facts.number, key, wanted.what, facts.requests)
-        played = attempted(
-            self.player,
-            wanted.case,
-            self.contents,
-            self._options(wanted.how),
-            folder,
-            look.on_look if look else None,
-            failed=lambda error: setattr(facts, "error", error.message),
+    def _order(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> CaseRun:
+        look = None
+        if bucket and not self.search.blind:
+            assert self.deadlines is not None
+            look = functools.partial(diagnosed, self.deadlines.answer_s)
+        return CaseRun(
+            self._id(key),
+            self._name(facts),
+            self.search.servers,
+            f"{self._below}{PLAYS_DIR}/{facts.number:04d}",
+            case=wanted.case,
+            contents=self.folder,
+            options=self._options(wanted.how),
+            look=look,
         )
-        seen = seen_of(wanted.case, played, self.judge(wanted.case, played), facts.model_copy())
-        seen.folder = place.as_posix()
-        if look is not None:
-            seen = look.name(seen, wanted.case, played, folder)
-        if wanted.how != "shrink":
-            (folder / PLAYED_FILE).write_text(played.model_dump_json(), encoding="utf-8")
-        with self._lock:
-            return self.store.end(facts.number, key, seen).seen
 
     def _options(self, how: How) -> PlayOptions:
-        common = PlayOptions(self.deadlines, time=self._time, blocks=self.blocks)
+        pace = self.files.options.time
+        common = PlayOptions(self.deadlines, time=pace, blocks=self.blocks)
         if how == "shrink":
             return replace(common, look="quick" if self.silent else "none", early=True)
         return replace(common, look="quick", early=how == "confirm" and self.hurried)
 
-    # ------------------------------------------------------------------ telling
+    def _judged(
+        self, key: Key, facts: PlayFacts, wanted: Wanted, result: CaseResult, bucket: str
+    ) -> Seen:
+        """What it showed, written down. Raises Spent: judging it takes one more start."""
+        case, played = wanted.case, result.played
+        assert played is not None
+        facts.error = result.error
+        alone = self.search.judged(case, played)
+        judged = Judged.of([alone, self.comparison.judge(case, played)])
+        seen = seen_of(case, played, judged, facts.model_copy())
+        seen.folder = f"{PLAYS_DIR}/{facts.number:04d}"
+        if bucket:
+            seen = self.search.named(bucket, seen, case, result)
+        if wanted.how != "shrink":
+            file = self.folder / seen.folder / PLAYED_FILE
+            file.write_text(played.model_dump_json(), encoding="utf-8")
+        return self.files.end_attempt(facts.number, key, seen).seen
 
-    def _began(self, facts: PlayFacts) -> None:
-        with self._lock:
-            self.facts.append(facts)
-            self._told.began(facts.what, facts.requests)
+    def _note(self, key: Key, facts: PlayFacts, wanted: Wanted, seen: Seen, *, kept: bool) -> None:
+        for name in ("state", "buckets", "start_s", "seconds", "early"):
+            setattr(facts, name, getattr(seen.play, name))
+        self._asked[key] = seen
+        for bucket in facts.buckets:
+            best = self.smallest.get(bucket)
+            if best is None or len(wanted.case.operations) < len(best[0].operations):
+                self.smallest[bucket] = wanted.case, seen
+        self._known(facts, kept=kept)
 
-    def _ended(self, facts: PlayFacts, *, kept: bool) -> None:
-        with self._lock:
-            self._told.ended(facts, kept)
+    # ------------------------------------------------------------------ its names
+
+    @property
+    def _below(self) -> str:
+        """The replay's folder within the campaign's, as a beginning of others."""
+        inside = self.folder.relative_to(self.search.folder).as_posix()
+        return "" if inside == "." else f"{inside}/"
+
+    @property
+    def _prefix(self) -> str:
+        return self._below.replace("/", ", ")
+
+    def _id(self, key: Key) -> str:
+        return f"{self._below}{key.how}/{key.nth}/{key.digest}"
+
+    def _name(self, facts: PlayFacts) -> str:
+        return self._prefix + name_of(facts, self.files.options.budget)
+
+    def _known(self, facts: PlayFacts, *, kept: bool) -> None:
+        self.files.attempted(self.facts, kept_s=facts.seconds if kept else 0.0)
+        self.search.campaign.emit(attempt_ended(self._name(facts), facts, kept=kept))
 
 
-def attempted(
-    player: PlayerLike,
-    case: Case,
-    contents: Path | None,
-    options: PlayOptions,
-    folder: Path,
-    look: Look | None = None,
-    *,
-    failed: Callable[[InfrastructureError], object] = lambda _error: None,
-) -> Played:
-    """A play in ``folder``, which is emptied before; what told nothing of the engine is played
-    again, and ``failed`` told of it. Raises as the player does."""
-    for attempt in range(1, ATTEMPTS + 1):
-        shutil.rmtree(folder, ignore_errors=True)  # killed in the middle, or failed
-        try:
-            return player.play(case, contents, options, folder, on_look=look)
-        except InfrastructureError as error:
-            failed(error)
-            if attempt == ATTEMPTS:
-                raise
-    raise AssertionError("unreachable")
+# ---------------------------------------------------------------------- for people
+
+
+def requests(number: int) -> str:
+    return f"{number} request{'s' * (number != 1)}"
+
+
+def name_of(facts: PlayFacts, budget: int) -> str:
+    """``attempt 2 of at most 40 (the whole case, 12 requests)``."""
+    of = f"{facts.number} of at most {budget}"
+    return f"attempt {of} ({facts.what}, {requests(facts.requests)})"
+
+
+def attempt_ended(name: str, facts: PlayFacts, *, kept: bool) -> RunEnded:
+    """The event of an attempt that has ended, now or in an earlier call."""
+    quiet = "nothing is wrong" if facts.state == "ended" else facts.state
+    return RunEnded(
+        at=Moment.now(),
+        what=name,
+        index=1,
+        outcome=bucket_words(facts.buckets) or quiet,
+        detail=f"the one before it counts for nothing: {facts.error}" if facts.error else "",
+        tone="bad" if facts.buckets else "soft",
+        seconds=facts.seconds,
+        kept=kept,
+    )
+
+
+def found(name: str, finding: Finding) -> Found:
+    """The event of a finding that is new, or has more to say."""
+    known = f"known: {finding.known}" if finding.known else "unknown"
+    confirmed = "confirmed" if finding.confirmed else "not confirmed"
+    shrunk = ", shrunk" if finding.shrunk else ""
+    rate = f"{finding.rate.failed} of {finding.rate.plays} attempts"
+    words = f"{finding.finding_class}, {known}, {confirmed}{shrunk}, {rate}"
+    text = f"{name}: {words}, {requests(finding.requests)}: {finding.said}"
+    return Found(at=Moment.now(), text=text, tone="bad" if finding.confirmed else "unsure")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mmrepro.campaign.search import Spent
 from mmrepro.capture.anonymise import anonymise
 from mmrepro.capture.captured import Captured
 from mmrepro.case.files import read_contents, write_case
@@ -11,8 +12,8 @@ from mmrepro.case.model import IMAGES_DIR, Case
 from mmrepro.errors import UsageError
 from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass, Step
 from mmrepro.machine.files import write_file
-from mmrepro.replay.plays import Plays, Wanted
-from mmrepro.replay.shrink import Spent
+from mmrepro.replay.plays import Plays
+from mmrepro.replay.store import Wanted
 
 COMPARED = (FindingClass.CROSS_TALK, FindingClass.WRONG_ANSWER)
 """Classes that one play does not show."""

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrepro.campaign.search import Spent
 from mmrepro.case.files import read_contents, write_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Sighting
 from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.quiescence import grows
 from mmrepro.replay.confirm import MOST, Candidates, confirmed, decided
-from mmrepro.replay.known import Naming
-from mmrepro.replay.plays import BLOCKS, Looker, Plays, Wanted
+from mmrepro.replay.plays import Plays
 from mmrepro.replay.rate import luck, rate_of, repeats
 from mmrepro.replay.seen import Named, Seen
-from mmrepro.replay.shrink import Shrinking, Spent
+from mmrepro.replay.shrink import Shrinking
+from mmrepro.replay.store import BLOCKS, Wanted
 
 FATAL = frozenset(
     {
@@ -55,20 +56,18 @@ class Pursuit:
     """Makes findings of failures.
 
     Attributes:
-        folder: the replay's; each finding has one of its own below it.
-        repeat: plays that confirm what is left.
-        look: makes who looks at the server of a confirming play.
-        grew: told whenever a finding has more to say.
+        repeat: attempts that confirm what is left.
     """
 
     plays: Plays
-    folder: Path
     repeat: int
-    jobs: int
     shrink: bool
-    grew: Callable[[Finding], None]
-    look: Callable[[str, float], Looker] = Naming
     _repeats: int = 1
+
+    @property
+    def folder(self) -> Path:
+        """The replay's; each finding has one of its own below it."""
+        return self.plays.folder
 
     def pursue(self, start: Start, id: str, reserve: int = 0) -> tuple[Finding, Case, Named | None]:
         """The finding, what is left of the case, and its name. ``reserve``: starts that are not
@@ -108,7 +107,7 @@ class Pursuit:
         mine = self.plays.facts[begun:]
         finding.starts = len(mine)
         finding.seconds = round(sum(facts.seconds for facts in mine), 2)
-        self.grew(finding)
+        self.plays.grew(finding)
         return finding, case, named
 
     # ------------------------------------------------------------------ shrinking
@@ -123,7 +122,7 @@ class Pursuit:
             lambda seen: seen.has(start.bucket),
             repeats=repeats(rate, CANDIDATES, most),
             reserve=reserve + self.repeat,
-            jobs=self.jobs,
+            jobs=self.plays.search.places,
         )
         before = finding.steps
 
@@ -135,7 +134,7 @@ class Pursuit:
             finding.steps = [*before, *shrinking.steps]
             if shrinking.steps[-1].kept:
                 self._keep(finding, shrinking.case, shrinking.seen)
-            self.grew(finding)
+            self.plays.grew(finding)
 
         shrinking = Shrinking(
             case, seen, test, failing, grew=grew, simpler=start.simpler, plainer=rate >= 1
@@ -168,9 +167,10 @@ class Pursuit:
             with self.plays.confirming():
                 while self._open(finding.bucket, plays, start.rate, untouched=untouched):
                     named = _name(plays, finding.bucket)
-                    look = None if named else self.look(finding.bucket, self._deadline)
+                    bucket = "" if named else finding.bucket
                     what = f"{finding.id}: what is left, on a fresh server"
-                    plays.append(self.plays.play(Wanted(case, "look", len(plays) + 1, what), look))
+                    wanted = Wanted(case, "look", len(plays) + 1, what)
+                    plays.append(self.plays.play(wanted, bucket))
         except Spent:
             times = f"{len(plays)} time{'s' * (len(plays) != 1)}"
             if not untouched:
@@ -221,10 +221,6 @@ class Pursuit:
                 f"{luck(rate, self._repeats):.1%} of the cases, and a smaller case was taken for "
                 "sound after that; more may be left than is needed"
             )
-
-    @property
-    def _deadline(self) -> float:
-        return self.plays.deadlines.answer_s if self.plays.deadlines else 0.0
 
     def _keep(self, finding: Finding, case: Case, seen: Seen) -> None:
         """What is shown of it is of ``case`` and its play; the case is on disk."""

@@ -1,34 +1,28 @@
-"""Which cases of a replay are played, how often, and what becomes of what they show."""
+"""Which cases of a replay are tried, how often, and what becomes of what they show."""
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import psutil
+from mmrepro.campaign.search import Spent
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
-from mmrepro.case.played import Played
-from mmrepro.engines import get_engine
-from mmrepro.incident.replay import Finding, FindingClass, Replay, Sighting
+from mmrepro.incident.replay import Finding, FindingClass, Sighting
 from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.quiescence import NO_BLOCKS
+from mmrepro.replay.attempts import CaseSearch
 from mmrepro.replay.confirm import GIVE_UP, decided, tally
 from mmrepro.replay.known import mitigation
-from mmrepro.replay.options import ReplayOptions
-from mmrepro.replay.plays import Looker, PlayerLike, Plays, Told, Wanted
+from mmrepro.replay.plays import Plays, StartingPoint
 from mmrepro.replay.public import play_publicly
 from mmrepro.replay.pursue import FATAL, LOUD, Pursuit, Start, show
 from mmrepro.replay.rate import rate_of
 from mmrepro.replay.seen import Named, Seen
-from mmrepro.replay.shrink import Spent
-from mmrepro.replay.silent import Silent
-from mmrepro.replay.store import Store
+from mmrepro.replay.store import ReplayFolder, Wanted
 
 QUIET_S = 120.0
 """For playing traffic again that showed nothing."""
@@ -40,93 +34,27 @@ OF_ANOTHER = 3
 JOB_BYTES = 3 << 30
 """Memory that a second server must find free: vLLM's, with a tiny model, takes about 1.5 GiB."""
 
-Judge = Callable[..., Judged]
-
-
-@dataclass(frozen=True)
-class Lead:
-    """Where a replay begins that pursues what somebody else's play of the case showed.
-
-    Attributes:
-        seen: that play; None: there is none, and all of the case is looked at.
-        compared: it was wrong beside a reference, and by itself nothing was.
-        blocks: it was played in so many blocks.
-        again: the case is what was left of a finding: nothing besides is looked for.
-        handled: buckets that are known already, and not pursued.
-        until: monotonic seconds; no play begins after it.
-        end: the same, of plays that confirm.
-    """
-
-    seen: Seen | None = None
-    compared: bool = False
-    blocks: int = 0
-    again: bool = False
-    handled: tuple[str, ...] = ()
-    until: float = math.inf
-    end: float = -math.inf
-
 
 class Rounds:
-    """Those of one replay, which grows by what they show.
-
-    Attributes:
-        plays: all that are played; its ``facts`` grow.
-    """
+    """Those of one replay, which grows by what they show. Within a line of work."""
 
     def __init__(
-        self,
-        replay: Replay,
-        folder: Path,
-        options: ReplayOptions,
-        lead: Lead,
-        player: PlayerLike,
-        store: Store,
-        *,
-        judge: Judge,
-        look: Callable[[str, float], Looker],
-        told: Told,
-        grew: Callable[[Finding], None],
+        self, search: CaseSearch[Any], files: ReplayFolder, start: StartingPoint | None = None
     ) -> None:
-        """``grew`` is told whenever a finding has more to say."""
-        self._replay, self._dir = replay, folder
-        self._options, self._lead = options, lead
-        self._grew = grew
+        """``start``: where it begins that pursues what somebody else's attempt showed."""
+        self._files, self._replay, self._options = files, files.replay, files.options
+        self._start = start or StartingPoint()
         self._left: list[tuple[Finding, tuple[list[str], str]]] = []
         self._with_another: list[str] = []
-        engine = get_engine(options.server.engine)
+        self.plays = Plays(search, files, self._start)
+        self._silent = self.plays.comparison
+        self._pursuit = Pursuit(self.plays, self._options.repeat, self._options.shrink)
 
-        def judged(case: Case, played: Played) -> Judged:
-            alone = judge(case, played, engine=engine)
-            return Judged.of([alone, self._silent.judge(case, played)])
-
-        self.plays = Plays(
-            player,
-            store,
-            folder,
-            folder,
-            judged,
-            budget=options.budget,
-            pace=options.time,
-            until=lead.until,
-            end=lead.end,
-            told=told,
-        )
-        self.plays.hurried = options.shrink
-        self._silent = Silent(self.plays, engine, folder)
-        self._pursuit = Pursuit(
-            self.plays,
-            folder,
-            options.repeat,
-            options.jobs or jobs_here(),
-            options.shrink,
-            grew,
-            look,
-        )
-
-    def play(self, case: Case) -> None:
-        """All of them, to the conclusion. Raises as the player does."""
-        self._replay.deadline_s = self.plays.calibrate(case).answer_s
-        if self._lead.seen is not None or self._lead.again:
+    def run(self) -> None:
+        """All of them, to the conclusion."""
+        case = self._files.case
+        self._replay.deadline_s = self.plays.calibrate(self._start.deadlines).answer_s
+        if self._start.seen is not None or self._start.again:
             self._pursued(case)
             return
         loud, named = self._round(case, "the whole case")
@@ -134,16 +62,16 @@ class Rounds:
             self._mitigated(case, keep_away)
         elif not loud:
             self._compared(case)
-        self._strays()
+        self._side_findings()
 
     def _pursued(self, case: Case) -> None:
-        """Only what the lead is about, and what shows itself on the way."""
-        if self._lead.compared:
+        """Only what the starting point is about, and what shows itself on the way."""
+        if self._start.compared:
             self._compared(case)
         else:
-            self.plays.blocks = self._lead.blocks
+            self.plays.blocks = self._start.blocks
             self._round(case, "the whole case")
-        self._strays()
+        self._side_findings()
 
     def _round(
         self, case: Case, what: str, limits: tuple[str, ...] = ()
@@ -154,7 +82,7 @@ class Rounds:
         """
         seens = []
         try:
-            first = self._lead.seen or self.plays.play(Wanted(case, "whole", 1, what))
+            first = self._start.seen or self.plays.play(Wanted(case, "whole", 1, what))
             seens.append(first)
             self._note(first)
             for bucket in first.play.buckets:
@@ -200,8 +128,8 @@ class Rounds:
         finding, left, named = self._pursuit.pursue(start, id, reserve)
         if self._comes_with_another(finding, left):
             return None
-        play_publicly(self.plays, finding, left, self._dir, self._options.seed)
-        self._grew(finding)
+        play_publicly(self.plays, finding, left, self._files.folder, self._options.seed)
+        self.plays.grew(finding)
         return named if finding.known else None
 
     def _comes_with_another(self, finding: Finding, case: Case) -> bool:
@@ -215,8 +143,8 @@ class Rounds:
         other.also.append(f"{finding.finding_class}: {finding.said}")
         self._with_another.append(finding.bucket)
         self._replay.findings.remove(finding)
-        shutil.rmtree(self._dir / finding.folder, ignore_errors=True)
-        self._grew(other)
+        shutil.rmtree(self._files.folder / finding.folder, ignore_errors=True)
+        self.plays.grew(other)
         return True
 
     def _mitigated(self, case: Case, keep_away: str) -> None:
@@ -268,22 +196,22 @@ class Rounds:
     def _led_to(self, seens: list[Seen]) -> bool:
         """Whether what another play showed beside its reference is still waited for."""
         return (
-            self._lead.compared
+            self._start.compared
             and len(seens) <= LET_GO
             and not any(seen.sightings for seen in seens)
         )
 
     def _crossed(self, finding: Finding) -> None:
         """Does the wrong answer follow from what other requests hold? Then it is that."""
-        left, _ = read_case(self._dir / finding.case_file)
+        left, _ = read_case(self._files.folder / finding.case_file)
         judged = self._silent.cross_talk(left, finding.operations)
         self._say(judged)
         for sighting in judged.sightings:
             finding.finding_class, finding.bucket = sighting.finding_class, sighting.bucket
             show(finding, sighting)
-            self._grew(finding)
+            self.plays.grew(finding)
 
-    def _strays(self) -> None:
+    def _side_findings(self) -> None:
         """What only a smaller case showed, on the way: is it there again?"""
         for bucket, (case, seen) in sorted(self.plays.smallest.items()):
             if self._handled(bucket):
@@ -301,7 +229,7 @@ class Rounds:
         """Whether one more play of the same case is worth a server."""
         counts = {b: c for b, c in tally(seens).items() if not self._handled(b)}
         repeat, give_up = self._options.repeat, GIVE_UP
-        if self._lead.seen is not None:  # what is left is confirmed in any case
+        if self._start.seen is not None:  # what is left is confirmed in any case
             repeat, give_up = min(repeat, LED), LET_GO
         return any(
             not decided(failed, plays, repeat, give_up=give_up) for failed, plays in counts.values()
@@ -316,7 +244,7 @@ class Rounds:
 
     def _handled(self, bucket: str) -> bool:
         told: list[Finding | Sighting] = [*self._replay.findings, *self._replay.unconfirmed]
-        known = [*(one.bucket for one in told), *self._with_another, *self._lead.handled]
+        known = [*(one.bucket for one in told), *self._with_another, *self._start.handled]
         return any(alike(bucket, one) for one in known)
 
     def _note(self, seen: Seen) -> None:

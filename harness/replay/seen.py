@@ -7,6 +7,8 @@ from typing import Annotated
 from mmrepro.case.model import Case, Operation
 from mmrepro.case.played import Played
 from mmrepro.evidence import RequestRecord
+from mmrepro.incident.diagnosis import Match
+from mmrepro.incident.fuzz import Learnt
 from mmrepro.incident.replay import PlayFacts, Sighting
 from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.judged import Judged
@@ -29,6 +31,21 @@ class Named(Record):
     variant: str = ""
     why: str = ""
     diagnosis: Annotated[str, Field(description="folder of its incident, below the play's")] = ""
+
+
+class Looked(Record):
+    """What a look at a server that still lived told.
+
+    Attributes:
+        matches: known failures, by their signatures; None: nobody looked, and ``why``.
+        diagnosis: folder of its incident, below the attempt's.
+        learnt: of its limits.
+    """
+
+    matches: list[Match] | None = None
+    why: str = ""
+    diagnosis: str = ""
+    learnt: list[Learnt] = []
 
 
 class Seen(Record):

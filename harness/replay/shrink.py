@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from mmrepro.campaign.search import Spent
 from mmrepro.case.model import Case
 from mmrepro.incident.replay import Needed, Step
 from mmrepro.replay.classes import abnormal, alike, grouped, kinds, sharing
@@ -28,10 +29,6 @@ from mmrepro.replay.simplify import (
 
 FEW, MANY = 3, 12
 """So few of a class are left out one by one; of so many not all are needed, most likely."""
-
-
-class Spent(Exception):
-    """No further play is to be had."""
 
 
 class Verdict(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played
@@ -19,8 +20,11 @@ from mmrepro.oracle.reference import (
     reference_case,
     reference_limits,
 )
-from mmrepro.replay.plays import BLOCKS, Plays, Wanted
 from mmrepro.replay.seen import Seen
+from mmrepro.replay.store import BLOCKS, Wanted
+
+if TYPE_CHECKING:
+    from mmrepro.replay.plays import Plays
 
 LEAST_OF_BLOCK = 8
 """Operations: of fewer nothing is told by what grows from block to block."""

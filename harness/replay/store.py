@@ -1,24 +1,41 @@
-"""Plays on disk as they begin and end: whoever goes on with a replay repeats none that ended."""
+"""A replay in its folder: its document, and the journal of its attempts.
+
+Whoever goes on with it repeats none that ended.
+"""
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
 
-from mmrepro.errors import UsageError
-from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE
-from mmrepro.records import Record
-from mmrepro.replay import kept
+import mmrepro
+from mmrepro.case.files import case_digest
+from mmrepro.case.model import Case
+from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
+from mmrepro.incident.fuzz import Fuzz
+from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE, Finding, PlayFacts, Replay
+from mmrepro.machine import journal
+from mmrepro.machine.facts import host_facts
+from mmrepro.machine.journal import Journal, JournalKind, Line
+from mmrepro.records import Moment
+from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.seen import Seen
 from mmrepro.run.deadline import Deadlines
-from pydantic import Field, TypeAdapter
+from mmrepro.text.redact import Redactor
+from pydantic import Field, TypeAdapter, ValidationError
 
 How: TypeAlias = Literal["calibration", "whole", "confirm", "look", "shrink", "silent"]
-"""What a play is for, as far as it changes how it is played."""
+"""What an attempt is for, as far as it changes how it is made."""
+PLAYS_DIR = "plays"
+BLOCKS = 6
+"""Of a case that is sent in blocks: an idle server is read after each, for what grows."""
+WriteReplay = Callable[[Replay, Path], object]
 
 
 class Key(NamedTuple):
-    """One play: its case (and into how many blocks it was cut), how it was played, and which of
+    """One attempt: its case (and into how many blocks it was cut), how it was made, and which of
     several alike it is."""
 
     digest: str
@@ -26,8 +43,17 @@ class Key(NamedTuple):
     nth: int
 
 
-class Head(kept.Head):
-    """The first line: whose plays follow."""
+class Wanted(NamedTuple):
+    """One attempt that is asked for."""
+
+    case: Case
+    how: How
+    nth: int
+    what: str
+
+
+class Head(journal.Head):
+    """The first line: whose attempts follow."""
 
     case: Annotated[str, Field(description="digest of the case, before anything was left out")]
 
@@ -38,7 +64,7 @@ class Head(kept.Head):
         return super().other_than(asked)
 
 
-class Began(Record):
+class Began(Line):
     kind: Literal["began"] = "began"
     number: int
     digest: str
@@ -48,7 +74,7 @@ class Began(Record):
     requests: int
 
 
-class Ended(Record):
+class Ended(Line):
     kind: Literal["ended"] = "ended"
     number: int
     digest: str
@@ -58,6 +84,10 @@ class Ended(Record):
     answer_s: Annotated[float | None, Field(description="of a calibration: the deadline")] = None
     suspect_s: float | None = None
     rule: str = ""
+
+    @property
+    def once(self) -> str:
+        return f"Attempt {self.index} ({self.how}) of {self.digest} ended"
 
     @property
     def key(self) -> Key:
@@ -71,42 +101,56 @@ class Ended(Record):
 
 
 AnyLine: TypeAlias = Annotated[Head | Began | Ended, Field(discriminator="kind")]
+VERDICTS = JournalKind("replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE, TypeAdapter(AnyLine))
 
 
-class Store(kept.Kept):
-    """The plays of one replay, in its folder.
+class ReplayFolder:
+    """A replay in progress; also a context manager. ``replay`` is valid, if partial, at every
+    moment.
 
     Attributes:
-        ended: by key, those of an earlier call included.
+        ended: what attempts showed, those of an earlier call included.
+
+    Raises:
+        UsageError, BadIncident: as :class:`Journal`.
     """
 
-    names = kept.Names("replay", VERDICTS_FILE, ".replay.lock", REPLAY_FILE)
-    adapter = TypeAdapter(AnyLine)
+    def __init__(
+        self, folder: Path, case: Case, options: ReplayOptions, write: WriteReplay
+    ) -> None:
+        """``write`` writes the documents below the folder, each time that they have grown; the
+        findings' folders with their ``case.json`` are there by then."""
+        self.folder, self.case, self.options = folder, case, options
+        self._write_documents = write
+        self.journal = Journal(VERDICTS, folder, _head(case, options))
+        kept = [line for line in self.journal.kept if isinstance(line, Ended)]
+        self.ended: dict[Key, Ended] = {line.key: line for line in kept}
+        self.replay = self._blank()
+        self.write()
 
-    def __init__(self, folder: Path, head: Head) -> None:
-        self.ended: dict[Key, Ended] = {}
-        super().__init__(folder, head)
+    def __enter__(self) -> Self:
+        return self
 
-    def took(self, line: Record) -> None:
-        if isinstance(line, Ended):
-            self.ended[line.key] = line
+    def __exit__(self, *_: object) -> None:
+        self.journal.close()
 
-    def began(self, number: int, key: Key, what: str, requests: int) -> None:
-        self.append(
-            Began(
-                number=number,
-                digest=key.digest,
-                how=key.how,
-                index=key.nth,
-                what=what,
-                requests=requests,
-            )
+    def begin_attempt(self, number: int, key: Key, facts: PlayFacts) -> None:
+        """Write down that it is made."""
+        digest, how, nth = key
+        line = Began(
+            number=number,
+            digest=digest,
+            how=how,
+            index=nth,
+            what=facts.what,
+            requests=facts.requests,
         )
+        self.journal.append(line)
 
-    def end(self, number: int, key: Key, seen: Seen, deadlines: Deadlines | None = None) -> Ended:
-        """Keep it. Raises UsageError: it ended before."""
-        if key in self.ended:
-            raise UsageError(f"Play {key.nth} of {key.digest[:12]} ended twice.")
+    def end_attempt(
+        self, number: int, key: Key, seen: Seen, deadlines: Deadlines | None = None
+    ) -> Ended:
+        """Write down what it showed. Raises UsageError: it ended before."""
         line = Ended(
             number=number,
             digest=key.digest,
@@ -117,9 +161,79 @@ class Store(kept.Kept):
             suspect_s=deadlines.suspect_s if deadlines else None,
             rule=deadlines.rule if deadlines else "",
         )
-        self.ended[key] = self.append(line)
+        self.ended[key] = self.journal.append(line)
         return self.ended[key]
 
+    def attempted(self, facts: Iterable[PlayFacts], *, kept_s: float = 0.0) -> None:
+        """Another attempt is known. ``kept_s``: seconds of it that an earlier call spent."""
+        self.replay.plays = [one for one in facts if one.state]
+        self.replay.kept_s += kept_s
+        if not self.replay.start_mode:
+            note_server(self.replay, sorted(self.folder.glob(f"{PLAYS_DIR}/*")))
+        self.write()
 
-def holds_replay(folder: Path) -> bool:
-    return Store.in_folder(folder)
+    def grew(self, finding: Finding) -> None:
+        """A finding has more to say."""
+        others = [f for f in self.replay.findings if f.id != finding.id]
+        self.replay.findings = sorted([*others, finding], key=lambda f: int(f.id[1:]))
+        self.write()
+
+    def end(self, state: Literal["complete", "interrupted", "failed"], failure: str = "") -> None:
+        self.replay.state, self.replay.failure = state, failure
+        self.replay.finished = Moment.now()
+        self.write()
+
+    def write(self) -> None:
+        self._write_documents(Redactor().redact_model(self.replay), self.folder)
+
+    def _blank(self) -> Replay:
+        options, case = self.options, self.case
+        resume = options.command(self.folder)
+        return Replay(
+            mmrepro_version=mmrepro.__version__,
+            id=self.journal.head.id,
+            created=Moment.now(),
+            state="interrupted",
+            failure=f"the replay has not ended; to resume, run: {resume}",
+            command=options.command(),
+            resume=resume,
+            origin=case.origin,
+            server=case.server,
+            requests=len(case.operations),
+            images=len(case.images),
+            time=options.time,
+            seed=options.seed,
+            host=host_facts(),
+            fidelity=Fidelity.CPU,
+            budget=options.budget,
+        )
+
+
+def _head(case: Case, options: ReplayOptions) -> Head:
+    return Head(
+        mmrepro_version=mmrepro.__version__,
+        id=uuid.uuid4().hex[:12],
+        case=case_digest(case),
+        decides={
+            "--time": options.time,
+            "--budget": str(options.budget),
+            "--repeat": str(options.repeat),
+            "--no-shrink": "" if options.shrink else "yes",
+            "--seed": str(options.seed),
+        },
+    )
+
+
+def note_server(document: Replay | Fuzz, folders: Iterable[Path]) -> None:
+    """How the server was set up, by the first incident of a start that is in one of them."""
+    for folder in folders:
+        try:
+            incident = Incident.model_validate_json((folder / INCIDENT_FILE).read_bytes())
+        except (OSError, ValidationError):
+            continue
+        engine = incident.engine
+        document.settings, document.wheel = engine.settings, engine.wheel
+        document.packages, document.start_mode = engine.packages, engine.start_mode
+        document.fidelity, document.stand_ins = incident.fidelity, incident.stand_ins
+        document.host = incident.host
+        return

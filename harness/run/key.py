@@ -120,11 +120,6 @@ def run_key(parts: dict[str, str]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def cell_key(parts: dict[str, str], index: int) -> str:
-    """Key of run number ``index`` of an ablation's cell."""
-    return run_key({**parts, "index": str(index)})
-
-
 def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:
     """Digest of the code that runs, observes and judges; the same wherever mmrepro lies."""
     return digest(code_files(scenario, plan))

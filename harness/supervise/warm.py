@@ -247,16 +247,24 @@ class Parents:
     """The parents of one command, at most ``limit`` and within ``memory_bytes``: the least
     recently used one goes when another is needed. Ends them all at its own end.
 
-    With ``idle_s`` they are made in ``kept`` and outlive the command.
+    With ``idle_s`` they are made in ``kept`` and outlive the command; those that are ``lent`` are
+    made there as well, for the commands that this one starts.
     """
 
     def __init__(
-        self, kept: Path, *, limit: int = DEFAULT_LIMIT, memory_bytes: int = 0, idle_s: float = 0.0
+        self,
+        kept: Path,
+        *,
+        limit: int = DEFAULT_LIMIT,
+        memory_bytes: int = 0,
+        idle_s: float = 0.0,
+        lent: bool = False,
     ) -> None:
         self.kept = kept
         self.limit = limit
         self.memory_bytes = memory_bytes or int(_memory() * MEMORY_SHARE)
         self.idle_s = idle_s
+        self.lent = lent
         self._own: dict[str, WarmParent] = {}
         self._lock = threading.RLock()  # two servers of one command may be started at a time
 
@@ -287,7 +295,7 @@ class Parents:
             parent = self.find(spec)
             if parent is not None:
                 return parent
-            if self.idle_s:
+            if self.idle_s or self.lent:
                 return self._get_kept(spec)
             self._make_room()
             made = begin_parent(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))
@@ -305,7 +313,10 @@ class Parents:
                 self._make_room()
                 # A name that no other has had: an ended one's guardian may still remove its folder.
                 folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
-                return begin_parent(spec, Path(folder), self.idle_s)
+                made = begin_parent(spec, Path(folder), self.idle_s)
+                if not self.idle_s:
+                    self._own[spec.key] = made
+                return made
         except OSError as error:
             raise WarmParentDied(f"Nothing can be kept warm in {self.kept}: {error}.") from error
 

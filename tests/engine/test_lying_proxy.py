@@ -42,7 +42,8 @@ class Proxied(Player):
             return server
         self.proxy.upstream = server.url
         self._known.held.enter_context(lying(self.proxy))
-        return dataclasses.replace(server, url=self.proxy.url)
+        server.url = self.proxy.url
+        return server
 
 
 @dataclasses.dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -10,19 +11,21 @@ from typing import Any, ClassVar
 
 import jsonschema
 import pytest
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.work import Began
 from mmrepro.case.files import write_case
 from mmrepro.case.model import CASE_FILE
 from mmrepro.cli.app import app
+from mmrepro.cli.campaign import CampaignProgress
 from mmrepro.cli.new_from import exception_pattern, hang_path
 from mmrepro.cli.replay import usual_server
-from mmrepro.cli.replay_progress import ReplayProgress
 from mmrepro.engines import ENGINES
 from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
 from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
 from mmrepro.replay import session
 from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.plays import attempt_ended, found, name_of
 from mmrepro.replay.pursue import LOUD
-from mmrepro.replay.watcher import Watcher
 from mmrepro.scenario.registry import load_scenario
 from rich.console import Console
 from typer.testing import CliRunner
@@ -34,41 +37,49 @@ runner = CliRunner()
 
 
 class FakeReplaying:
-    """A FAKE session: it tells what a test gave it and starts nothing."""
+    """A FAKE policy: it reports what a test gave it and starts nothing."""
 
+    kind = "replay"
+    places = 1
     result: ClassVar[Replay]
     error: ClassVar[BaseException | None]
     asked: ClassVar[ReplayOptions]
 
-    def __init__(
-        self,
-        options: ReplayOptions,
-        watcher: Watcher | None = None,
-        *,
-        write: Callable[[Replay, Path], object],
-    ) -> None:
+    def __init__(self, options: ReplayOptions, *, write: Callable[[Replay, Path], object]) -> None:
         type(self).asked = options
-        self.options, self.watcher, self.write = options, watcher, write
-        self.dir = options.resume or options.out or Path("replays/r")
+        self.options, self.write = options, write
+        self.folder = options.resume or options.out or Path("replays/r")
 
     @property
     def resume_command(self) -> str:
-        return self.options.command(self.dir)
+        return self.options.command(self.folder)
 
-    def execute(self) -> Replay:
-        self.dir.mkdir(parents=True, exist_ok=True)
+    def standing(self) -> str:
+        return "2 of at most 40 starts"
+
+    def begin(self, campaign: Campaign[Replay]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.campaign = campaign
+
+    def order(self, *_: object) -> None:
         made = self.result
-        assert self.watcher is not None
         for play in made.plays:
-            self.watcher.began(made, play.what, play.requests)
-            self.watcher.ended(made, play, kept=play.number == 1)
+            name = name_of(play, made.budget)
+            self.campaign.began(Began("x", 1, what=name))
+            self.campaign.emit(attempt_ended(name, play, kept=play.number == 1))
         for one in made.findings:
-            self.watcher.grew(made, one)
-            write_case(ghost_case(), self.dir / one.folder)
+            self.campaign.emit(found(one.id, one))
+            write_case(ghost_case(), self.folder / one.folder)
         if self.error is not None:
             raise self.error
-        self.write(made, self.dir)
-        return made
+
+    def waits(self) -> bool:
+        return False
+
+    def end(self, state: State, failure: str) -> Replay:
+        if state is State.COMPLETE:
+            self.write(self.result, self.folder)
+        return self.result
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +116,7 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
     assert (document["exit_code"], document["folder"]) == (1, "r")
     assert document["findings"][0]["class"] == "hang"
     assert Path(document["findings"][0]["folder"], "reproduce.py").is_file()
-    assert "play 2 of at most 40 (confirm, 200 requests): hung" in err
+    assert "attempt 2 of at most 40 (confirm, 200 requests): hung" in err
     schema = json.loads(runner.invoke(app, ["schema", "--of", "replay-json"]).stdout)
     jsonschema.validators.validator_for(schema).check_schema(schema)
     jsonschema.validate(document, schema)
@@ -215,23 +226,22 @@ def test_bad_options_are_one_sentence(argv: tuple[str, ...], said: str) -> None:
     assert said in refused(*argv).message
 
 
-def test_the_live_view_shows_plays_and_findings() -> None:
-    console = Console(width=120, force_terminal=True, record=True)
-    view = ReplayProgress(console, 40)
-    made = replay(finding(shrunk=False))
-    view.began(made, "first play", 200)
-    view.began(made, "confirm", 200)
-    view.ended(made, PlayFacts(number=1, what="first play", requests=200, state="hung",
-                               buckets=["vllm/hang/x"]), kept=False)  # fmt: skip
-    view.ended(made, PlayFacts(number=9, what="odd", requests=1, state="", error="no disk"),
-               kept=False)  # fmt: skip
-    view.began(made, "without r1", 12)
-    view.grew(made, made.findings[0])
-    console.print(view._draw())
-    text = console.export_text()
-    for word in ("hang in x", "counts for nothing: no disk", "without r1", "12 requests",
-                 "3 of 3 plays", "f1: unknown, confirmed"):  # fmt: skip
-        assert word in text, word
+def test_an_attempt_is_a_line_that_says_what_it_showed() -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    view = CampaignProgress(console)
+    hung = PlayFacts(
+        number=1, what="first", requests=200, state="hung", buckets=["vllm/hang/x"], seconds=2.0
+    )
+    odd = PlayFacts(number=9, what="odd", requests=1, state="ended", error="no disk")
+    for facts, kept in ((hung, False), (odd, True)):
+        view(attempt_ended(name_of(facts, 40), facts, kept=kept))
+    view(found("f1", finding(shrunk=False)))
+    first, second, third = console.export_text().splitlines()
+    assert first == "attempt 1 of at most 40 (first, 200 requests): hang in x, 2.0 s"
+    assert "counts for nothing: no disk" in second
+    assert "kept from before" in second
+    for word in ("f1: hang", "unknown, confirmed", "3 of 3 attempts", "5 requests"):
+        assert word in third, word
 
 
 # ---------------------------------------------------------------------- new --from, report

@@ -347,6 +347,17 @@ def test_equal_starts_share_one_and_the_least_recently_used_goes(tmp_path: Path)
     assert not first.folder.exists()
 
 
+def test_those_that_are_lent_are_found_by_others_and_end_with_their_maker(tmp_path: Path) -> None:
+    kept, spec = tmp_path / "kept", toy(tmp_path / "code")
+    with Parents(kept, lent=True) as parents:
+        made = parents.get(spec)
+        with Parents(kept) as another:
+            assert another.get(spec).pid == made.pid
+        assert made.alive, "who finds it does not end it"
+    assert not made.alive
+    assert kept_parents(kept) == []
+
+
 def test_they_are_bounded_in_memory(tmp_path: Path) -> None:
     specs = [toy(tmp_path / "code", TOY=str(n)) for n in range(2)]
     with Parents(tmp_path / "kept", memory_bytes=1) as parents:

@@ -11,7 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fake_player import NO_START, FakedReplaying, FakePlayer
+from fake_plays import SERVER, Answers, fake_case, fake_op
+from fuzz_sessions import FakedFuzzing, server, write_replay
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
+from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.session import Ablating
 from mmrepro.accept.running import StepRun, beside
 from mmrepro.accept.session import Accepting
 from mmrepro.accept.steps import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
@@ -20,23 +25,36 @@ from mmrepro.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Policy
 from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.work import Began, Here, Places
+from mmrepro.case.files import write_case
+from mmrepro.case.model import Case
+from mmrepro.errors import EngineStartError
+from mmrepro.evidence import Evidence
+from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.store import EPISODES
 from mmrepro.history.ledger import Ledger
+from mmrepro.incident.ablation import ABLATION_FILE, Ablation
 from mmrepro.incident.acceptance import Row, Status
-from mmrepro.incident.bisection import BISECTION_FILE
+from mmrepro.incident.bisection import BISECTION_FILE, Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Lost
+from mmrepro.machine.journal import JournalKind
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
-from mmrepro.records import Record
+from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.seen import STUCK
+from mmrepro.replay.store import VERDICTS
+from mmrepro.run.options import RunOptions
 from mmrepro.signature import Outcome
 from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
+from worlds import World, WorldTrials, as_in_0_23, environment
 
 Say = Callable[[str], None]
 
 
-def written(document: Record, folder: Path) -> None:
+def written(document: Bisection | Ablation, folder: Path) -> None:
     """The document alone: reports of it are drawn elsewhere."""
-    (folder / BISECTION_FILE).write_text(document.model_dump_json())
+    name = BISECTION_FILE if isinstance(document, Bisection) else ABLATION_FILE
+    (folder / name).write_text(document.model_dump_json())
 
 
 class Opened(NamedTuple):
@@ -123,4 +141,78 @@ def accept(folder: Path, say: Say, jobs: int = 1) -> Opened:
     )
 
 
-KINDS: dict[str, Callable[..., Opened]] = {"matrix": matrix, "bisect": bisect, "accept": accept}
+def ablate(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """Two factors of the ghost key, one of which cures; a run of one is lost at first."""
+
+    class Trials(WorldTrials):
+        def run(self, cell: Cell, *rest: Path, index: int, **more: Any) -> Attempt:
+            say(f"{cell.flips} {index}")
+            lost = cell.flips == ("concurrency",) and index == 1
+            one = WorldTrials(World(broken if lost else as_in_0_23), self.environment)
+            return one.run(cell, *rest, index=index, **more)
+
+    def broken(flips: frozenset[str]) -> Evidence:
+        raise EngineStartError("the port was taken.")
+
+    run = RunOptions(device="cpu", scenario="ghost-key-eviction")
+    options = AblateOptions(run, ("mm-cache", "concurrency"), out=folder)
+    policy = Ablating(GHOST, options, write=written)
+    trials = Trials(World(), environment(folder.parent / "environment"))
+    return Opened(policy, LocalPlaces(trials, FakeProvisions(), jobs))
+
+
+class Saying(FakePlayer):
+    """Says of each attempt that it is made, by its folder; an episode's reference is part of it."""
+
+    def __init__(self, engine: Answers, top: Path, say: Say) -> None:
+        super().__init__(engine)
+        self.top, self.say = top, say
+
+    def play(self, case: Case, contents: Path | None, options: Any, folder: Path, **_: Any) -> Any:
+        if folder.name != "reference":
+            self.say(folder.relative_to(self.top).as_posix())
+        return super().play(case, contents, options, folder)
+
+
+def replay(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """One request hangs where another came before it."""
+
+    def engine(case: Case) -> dict[str, str]:
+        ids = [op.id for op in case.operations]
+        return {id: STUCK if {"r0", id} <= set(ids) and id == "r2" else "200" for id in ids}
+
+    traffic = folder.parent / "traffic"
+    write_case(fake_case([fake_op(f"r{n}") for n in range(3)]), traffic)
+    place = _place(VERDICTS, folder)
+    options = ReplayOptions(file=traffic, server=SERVER, jobs=jobs, repeat=1, **place)
+    policy = FakedReplaying(options, write=written)
+    policy.player = Saying(engine, folder.resolve(), say)
+    return Opened(policy, policy.local_places())
+
+
+def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """Two sound episodes, and a server that does not start: then nothing else is tried."""
+
+    def engine(case: Case) -> dict[str, str]:
+        if case.title.startswith("episode 2"):
+            return {NO_START: ""}
+        return {op.id: "200" for op in case.operations}
+
+    options = FuzzOptions(server=server(), jobs=jobs, **_place(EPISODES, folder))
+    policy = FakedFuzzing(options, write=written, write_replay=write_replay)
+    policy.player = Saying(engine, folder.resolve(), say)
+    return Opened(policy, policy.local_places())
+
+
+def _place(kind: JournalKind, folder: Path) -> dict[str, Any]:
+    return {"resume" if kind.is_in(folder) else "out": folder}
+
+
+KINDS: dict[str, Callable[..., Opened]] = {
+    "matrix": matrix,
+    "bisect": bisect,
+    "ablate": ablate,
+    "accept": accept,
+    "replay": replay,
+    "fuzz": fuzz,
+}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_player import FakeNaming, FakePlayer, fake_judge
+from fake_player import FakePlayer, Fakes, fake_judge, unnamed
 from mmrepro.case.model import Case, ServerWanted
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.profiles import Profile, under
@@ -27,9 +27,17 @@ def server(engine: str = "vllm", profile: Profile = Profile.PRESSURE) -> ServerW
     return under(profile, wanted, length_told=False)
 
 
+def write_replay(replay: Any, where: Path) -> None:
+    (where / "replay.json").write_text(replay.model_dump_json())
+
+
+class FakedFuzzing(Fakes, Fuzzing):
+    """A session on fake servers."""
+
+
 def fuzzing(
     folder: Path, player: FakePlayer, *, resume: bool = False, **options: Any
-) -> tuple[Fuzzing, list[str]]:
+) -> tuple[FakedFuzzing, list[str]]:
     """A session on a fake player; and each state of its document, as JSON."""
     place: dict[str, Any] = {"resume" if resume else "out": folder / "fuzz"}
     options = {"server": server(), "budget_s": 3600.0, **place, **options}
@@ -40,18 +48,9 @@ def fuzzing(
         Fuzz.model_validate_json(fuzz.model_dump_json())
         states.append(fuzz.model_dump_json())
 
-    def write_replay(replay: Any, where: Path) -> None:
-        (where / "replay.json").write_text(replay.model_dump_json())
-
-    look, judge = options.pop("look", FakeNaming), options.pop("judge", fake_judge)
-    session = Fuzzing(
-        FuzzOptions(**options),
-        write=write,
-        write_replay=write_replay,
-        make_player=player,
-        judge=judge,
-        look=look,
-    )
+    name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
+    session = FakedFuzzing(FuzzOptions(**options), write=write, write_replay=write_replay)
+    session.player, session.name, session.judge = player, name, judge
     return session, states
 
 

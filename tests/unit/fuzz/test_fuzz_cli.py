@@ -63,8 +63,8 @@ def test_the_server_is_the_scenarios_under_the_profile() -> None:
 
 
 def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
-    from mmrepro.fuzz.store import Store
-    from mmrepro.replay.kept import Head
+    from mmrepro.fuzz.store import EPISODES
+    from mmrepro.machine.journal import Head, Journal
 
     first = FuzzOptions(
         server=server_of("vllm", Profile.TEXT, {"args": ["--a"]}, ""),
@@ -73,7 +73,7 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
         blind=True,
     )
     head = Head(mmrepro_version="1", id="x", decides=first.decides)
-    Store(tmp_path, head).close()
+    Journal(EPISODES, tmp_path, head).close()
     kept, budget_s = kept_options(tmp_path)
     assert budget_s is None, "there is no document yet"
     assert (kept["--seed"], kept["--profile"], kept["--blind"]) == ("5", "text", "yes")

@@ -22,10 +22,10 @@ from mmrepro.fuzz.limits import (
     REFUSAL,
     SHORT,
     SIZES,
-    Asked,
     Limits,
     learn,
     learning_case,
+    look_at_limits,
     narrowed,
     narrowing_case,
 )
@@ -69,10 +69,9 @@ def told_by(answers: dict[str, bytes]) -> list[Learnt]:
         writer.write(http(404 if body is None else 200, body or b""))
 
     async def ask() -> list[Learnt]:
-        asked = Asked()
         async with serving(reply) as server:
-            await asyncio.to_thread(asked, server.url, 1, NOWHERE)
-        return asked.learnt
+            looked = await asyncio.to_thread(look_at_limits, server.url, 1, NOWHERE)
+        return looked.learnt
 
     return asyncio.run(ask())
 

@@ -22,7 +22,7 @@ from fuzz_sessions import (
 )
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
-from mmrepro.fuzz import knowledge, pursuits
+from mmrepro.fuzz import knowledge, minimisations
 from mmrepro.fuzz.switches import Switch
 from mmrepro.replay.seen import STUCK
 from mmrepro.run.deadline import Deadlines
@@ -46,7 +46,7 @@ def test_what_time_did_not_allow_is_taken_up_again(
 @pytest.fixture
 def hasty(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """What an episode showed is confirmed, and there it ends."""
-    monkeypatch.setattr(pursuits, "PURSUIT", 6)
+    monkeypatch.setattr(minimisations, "PURSUIT", 6)
     return clock
 
 
@@ -69,7 +69,7 @@ def test_what_was_not_shrunk_to_its_end_is_taken_up_again_in_the_second_half(
     assert finished["elapsed_s"] > 750 > pursued["elapsed_s"]
     left, _ = read_case(tmp_path / "fuzz" / found.folder)
     assert hangs_on(leaves, several)(left)[left.operations[-1].id] == STUCK
-    assert Switch.LEAVE in session._course.known.episodes.less
+    assert Switch.LEAVE in session.known.episodes.less
     assert fuzz.starts == sum(e.starts for e in fuzz.episodes) + sum(
         len(json.loads(file.read_text())["plays"])
         for file in (tmp_path / "fuzz").glob("e*/replay.json")
@@ -105,7 +105,7 @@ def test_killed_while_it_is_taken_up_again_nothing_is_done_twice(
 def test_what_cannot_be_shrunk_in_that_time_stays_as_it_was_and_is_not_tried_for_ever(
     tmp_path: Path, hasty: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pursuits, "FINISH", 5)
+    monkeypatch.setattr(minimisations, "FINISH", 5)
     player = FakePlayer(hangs_on(leaves, several), hasty)
     session, _ = fuzzing(tmp_path, player, seed=1, budget_s=1500.0)
     fuzz = session.execute()
@@ -146,8 +146,8 @@ def test_a_deadline_of_a_busy_moment_is_measured_again_before_a_hang_is_pursued(
 def test_what_was_shrunk_for_as_long_as_it_may_take_is_confirmed_all_the_same(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pursuits, "LESSER_S", 16.0)
-    monkeypatch.setattr(pursuits, "LESSER_SHARE", 0.0)
+    monkeypatch.setattr(minimisations, "LESSER_S", 16.0)
+    monkeypatch.setattr(minimisations, "LESSER_SHARE", 0.0)
 
     def slow(number: int, case: Case) -> None:
         """A play of what is left takes longer than the plays by which time is reserved."""

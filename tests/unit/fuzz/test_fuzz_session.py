@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_player import NO_START, FakeNaming, FakePlayer
+from fake_player import NO_START, FakePlayer
 from fake_plays import BUCKET, OTHER
 from fuzz_sessions import (
     Answers,
@@ -70,7 +71,7 @@ def test_a_hang_is_found_and_shrunk_to_what_matters(
     assert fuzz.episodes[found.episode].pursued == found.replay
     later = [e for e in fuzz.episodes if e.number > found.episode and BUCKET in e.buckets]
     assert not any(e.pursued for e in later), "it is known by then"
-    assert Switch.LEAVE in session._course.known.episodes.less, "and less often sent"
+    assert Switch.LEAVE in session.known.episodes.less, "and less often sent"
 
 
 def test_the_episode_goes_on_after_an_error_and_both_are_found(
@@ -148,10 +149,9 @@ def test_a_server_that_does_not_start_is_a_finding_and_the_end(
     assert any("does not start" in limit for limit in fuzz.limits)
 
 
-class Knows(FakeNaming):
-    def name(self, seen: Any, case: Case, played: Played, folder: Path) -> Any:
-        named = Named(bucket=self.bucket, known="ghost-key-eviction", why="all of it is met")
-        return seen.model_copy(update={"named": named})
+def ghost_key(bucket: str, seen: Any, case: Case, result: object) -> Any:
+    named = Named(bucket=bucket, known="ghost-key-eviction", why="all of it is met")
+    return seen.model_copy(update={"named": named})
 
 
 def test_a_known_failure_is_named_and_kept_away_from_then_on(tmp_path: Path, clock: Clock) -> None:
@@ -159,7 +159,7 @@ def test_a_known_failure_is_named_and_kept_away_from_then_on(tmp_path: Path, clo
     engine: Answers = lambda case: well(case) if case.server.mitigation else hang(case)  # noqa: E731
     player = FakePlayer(engine, clock)
     wanted = server().model_copy(update={"release": "0.23.0"})
-    session, _ = fuzzing(tmp_path, player, look=Knows, server=wanted, budget_s=2000.0)
+    session, _ = fuzzing(tmp_path, player, name=ghost_key, server=wanted, budget_s=2000.0)
     fuzz = session.execute()
     (found,) = fuzz.found
     assert (found.finding.known, fuzz.exit_code) == ("ghost-key-eviction", 0)
@@ -171,7 +171,7 @@ def test_a_known_failure_is_named_and_kept_away_from_then_on(tmp_path: Path, clo
 
 def test_blind_names_nothing(tmp_path: Path, clock: Clock) -> None:
     player = FakePlayer(hangs_on(several), clock)
-    session, _ = fuzzing(tmp_path, player, look=Knows, blind=True, budget_s=2000.0)
+    session, _ = fuzzing(tmp_path, player, name=ghost_key, blind=True, budget_s=2000.0)
     fuzz = session.execute()
     (found,) = fuzz.found
     assert (found.finding.known, fuzz.exit_code) == (None, 1)
@@ -255,10 +255,9 @@ def test_only_the_same_session_is_gone_on_with(tmp_path: Path, clock: Clock) -> 
     with pytest.raises(UsageError, match="begun with another --seed: 0"):
         other.execute()
     with pytest.raises(UsageError, match="holds no session"):
-        fuzzing(tmp_path / "nowhere", FakePlayer(well), resume=True)[0].execute()
-    again, _ = fuzzing(tmp_path, FakePlayer(well, clock))
+        fuzzing(tmp_path / "nowhere", FakePlayer(well), resume=True)
     with pytest.raises(UsageError, match="already holds a session"):
-        again.execute()
+        fuzzing(tmp_path, FakePlayer(well, clock))
 
 
 def test_a_torn_last_line_costs_nothing(tmp_path: Path, clock: Clock) -> None:
@@ -316,3 +315,30 @@ def test_the_command_of_a_session_begins_another_one(tmp_path: Path) -> None:
         "mmrepro fuzz vllm --release 0.23.0 '--server-arg=--a b' --budget 1h --seed 7 --blind "
         f"--no-shrink --repeat 2 --resume {tmp_path}"
     )
+
+
+def test_on_two_places_episodes_go_on_while_one_is_pursued(tmp_path: Path) -> None:
+    """An attempt of the pursuit waits until a further episode has begun."""
+    further = threading.Event()
+
+    class Waiting(FakePlayer):
+        def play(
+            self, case: Case, contents: Path | None, options: Any, folder: Path, **more: Any
+        ) -> Played:
+            place = folder.relative_to(tmp_path / "fuzz").parts
+            if place[0] == "e0002":
+                assert further.wait(20)
+            elif int(place[1]) > 2:
+                further.set()
+            return super().play(case, contents, options, folder, **more)
+
+    def engine(case: Case) -> dict[str, str]:
+        return {NO_START: ""} if case.title.startswith("episode 2") else well(case)
+
+    session, _ = fuzzing(tmp_path, Waiting(engine), jobs=2)
+    fuzz = session.execute()
+    assert [found.finding.finding_class for found in fuzz.found] == ["start-failure"]
+    numbers = [episode.number for episode in fuzz.episodes]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > 3
+    assert ended_once(tmp_path)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from fake_plays import SERVER, Answers, fake_seen
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.events import Handler
+from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.case.files import case_digest, write_case
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played, PlayState
+from mmrepro.engines import get_engine
 from mmrepro.evidence import Evidence, ImageSent, RequestRecord
 from mmrepro.incident import Fidelity
 from mmrepro.incident.replay import FindingClass, Replay, Sighting
 from mmrepro.oracle.judged import Judged
+from mmrepro.play.players import Players
 from mmrepro.records import Moment
+from mmrepro.replay.attempts import CaseResult
 from mmrepro.replay.options import ReplayOptions
-from mmrepro.replay.seen import STUCK
+from mmrepro.replay.seen import STUCK, Seen
 from mmrepro.replay.session import Replaying
 from mmrepro.run.deadline import Deadlines
 
@@ -39,12 +47,6 @@ class FakePlayer:
         self.plays = 0
         self.calibrated = 0
         self.cases: list[str] = []
-
-    def __call__(self, *_: object, **__: object) -> Self:
-        return self
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         return
@@ -114,17 +116,9 @@ def fake_judge(case: Case, played: Played, *, engine: object) -> Judged:
     return Judged(sightings=fake_seen(case, answers).sightings)
 
 
-class FakeNaming:
+def unnamed(bucket: str, seen: Seen, case: Case, result: CaseResult) -> Seen:
     """Nobody knows it."""
-
-    def __init__(self, bucket: str, deadline_s: float) -> None:
-        self.bucket = bucket
-
-    def on_look(self, url: str, pid: int, log: Path) -> None:
-        raise AssertionError("a fake server has no address")
-
-    def name(self, seen: Any, case: Case, played: Played, folder: Path) -> Any:
-        return seen
+    return seen
 
 
 class FlakyEngine:
@@ -141,10 +135,46 @@ class FlakyEngine:
         return {op.id: "200" for op in case.operations}
 
 
+class Fakes:
+    """What stands in for engines and oracles, mixed into a policy.
+
+    ``dir`` is the folder, as tests have it; ``execute`` runs the campaign on fake servers.
+    """
+
+    player: FakePlayer
+    judge: Any = staticmethod(fake_judge)
+    name: Any = staticmethod(unnamed)
+
+    @property
+    def dir(self) -> Path:
+        return self.folder  # type: ignore[attr-defined,no-any-return]
+
+    def judged(self, case: Case, played: Played) -> Judged:
+        engine = get_engine(case.server.engine)
+        return self.judge(case, played, engine=engine)  # type: ignore[no-any-return]
+
+    def named(self, bucket: str, seen: Seen, case: Case, result: CaseResult) -> Seen:
+        if self.blind:  # type: ignore[attr-defined]
+            return super().named(bucket, seen, case, result)  # type: ignore[misc,no-any-return]
+        return self.name(bucket, seen, case, result)  # type: ignore[no-any-return]
+
+    def local_places(self) -> LocalPlaces:
+        options, jobs = TrialOptions(), self.places  # type: ignore[attr-defined]
+        players = Players(make=lambda *_: self.player)
+        return LocalPlaces(Trials(options), Provisions(options), jobs, players=players)
+
+    def execute(self, handlers: Sequence[Handler] = ()) -> Any:
+        return Campaign(self, self.local_places(), handlers).execute()  # type: ignore[arg-type]
+
+
+class FakedReplaying(Fakes, Replaying):
+    """A replay on fake servers."""
+
+
 def replaying(
     case: Case, folder: Path, player: FakePlayer, *, resume: bool = False, **options: Any
-) -> tuple[Replaying, list[str]]:
-    """A session on a fake player; and each state of its document, as JSON."""
+) -> tuple[FakedReplaying, list[str]]:
+    """A replay on a fake player; and each state of its document, as JSON."""
     file = folder / "traffic" / "case.json"
     if not file.exists():
         write_case(case, file.parent)
@@ -157,12 +187,7 @@ def replaying(
         Replay.model_validate_json(replay.model_dump_json())
         states.append(replay.model_dump_json())
 
-    look, judge = options.pop("look", FakeNaming), options.pop("judge", fake_judge)
-    session = Replaying(
-        ReplayOptions(file=file, **options),
-        write=write,
-        make_player=player,
-        judge=judge,
-        look=look,
-    )
+    name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
+    session = FakedReplaying(ReplayOptions(file=file, **options), write=write)
+    session.player, session.name, session.judge = player, name, judge
     return session, states

@@ -15,8 +15,8 @@ from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.incident.replay import FindingClass, PlayFacts, Sighting
 from mmrepro.replay import known
-from mmrepro.replay.known import Naming, best, by_log, mitigation
-from mmrepro.replay.seen import STUCK, UNSENT, Named, Seen
+from mmrepro.replay.known import best, by_log, diagnosed, mitigation
+from mmrepro.replay.seen import STUCK, UNSENT, Looked, Named, Seen
 from mmrepro.scenario import Drive, Finding, Scenario, Truth
 from mmrepro.scenario.more import Failure
 
@@ -45,19 +45,16 @@ def test_only_a_match_in_all_conditions_is_a_name(fit: Fit) -> None:
     assert best([]).known is None
 
 
-def looked(bucket: str, fit: Fit = Fit.MATCH) -> Naming:
-    naming = Naming(bucket, 6.0)
-    naming._matches = [match("ghost-key-eviction", fit)]
-    naming._diagnosis = known.DIAGNOSIS_DIR
-    return naming
+def looked(scenario: str = "ghost-key-eviction", fit: Fit = Fit.MATCH) -> Looked:
+    return Looked(matches=[match(scenario, fit)], diagnosis=known.DIAGNOSIS_DIR)
 
 
 def test_the_worst_failure_of_a_play_gets_the_name_and_no_other(tmp_path: Path) -> None:
     both = seen(r1="500", r2=STUCK)
-    named = looked(BUCKET).name(both, CASE, hung(), tmp_path).named
+    named = known.named(BUCKET, both, CASE, hung(), tmp_path, looked()).named
     assert named is not None
     assert (named.known, named.diagnosis) == ("ghost-key-eviction", "diagnosis")
-    other = looked(OTHER).name(both, CASE, hung(), tmp_path).named
+    other = known.named(OTHER, both, CASE, hung(), tmp_path, looked()).named
     assert other is not None
     assert other.known is None
     assert "hang" in other.why
@@ -65,11 +62,12 @@ def test_the_worst_failure_of_a_play_gets_the_name_and_no_other(tmp_path: Path) 
 
 def test_a_play_without_the_failure_names_nothing(tmp_path: Path) -> None:
     well = seen(r1="200", r2="200")
-    assert looked(BUCKET).name(well, CASE, hung(), tmp_path).named is None
+    assert known.named(BUCKET, well, CASE, hung(), tmp_path, looked()).named is None
 
 
 def test_nobody_looked_is_no_name(tmp_path: Path) -> None:
-    named = Naming(BUCKET, 6.0).name(seen(r1="200", r2=STUCK), CASE, hung(), tmp_path).named
+    stuck = seen(r1="200", r2=STUCK)
+    named = known.named(BUCKET, stuck, CASE, hung(), tmp_path, Looked()).named
     assert named is not None
     assert (named.known, named.why) == (None, "nobody looked at the server")
 
@@ -79,9 +77,10 @@ def test_a_look_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise UsageError("py-spy is refused")
 
     monkeypatch.setattr(known, "diagnose", refused)
-    naming = Naming(BUCKET, 6.0)
-    naming.on_look("http://127.0.0.1:1", 1, tmp_path / "evidence" / "engine.log")
-    named = naming.name(seen(r1="200", r2=STUCK), CASE, hung(), tmp_path).named
+    log = tmp_path / "evidence" / "engine.log"
+    looked_at = diagnosed(6.0, "http://127.0.0.1:1", 1, log)
+    stuck = seen(r1="200", r2=STUCK)
+    named = known.named(BUCKET, stuck, CASE, hung(), tmp_path, looked_at).named
     assert named is not None
     assert "py-spy is refused" in named.why
 
@@ -151,9 +150,9 @@ def silent(
     )
 
 
-def named(case: Case, one: Seen, folder: Path, naming: Naming | None = None) -> Named:
-    ended = Played(state=PlayState.ENDED)
-    found = (naming or Naming(CACHED, 6.0)).name(one, case, ended, folder / "plays" / "0001").named
+def named(case: Case, one: Seen, folder: Path, looked_at: Looked | None = None) -> Named:
+    ended, place = Played(state=PlayState.ENDED), folder / "plays" / "0001"
+    found = known.named(CACHED, one, case, ended, place, looked_at or Looked()).named
     assert found is not None
     assert found.bucket == CACHED
     return found
@@ -164,8 +163,7 @@ def test_a_silent_failure_is_named_by_what_was_sent(tmp_path: Path) -> None:
     found = named(case, silent(case), tmp_path)
     assert (found.known, found.variant) == ("shape-alias", "kv-cache")
     assert "r2: its picture T and W of r1" in found.why
-    looked_at = Naming(CACHED, 6.0)
-    looked_at._matches = [match("pad-value-collision", Fit.LIKELY)]
+    looked_at = looked("pad-value-collision", Fit.LIKELY)
     assert named(case, silent(case), tmp_path, looked_at).known == "shape-alias"
     assert named(case, silent(case, loud=True), tmp_path).known == "shape-alias"
 
@@ -175,9 +173,7 @@ def test_what_a_signature_names_is_not_asked_again(
 ) -> None:
     monkeypatch.setattr(known, "recognised", lambda *_: pytest.fail("it was asked"))
     case = alias_case()
-    looked_at = Naming(CACHED, 6.0)
-    looked_at._matches = [match("ghost-key-eviction", Fit.MATCH)]
-    assert named(case, silent(case), tmp_path, looked_at).known == "ghost-key-eviction"
+    assert named(case, silent(case), tmp_path, looked()).known == "ghost-key-eviction"
     for kind in (FindingClass.HANG, FindingClass.DEATH, FindingClass.METRICS):
         assert named(case, silent(case, kind), tmp_path).known is None
 

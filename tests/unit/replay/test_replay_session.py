@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_player import NO_START, NOW, FakeNaming, FakePlayer, FlakyEngine, replaying
+from fake_player import NO_START, NOW, FakePlayer, FlakyEngine, replaying
 from fake_plays import BUCKET, OTHER, SERVER, FakeGhostKey, answered_until, fake_case, fake_op
 from mmrepro.case.files import read_case
 from mmrepro.case.model import Case
@@ -18,8 +18,8 @@ from mmrepro.incident.replay import VERDICTS_FILE, FindingClass
 from mmrepro.oracle.quiescence import LEAST_STEP, quiescence
 from mmrepro.play.observing import blocks
 from mmrepro.replay.options import ReplayOptions
-from mmrepro.replay.plays import BLOCKS
 from mmrepro.replay.seen import STUCK, Named, Seen
+from mmrepro.replay.store import BLOCKS
 from mmrepro.reports.replay_view import seconds
 from test_shrink import ghost_trace, planted
 
@@ -255,14 +255,9 @@ def test_a_machine_that_cannot_play_ends_it_and_it_can_go_on(tmp_path: Path) -> 
     assert ended_once(tmp_path)
 
 
-class FakeKnown(FakeNaming):
-    """Knows a hang."""
-
-    def name(self, seen: Seen, case: Case, played: Played, folder: Path) -> Seen:
-        known = "ghost-key-eviction" if self.bucket == BUCKET else None
-        return seen.model_copy(
-            update={"named": Named(bucket=self.bucket, known=known, why="a fake")}
-        )
+def hang_known(bucket: str, seen: Seen, case: Case, result: object) -> Seen:
+    known = "ghost-key-eviction" if bucket == BUCKET else None
+    return seen.model_copy(update={"named": Named(bucket=bucket, known=known, why="a fake")})
 
 
 def test_a_known_fatal_failure_is_kept_away_to_see_what_it_hides(tmp_path: Path) -> None:
@@ -277,7 +272,7 @@ def test_a_known_fatal_failure_is_kept_away_to_see_what_it_hides(tmp_path: Path)
             answers["r9"] = "500"
         return answers
 
-    session, _ = replaying(fake_case(ops), tmp_path, FakePlayer(engine), look=FakeKnown)
+    session, _ = replaying(fake_case(ops), tmp_path, FakePlayer(engine), name=hang_known)
     replay = session.execute()
     hang, error = replay.findings
     assert (hang.known, error.known) == ("ghost-key-eviction", None)
@@ -297,7 +292,7 @@ def test_a_known_failure_alone_is_no_unknown_one(tmp_path: Path) -> None:
     def engine(c: Case) -> dict[str, str]:
         return answered_until(c, None) if c.server.mitigation else test.engine(c)
 
-    session, _ = replaying(case, tmp_path, FakePlayer(engine), look=FakeKnown)
+    session, _ = replaying(case, tmp_path, FakePlayer(engine), name=hang_known)
     replay = session.execute()
     assert replay.exit_code == 0
     assert [f.known for f in replay.findings] == ["ghost-key-eviction"]
@@ -313,7 +308,7 @@ def test_what_the_same_requests_show_besides_is_no_further_finding(tmp_path: Pat
                 for id in ids}  # fmt: skip
 
     ops = [fake_op(f"r{n}") for n in range(8)]
-    session, _ = replaying(fake_case(ops), tmp_path, FakePlayer(engine), look=FakeKnown)
+    session, _ = replaying(fake_case(ops), tmp_path, FakePlayer(engine), name=hang_known)
     replay = session.execute()
     (hang,) = replay.findings
     assert list(hang.observed) == ["r2", "r5"]

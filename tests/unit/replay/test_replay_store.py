@@ -16,8 +16,9 @@ from fake_plays import SERVER, FakeGhostKey
 from mmrepro.case.files import case_digest
 from mmrepro.errors import BadIncident, UsageError
 from mmrepro.incident.replay import VERDICTS_FILE, PlayFacts
+from mmrepro.machine.journal import Journal
 from mmrepro.replay.seen import Seen
-from mmrepro.replay.store import Head, Key, Store
+from mmrepro.replay.store import VERDICTS, Began, Ended, Head
 from mmrepro.run.deadline import Deadlines
 from test_replay_session import ended_once, lines, told
 from test_shrink import ghost_trace
@@ -31,46 +32,64 @@ def seen(number: int) -> Seen:
     return Seen(play=facts, answers={"r1": "200"}, folder=f"plays/{number:04d}")
 
 
-def key(number: int) -> Key:
-    return Key(f"{number:064d}", "shrink", 1)
+def journal(folder: Path, head: Head = HEAD) -> Journal:
+    return Journal(VERDICTS, folder, head)
+
+
+def digest(number: int) -> str:
+    return f"{number:064d}"
+
+
+def ended(number: int, of: Seen | None = None) -> Ended:
+    return Ended(
+        number=number, digest=digest(number), how="shrink", index=1, seen=of or seen(number)
+    )
+
+
+def in_it(journal: Journal) -> set[str]:
+    """Of the attempts that had ended in earlier calls: their digests."""
+    return {line.digest for line in journal.kept if isinstance(line, Ended)}
 
 
 def test_what_ended_is_there_again_and_what_only_began_is_not(tmp_path: Path) -> None:
-    with Store(tmp_path, HEAD) as store:
+    with journal(tmp_path) as first:
         for number in (1, 2):
-            store.began(number, key(number), "a play", 3)
-        store.end(1, key(1), seen(1))
+            began = {"digest": digest(number), "how": "shrink", "index": 1, "requests": 3}
+            first.append(Began(number=number, what="a play", **began))  # type: ignore[arg-type]
+        first.append(ended(1))
         limits = Deadlines(6.0, 2.4, "a rule")
-        store.end(3, Key("", "calibration", 1), seen(3), limits)
-    with Store(tmp_path, HEAD) as again:
-        assert set(again.ended) == {key(1), Key("", "calibration", 1)}
-        assert again.ended[key(1)].seen == seen(1)
-        assert again.ended[Key("", "calibration", 1)].deadlines == limits
+        told = {"answer_s": limits.answer_s, "suspect_s": limits.suspect_s, "rule": limits.rule}
+        measured = Ended(number=3, digest="", how="calibration", index=1, seen=seen(3), **told)  # type: ignore[arg-type]
+        first.append(measured)
+    with journal(tmp_path) as again:
+        assert again.kept[-2:] == [ended(1), measured]
+        assert again.kept[-1].deadlines == limits
+        assert in_it(again) == {digest(1), ""}
         with pytest.raises(UsageError, match="ended twice"):
-            again.end(9, key(1), seen(9))
+            again.append(ended(1, seen(9)))
 
 
 @pytest.mark.parametrize("torn", [b"{", b'{"kind": "ended", "number": 7', b"x" * 5000])
 def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes) -> None:
-    with Store(tmp_path, HEAD) as store:
-        store.end(1, key(1), seen(1))
+    with journal(tmp_path) as first:
+        first.append(ended(1))
     with (tmp_path / VERDICTS_FILE).open("ab") as file:
         file.write(torn)
-    with Store(tmp_path, HEAD) as again:
-        again.end(2, key(2), seen(2))
-    with Store(tmp_path, HEAD) as third:
-        assert set(third.ended) == {key(1), key(2)}
+    with journal(tmp_path) as again:
+        again.append(ended(2))
+    with journal(tmp_path) as third:
+        assert in_it(third) == {digest(1), digest(2)}
 
 
 def test_a_line_that_somebody_changed_is_refused(tmp_path: Path) -> None:
-    with Store(tmp_path, HEAD) as store:
-        store.end(1, key(1), seen(1))
-        store.end(2, key(2), seen(2))
+    with journal(tmp_path) as first:
+        first.append(ended(1))
+        first.append(ended(2))
     file = tmp_path / VERDICTS_FILE
     texts = file.read_text().splitlines()
     file.write_text("\n".join([texts[0], texts[1][:40], texts[2]]) + "\n")
     with pytest.raises(BadIncident, match="line 2"):
-        Store(tmp_path, HEAD)
+        journal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +103,11 @@ def test_a_line_that_somebody_changed_is_refused(tmp_path: Path) -> None:
 def test_of_something_else_it_says_so_in_a_sentence(
     tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
-    with Store(tmp_path, HEAD):
+    with journal(tmp_path):
         pass
     before = (tmp_path / VERDICTS_FILE).read_bytes()
     with pytest.raises(UsageError, match=said) as raised:
-        Store(tmp_path, HEAD.model_copy(update=change))
+        journal(tmp_path, HEAD.model_copy(update=change))
     assert raised.value.hint
     assert (tmp_path / VERDICTS_FILE).read_bytes() == before
 
@@ -97,30 +116,30 @@ def test_of_something_else_it_says_so_in_a_sentence(
 def test_what_is_no_replay_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / VERDICTS_FILE).write_text(text)
     if not text:  # nothing was written yet: it begins
-        with Store(tmp_path, HEAD) as store:
-            assert not store.ended
+        with journal(tmp_path) as first:
+            assert not first.kept
         return
     with pytest.raises(UsageError, match="can go on with"):
-        Store(tmp_path, HEAD)
+        journal(tmp_path)
 
 
 def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     newer = HEAD.model_dump(mode="json") | {"version": 9}
     (tmp_path / VERDICTS_FILE).write_text(json.dumps(newer) + "\n")
     with pytest.raises(UsageError, match="can go on with"):
-        Store(tmp_path, HEAD)
+        journal(tmp_path)
 
 
 def test_one_writer(tmp_path: Path) -> None:
-    with Store(tmp_path, HEAD), pytest.raises(UsageError, match="Another mmrepro goes on"):
-        Store(tmp_path, HEAD)
+    with journal(tmp_path), pytest.raises(UsageError, match="Another mmrepro goes on"):
+        journal(tmp_path)
 
 
 def test_no_secret_is_kept(tmp_path: Path) -> None:
     secret = "sk-" + "a1" * 20
     told = seen(1).model_copy(update={"observed": {"r1": f"401 wrong key {secret}"}})
-    with Store(tmp_path, HEAD) as store:
-        kept = store.end(1, key(1), told)
+    with journal(tmp_path) as first:
+        kept = first.append(ended(1, told))
     assert secret not in (tmp_path / VERDICTS_FILE).read_text()
     assert secret not in kept.seen.observed["r1"], "this call sees what a later one will see"
 
@@ -186,17 +205,15 @@ def _size(folder: Path) -> int:
 def test_a_resumed_folder_without_a_replay_is_refused(tmp_path: Path) -> None:
     case = ghost_trace(1)
     (tmp_path / "replay").mkdir()
-    session, _ = replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)), resume=True)
     with pytest.raises(UsageError, match="no replay to go on with"):
-        session.execute()
+        replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)), resume=True)
 
 
 def test_a_folder_with_a_replay_is_not_begun_anew(tmp_path: Path) -> None:
     case = ghost_trace(1, 60)
     replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)))[0].execute()
-    second, _ = replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)))
     with pytest.raises(UsageError, match="already holds a replay") as raised:
-        second.execute()
+        replaying(case, tmp_path, FakePlayer(FakeGhostKey(1000)))
     assert "--resume" in raised.value.hint
 
 

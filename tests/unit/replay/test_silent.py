@@ -12,8 +12,9 @@ from mmrepro.engines import get_engine
 from mmrepro.incident.replay import FindingClass, Sighting
 from mmrepro.oracle.judged import Judged
 from mmrepro.replay import silent
-from mmrepro.replay.plays import Plays, Wanted
+from mmrepro.replay.plays import Plays
 from mmrepro.replay.silent import Silent
+from mmrepro.replay.store import Wanted
 
 SERVER = ServerWanted(engine="sglang", release="0.5.6", args=["--chunked-prefill-size=512"])
 

@@ -1,0 +1,189 @@
+"""What episodes showed: confirmed, shrunk and named, each in a folder of its own.
+
+The searching is a replay's, within the line of work of the episode.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmrepro.case.files import read_case, read_contents, write_case
+from mmrepro.fuzz.knowledge import AGAIN
+from mmrepro.fuzz.store import Ended, Finished, Led, Pursued
+from mmrepro.incident.folder import prepared
+from mmrepro.incident.fuzz import Found
+from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Sighting, bucket_words
+from mmrepro.oracle.buckets import alike
+from mmrepro.play.options import PlayOptions
+from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.order import as_sent
+from mmrepro.replay.plays import StartingPoint
+from mmrepro.replay.pursue import FATAL
+from mmrepro.replay.rounds import Rounds
+from mmrepro.replay.seen import seen_of
+from mmrepro.replay.simplify import in_order
+from mmrepro.replay.store import PLAYS_DIR, VERDICTS, ReplayFolder
+
+if TYPE_CHECKING:
+    from mmrepro.fuzz.session import Fuzzing
+
+STRAIGHT = "straight"
+PURSUIT = 40
+"""Starts of servers for what one episode showed, at most."""
+PURSUIT_S, PURSUIT_SHARE = 300.0, 0.2
+"""Seconds for what ends or stops a server, or that share of the budget, if it is more."""
+LESSER_S, LESSER_SHARE = 100.0, 0.07
+"""The same for all else."""
+FINISH_AFTER = 0.5
+"""Share of the budget after which what was not shrunk to its end is taken up again."""
+FINISH_SHARE, FINISH_LESSER = 0.5, 0.15
+"""Of the time that is left then: for what ends or stops a server, and for all else."""
+FINISH = 3 * PURSUIT
+"""Starts of servers for that, at most."""
+LONG_S = 10.0
+"""A deadline from which on it is measured again before a hang is played again and again."""
+
+
+def pursue(session: Fuzzing, line: Ended) -> None:
+    """What is new in an episode, if anything is, and nobody pursues it now."""
+    known, episode = session.known, line.episode
+    new = known.new(line.seen.play.buckets)
+    new = [b for b in new if not any(alike(b, other) for other in session.pursued)]
+    if not new or episode.pursued:
+        return
+    place = f"e{episode.number:04d}"
+    began = time.monotonic()
+    with session.pursuing(new):
+        _measure_again(session, line.seen.sightings)
+        led = known.led.get(episode.number) or _led(session, line, new)
+        source = session.episode_dir(episode.number)
+        source = source / STRAIGHT if led.straight else source
+        handled = [b for f in session.fuzz.found if known.handled(b := f.finding.bucket)]
+        handled += known.also
+        handled += [b for b in led.seen.play.buckets if b not in new]
+        start = StartingPoint(
+            led.seen,
+            line.silent,
+            line.blocks,
+            handled=tuple(handled),
+            deadlines=session.deadlines,
+            until=min(session.until, began + _time_for(session, led)),
+            end=session.until + session.grace_s,
+        )
+        _replay(session, source, place, PURSUIT, start)
+        session.take(
+            Pursued(
+                number=episode.number,
+                replay=place,
+                elapsed_s=round(session.elapsed_s, 2),
+                seconds=round(time.monotonic() - began, 2),
+            )
+        )
+
+
+def unfinished(session: Fuzzing) -> Found | None:
+    """A finding that is to be shrunk further now."""
+    early = session.elapsed_s < FINISH_AFTER * session.options.budget_s
+    if early or not session.options.shrink:
+        return None
+    return session.known.unfinished(session.pursued)
+
+
+def finish(session: Fuzzing, found: Found) -> None:
+    """Goes on with what is left of it."""
+    place, of = f"{found.replay}{AGAIN}{found.finding.id}", found.folder
+    began, bucket = time.monotonic(), found.finding.bucket
+    with session.pursuing([bucket]):
+        _measure_again(session, [found.finding])
+        others = [f.finding.bucket for f in session.fuzz.found if f is not found]
+        share = FINISH_SHARE if found.finding.finding_class in FATAL else FINISH_LESSER
+        start = StartingPoint(
+            again=True,
+            handled=(*others, *session.known.also),
+            deadlines=session.deadlines,
+            until=began + share * (session.until - began),
+            end=session.until + session.grace_s,
+        )
+        _replay(session, session.folder / of, place, FINISH, start)
+        session.take(
+            Finished(
+                of=of,
+                replay=place,
+                elapsed_s=round(session.elapsed_s, 2),
+                seconds=round(time.monotonic() - began, 2),
+            )
+        )
+
+
+def _replay(session: Fuzzing, source: Path, place: str, budget: int, start: StartingPoint) -> None:
+    """Of the case in ``source``, in the folder ``place``; one that was killed goes on."""
+    folder, options = session.folder / place, session.options
+    goes_on = VERDICTS.is_in(folder)
+    case, _ = read_case(folder if goes_on else source)
+    if not goes_on:
+        write_case(case, prepared(folder), read_contents(case, source))
+    wanted = ReplayOptions(
+        file=source,
+        server=case.server,
+        shrink=options.shrink,
+        budget=budget,
+        repeat=options.repeat,
+        seed=options.seed,
+        start_mode=options.start_mode,
+        timeout_s=options.timeout_s,
+    )
+    with ReplayFolder(folder, case, wanted, session.write_replay) as files:
+        Rounds(session, files, start).run()
+        files.end("complete")
+    shutil.rmtree(folder / PLAYS_DIR, ignore_errors=True)
+
+
+def _measure_again(session: Fuzzing, seen: Sequence[Sighting | Finding]) -> None:
+    """The deadline, where a busy moment made it long: each attempt at a hang lasts as long."""
+    hangs = any(one.finding_class is FindingClass.HANG for one in seen)
+    if hangs and session.deadlines.answer_s > LONG_S:
+        deadlines = session.measured()
+        if deadlines.answer_s < session.deadlines.answer_s:
+            session.deadlines = deadlines
+
+
+def _led(session: Fuzzing, line: Ended, new: Sequence[str]) -> Led:
+    """The episode's requests one after another, if they show the worst of it as well; else the
+    episode as it was."""
+    number = line.episode.number
+    led = Led(number=number, straight=False, seen=line.seen)
+    folder = session.episode_dir(number)
+    case, _ = read_case(folder)
+    straight = in_order(as_sent(case, line.seen))
+    late = time.monotonic() >= session.until
+    if straight != case and not line.silent and not line.blocks and not late:
+        place, name = folder / STRAIGHT, f"episode {number}, one after another"
+        shutil.rmtree(place, ignore_errors=True)
+        session.keep_case(straight, place)
+        options = PlayOptions(session.deadlines)
+        played = session.tried(straight, place / "play", name, options).played
+        assert played is not None
+        judged = session.judged(straight, played)
+        facts = PlayFacts(
+            number=0, what="one after another", requests=len(straight.operations), state=""
+        )
+        seen = seen_of(straight, played, judged, facts)
+        led.starts = 1
+        if seen.has(new[0]):
+            led.straight, led.seen = True, seen
+        shutil.rmtree(place / "play", ignore_errors=True)
+        outcome = bucket_words(seen.play.buckets) or seen.play.state
+        session.report_ended(name, outcome, seen.play.seconds, bad=led.straight)
+    return session.take(led)
+
+
+def _time_for(session: Fuzzing, led: Led) -> float:
+    """Seconds that the pursuit may take."""
+    budget_s = session.options.budget_s
+    if any(one.finding_class in FATAL for one in led.seen.sightings):
+        return max(PURSUIT_S, PURSUIT_SHARE * budget_s)
+    return max(LESSER_S, LESSER_SHARE * budget_s)
