@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
@@ -221,7 +222,9 @@ def test_no_more_jobs_than_free_gpus(
 ) -> None:
     asked: list[int] = []
 
-    def places(trials: FakeTrials, provisions: FakeProvisions, jobs: int, name: str) -> LocalPlaces:
+    def places(
+        trials: FakeTrials, provisions: FakeProvisions, jobs: int, name: str, **more: Any
+    ) -> LocalPlaces:
         asked.append(jobs)
         return LocalPlaces(trials, provisions, jobs, name)
 
@@ -239,7 +242,7 @@ def test_no_more_jobs_than_free_gpus(
 def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(conducting, "LocalPlaces", lambda *rest: FakePlaces([]))
+    monkeypatch.setattr(conducting, "LocalPlaces", lambda *rest, **more: FakePlaces([]))
     monkeypatch.setattr(campaign, "WAIT_S", 0.05)
     code, _, told = matrix(always(BAD), *RUN, "--night", "x")
     assert code == 4
