@@ -83,8 +83,9 @@ def conduct(
         except BaseException:
             if policy.folder.is_dir():
                 kept = f"{policy.folder} ({policy.standing()}; what has ended is kept)"
-                typer.echo(f"Partial {policy.kind}: {kept}", err=True)
-                typer.echo(f"to resume, run: {policy.resume_command}", err=True)
+                text = f"Partial {policy.kind}: {kept}\nto resume, run: {policy.resume_command}"
+                # A word that was typed may be no UTF-8.
+                typer.echo(text.encode("utf-8", "replace"), err=True)
             raise
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
@@ -221,7 +222,9 @@ def test_no_more_jobs_than_free_gpus(
 ) -> None:
     asked: list[int] = []
 
-    def places(trials: FakeTrials, provisions: FakeProvisions, jobs: int, name: str) -> LocalPlaces:
+    def places(
+        trials: FakeTrials, provisions: FakeProvisions, jobs: int, name: str, **more: Any
+    ) -> LocalPlaces:
         asked.append(jobs)
         return LocalPlaces(trials, provisions, jobs, name)
 
@@ -239,7 +242,7 @@ def test_no_more_jobs_than_free_gpus(
 def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(conducting, "LocalPlaces", lambda *rest: FakePlaces([]))
+    monkeypatch.setattr(conducting, "LocalPlaces", lambda *rest, **more: FakePlaces([]))
     monkeypatch.setattr(campaign, "WAIT_S", 0.05)
     code, _, told = matrix(always(BAD), *RUN, "--night", "x")
     assert code == 4
@@ -249,3 +252,14 @@ def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert matrix(always(BAD), "run", "--resume", "--out", "M")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["--budget", "--max-time"])
+def test_the_time_has_two_names(matrix: Matrix, tmp_path: Path, name: str) -> None:
+    events = ("--events", str(tmp_path / "events.jsonl"))
+    code, out, _ = matrix(always(BAD), *RUN, name, "30s", *events)
+    assert code == 3, "a run of which nothing is known takes a minute"
+    assert "to resume, run: mmrepro matrix run --resume --out M --max-time 30s" in out
+    heard = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [one["event"] for one in heard] == ["began", "ended"]
+    assert heard[1]["state"] == "out-of-time"
