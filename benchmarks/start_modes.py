@@ -21,10 +21,9 @@ from mmrepro.engines import get_engine
 from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment
 from mmrepro.machine.cache import cache_root
-from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import RunOptions, StartMode
-from mmrepro.run.start_stages import StartStages
-from mmrepro.run.starter import Starter, parent_spec
+from mmrepro.run.start import ServerSpec, target
+from mmrepro.run.starter import Starter, StartStages, parent_spec
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import free_port
@@ -66,16 +65,16 @@ class Bench:
     def start(self, starter: Starter, mode: StartMode) -> tuple[float, dict[str, float], str]:
         """Seconds to the first answer, seconds by stage, the answer."""
         port = free_port()
-        plan = launch_plan(self.scenario, self.options, self.environment, self.model, port)
+        plan = ServerSpec(self.scenario, self.options, self.environment, self.model).plan(port)
         if mode is StartMode.WARM:
             starter.warm(plan, self.environment)
         url = f"http://127.0.0.1:{port}"
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "engine.log"
             began = time.monotonic()
-            process = starter.start(
+            process, _ = starter.start(
                 plan, self.environment, mode, cwd=Path(folder), log=log, grace_s=5.0
-            ).process
+            )
             try:
                 stages = StartStages(self.engine.start_marks, log, began)
                 while not answers(url + self.engine.ready_path):
@@ -114,7 +113,7 @@ def main() -> None:
                 texts.add(text)
                 if number:
                     seconds[mode].append(taken)
-        plan = launch_plan(scenario, options, environment, bench.model, 1)
+        plan = ServerSpec(scenario, options, environment, bench.model).plan(1)
         facts = starter.parents.get(parent_spec(plan, environment)).facts
     print(f"\n{asked.engine} {environment.spec.release}, {asked.rounds} starts of each mode")
     cold = statistics.median(seconds[StartMode.COLD])

@@ -18,12 +18,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from mmrepro.base import processes
 from mmrepro.environments.build import ensure
-from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, parent_spec
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.supervise import procfs
 from mmrepro.supervise.warm import WarmParent
 from start_modes import Bench
 
@@ -35,19 +35,19 @@ def footprint(parent: WarmParent) -> tuple[int, int, int, int]:
     """(threads, open files, children besides its guardian, private and shared memory in bytes)."""
     folder = Path(f"/proc/{parent.pid}")
     deadline = time.monotonic() + 5
-    while len(procfs.descendants(parent.pid)) > 1 and time.monotonic() < deadline:
+    while len(processes.descendants(parent.pid)) > 1 and time.monotonic() < deadline:
         time.sleep(0.05)
     return (
         len(list((folder / "task").iterdir())),
         len(list((folder / "fd").iterdir())),
-        len(procfs.descendants(parent.pid)) - 1,
+        len(processes.descendants(parent.pid)) - 1,
         resident(parent.pid),
     )
 
 
 def resident(pid: int) -> int:
     """Anonymous memory of a process in bytes: what it could have grown by."""
-    lines = procfs.read(pid, "status").decode().splitlines()
+    lines = processes.read(pid, "status").decode().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
@@ -63,7 +63,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {ROOT_VARIABLE: folder, IDLE_VARIABLE: "300"}
         with Starter(StartMode.WARM) as starter:
-            plan = launch_plan(scenario, options, environment, bench.model, 1)
+            plan = ServerSpec(scenario, options, environment, bench.model).plan(1)
             starter.warm(plan, environment)
             parent = starter.parents.get(parent_spec(plan, environment))
         seen = [footprint(parent)]

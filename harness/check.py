@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import psutil
+from mmrepro.base import processes, units
 from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
 from mmrepro.environments.store import list_environments
 from mmrepro.environments.torch_source import torch_setting
@@ -25,11 +26,10 @@ from mmrepro.probes.py_spy import find_py_spy
 from mmrepro.records import GpuFacts, Record
 from pydantic import Field
 
-GIB = 1024**3
 TRIAL_TIMEOUT_S = 10.0
 CAP_SYS_PTRACE = 19  # its bit in /proc/self/status, linux/capability.h
-MEMORY_WANTED = 6 * GIB  # three processes with torch each, and vLLM's smallest KV cache
-DISK_WANTED = 12 * GIB  # one environment without and one with a cold uv cache, in practice
+MEMORY_WANTED = 6 * units.GIB  # three processes with torch each, and vLLM's smallest KV cache
+DISK_WANTED = 12 * units.GIB  # one environment without and one with a cold uv cache, in practice
 SHM = "/dev/shm"  # noqa: S108 (asked for its size, nothing is written)
 SHM_WANTED = 64 * 1024**2
 
@@ -149,7 +149,7 @@ def ptrace() -> Part:
     process may trace its descendants only, so that both are refused alike.
     """
     scope = _ptrace_scope()
-    held = _effective_capability(CAP_SYS_PTRACE)
+    held = any(int(w, 16) >> CAP_SYS_PTRACE & 1 for w in processes.field("self", "CapEff"))
     facts = f"ptrace_scope {scope}, CAP_SYS_PTRACE {'held' if held else 'not held'}"
     spy = find_py_spy()
     answer = _dump_of_child(spy) if spy else "py-spy is missing"
@@ -187,7 +187,7 @@ def _dump_of_child(spy: Path) -> str:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         return lines[0].strip() if lines else f"py-spy ended with {done.returncode}"
     except subprocess.TimeoutExpired:
-        return f"py-spy gave no answer in {TRIAL_TIMEOUT_S:.0f} s"
+        return f"py-spy gave no answer in {units.duration(TRIAL_TIMEOUT_S)}"
     finally:
         victim.kill()
         victim.communicate()
@@ -198,13 +198,6 @@ def _ptrace_scope() -> str:
         return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
     except OSError:
         return "unrestricted (no Yama)"
-
-
-def _effective_capability(bit: int) -> bool:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> bit & 1)
-    return False
 
 
 def strace() -> Part:
@@ -259,8 +252,8 @@ def gpu() -> Part:
 def _gpu_words(gpu: GpuFacts) -> str:
     words = [f"GPU {gpu.index}: {gpu.name}"]
     if gpu.memory_bytes is not None and gpu.memory_used_bytes is not None:
-        free = (gpu.memory_bytes - gpu.memory_used_bytes) / GIB
-        words.append(f"{free:.1f} of {gpu.memory_bytes / GIB:.1f} GiB free")
+        free = units.size(gpu.memory_bytes - gpu.memory_used_bytes)
+        words.append(f"{free} of {units.size(gpu.memory_bytes)} free")
     words += ["MIG is on"] if gpu.mig else []
     words += [f"in use: {gpu.users}"] if gpu.users else []
     return ", ".join(words)
@@ -282,8 +275,8 @@ def memory() -> Part:
         name="memory",
         ok=facts.available >= MEMORY_WANTED,
         required=True,
-        found=f"{facts.available / GIB:.1f} of {facts.total / GIB:.1f} GiB available",
-        costs=f"an engine takes up to {MEMORY_WANTED // GIB} GiB and may be killed",
+        found=f"{units.size(facts.available)} of {units.size(facts.total)} available",
+        costs=f"an engine takes up to {units.size(MEMORY_WANTED)} and may be killed",
         hint="end other processes",
     )
 
@@ -291,11 +284,11 @@ def memory() -> Part:
 def disk() -> Part:
     """Enough for a build; or there is an environment already."""
     free, cache = free_bytes(cache_root()), uv_cache_dir()
-    space = f"{free / GIB:.1f} GiB free in {cache_root()}"
+    space = f"{units.size(free)} free in {cache_root()}"
     enough = free >= DISK_WANTED
     if cache is not None:
         left = free_bytes(cache)
-        space += f", {left / GIB:.1f} GiB in uv's cache"
+        space += f", {units.size(left)} in uv's cache"
         enough = enough and left >= DISK_WANTED
     ready = bool(list_environments(sizes=False)) and free >= FLOOR_BYTES
     return Part(
@@ -303,7 +296,7 @@ def disk() -> Part:
         ok=enough or ready,
         required=True,
         found=space,
-        costs=f"an environment cannot be built: it needs up to {DISK_WANTED // GIB} GiB",
+        costs=f"an environment cannot be built: it needs up to {units.size(DISK_WANTED)}",
         hint="mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk",
     )
 
@@ -313,8 +306,8 @@ def working_folder() -> Part:
     writable = os.access(Path.cwd(), os.W_OK)
     return Part(
         name="working folder",
-        ok=writable and free >= GIB // 10,
-        found=f"{free / GIB:.1f} GiB free" + ("" if writable else ", not writable"),
+        ok=writable and free >= units.GIB // 10,
+        found=f"{units.size(free)} free" + ("" if writable else ", not writable"),
         costs="incidents (a few MiB each) cannot be written here",
         hint="mmrepro run SCENARIO --out DIR",
     )
@@ -326,7 +319,7 @@ def shared_memory() -> Part:
     return Part(
         name=SHM,
         ok=size >= SHM_WANTED,
-        found=f"{size / GIB:.2f} GiB",
+        found=f"{units.size(size, 2)}",
         costs="engines pass tensors through it and may not start",
         hint="run the container with --shm-size=1g",
     )

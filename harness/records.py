@@ -165,3 +165,23 @@ class HostFacts(Record):
     gpus: Annotated[list[str], Field(description="names, of a GPU run those that it took")] = []
     gpu_facts: Annotated[list[GpuFacts], Field(description="of a GPU run: all that it saw")] = []
     python: str
+
+
+class GpuProcess(Record):
+    """A process that has memory on a GPU."""
+
+    pid: Annotated[int | None, Field(description="None: of another PID namespace")]
+    name: Annotated[str, Field(description="as /proc tells; empty: it does not")] = ""
+    used_bytes: Annotated[int | None, Field(description="None: the driver does not tell")] = None
+    graphics: Annotated[bool, Field(description="it draws, and computes nothing")] = False
+
+
+class MigSlice(Record):
+    """A part of a GPU that MIG makes a device of its own. Utilisation is not told of one."""
+
+    index: Annotated[int, Field(description="within its GPU, as nvidia-smi -L counts")]
+    uuid: str
+    name: Annotated[str, Field(description="e.g. NVIDIA H100 80GB HBM3 MIG 1g.10gb")]
+    memory_total_bytes: int | None
+    memory_used_bytes: int | None
+    processes: list[GpuProcess] = []

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import IO
 
-from mmrepro.probes import proc
+from mmrepro.base import processes
+from mmrepro.probes import _traced
 
 ATTACH_S = 3.0
 DETACH_S = 3.0
@@ -36,7 +37,7 @@ def count_calls(
     strace = shutil.which("strace")
     if strace is None:
         raise StraceRefused("strace is not installed")
-    before = proc.read_stat(pid)
+    before = processes.stat(pid)
     if before is None:
         raise StraceRefused(f"process {pid} is gone")
     with tempfile.TemporaryDirectory(prefix="mmrepro-strace-") as folder:
@@ -50,7 +51,7 @@ def count_calls(
         try:
             counted_s, stderr = _trace(command, pid, window_s)
         finally:
-            proc.resume_after_trace(pid, before.state)
+            _traced.resume_after_trace(pid, before.state)
         text = table.read_text("utf-8", "replace") if table.exists() else ""
         if counted_s <= 0:
             raise StraceRefused(_why_refused(stderr))
@@ -70,11 +71,11 @@ def _trace(command: list[str], pid: int, window_s: float) -> tuple[float, str]:
         )
         counted_s = 0.0
         try:
-            proc.wait_until(
+            _traced.wait_until(
                 lambda: process.poll() is not None or b"attached" in _so_far(errors), ATTACH_S
             )
             # Attached now, or given up: strace ends at once when it is refused.
-            if process.poll() is None and proc.tracer_of(pid) != 0:
+            if process.poll() is None and processes.tracer(pid) != 0:
                 attached = time.monotonic()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(window_s)

@@ -12,48 +12,20 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar, Generic, Literal, Self, TypeVar
+from typing import ClassVar, Generic, Literal, Self, TypeVar
 
 from mmrepro.machine.files import write_file
-from mmrepro.records import Moment, Record
+from mmrepro.probes.data import (
+    ProbeData as ProbeData,
+    ProbeResult as ProbeResult,
+    ProbeStatus as ProbeStatus,
+)
+from mmrepro.records import Moment
 from mmrepro.text.mask import Mask, unmasked
-from pydantic import Field
 
-
-class ProbeStatus(StrEnum):
-    OK = "ok"
-    UNAVAILABLE = "unavailable"
-    TIMED_OUT = "timed-out"
-
-
-class ProbeData(Record):
-    """Base of a probe's typed data. Each subclass has a ``kind`` literal of its own."""
-
-    kind: str
-
-
-D = TypeVar("D")
 D_co = TypeVar("D_co", bound=ProbeData, covariant=True)
 P = TypeVar("P", bound=ProbeData)
-
-
-class ProbeResult(Record, Generic[D]):
-    """What came of one collection. ``data`` may be partial when ``status`` is not ``ok``."""
-
-    probe: str
-    phase: Annotated[str, Field(description="gate, trigger, check or after")] = ""
-    status: ProbeStatus
-    reason: Annotated[str, Field(description="why it is not ok; empty when it is")] = ""
-    started: Moment
-    seconds: Annotated[float, Field(description="how long the collection took")]
-    raw: Annotated[list[str], Field(description="raw files, relative to evidence/")] = []
-    data: D | None = None
-
-    @property
-    def ok(self) -> bool:
-        return self.status is ProbeStatus.OK and self.data is not None
 
 
 class Unavailable(Exception):

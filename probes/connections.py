@@ -12,44 +12,14 @@ Alone::
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+import psutil
+from mmrepro.base import processes
+from mmrepro.base.processes import Socket
 from mmrepro.probes.base import Probe, RawSink, Subject, Unavailable
 from mmrepro.probes.data import ConnectionsData
-
-LISTEN, ESTABLISHED, CLOSE_WAIT = "0A", "01", "08"
-
-
-@dataclass(frozen=True)
-class Socket:
-    """A row; addresses in hexadecimal, as the kernel prints them."""
-
-    address: str
-    port: int
-    peer_port: int
-    state: str
-    unread: int
-    uid: int
-    inode: int
-
-
-def rows(table: str) -> Iterator[Socket]:
-    """The sockets of a /proc/net/tcp or tcp6; lines that are none are skipped."""
-    for line in table.splitlines():
-        fields = line.split()
-        try:
-            address, _, port = fields[1].partition(":")
-            peer = int(fields[2].partition(":")[2], 16)
-            unread = int(fields[4].partition(":")[2], 16)
-            uid, inode = int(fields[7]), int(fields[9])
-            yield Socket(address, int(port, 16), peer, fields[3], unread, uid, inode)
-        except (IndexError, ValueError):
-            continue
 
 
 class ConnectionsProbe(Probe[ConnectionsData]):
@@ -69,41 +39,23 @@ class ConnectionsProbe(Probe[ConnectionsData]):
 
     def collect(self, sink: RawSink, deadline: float) -> ConnectionsData:
         """Raises Unavailable where no table can be read, or the port is none of that namespace."""
-        there = list(_table(self.pid))
-        if not any(s.port == self.port and s.state == LISTEN for s in there):
+        there = _table(self.pid)
+        if not any(s.port == self.port and s.state == processes.LISTEN for s in there):
             raise Unavailable(f"nothing is seen to listen on port {self.port} there")
-        own = _own_ports()
+        # One that was opened meanwhile is among them.
+        own = {s.laddr.port for s in psutil.Process().net_connections("tcp") if s.laddr}
         clients = [s for s in there if s.port == self.port and s.peer_port not in own]
-        connected = [s for s in clients if s.state == ESTABLISHED]
+        connected = [s for s in clients if s.state == processes.ESTABLISHED]
         return ConnectionsData(
             port=self.port,
             clients=len(connected),
             unread=sum(s.unread > 0 for s in connected),
-            left=sum(s.state == CLOSE_WAIT for s in clients),
+            left=sum(s.state == processes.CLOSE_WAIT for s in clients),
         )
 
 
-def _table(pid: int | str) -> Iterator[Socket]:
-    read = 0
-    for name in ("tcp", "tcp6"):
-        try:
-            text = Path(f"/proc/{pid}/net/{name}").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            continue
-        read += 1
-        yield from rows(text)
-    if not read:
+def _table(pid: int | str) -> list[Socket]:
+    found = processes.sockets(pid)
+    if found is None:
         raise Unavailable(f"the TCP sockets of process {pid} cannot be read")
-
-
-def _own_ports() -> set[int]:
-    """Local ports of this process's sockets; one that was opened meanwhile is among them."""
-    inodes = set()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        try:
-            link = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-        except OSError:
-            continue
-        if link.startswith("socket:["):
-            inodes.add(int(link[8:-1]))
-    return {s.port for s in _table("self") if s.inode in inodes}
+    return found

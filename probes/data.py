@@ -6,12 +6,48 @@ what the probes need to collect it.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from enum import StrEnum
+from typing import Annotated, Generic, Literal, TypeVar
 
-from mmrepro.machine.nvml import GpuProcess as GpuProcess, MigSlice as MigSlice
-from mmrepro.probes.base import ProbeData, ProbeResult
-from mmrepro.records import Moment, Record
+from mmrepro.records import (
+    GpuProcess as GpuProcess,
+    MigSlice as MigSlice,
+    Moment,
+    Record,
+)
 from pydantic import Field
+
+D = TypeVar("D")
+
+
+class ProbeStatus(StrEnum):
+    OK = "ok"
+    UNAVAILABLE = "unavailable"
+    TIMED_OUT = "timed-out"
+
+
+class ProbeData(Record):
+    """Base of a probe's typed data. Each subclass has a ``kind`` literal of its own."""
+
+    kind: str
+
+
+class ProbeResult(Record, Generic[D]):
+    """What came of one collection. ``data`` may be partial when ``status`` is not ``ok``."""
+
+    probe: str
+    phase: Annotated[str, Field(description="gate, trigger, check or after")] = ""
+    status: ProbeStatus
+    reason: Annotated[str, Field(description="why it is not ok; empty when it is")] = ""
+    started: Moment
+    seconds: Annotated[float, Field(description="how long the collection took")]
+    raw: Annotated[list[str], Field(description="raw files, relative to evidence/")] = []
+    data: D | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status is ProbeStatus.OK and self.data is not None
+
 
 # ------------------------------------------------------------------ HTTP endpoints
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Self
 from urllib.parse import urlsplit
 
+from mmrepro.base.units import size
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import MetricSample, MetricsData
 from mmrepro.probes.fetch import fetch
@@ -69,7 +70,7 @@ class MetricsProbe(Probe[MetricsData]):
         if got.status != 200:
             raise Unavailable(f"{self.url} answered {got.status}: no metrics there")
         if got.cut:  # half of them do not tell that one is absent
-            raise Unavailable(f"{self.url} answers more than {MAX_BODY_BYTES >> 20} MiB")
+            raise Unavailable(f"{self.url} answers more than {size(MAX_BODY_BYTES)}")
         samples, bad = parse_metrics(got.body.decode("utf-8", "replace"))
         if len(samples) + bad > MAX_LINES:
             raise Unavailable(f"{self.url} answers more than {MAX_LINES:,} lines of metrics")

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import psutil
-from mmrepro.probes import proc
+from mmrepro.base import processes
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import ProcessesData, ProcessUse, ThreadUse
 
@@ -46,8 +46,8 @@ def role_from_title(name: str, cmdline: str) -> str:
 @dataclass(frozen=True)
 class _Reading:
     mono: float
-    stat: proc.Stat
-    threads: dict[int, proc.ThreadTimes]
+    stat: processes.Stat
+    threads: dict[int, processes.Thread]
 
 
 class ProcessesProbe(Probe[ProcessesData]):
@@ -103,10 +103,10 @@ class ProcessesProbe(Probe[ProcessesData]):
 
     def _read_all(self) -> dict[int, _Reading]:
         readings: dict[int, _Reading] = {}
-        for pid in proc.tree(self.root_pid, self.also):
-            threads = proc.read_threads(pid)
+        for pid in processes.tree(self.root_pid, self.also):
+            threads = processes.threads(pid)
             now = time.monotonic()
-            stat = proc.read_stat(pid)
+            stat = processes.stat(pid)
             if stat is not None:
                 readings[pid] = _Reading(now, stat, threads)
         return readings
@@ -118,7 +118,7 @@ class ProcessesProbe(Probe[ProcessesData]):
             before = after
         seconds = max(after.mono - before.mono, 1e-6)
         voluntary, involuntary = _switches(after.threads, before.threads)
-        line = proc.cmdline(stat.pid)
+        line = processes.cmdline(stat.pid)
         return ProcessUse(
             pid=stat.pid,
             ppid=stat.ppid,
@@ -133,17 +133,17 @@ class ProcessesProbe(Probe[ProcessesData]):
             voluntary_switches=voluntary,
             involuntary_switches=involuntary,
             queued_pct=_queued_pct(after.threads, before.threads, seconds),
-            created_wall=psutil.boot_time() + stat.start_ticks / proc.TICKS_PER_S,
+            created_wall=psutil.boot_time() + stat.start_ticks / processes.TICKS_PER_S,
             busiest=_busiest(after.threads, before.threads, seconds),
         )
 
 
 def _pct(ticks: int, seconds: float) -> float:
-    return round(max(ticks, 0) / proc.TICKS_PER_S / seconds * 100, 1)
+    return round(max(ticks, 0) / processes.TICKS_PER_S / seconds * 100, 1)
 
 
 def _switches(
-    after: dict[int, proc.ThreadTimes], before: dict[int, proc.ThreadTimes]
+    after: dict[int, processes.Thread], before: dict[int, processes.Thread]
 ) -> tuple[int, int]:
     pairs = [(thread, before[tid]) for tid, thread in after.items() if tid in before]
     return (
@@ -153,7 +153,7 @@ def _switches(
 
 
 def _queued_pct(
-    after: dict[int, proc.ThreadTimes], before: dict[int, proc.ThreadTimes], seconds: float
+    after: dict[int, processes.Thread], before: dict[int, processes.Thread], seconds: float
 ) -> float:
     """How long threads could have run and were not given a core; over 100 for several at once."""
     waits = [t.queued_s - before[tid].queued_s for tid, t in after.items() if tid in before]
@@ -161,7 +161,7 @@ def _queued_pct(
 
 
 def _busiest(
-    after: dict[int, proc.ThreadTimes], before: dict[int, proc.ThreadTimes], seconds: float
+    after: dict[int, processes.Thread], before: dict[int, processes.Thread], seconds: float
 ) -> list[ThreadUse]:
     uses = []
     for tid, thread in after.items():
@@ -214,8 +214,8 @@ class CpuMeter:
         use: dict[str, float] = {}
         seen: dict[int, tuple[int, int, float]] = {}
         for pid, role in self._roles.items():
-            stat = proc.read_stat(pid)
-            if stat is None or stat.state in ("Z", "X"):
+            stat = processes.stat(pid)
+            if stat is None or stat.ended:
                 continue
             mono = time.monotonic()
             ticks = stat.user_ticks + stat.system_ticks
@@ -229,8 +229,8 @@ class CpuMeter:
     def _walk(self, now: float) -> None:
         self._walked = now
         roles: dict[int, str] = {}
-        for pid in proc.tree(self.root_pid, self.also):
-            if (stat := proc.read_stat(pid)) is not None:
+        for pid in processes.tree(self.root_pid, self.also):
+            if (stat := processes.stat(pid)) is not None:
                 # Asked anew each time: a process takes its title some time after its start.
-                roles[pid] = self.role_of(stat.name, proc.cmdline(pid))
+                roles[pid] = self.role_of(stat.name, processes.cmdline(pid))
         self._roles = roles

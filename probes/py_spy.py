@@ -16,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mmrepro.probes import proc
+from mmrepro.base import processes
+from mmrepro.probes import _traced
 from mmrepro.probes.data import Frame, ThreadStack
 
 MAX_JSON_BYTES = 16 << 20
@@ -75,10 +76,10 @@ def dump(
     ``blocking`` pauses the process for some milliseconds; it runs again whatever becomes of py-spy.
     ``native`` adds the frames of C and C++ code, for which py-spy has to pause it.
     """
-    stat = proc.read_stat(pid)
+    stat = processes.stat(pid)
     if stat is None:
         return Dump(Outcome.GONE, [], b"", f"process {pid} does not exist (any more)")
-    if stat.state in ("Z", "X"):
+    if stat.ended:
         return Dump(Outcome.GONE, [], b"", f"process {pid} has exited and waits to be reaped")
     command = [str(py_spy), "dump", "--pid", str(pid), "--json"]
     command += [] if blocking else ["--nonblocking"]
@@ -90,7 +91,7 @@ def dump(
         return Dump(Outcome.TORN, [], b"", f"py-spy could not be started: {error}")
     finally:
         if blocking:
-            proc.resume_after_trace(pid, stat.state)
+            _traced.resume_after_trace(pid, stat.state)
     if code != 0:
         outcome, error_text = _classify(pid, code, stderr)
         return Dump(outcome, [], raw, error_text)
@@ -126,7 +127,7 @@ def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
     """What py-spy's error text means; the stack backtrace below it is left out."""
     text = stderr.split("Stack backtrace:")[0]
     line = " ".join(text.split())[:300] or f"py-spy ended with {code}"
-    if not proc.alive(pid):
+    if not processes.alive(pid):
         return Outcome.GONE, f"process {pid} went away while it was sampled"
     lowered = text.lower()
     if any(sign in lowered for sign in ("permission denied", "not permitted", "os error 13")):
@@ -142,7 +143,7 @@ def _classify(pid: int, code: int, stderr: str) -> tuple[Outcome, str]:
 def _maps_python(pid: int) -> bool:
     """Whether an interpreter is loaded: py-spy, which pauses nothing, may look for it in the moment
     in which its memory changes, and says the same as of a program that is no Python."""
-    maps = proc.read(f"/proc/{pid}/maps") or b""  # its program comes first
+    maps = processes.read(pid, "maps", 65536)  # its program comes first
     return re.search(rb"/(?:lib)?python\d[^/\n]*$", maps, re.MULTILINE) is not None
 
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from mmrepro.probes import proc, py_spy
+from mmrepro.base import processes
+from mmrepro.probes import py_spy
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import StackSample, StacksData
 from mmrepro.probes.py_spy import Dump, Outcome
@@ -147,7 +148,7 @@ class StacksProbe(Probe[StacksData]):
         )
 
     def _may_pause(self, pid: int, deadline: float) -> bool:
-        stat = proc.read_stat(pid)
+        stat = processes.stat(pid)
         # A process stopped by a signal never reports to a tracer: py-spy would wait for ever.
         stopped = stat is None or stat.state in ("T", "t")
         return not stopped and time.monotonic() < deadline

@@ -15,7 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from mmrepro.probes import proc
+from mmrepro.base import processes
 from mmrepro.probes._strace import DETACH_S, StraceRefused, count_calls
 from mmrepro.probes._syscall_names import syscall_name
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
@@ -140,14 +140,14 @@ class SyscallsProbe(Probe[SyscallsData]):
 
     def collect(self, sink: RawSink, deadline: float) -> SyscallsData:
         """Raises Unavailable when the process is not there, TimedOut without time to watch it."""
-        if not proc.alive(self.pid):
+        if not processes.alive(self.pid):
             raise Unavailable(f"process {self.pid} does not exist (any more)")
         reserve_s = DETACH_S if self.use_strace else 0.2
         window_s = min(self.window_s, deadline - time.monotonic() - reserve_s)
         if window_s < 0.1:
             raise TimedOut(f"no time to watch process {self.pid}")
         asleep, stopped, waiting = settled_threads(self.pid)
-        first, started = proc.read_threads(self.pid), time.monotonic()
+        first, started = processes.threads(self.pid), time.monotonic()
         counts: dict[str, int] | None = None
         note, counted_s = "", 0.0
         if self.use_strace:
@@ -157,7 +157,7 @@ class SyscallsProbe(Probe[SyscallsData]):
             except StraceRefused as refusal:
                 note = f" (calls not counted: {refusal})"
         time.sleep(max(min(window_s - (time.monotonic() - started), window_s), 0))
-        second, seconds = proc.read_threads(self.pid), time.monotonic() - started
+        second, seconds = processes.threads(self.pid), time.monotonic() - started
         if not second:
             raise Unavailable(f"process {self.pid} ended while it was watched")
         if counts is None:
@@ -201,8 +201,8 @@ class SyscallsProbe(Probe[SyscallsData]):
 
 
 def measure(
-    first: dict[int, proc.ThreadTimes],
-    second: dict[int, proc.ThreadTimes],
+    first: dict[int, processes.Thread],
+    second: dict[int, processes.Thread],
     seconds: float,
     asleep: int,
     stopped: int,
@@ -214,7 +214,7 @@ def measure(
         before = first.get(tid)
         if before is None:
             continue
-        pct = 100 / proc.TICKS_PER_S / seconds
+        pct = 100 / processes.TICKS_PER_S / seconds
         thread_user = (after.stat.user_ticks - before.stat.user_ticks) * pct
         thread_system = (after.stat.system_ticks - before.stat.system_ticks) * pct
         user, system = user + thread_user, system + thread_system
@@ -258,22 +258,21 @@ def waiting_threads(pid: int) -> tuple[int, int, dict[int, str]]:
     """
     asleep = stopped = 0
     calls: dict[int, str] = {}
-    for tid in proc.thread_ids(pid):
-        task = f"/proc/{pid}/task/{tid}"
-        stat = proc.parse_stat(proc.read(f"{task}/stat") or b"")
+    for tid in processes.thread_ids(pid):
+        stat = processes.stat(pid, tid)
         if stat is None:
             continue
         if stat.state in ("T", "t"):
             stopped += 1
         elif stat.state in ("S", "D", "I"):
             asleep += 1
-            calls[tid] = _waits_in(task)
+            calls[tid] = _waits_in(pid, tid)
     return asleep, stopped, calls
 
 
-def _waits_in(task: str) -> str:
-    fields = (proc.read(f"{task}/syscall") or b"").split()
+def _waits_in(pid: int, tid: int) -> str:
+    fields = processes.read(pid, f"task/{tid}/syscall").split()
     if fields and fields[0].isdigit():
         return syscall_name(int(fields[0]))
-    kernel_function = (proc.read(f"{task}/wchan") or b"").decode("ascii", "replace").strip()
+    kernel_function = processes.read(pid, f"task/{tid}/wchan").decode("ascii", "replace").strip()
     return kernel_function if kernel_function not in ("", "0") else "unknown"

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.incident.ablation import ABLATION_FILE, SCHEMA_VERSION, Ablation
 from mmrepro.reports import ablation_view as view, gfm
 from mmrepro.reports.document import document_json, load_document
 from mmrepro.reports.html import page
-from mmrepro.reports.words import CLAIM_MARKS, CLAIM_WORDS, duration
+from mmrepro.reports.words import CLAIM_MARKS, CLAIM_WORDS
 from mmrepro.reports.writing import replace_file
 from mmrepro.text.sanitize import one_line
 

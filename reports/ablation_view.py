@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.incident import StandIn
 from mmrepro.incident.ablation import (
     Ablation,
@@ -192,7 +193,7 @@ def setup(ablation: Ablation) -> list[tuple[str, str]]:
         (
             "runs",
             f"{ablation.runs} in {len(ablation.cells)} cells, {ablation.reused} of them reused; "
-            f"{seconds:.0f} s of engine time in all",
+            f"{duration(seconds)} of engine time in all",
         ),
         ("host", f"{ablation.host.cpu}, {ablation.host.cores} cores, {ablation.host.os}"),
         ("made by", f"mmrepro {ablation.mmrepro_version}"),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from mmrepro.base.units import duration, size
 from mmrepro.incident.acceptance import (
     SUMMARY_FILE,
     Acceptance,
@@ -15,11 +15,11 @@ from mmrepro.incident.acceptance import (
     Row,
     Status,
     StepRecord,
+    counts,
 )
 from mmrepro.records import GpuFacts
 from mmrepro.reports import gfm
 from mmrepro.reports.document import document_json
-from mmrepro.reports.words import duration
 from mmrepro.reports.writing import replace_file
 from mmrepro.text.sanitize import one_line
 
@@ -30,7 +30,6 @@ MARKS: Final = {
     Status.NOT_TESTED: "– not tested",
     Status.BROKEN_OFF: "**broken off**",
 }
-GIB: Final = 1024**3
 
 
 def write_acceptance(told: Acceptance, folder: Path) -> list[Path]:
@@ -46,20 +45,13 @@ def render_acceptance(told: Acceptance) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def counts(rows: list[Row]) -> str:
-    """``7 passed, 1 not tested``."""
-    found = Counter(row.status for row in rows)
-    words = {status: status.replace("-", " ") for status in Status}
-    return ", ".join(f"{found[s]} {words[s]}" for s in Status if found[s]) or "nothing"
-
-
 def _head(told: Acceptance) -> str:
     host = told.host
     gpus = ", ".join(host.gpus) or "no GPU"
     facts = [
         ("device", told.device),
         *((f"GPU {one.index}", _gpu_facts(one)) for one in host.gpu_facts),
-        ("machine", f"{host.cpu}, {host.cores} cores, {host.memory_bytes / GIB:.0f} GiB"),
+        ("machine", f"{host.cpu}, {host.cores} cores, {size(host.memory_bytes)}"),
         ("system", f"{host.os}, kernel {host.kernel}, Python {host.python}"),
         ("mmrepro", told.mmrepro_version),
         ("begun", f"{told.created.wall:%Y-%m-%d %H:%M} UTC"),
@@ -77,7 +69,7 @@ def _head(told: Acceptance) -> str:
 
 
 def _gpu_facts(one: GpuFacts) -> str:
-    memory = f"{one.memory_bytes / GIB:.0f} GiB" if one.memory_bytes else "memory not told"
+    memory = size(one.memory_bytes) if one.memory_bytes else "memory not told"
     told = [one.name, memory, f"driver {one.driver}", f"CUDA {one.cuda}", "MIG" * bool(one.mig)]
     return ", ".join([*filter(None, told), "taken" if one.taken else one.users or "not taken"])
 
@@ -121,7 +113,7 @@ def _row(row: Row, step: StepRecord) -> list[str]:
 
 
 def _ran(step: StepRecord) -> str:
-    told = f"- {gfm.code(step.command)}, {step.seconds:.1f} s"
+    told = f"- {gfm.code(step.command)}, {duration(step.seconds)}"
     report = f"{step.incident.partition('/')[2]}/report.md"
     return f"{told}: {gfm.code(report)}" if step.incident else told
 
@@ -148,8 +140,8 @@ def _range(use: GpuUse) -> Iterator[str]:
 
 def _memory(use: GpuUse) -> Iterator[str]:
     if use.memory_bytes is not None:
-        yield f"{use.memory_bytes.least / GIB:.2f}"
-        yield f"{use.memory_bytes.most / GIB:.2f} GiB"
+        yield size(use.memory_bytes.least, 2)
+        yield size(use.memory_bytes.most, 2)
 
 
 def _resume(told: Acceptance) -> str:

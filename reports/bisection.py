@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.incident.bisection import BISECTION_FILE, BISECTION_VERSION, Bisection, Side
 from mmrepro.reports import bisection_view as view, gfm
 from mmrepro.reports.bisection_picture import picture
 from mmrepro.reports.document import document_json, load_document
 from mmrepro.reports.html import page
-from mmrepro.reports.words import duration
 from mmrepro.reports.writing import replace_file
 
 MARKDOWN_FILE: Final = "bisection.md"

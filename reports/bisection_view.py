@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.incident.bisection import (
     Bisection,
     Point,
@@ -14,7 +15,7 @@ from mmrepro.incident.bisection import (
     SideConclusion,
 )
 from mmrepro.incident.ledger import Attempt
-from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_WORDS, duration
+from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_WORDS
 
 VERDICT_WORDS: Final[dict[PointVerdict, str]] = {
     PointVerdict.BAD: "bad",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mmrepro import __version__
+from mmrepro.base import units
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
@@ -142,7 +143,7 @@ def _fill(
         if isinstance(content, str):
             manifest.left_out.append(LeftOut(name=name, bytes=_size_of(path), why=content))
         elif written(archive) + _packed(content.text) > max_bytes:
-            why = f"beyond the limit of {max_bytes >> 20} MiB for the bundle"
+            why = f"beyond the limit of {units.size(max_bytes)} for the bundle"
             manifest.left_out.append(LeftOut(name=name, bytes=content.original_bytes, why=why))
         else:
             add_text(archive, manifest, name, content)

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+from mmrepro.base.units import size
 from mmrepro.errors import BadIncident
 from mmrepro.incident import INCIDENT_FILE
 from mmrepro.machine.files import is_file
@@ -105,5 +106,5 @@ def _member(path: Path, name: str, limit: int) -> bytes:
             f"{path} cannot be read: {error}", hint="get the file again from whoever made it"
         ) from error
     if len(data) > limit:
-        raise BadIncident(f"{name} in {path} is too large: over {limit >> 20} MiB")
+        raise BadIncident(f"{name} in {path} is too large: over {size(limit)}")
     return data

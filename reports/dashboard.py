@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from mmrepro.base.units import duration
 from mmrepro.history.states import State
 from mmrepro.incident.ledger import Attempt, EventKind
 from mmrepro.records import Fidelity
@@ -13,7 +14,7 @@ from mmrepro.reports import night_words as words
 from mmrepro.reports.html import make_environment, page
 from mmrepro.reports.night_square import Square, outcome_words, report_href
 from mmrepro.reports.night_view import NightView, Point
-from mmrepro.reports.words import FIDELITY_WORDS, duration
+from mmrepro.reports.words import FIDELITY_WORDS
 from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mmrepro.base import units
 from mmrepro.incident.diagnosis import (
     CLASS_WORDS,
     FIT_WORDS,
@@ -56,15 +57,15 @@ def effect_sentence(diagnosis: Diagnosis) -> str:
     """What the look did to the server, as measured."""
     effect = diagnosis.effect
     paused = (
-        f"paused it for at most {words.duration(effect.paused_s)}"
+        f"paused it for at most {units.duration(effect.paused_s)}"
         if effect.paused_s
         else "never paused it"
     )
     return (
-        f"In {effect.seconds:.1f} s mmrepro sent {len(effect.requests)} HTTP requests "
+        f"In {units.duration(effect.seconds)} mmrepro sent {len(effect.requests)} HTTP requests "
         f"({effect.inferences} of them a completion), took {effect.stack_samples} stack samples, "
-        f"{paused}, and used {effect.cpu_s:.1f} s of CPU and {words.size(effect.peak_rss_bytes)} "
-        "of memory."
+        f"{paused}, and used {units.duration(effect.cpu_s)} of CPU and "
+        f"{units.size(effect.peak_rss_bytes)} of memory."
     )
 
 

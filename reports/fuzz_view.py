@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.incident.fuzz import Episode, Found, Fuzz
 from mmrepro.reports import replay_view as view
-from mmrepro.reports.words import duration
 
 ABSENT: Final = (
     "Nothing is claimed absent: what these requests did not show may be there all the same."

@@ -7,6 +7,7 @@ import hashlib
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from mmrepro.base import units
 from mmrepro.incident import Incident
 from mmrepro.reports import gfm, timeline, view, words
 from mmrepro.text.sanitize import clip, one_line, plain
@@ -78,7 +79,7 @@ def make_environment() -> Environment:
         finalize=safe,
     )
     environment.filters.update(
-        duration=words.duration,
+        duration=units.duration,
         span=words.span,
         href=gfm.evidence_href,
         web=gfm.is_web_address,

@@ -13,6 +13,7 @@ import shlex
 from dataclasses import dataclass, field
 from typing import Final
 
+from mmrepro.base.units import size
 from mmrepro.incident import Incident
 from mmrepro.records import HostFacts, Setting, WheelFacts
 from mmrepro.reports import gfm, replay as replays, replay_view, view
@@ -21,7 +22,7 @@ from mmrepro.reports.replay import Told
 from mmrepro.reports.replay_public import public
 from mmrepro.reports.replay_script import SCRIPT_FILE
 from mmrepro.reports.replay_sequence import drawing
-from mmrepro.reports.words import FIDELITY_WORDS, size
+from mmrepro.reports.words import FIDELITY_WORDS
 from mmrepro.text.redact import Redactor
 from mmrepro.text.sanitize import one_line
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from mmrepro.base import units
 from mmrepro.incident import Incident, KeyStack
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.reports import diagnosis, gfm, timeline, view, words
@@ -256,7 +257,7 @@ def _reproducers(incident: Incident) -> str:
             [
                 gfm.code(r.name),
                 "–" if r.exit_code is None else str(r.exit_code),
-                words.duration(r.seconds),
+                units.duration(r.seconds),
                 gfm.cell(view.facts(r)),
                 gfm.cell(r.error),
             ]
@@ -370,7 +371,7 @@ def _run(incident: Incident) -> str:
         parts.append(
             f"Gate {'passed' if gate.passed else '**failed**'}: {gfm.text(view.sentence(gate.why))}"
             + (f" Latencies {latencies}." if latencies else "")
-            + (f" Deadline {words.duration(gate.deadline_s)}{rule}." if gate.deadline_s else "")
+            + (f" Deadline {units.duration(gate.deadline_s)}{rule}." if gate.deadline_s else "")
         )
     parts += [view.latencies(incident)] if view.latencies(incident) else []
     if view.engine_exit(incident):
@@ -384,7 +385,7 @@ def _run(incident: Incident) -> str:
                 gfm.code(p.probe),
                 gfm.cell(p.phase),
                 str(p.status) if p.status is ProbeStatus.OK else f"**{p.status}**",
-                words.duration(p.seconds),
+                units.duration(p.seconds),
                 gfm.cell(p.reason),
             ]
             for p in incident.evidence.probes[:120]
@@ -397,7 +398,7 @@ def _run(incident: Incident) -> str:
         ("Within the engine's start", incident.engine.start_stages),
     ):
         if stages:
-            spent = [f"{gfm.text(n, 60)} {words.duration(s)}" for n, s in list(stages.items())[:30]]
+            spent = [f"{gfm.text(n, 60)} {units.duration(s)}" for n, s in list(stages.items())[:30]]
             parts.append(f"{what}: {', '.join(spent)}.")
     parts.append("Left behind: " + view.left_behind(incident))
     parts += [f"- {gfm.code(item, 200)}" for item in incident.left_behind[:20]]

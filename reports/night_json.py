@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from mmrepro.history.concerns import Concern, concerns
+from mmrepro.history.events import ALARMS
 from mmrepro.history.ledger import History
-from mmrepro.history.states import State
-from mmrepro.incident.ledger import Attempt
+from mmrepro.history.states import Settled, State
+from mmrepro.incident.ledger import Attempt, Event
 from mmrepro.reports.night_square import Square
 from mmrepro.reports.night_terminal import strips_of
 from mmrepro.reports.night_view import NightView
-from mmrepro.reports.night_words import Standing
+from mmrepro.reports.night_words import EVENT_TONES, EVENT_WORDS, Standing
 from mmrepro.reports.words import sane
 
 NIGHT_VERSION: Final = 1
@@ -36,8 +38,19 @@ def night_json(night: NightView) -> str:
             },
             "shifts": night.shifts,
             "notes": night.notes,
-            "events": [e.model_dump(mode="json", exclude={"kind"}) for e in night.events],
+            "events": [_event(e) for e in night.events],
             "cells": [cell_json(s) for s in night.squares],
+            "warning": night.warning,
+            "concerns": [_concern(night, c) for c in concerns(night.history).values()],
+            "nights": [
+                {
+                    "id": known.id,
+                    "began": known.created.wall.isoformat(),
+                    "state": known.state.value,
+                    "every_h": known.every_h,
+                }
+                for known in (runs.night for runs in night.history.nights if runs.attempts)
+            ],
         }
     )
 
@@ -67,11 +80,62 @@ def cell_json(square: Square) -> dict[str, Any]:
     return {
         **_place(square),
         **_standing(square),
+        "title": square.title,
+        "words": square.words,
+        "expectation": square.expectation,
         "why": square.why,
         "low": round(square.settled.low, 4),
         "high": round(square.settled.high, 4),
         "quarantine": quarantine,
+        "deciding": square.deciding.index if square.deciding else None,
         "runs": [_run(a) for a in square.attempts],
+    }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {
+        **event.model_dump(mode="json", exclude={"kind"}),
+        "words": EVENT_WORDS[event.what],
+        "tone": EVENT_TONES[event.what],
+        "alarm": event.what in ALARMS,
+    }
+
+
+def _concern(night: NightView, concern: Concern) -> dict[str, Any]:
+    """What an issue needs: what it is of, its last verdict, and what this nightly run shows."""
+    cell, event, runs = concern.cell, concern.event, concern.runs
+    when = night.runs.night.created.wall
+    return {
+        "identity": concern.identity,
+        "what": event.what.value,
+        "text": event.text,
+        "before": event.before,
+        "changed": event.changed,
+        "since": concern.since,
+        "state": concern.state,
+        "over": concern.over,
+        "cell": {"id": cell.id, "row": cell.row, **cell.model_dump(mode="json")},
+        "quarantined": night.excused.entry_for(cell, when) is not None,
+        "verdict_of": concern.seen,
+        "verdict": _settled(concern.settled),
+        "night": concern.night,
+        "tonight": _settled(concern.tonight),
+        "says": (runs[-1].explanation or runs[-1].error) if runs else "",
+        "command": next((a.command for a in reversed(runs) if a.command), ""),
+    }
+
+
+def _settled(settled: Settled | None) -> dict[str, Any] | None:
+    if settled is None:
+        return None
+    return {
+        "state": settled.state.value,
+        "why": settled.why,
+        "expected": settled.expected.value if settled.expected else None,
+        "reproduced": settled.reproduced,
+        "conclusive": settled.conclusive,
+        "low": round(settled.low, 4),
+        "high": round(settled.high, 4),
     }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from mmrepro.base.units import duration
 from mmrepro.history.states import State
 from mmrepro.incident.ledger import Attempt
 from mmrepro.reports.night_square import Square, outcome_words
@@ -106,7 +107,7 @@ def _result(square: Square) -> Any:
 def _run(attempt: Attempt) -> str:
     parts = [
         f"run {attempt.index} ({attempt.role}): {outcome_words(attempt)}",
-        f"{attempt.seconds:.1f} s",
+        f"{duration(attempt.seconds)}",
         attempt.explanation or attempt.error,
         f"key {attempt.key[:14]}" if attempt.key else "",
         attempt.incident,

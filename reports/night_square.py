@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from mmrepro.base.units import duration
 from mmrepro.history.quarantine import Entry
 from mmrepro.history.states import VERDICTS, Settled, State
 from mmrepro.incident.ledger import Attempt, Cell, Event, Planned
 from mmrepro.records import Fidelity
 from mmrepro.reports.night_words import STATE_WORDS, Standing, plural
-from mmrepro.reports.words import OUTCOME_WORDS, duration, sane
+from mmrepro.reports.words import OUTCOME_WORDS, sane
 from mmrepro.signature import Outcome
 from packaging.version import InvalidVersion, Version
 

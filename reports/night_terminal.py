@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from mmrepro.base.units import duration
 from mmrepro.history.ledger import History
 from mmrepro.history.states import VERDICTS, State, settle
 from mmrepro.incident.ledger import Cell, Event
@@ -14,7 +15,6 @@ from mmrepro.reports.lines import TONES, Printer
 from mmrepro.reports.night_square import Column, Square
 from mmrepro.reports.night_view import Grid, NightView, Row
 from mmrepro.reports.night_words import Standing, plural
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:

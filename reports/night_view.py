@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.history.events import events as find_events
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.quarantine import Quarantine
@@ -24,7 +25,7 @@ from mmrepro.reports.night_words import (
     and_list,
     plural,
 )
-from mmrepro.reports.words import duration, sane
+from mmrepro.reports.words import sane
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -121,6 +122,9 @@ class NightView:
     """What came out otherwise than in the night before and is no event: ``2 × lost → …``."""
     notes: list[str] = field(default_factory=list)
     """What is wrong with the quarantine: expired entries, those of no cell."""
+    history: History = field(default_factory=History)
+    """The ledger until this nightly run, which is its newest."""
+    excused: Quarantine = field(default_factory=Quarantine)
 
     @cached_property
     def squares(self) -> list[Square]:
@@ -303,7 +307,8 @@ def night_view(history: History, runs: NightRuns, quarantine: Quarantine) -> Nig
     notes = quarantine.warnings(runs.cells.values(), when)
     shifts = _shifts(before[-1], runs, set(of_cell)) if before else []
     last = before[-1].night.id if before else ""
-    return NightView(runs, last, told, grids, trend, shifts, notes)
+    known = History([*before, runs])
+    return NightView(runs, last, told, grids, trend, shifts, notes, known, quarantine)
 
 
 def _shifts(before: NightRuns, now: NightRuns, told: set[str]) -> list[str]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Final
 
 from markupsafe import Markup, escape
+from mmrepro.base import units
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import Incident
 from mmrepro.reports import timeline, view, words
@@ -199,7 +200,7 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
             width = max(axis.x(request.sent.mono + max(latency, 0.0)) - left, 3.0)
             label = "" if view.status_class(request) == "ok" else view.status_words(request)
             if request.timed_out:
-                label = f"no answer in {words.duration(latency)}"
+                label = f"no answer in {units.duration(latency)}"
             taken = left + width + 2 + (7.5 * len(label) if label and width < 90 else 0)
             row = next((i for i, end in enumerate(rows) if end <= left), None)
             if row is None:
@@ -227,7 +228,7 @@ def _bar(request: RequestRecord, left: float, y: float, width: float, label: str
     kind = view.status_class(request)
     tip = (
         f"request {request.id}, {request.phase}: {one_line(request.label, 120)}: "
-        f"{view.status_words(request)} after {words.duration(request.latency_s)}"
+        f"{view.status_words(request)} after {units.duration(request.latency_s)}"
     )
     bar = Markup(
         '<rect class="req {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="11" rx="2">'

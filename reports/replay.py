@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.case.files import read_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.errors import BadIncident, UsageError
@@ -19,7 +20,6 @@ from mmrepro.reports.bundle_file import holds, is_bundle, read_listed
 from mmrepro.reports.document import document_json, load_document, read_document
 from mmrepro.reports.html import page
 from mmrepro.reports.replay_script import SCRIPT_FILE, in_order, script, server_steps
-from mmrepro.reports.words import duration
 from mmrepro.reports.writing import HTML_FILE, MARKDOWN_FILE, replace_file
 
 REPLAY_MARKDOWN: Final = "replay.md"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro import __version__
+from mmrepro.base.units import size
 from mmrepro.case.files import case_text, read_contents
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR
 from mmrepro.errors import UsageError
@@ -94,8 +95,7 @@ def _fill(
         add_text(archive, manifest, name, BundledText(text, len(text)))
     if written(archive) > max_bytes:
         raise UsageError(
-            f"The replay takes {written(archive) >> 10} KiB, over the limit of "
-            f"{max_bytes >> 10} KiB.",
+            f"The replay takes {size(written(archive))}, over the limit of {size(max_bytes)}.",
             hint="mmrepro bundle … --max-mib 25",
         )
     archive.writestr(entry(MANIFEST_FILE), manifest.model_dump_json(indent=1) + "\n")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mmrepro.base.units import duration
 from mmrepro.incident.replay import Finding, Replay
 from mmrepro.reports import replay_view as view
 from mmrepro.reports.lines import TONES, Printer
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 
 if TYPE_CHECKING:

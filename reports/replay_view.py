@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mmrepro.base.units import duration
 from mmrepro.case.model import Case, Image, ServerWanted
 from mmrepro.incident.fuzz import Fuzz
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay, bucket_words
-from mmrepro.reports.words import FIDELITY_WORDS, duration
+from mmrepro.reports.words import FIDELITY_WORDS
 
 PAGE: Final = "docs/replay.md"
 shown = bucket_words

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Final
 
+from mmrepro.base.units import duration
 from mmrepro.incident import ClaimStatus, Fidelity, MitigationFacts
 from mmrepro.signature import ConditionResult, Outcome, Truth
 
@@ -83,21 +84,6 @@ def sane(number: float) -> bool:
     return math.isfinite(number) and abs(number) < 1e12
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: 31 ms, 4.2 s, 2 min 05 s, 3 h 12 min."""
-    if not sane(seconds):
-        return "?"
-    if seconds < 0:
-        return "-" + duration(-seconds)
-    if seconds < 0.0995:
-        return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 or seconds == 0 else "<1 ms"
-    if seconds < 99.5:
-        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
-
-
 def span(values: Iterable[float]) -> str:
     """``31 ms`` or ``31–52 ms`` of finite values; empty when there are none."""
     known = sorted(v for v in values if sane(v))
@@ -108,7 +94,3 @@ def span(values: Iterable[float]) -> str:
         return low
     number, _, unit = low.partition(" ")
     return f"{number}–{high}" if unit == high.partition(" ")[2] else f"{low} – {high}"
-
-
-def size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"

@@ -22,7 +22,6 @@ from mmrepro.scenario import (
     UpstreamState,
     answered,
     cause,
-    checks,
     claim,
     endpoints_green,
     issue,
@@ -33,6 +32,7 @@ from mmrepro.scenario import (
     symptom,
     unmitigated,
 )
+from mmrepro.scenario.more import checks
 from mmrepro.scenario.sglang import (
     ABORTS,
     PATCH_LOG,

@@ -9,12 +9,9 @@ from itertools import product
 
 from mmrepro.case.model import Operation
 from mmrepro.scenario import (
-    ComparedAnswers,
     Drive,
-    Failure,
     FailureClass,
     Finding,
-    Picture,
     Reproducers,
     Severity,
     Truth,
@@ -30,6 +27,7 @@ from mmrepro.scenario import (
     symptom,
     unmitigated,
 )
+from mmrepro.scenario.more import ComparedAnswers, Failure, Picture
 from mmrepro.scenario.sglang import (
     CONTROL,
     OTHER,

@@ -10,7 +10,6 @@ from mmrepro.scenario import (
     Requests,
     Scenario,
     Severity,
-    TinyText,
     Upstream,
     UpstreamState,
     answered,
@@ -19,16 +18,19 @@ from mmrepro.scenario import (
     cure,
     endpoints_green,
     issue,
-    never_answered,
-    new_request_unanswered,
     precondition,
-    process_alive,
     quote,
-    refused_or_answered,
     row,
     symptom,
-    tokens_stand_still,
     vllm,
+)
+from mmrepro.scenario.more import (
+    TinyText,
+    never_answered,
+    new_request_unanswered,
+    process_alive,
+    refused_or_answered,
+    tokens_stand_still,
 )
 
 BLOCKS, BLOCK = 8, 128

@@ -14,16 +14,12 @@ from mmrepro.scenario import (
     Requests,
     Scenario,
     Severity,
-    TinyText,
     Upstream,
     UpstreamState,
-    answers,
     cause,
     claim,
     cure,
     endpoints_green,
-    fails_in_server,
-    in_log,
     issue,
     lmdeploy,
     precondition,
@@ -34,6 +30,7 @@ from mmrepro.scenario import (
     unmitigated,
     upgrade,
 )
+from mmrepro.scenario.more import TinyText, answers, fails_in_server, in_log
 
 TOKENS, OWN_ID, DEADLINE_S, ONE_EACH = 16, 77, 480.0, "text-prompts"
 LONG, TWO = "a long list of two", "a list of two beside its second prompt"

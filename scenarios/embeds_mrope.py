@@ -13,13 +13,13 @@ from mmrepro.scenario import (
     Upstream,
     UpstreamState,
     claim,
-    crash,
     cure,
     pull,
     quote,
     upgrade,
     vllm_killed as killed,
 )
+from mmrepro.scenario.more import crash
 
 PATH = "/v1/completions"
 TENSOR = """

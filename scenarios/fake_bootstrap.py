@@ -18,7 +18,6 @@ from mmrepro.scenario import (
     answered,
     cause,
     claim,
-    crash,
     issue,
     precondition,
     quote,
@@ -27,6 +26,7 @@ from mmrepro.scenario import (
     unmitigated,
     upgrade,
 )
+from mmrepro.scenario.more import crash
 from mmrepro.scenario.sglang import (
     ENDED,
     ENDED_LOG,

@@ -19,7 +19,6 @@ from mmrepro.scenario import (
     UpstreamState,
     answered,
     cause,
-    checks,
     claim,
     endpoints_green,
     issue,
@@ -31,6 +30,7 @@ from mmrepro.scenario import (
     unmitigated,
     upgrade,
 )
+from mmrepro.scenario.more import checks
 from mmrepro.scenario.sglang import (
     ABORTS,
     LONG_S,

@@ -11,7 +11,6 @@ from mmrepro.scenario import (
     Upstream,
     UpstreamState,
     claim,
-    crash,
     cure,
     issue,
     precondition,
@@ -19,6 +18,7 @@ from mmrepro.scenario import (
     upgrade,
     vllm_killed as killed,
 )
+from mmrepro.scenario.more import crash
 
 REPRODUCER = "grammar_backends.py"
 REPORT = issue(

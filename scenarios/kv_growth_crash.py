@@ -16,11 +16,9 @@ from mmrepro.scenario import (
     Severity,
     Upstream,
     UpstreamState,
-    answers,
     cause,
     claim,
     endpoints_green,
-    every_request_fails,
     lmdeploy as kv,
     precondition,
     pull,
@@ -28,6 +26,7 @@ from mmrepro.scenario import (
     row,
     symptom,
 )
+from mmrepro.scenario.more import answers, every_request_fails
 from packaging.specifiers import SpecifierSet
 
 ROOM = 44

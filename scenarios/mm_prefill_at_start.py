@@ -18,10 +18,8 @@ from mmrepro.scenario import (
     LiveFacts,
     Logs,
     Missing,
-    Row,
     Severity,
     answered,
-    answered_alike,
     cause,
     claim,
     precondition,
@@ -30,6 +28,7 @@ from mmrepro.scenario import (
     with_variants,
 )
 from mmrepro.scenario.minivllm import MinivllmFault, Switched, put_right
+from mmrepro.scenario.more import Row, answered_alike
 from mmrepro.scenarios.mm_prefill_contract import (
     BrokenModule,
     ImagePath,

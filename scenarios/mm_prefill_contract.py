@@ -21,9 +21,7 @@ from mmrepro.scenario import (
     Requests,
     Severity,
     answered,
-    answered_alike,
     cause,
-    changed,
     claim,
     endpoints_green,
     precondition,
@@ -46,6 +44,7 @@ from mmrepro.scenario.minivllm import (
     root_cause,
     told,
 )
+from mmrepro.scenario.more import answered_alike, changed
 
 TEXTS = ("gate: text only", "gate: text only, streamed", "control: text only")
 WHOLE, ODD = "image X, whole blocks", "image Y, 6 embeddings"

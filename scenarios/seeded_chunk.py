@@ -12,13 +12,13 @@ from mmrepro.scenario import (
     UpstreamState,
     answered,
     claim,
-    crash,
     cure,
     precondition,
     quote,
     vllm,
     vllm_killed as killed,
 )
+from mmrepro.scenario.more import crash
 
 BUDGET = 256
 """Tokens of a step."""

@@ -7,13 +7,13 @@ from mmrepro.scenario import (
     Upstream,
     UpstreamState,
     claim,
-    crash,
     issue,
     pull,
     quote,
     upgrade,
     vllm_killed as killed,
 )
+from mmrepro.scenario.more import crash
 
 OUT, WITHIN = 1_151_935, 100
 """Token ids; the tiny model has 320, and no model a million."""

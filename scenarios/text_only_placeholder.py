@@ -10,12 +10,12 @@ from mmrepro.scenario import (
     Upstream,
     UpstreamState,
     claim,
-    crash,
     issue,
     quote,
     upgrade,
     vllm_killed as killed,
 )
+from mmrepro.scenario.more import crash
 
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 """The special tokens that stand for an image in a Qwen2-VL's prompt."""

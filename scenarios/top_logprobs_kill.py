@@ -14,13 +14,11 @@ from mmrepro.scenario import (
     Requests,
     Scenario,
     Severity,
-    TinyQwen2VL,
     Upstream,
     UpstreamState,
     answered,
     cause,
     claim,
-    crash,
     issue,
     precondition,
     pull,
@@ -29,6 +27,7 @@ from mmrepro.scenario import (
     symptom,
     unmitigated,
 )
+from mmrepro.scenario.more import TinyQwen2VL, crash
 from mmrepro.scenario.sglang import ENDED, ENDED_LOG, PATCH_LOG, mended, patch_worked, server_lost
 from mmrepro.traffic.reading import MAX_LIKELIEST, Watch
 

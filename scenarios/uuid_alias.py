@@ -4,16 +4,12 @@ from collections.abc import Mapping
 
 from mmrepro.scenario import (
     Check,
-    ComparedAnswers,
-    Condition,
     Drive,
     Evidence,
-    Failure,
     FailureClass,
     Finding,
     LiveFacts,
     Measured,
-    Picture,
     Scenario,
     Severity,
     Truth,
@@ -27,6 +23,7 @@ from mmrepro.scenario import (
     quote,
     symptom,
 )
+from mmrepro.scenario.more import ComparedAnswers, Condition, Failure, Picture
 from mmrepro.scenario.silent import as_in_a_run, may_show, under_anothers_uuid
 
 TEXT, TOKENS = "what is this", 12

@@ -20,4 +20,4 @@ if [ -n "${QUARANTINE:-}" ]; then words+=(--quarantine "$QUARANTINE"); fi
 if [ -n "${GITHUB_RUN_ID:-}" ]; then
   words+=(--run-url "$GITHUB_SERVER_URL/$GITHUB_REPOSITORY/actions/runs/$GITHUB_RUN_ID")
 fi
-.ci/nightly/issues.py "${words[@]}"
+.ci/nightly/nightly.py issues "${words[@]}"

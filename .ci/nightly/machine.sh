@@ -19,7 +19,7 @@ case $step in
     if [ "$code" -ne 0 ]; then
       why="mmrepro check ended with $code. $(tail -n 1 "$out/check.txt")"
       echo "$why" > "$out/failed.txt"
-      .ci/nightly/tell.sh error Infrastructure "machine $shard of $machines is not fit for a night: $why"
+      .ci/nightly/nightly.py note error Infrastructure "machine $shard of $machines is not fit for a night: $why"
       exit "$code"
     fi
     ;;
@@ -32,10 +32,10 @@ case $step in
     echo "$code" > "$out/exit"
     case $code in
       0) ;;
-      1) .ci/nightly/tell.sh warning Surprise "machine $shard of $machines found what was not expected" ;;
-      3) .ci/nightly/tell.sh warning Unknown "machine $shard of $machines: of some cells nothing is known" ;;
+      1) .ci/nightly/nightly.py note warning Surprise "machine $shard of $machines found what was not expected" ;;
+      3) .ci/nightly/nightly.py note warning Unknown "machine $shard of $machines: of some cells nothing is known" ;;
       *)
-        .ci/nightly/tell.sh error Infrastructure "machine $shard of $machines ended with $code"
+        .ci/nightly/nightly.py note error Infrastructure "machine $shard of $machines ended with $code"
         exit "$code"
         ;;
     esac
@@ -47,9 +47,9 @@ case $step in
       echo "it began no night" > "$out/failed.txt"
       exit 0
     fi
-    mmrepro matrix surprises nights --night "$night" --out "$out/surprises" \
+    cp nights/ledger.jsonl "$out/" # first: without it the machine counts as missing
+    .ci/nightly/nightly.py surprises nights --night "$night" --out "$out/surprises" \
       ${quarantine:+--quarantine "$quarantine"}
-    cp nights/ledger.jsonl "$out/"
     ;;
   *)
     sed -n '2,4s/^# //p' "$0" >&2

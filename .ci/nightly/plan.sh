@@ -37,8 +37,8 @@ COLUMNS=140 mmrepro matrix run "${arguments[@]}" --night "$night" --out nights -
   | tee plan/dry-run.txt
 # Once that has taken it. A machine that stops in time still has its environment to build, and its
 # reports to write.
-minutes=$(python3 -c 'import math, sys; from mmrepro.matrix.quantity import seconds
-print(math.ceil(seconds(sys.argv[1]) / 60) + 60)' "$max_time")
+minutes=$(python3 -c 'import math, sys; from mmrepro.base.units import parse_duration
+print(math.ceil(parse_duration(sys.argv[1]) / 60) + 60)' "$max_time")
 printf '%s\n' "${arguments[@]}" > plan/arguments
 echo "$night" > plan/night
 echo "$machines" > plan/machines

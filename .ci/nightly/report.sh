@@ -35,7 +35,7 @@ case $step in
       echo "$line"
     done
     # One annotation here, and nine with the night: GitHub shows ten.
-    if [ ${#missing[@]} -gt 0 ]; then .ci/nightly/tell.sh error "A machine is missing" "${missing[*]}"; fi
+    if [ ${#missing[@]} -gt 0 ]; then .ci/nightly/nightly.py note error "A machine is missing" "${missing[*]}"; fi
     if [ ${#there[@]} -eq 0 ]; then
       echo "Nothing was delivered, so that there is no night $night." >&2
       exit 4
@@ -46,7 +46,7 @@ case $step in
   tell)
     mmrepro matrix report nights --night "$night" --format md \
       ${quarantine:+--quarantine "$quarantine"} >> "$summary"
-    mmrepro matrix annotate nights --night "$night" --max 9 \
+    .ci/nightly/nightly.py annotate nights --night "$night" --max 9 \
       ${quarantine:+--quarantine "$quarantine"}
     ;;
   verdict)

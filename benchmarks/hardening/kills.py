@@ -32,7 +32,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hardening.common import apart, loopback_up
-from mmrepro.supervise import procfs
+from mmrepro.base import processes
 
 LIMIT_S, PATIENCE_S = 10.0, 120.0
 MODES = ("cold", "fork", "warm")
@@ -74,7 +74,7 @@ class Run:
 
     def __init__(self, scenario: str, kill: Kill, folder: Path) -> None:
         self.mark = f"kills-{uuid.uuid4().hex}"
-        self.ports, self.shm = listening(), procfs.shm_names()
+        self.ports, self.shm = listening(), processes.shm_names()
         self.out, self.tmp = folder / "incident", folder / "tmp"
         self.tmp.mkdir()
         command = [sys.executable, "-m", "mmrepro", "run", scenario, "--start-mode", kill.mode]
@@ -87,7 +87,8 @@ class Run:
 
     def engine(self) -> int:
         """Its first process, which was told a port; 0: there is none yet."""
-        told = [pid for pid in procfs.marked(self.mark) if PORT in procfs.read(pid, "cmdline")]
+        ours = processes.marked(self.mark)
+        told = [pid for pid in ours if PORT in processes.read(pid, "cmdline")]
         return next((pid for pid in told if parent_of(pid) not in told), 0)
 
     def seen(self, what: str) -> bool:
@@ -102,27 +103,21 @@ class Run:
         return bool(looks[what]())
 
     def left(self) -> list[str]:
-        found = [procfs.command(pid) for pid in procfs.marked(self.mark)]
-        found += [f"/dev/shm/{name}" for name in procfs.shm_names() - self.shm]
+        found = [processes.label(pid) for pid in processes.marked(self.mark)]
+        found += [f"/dev/shm/{name}" for name in processes.shm_names() - self.shm]
         found += [f"{path.name} in TMPDIR" for path in self.tmp.glob("mmr-*")]
         return found + [f"port {address}" for address in listening() - self.ports]
 
 
 def parent_of(pid: int) -> int:
-    found = procfs.stat(pid)
-    return found[1] if found else 0
+    found = processes.stat(pid)
+    return found.ppid if found else 0
 
 
 def listening() -> set[str]:
     """Local addresses of all listening TCP sockets of this network."""
-    found = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == "0A":
-                    found.add(fields[1])
-    return found
+    known = processes.sockets() or []
+    return {f"{s.address}:{s.port}" for s in known if s.state == processes.LISTEN}
 
 
 def trial(scenario: str, kill: Kill, folder: Path) -> Outcome:

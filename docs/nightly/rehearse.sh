@@ -43,8 +43,8 @@ step .ci/nightly/report.sh merge
 step .ci/nightly/report.sh tell
 step .ci/nightly/history.sh push mmrepro-history nights "Night $(< plan/night)"
 echo '[]' > issues.json
-step mmrepro matrix issues nights --open issues.json
-step mmrepro matrix overdue nights
+step .ci/nightly/nightly.py issues nights --open issues.json
+step .ci/nightly/nightly.py overdue nights
 printf '%5d s  all of it\n' "$SECONDS" >> "$scratch/times"
 cat summary.md "$scratch/times"
 step .ci/nightly/report.sh verdict

@@ -1,152 +1,132 @@
-"""One run of a cell: an ordinary run with an incident of its own, or one from the cache."""
+"""What is known of a cell: by the cache, and by the incident of a run."""
 
 from __future__ import annotations
 
-import contextlib
-import re
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from mmrepro import errors
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.store import CellStore
+from mmrepro.engines import get_engine
+from mmrepro.environments.build import existing
 from mmrepro.environments.spec import Environment
-from mmrepro.errors import (
-    EnvironmentBuildError,
-    GpuUnavailable,
-    InfrastructureError,
-    MmreproError,
-    NoSpace,
-    UnloadableWheel,
-    UsageError,
-)
-from mmrepro.evidence.recorder import Listener
+from mmrepro.errors import InfrastructureError, MmreproError, UsageError
 from mmrepro.incident import Incident
 from mmrepro.incident.ablation import CellRun
-from mmrepro.incident.folder import discard, unused
-from mmrepro.incident.journal import Journal
-from mmrepro.records import Moment
+from mmrepro.incident.ledger import Attempt, Lost
+from mmrepro.machine.cache import Device, cache_root
 from mmrepro.run.judge import facts_of
-from mmrepro.run.key import START_MODE, cell_key, decisive_parts
-from mmrepro.run.options import RunOptions
-from mmrepro.run.runner import begin, execute
+from mmrepro.run.key import decisive_parts, run_key
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.signature import ConditionResult, Finding, Part, Truth, combine
 
-CELLS_DIR = "cells"
-HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError, GpuUnavailable)
-"""What a second attempt, or another cell, would meet as well."""
-
 
 @dataclass
-class Cells:
-    """Makes runs, or takes them from ``store``."""
+class KnownCells:
+    """The runs of cells that the cache has, by all that decides their outcome."""
 
     scenario: Scenario
     options: AblateOptions
-    environment: Environment
-    model: Path
-    store: CellStore
-    folder: Path
-    """Of the ablation."""
-    starter: Starter
-    report: Callable[[Path], object]
-    """Writes the reports of the run whose folder it gets."""
-    listener: Listener | None = None
-    execute: Callable[[Scenario, RunOptions, Journal, Starter], Incident] = execute
-    last_error: MmreproError | None = None
-    """Why the latest lost run was run."""
-    _code: str = ""
+    release: str
+    device: Device
+    store: CellStore = field(init=False)
 
-    def run(self, flips: tuple[str, ...], index: int) -> tuple[CellRun, bool]:
-        """Run ``index`` of the cell ``flips``, and whether it came from the cache.
+    def __post_init__(self) -> None:
+        name, engine = self.scenario.full_name, self.scenario.engine
+        self.store = CellStore(name, engine, self.release, self.device)
 
-        A run that is lost to infrastructure is tried once more; then it is recorded as lost, and
-        not kept in the cache.
-
-        Raises:
-            UsageError: the command line is wrong; no cell can be run.
-            InfrastructureError: of the kinds that every other run would meet as well.
-            KeyboardInterrupt: the run's partial incident is on disk.
-        """
-        parts = decisive_parts(
-            self.scenario, self.options.of_cell(flips), self.environment, self.model, self.starter
+    @property
+    def environment(self) -> Environment | None:
+        """None: it is still to be built, and nothing is known of its runs."""
+        return existing(
+            get_engine(self.scenario.engine).environment_spec(self.release, self.device)
         )
-        key = cell_key(parts, index)
-        # A file that is edited while this goes on is not what runs: the old one was imported.
-        self._code = self._code or parts["code"]
-        whole = parts["code"] == self._code
-        if not self.options.fresh and whole and (kept := self.store.read(key)) is not None:
-            return kept, True
-        run = self._once(flips, index, key)
-        if run.outcome is None and isinstance(self.last_error, InfrastructureError):
-            again = self._once(flips, index, key)
-            run = again.model_copy(update={"retried": run.error})
-        if run.outcome is not None and whole:
-            # It may have found that the mode cannot be used; the next one will know beforehand.
-            parts[START_MODE] = run.start_mode or parts[START_MODE]
-            run = run.model_copy(update={"key": cell_key(parts, index)})
-            self.store.write(run, parts)
-        return run, False
 
-    def _once(self, flips: tuple[str, ...], index: int, key: str) -> CellRun:
-        began, created = time.monotonic(), Moment.now()
-        out = unused(self.folder / CELLS_DIR / slug(flips) / f"run-{index}")
-        options = self.options.of_cell(flips, out)
-        journal = begin(self.scenario, options, self.listener)
-        error = ""
-        try:
-            self.execute(self.scenario, options, journal, self.starter)
-        except UsageError:
-            discard(journal.folder)
-            raise
-        except HOPELESS:
-            raise
-        except MmreproError as failed:
-            self.last_error, error = failed, failed.message
-        except BaseException:
-            with contextlib.suppress(Exception):  # what was seen until then is worth a report
-                self.report(journal.folder)
-            raise
-        self.report(journal.folder)
-        seconds = time.monotonic() - began
-        return _cell_run(self.scenario, journal.incident, key, index, created, seconds, error)
+    def parts(self, flips: tuple[str, ...]) -> dict[str, str] | None:
+        """All that would decide a run of that cell now."""
+        if (environment := self.environment) is None:
+            return None
+        starter = Starter(self.options.run.start_mode, several=True)
+        made = self.options.of_cell(flips)
+        return decisive_parts(self.scenario, made, environment, self._model, starter)
+
+    def read(self, parts: dict[str, str] | None, number: int) -> CellRun | None:
+        """Run ``number`` of the cell of ``parts``."""
+        if parts is None or self.options.fresh:
+            return None
+        return self.store.read(cell_key(run_key(parts), number))
+
+    def first(self, flips: tuple[str, ...]) -> list[CellRun]:
+        """The runs of a cell up to the first that is not known."""
+        parts, runs = self.parts(flips), list[CellRun]()
+        for number in range(1, self.options.repeat + 1):
+            if (run := self.read(parts, number)) is None:
+                break
+            runs.append(run)
+        return runs
+
+    @cached_property
+    def _model(self) -> Path:
+        return self.scenario.model.write(cache_root() / "models")
 
 
-def _cell_run(
-    scenario: Scenario,
-    incident: Incident,
-    key: str,
-    index: int,
-    created: Moment,
-    seconds: float,
-    error: str,
+def cell_key(key: str, number: int) -> str:
+    """Key of run ``number`` of a cell whose runs have ``key``."""
+    return hashlib.sha256(f"{key} {number}".encode()).hexdigest()[:32]
+
+
+def cell_run(
+    scenario: Scenario, attempt: Attempt, incident: Incident | None, number: int, folder: Path
 ) -> CellRun:
+    """What run ``number`` of a cell shows.
+
+    Args:
+        incident: that it left; None: none that can be read.
+        folder: the attempt names its incident relative to it.
+    """
+    run = CellRun(
+        key=cell_key(attempt.key, number) if attempt.key else "",
+        index=number,
+        created=attempt.created,
+        seconds=attempt.seconds,
+        outcome=attempt.outcome,
+        symptom=Truth.UNKNOWN,
+        cause=Truth.UNKNOWN,
+        explanation=attempt.explanation,
+        fidelity=attempt.fidelity,
+        start_mode=attempt.start_mode,
+        error=attempt.error,
+        incident_dir=str(folder / attempt.incident) if attempt.incident else "",
+        command=attempt.command,
+    )
+    if incident is None:
+        return run
     symptom, cause = _part(incident, "symptom"), Finding.unknown("no verdict was reached")
     if incident.verdict is not None:
         cause = _cause(scenario, incident, symptom)
-    return CellRun(
-        key=key,
-        index=index,
-        created=created,
-        seconds=round(seconds, 2),
-        outcome=None if error else incident.outcome,
-        gate_passed=bool(incident.gate and incident.gate.passed),
-        symptom=symptom.truth,
-        symptom_observed=symptom.observed,
-        cause=cause.truth,
-        cause_observed=cause.observed,
-        explanation=incident.verdict.explanation if incident.verdict else "",
-        without_effect=_without_effect(incident),
-        fidelity=incident.fidelity,
-        start_mode=incident.engine.start_mode,
-        stand_ins=incident.stand_ins,
-        error=error or ("" if incident.verdict else "no verdict was reached"),
-        incident_dir=incident.incident_dir,
-        command=incident.command,
-    )
+    update = {
+        "gate_passed": bool(incident.gate and incident.gate.passed),
+        "symptom": symptom.truth,
+        "symptom_observed": symptom.observed,
+        "cause": cause.truth,
+        "cause_observed": cause.observed,
+        "without_effect": _without_effect(incident),
+        "stand_ins": incident.stand_ins,
+    }
+    return run.model_copy(update=update)
+
+
+def error_of(attempt: Attempt, incident: Incident | None) -> MmreproError:
+    """What ended a run that was lost, as it was raised there."""
+    if attempt.lost is Lost.USAGE:
+        return UsageError(attempt.error, hint=attempt.command)
+    name = incident.failure_class if incident is not None else ""
+    kind: type[MmreproError] = getattr(errors, name, InfrastructureError)
+    return kind(attempt.error, hint=attempt.command)
 
 
 def _cause(scenario: Scenario, incident: Incident, symptom: Finding) -> Finding:
@@ -174,15 +154,3 @@ def _part(incident: Incident, part: Part) -> Finding:
 def _without_effect(incident: Incident) -> str:
     flips = [c for c in incident.verdict.conditions if c.part == "flip"] if incident.verdict else []
     return "; ".join(f"{c.statement}: {c.observed}" for c in flips if c.truth is not Truth.MET)
-
-
-def slug(flips: tuple[str, ...]) -> str:
-    """Folder of a cell."""
-    name = re.sub(r"[^A-Za-z0-9+.-]+", "-", "+".join(flips)) or "baseline"
-    return name if len(name) <= 100 else f"{name[:80]}-{len(flips)}-flips-{_short(name)}"
-
-
-def _short(text: str) -> str:
-    import hashlib
-
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

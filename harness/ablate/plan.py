@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from mmrepro.ablate.cells import KnownCells
 from mmrepro.ablate.ddmin import bound
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.search import Flips, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
-from mmrepro.ablate.store import CellStore
-from mmrepro.engines import get_engine
-from mmrepro.environments.build import existing
-from mmrepro.environments.spec import Environment
-from mmrepro.incident.ablation import CellRun, CellState, Role
-from mmrepro.machine.cache import cache_root, device_of
+from mmrepro.incident.ablation import CellState, Role
+from mmrepro.machine.cache import device_of
 from mmrepro.records import Record
-from mmrepro.run.key import cell_key, decisive_parts
-from mmrepro.run.launch import chosen_release
-from mmrepro.run.starter import Starter
+from mmrepro.run.start import chosen_release
 from mmrepro.scenario import Scenario
 from pydantic import Field
 
@@ -54,25 +49,23 @@ def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
     factors = options.chosen(scenario)
     release = chosen_release(scenario, options.run)
     device = device_of(options.run.device)
-    store = CellStore(scenario.full_name, scenario.engine, release, device)
-    each = store.estimate()
-    environment = existing(get_engine(scenario.engine).environment_spec(release, device))
+    known = KnownCells(scenario, options, release, device)
+    each = known.store.estimate()
     cells: list[PlannedCell] = []
     unknown: list[Flips] = []
 
-    def oracle(flips: Flips, role: Role) -> CellState:
-        known = _known(scenario, options, environment, store, flips)
-        states = [state_of_run(run) for run in known]
-        whole = len(known) >= options.repeat or (
+    def state(flips: Flips, role: Role) -> CellState:
+        states = [state_of_run(run) for run in known.first(flips)]
+        whole = len(states) >= options.repeat or (
             role != "baseline" and decided(states, options.repeat, options.threshold)
         )
-        left = 0 if whole else options.repeat - len(known)
+        left = 0 if whole else options.repeat - len(states)
         cells.append(
             PlannedCell(
                 flips=list(flips),
                 role=role,
                 runs=left,
-                reused=len(known),
+                reused=len(states),
                 seconds=round(left * each.seconds, 1),
                 command=options.of_cell(flips).command(scenario.name),
             )
@@ -82,7 +75,7 @@ def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
         unknown.append(flips)
         return CellState.FAILS
 
-    search([factor.name for factor in factors], oracle)
+    search([f.name for f in factors], lambda cells, role: [state(c, role) for c in cells])
     count = len(factors)
     more = (1 + bound(count) + count if count > 1 else 0) if unknown else 0
     return AblationPlan(
@@ -91,7 +84,7 @@ def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
         engine=scenario.engine,
         release=release,
         device=device,
-        environment="there" if environment is not None else "to be built first",
+        environment="there" if known.environment is not None else "to be built first",
         cells=cells,
         more=more,
         more_why="one if a factor cures alone; more only if none does and all of them together do"
@@ -101,25 +94,3 @@ def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
         seconds_each=round(each.seconds, 1),
         seconds_from=each.why,
     )
-
-
-def _known(
-    scenario: Scenario,
-    options: AblateOptions,
-    environment: Environment | None,
-    store: CellStore,
-    flips: Flips,
-) -> list[CellRun]:
-    """The runs of a cell that the cache has, up to the first that it has not."""
-    if environment is None or options.fresh:
-        return []
-    model = scenario.model.write(cache_root() / "models")
-    starter = Starter(options.run.start_mode, several=True)
-    parts = decisive_parts(scenario, options.of_cell(flips), environment, model, starter)
-    runs: list[CellRun] = []
-    for index in range(1, options.repeat + 1):
-        run = store.read(cell_key(parts, index))
-        if run is None:
-            break
-        runs.append(run)
-    return runs

@@ -12,8 +12,9 @@ from mmrepro.ablate.ddmin import bound, ddmin
 from mmrepro.incident.ablation import CellState, Conclusion, FactorClass, Role
 
 Flips = tuple[str, ...]
-Oracle = Callable[[Flips, Role], CellState]
-"""State of the cell with exactly these flips. It is asked once for each cell."""
+Oracle = Callable[[Sequence[Flips], Role], Sequence[CellState]]
+"""States of the cells with exactly these flips, which do not depend on each other. It is asked once
+for each cell."""
 
 NOT_CURED = (CellState.FAILS, CellState.HIDDEN)
 """States that show that a set of flips is no cure."""
@@ -56,14 +57,15 @@ class _Memory:
         self.oracle = oracle
         self.states: dict[frozenset[str], CellState] = {}
 
-    def ask(self, flips: Sequence[str], role: Role) -> CellState:
-        key = frozenset(flips)
-        if key not in self.states:
-            self.states[key] = self.oracle(tuple(n for n in self.names if n in key), role)
-        return self.states[key]
+    def ask(self, cells: Sequence[Sequence[str]], role: Role) -> list[CellState]:
+        keys = [frozenset(flips) for flips in cells]
+        if new := [key for key in dict.fromkeys(keys) if key not in self.states]:
+            flips = [tuple(n for n in self.names if n in key) for key in new]
+            self.states.update(zip(new, self.oracle(flips, role), strict=True))
+        return [self.states[key] for key in keys]
 
     def cures(self, flips: Sequence[str]) -> bool:
-        return self.ask(flips, "search") is CellState.CURED
+        return self.ask([flips], "search") == [CellState.CURED]
 
 
 def search(names: Sequence[str], oracle: Oracle) -> Search:
@@ -77,7 +79,7 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
     4. Where only a combination cures, ddmin finds a smallest one.
     """
     memory = _Memory(names, oracle)
-    baseline = memory.ask((), "baseline")
+    (baseline,) = memory.ask([()], "baseline")
     if baseline is not CellState.FAILS:
         found = Search(
             Conclusion.INCONCLUSIVE,
@@ -87,20 +89,16 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
         why = "the baseline does not fail"
         found.factors = {n: _unknown(why) for n in names}
         return found
-    alone = {name: memory.ask((name,), "alone") for name in names}
+    alone = dict(zip(names, memory.ask([(name,) for name in names], "alone"), strict=True))
     usable = [n for n in names if alone[n] in (CellState.FAILS, CellState.CURED)]
     singles = [n for n in usable if alone[n] is CellState.CURED]
     rest = [n for n in usable if n not in singles]
-    if len(usable) > 1:
-        memory.ask(usable, "together")
-    if len(rest) > 1 and singles:
-        memory.ask(rest, "together")
+    memory.ask([some for some in (usable, rest) if len(some) > 1], "together")
     cures = [FoundCure((n,), True, "flipped alone it cures") for n in singles]
     if len(rest) > 1 and memory.states[frozenset(rest)] is CellState.CURED:
         cures.append(_minimised(rest, memory))
         if not singles:  # could anything else cure without one of these?
-            for name in cures[-1].flips:
-                memory.ask([n for n in usable if n != name], "search")
+            memory.ask([[n for n in usable if n != name] for name in cures[-1].flips], "search")
     conclusion, explanation = _concluded(names, cures, alone, usable, memory)
     return Search(
         conclusion,

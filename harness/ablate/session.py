@@ -1,23 +1,30 @@
-"""An ablation from start to end: environment, cells, conclusion, and its files at every step."""
+"""The policy of an ablation: its cells, the runs of each, and its document at every step."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-import mmrepro
-from mmrepro.ablate.cells import Cells
+from mmrepro.ablate.cells import KnownCells, cell_run, error_of
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.search import Flips, Search, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
-from mmrepro.ablate.store import CellStore
-from mmrepro.engines import get_engine
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.errors import MmreproError, UnwritableOutput
-from mmrepro.evidence import Event
+from mmrepro.campaign.cells import CellSearch, Write
+from mmrepro.campaign.events import Found, RunEnded, Tone
+from mmrepro.campaign.trial import cell_of
+from mmrepro.campaign.work import Began
+from mmrepro.errors import (
+    EnvironmentBuildError,
+    GpuUnavailable,
+    MmreproError,
+    NoSpace,
+    UnloadableWheel,
+    UnwritableOutput,
+    UsageError,
+)
+from mmrepro.history.ledger import History
 from mmrepro.incident.ablation import (
     ABLATION_FILE,
     Ablation,
@@ -30,149 +37,193 @@ from mmrepro.incident.ablation import (
     FactorResult,
     Role,
 )
-from mmrepro.incident.folder import new_folder, prepared
-from mmrepro.machine.cache import cache_root, device_of
-from mmrepro.machine.facts import host_facts
+from mmrepro.incident.ledger import Attempt, Cell as Ran, Lost, Role as RunRole
+from mmrepro.machine.cache import device_of
 from mmrepro.machine.files import is_there
 from mmrepro.records import Moment
-from mmrepro.run.key import gpu_models
-from mmrepro.run.launch import chosen_release
-from mmrepro.run.starter import Starter
+from mmrepro.run.key import run_key
+from mmrepro.run.start import chosen_release
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome
-from mmrepro.text.redact import Redactor
-from pydantic import ValidationError
 
-DEFAULT_ROOT = "ablations"
-NOT_ENDED = "the ablation has not ended"
-MakeCells = Callable[..., Cells]
-
-
-class Watcher(Protocol):
-    """Is told how an ablation goes; the live table is one."""
-
-    def event(self, event: Event) -> None:
-        """Of the run in progress."""
-
-    def began(self, flips: Flips, role: Role, index: int) -> None:
-        """A run is looked for in the cache, or started."""
-
-    def ended(self, cell: Cell) -> None:
-        """A cell is whole."""
+HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError, GpuUnavailable, UsageError)
+"""What a second attempt, or another cell, would meet as well."""
+TRIES = 1000
+"""Run N of a cell is number N in the ledger, a further try of it N + TRIES: --repeat ends there."""
+STARTS = 2
+"""So many starts of a cell's server are counted on, so that each is from a warm parent: runs of
+different start modes are different experiments."""
+DECLARED = ("name", "description", "failing", "setting", "claim")
+TONES: dict[CellState, Tone] = {CellState.CURED: "good", CellState.FAILS: "bad"}
 
 
-class Ablating:
-    """An ablation in progress. ``ablation`` is valid, if partial, at every moment."""
+class Ablating(CellSearch[Ablation]):
+    """An ablation in progress. Cells that do not depend on each other run beside each other where
+    several places are free."""
+
+    kind, night = "ablation", "ablate"
+    root, file, model = "ablations", ABLATION_FILE, Ablation
+    parents = STARTS
 
     def __init__(
-        self,
-        scenario: Scenario,
-        options: AblateOptions,
-        watcher: Watcher | None = None,
-        make_cells: MakeCells | None = None,
-        *,
-        write: Callable[[Ablation, Path], object],
-        report: Callable[[Path], object],
+        self, scenario: Scenario, options: AblateOptions, *, write: Write[Ablation]
     ) -> None:
-        """``write`` writes the ablation's documents below its folder, each time that it has
-        grown; ``report`` the reports of one run."""
-        self.scenario = scenario
-        self.options = options
-        self.watcher = watcher
-        self.factors = options.chosen(scenario)
+        """``write`` writes the documents below the folder, each time that they have grown."""
+        self.options, self.factors = options, options.chosen(scenario)
         self.release = chosen_release(scenario, options.run)
-        self.device = device_of(options.run.device)
-        self.store = CellStore(scenario.full_name, scenario.engine, self.release, self.device)
-        self.dir = self._folder()
-        self.ablation = self._blank()
-        self.make_cells = make_cells or Cells
-        self._cells: Cells | None = None
-        self._write_documents, self._report = write, report
+        device = device_of(options.run.device)
+        self.known = KnownCells(scenario, options, self.release, device)
+        self._asked: list[Flips] = []
+        self._codes: list[str] = []
+        """Of the runs so far, the first one's first."""
+        self._error = MmreproError("")
+        """Why the latest lost run was lost."""
+        super().__init__(scenario, options, device, write, self.release)
+        self._works = [self._work]
 
-    @property
-    def names(self) -> list[str]:
-        return [factor.name for factor in self.factors]
+    def standing(self) -> str:
+        return f"{len(self.document.cells)} cells are whole"
 
-    @property
-    def resume_command(self) -> str:
-        """Goes on in the same folder; finished cells come from the cache."""
-        return self.options.command(self.scenario.name, self.dir)
+    # ------------------------------------------------------------------ the search
 
-    def execute(self) -> Ablation:
-        """Run to the conclusion. The files are on disk afterwards, whatever happened.
+    def more(self) -> Callable[[], None] | None:
+        return self._works.pop() if self._works else None
 
-        Raises:
-            MmreproError: infrastructure that no cell can do without, or usage.
-            KeyboardInterrupt: the partial ablation is on disk.
-        """
-        try:
-            environment = ensure(self._spec(), progress=self._tell)
-            several = Starter(self.options.run.start_mode, several=True)
-            with environment.in_use(), several as starter:
-                self._cells = self._prepared(environment, starter)
-                found = search(self.names, self._cell)
-            self._conclude(found)
-        except KeyboardInterrupt:
-            self._end("interrupted", f"interrupted; to resume, run: {self.resume_command}")
-            raise
-        except MmreproError as error:
-            self._end("failed", error.message)
-            raise
-        except BaseException as error:
-            self._end("failed", f"mmrepro itself failed: {type(error).__name__}: {error}")
-            raise
-        self._end("complete")
-        return self.ablation
+    def _work(self) -> None:
+        self._conclude(search([factor.name for factor in self.factors], self._states))
 
-    # ------------------------------------------------------------------ cells
+    def _states(self, asked: Sequence[Flips], role: Role) -> list[CellState]:
+        """The oracle of the search."""
+        self._asked += asked
+        return self.beside([partial(self._state, flips, role) for flips in asked])
 
-    def _cell(self, flips: Flips, role: Role) -> CellState:
-        """The oracle of the search: runs a cell until its state is settled.
+    def _state(self, flips: Flips, role: Role) -> CellState:
+        """Run a cell until its state is settled.
 
         The baseline is always run in full: how often it fails is what the other cells are held
         against.
         """
         repeat, threshold = self.options.repeat, self.options.threshold
-        runs: list[CellRun] = []
-        reused = 0
-        while len(runs) < repeat:
-            settled = decided([state_of_run(r) for r in runs], repeat, threshold)
-            if settled and role != "baseline":
-                break
-            run, kept = self._run(flips, role, len(runs) + 1)
-            runs.append(run)
-            reused += kept
-        state, why = state_of_cell([state_of_run(r) for r in runs], repeat, threshold)
-        cell = Cell(flips=list(flips), role=role, state=state, why=why, runs=runs, reused=reused)
-        self.ablation.cells.append(cell)
+        made: list[tuple[CellRun, bool]] = []
         if role == "baseline":
-            self._note_baseline(cell)
-        self._write()
-        if self.watcher is not None:
-            self.watcher.ended(cell)
+            made = self.beside([partial(self._run, flips, n + 1) for n in range(repeat)])
+        while not decided([state_of_run(run) for run, _ in made], repeat, threshold):
+            made.append(self._run(flips, len(made) + 1))
+        runs, reused = [run for run, _ in made], sum(kept for _, kept in made)
+        state, why = state_of_cell([state_of_run(run) for run in runs], repeat, threshold)
+        cell = Cell(flips=list(flips), role=role, state=state, why=why, runs=runs, reused=reused)
+        self.document.cells.append(cell)
+        self.document.cells.sort(key=lambda one: self._asked.index(tuple(one.flips)))
+        if role == "baseline":
+            self.document.fidelity = next((r.fidelity for r in runs if r.fidelity), None)
+            self.document.stand_ins = runs[0].stand_ins
+        self.write()
+        took = sum(run.seconds for run, kept in made if not kept)
+        how = "reused" if reused == len(runs) else f"in {took:.1f} s"
+        text = f"{_name(flips)}: {state} ({why}), {how}"
+        self.campaign.emit(Found(at=Moment.now(), text=text, tone=TONES.get(state, "unsure")))
+        if role == "baseline" and state is CellState.LOST:
+            raise self._error
         return state
 
-    def _run(self, flips: Flips, role: Role, index: int) -> tuple[CellRun, bool]:
-        assert self._cells is not None
-        if self.watcher is not None:
-            self.watcher.began(flips, role, index)
-        run, kept = self._cells.run(flips, index)
+    # ------------------------------------------------------------------ runs
+
+    def _run(self, flips: Flips, number: int) -> tuple[CellRun, bool]:
+        """Run ``number`` of a cell, and whether it was made before, for this or another ablation.
+
+        A run that is lost to infrastructure is tried once more; then it is recorded as lost, and
+        tried again by the next call.
+
+        Raises:
+            MmreproError: every other run would meet it as well.
+        """
+        run = self.options.run
+        cell = cell_of(self.scenario, run, self.device, release=self.release, flips=flips)
+        self.cells[cell.id] = cell
+        parts = self.known.parts(flips)
+        if (before := self._of_before(cell, number, parts)) is not None:
+            want = Began(cell.id, before.index, before.role, _name(flips))
+            return self._shown(self._made(self.attempt(want), number)), True
+        if self._of_one_code(parts) and (kept := self.known.read(parts, number)) is not None:
+            self._reused(kept, flips)
+            return self._shown(kept), True
+        attempt = self._tried(cell, flips, number, "planned")
+        if attempt.lost is Lost.INFRASTRUCTURE:
+            attempt = self._tried(cell, flips, number, "retry")
+        return self._shown(self._made(attempt, number)), False
+
+    def _of_before(self, cell: Ran, number: int, parts: dict[str, str] | None) -> Attempt | None:
+        """That run as an earlier call of this ablation made it, if it would be the same now.
+
+        One that was made here has the key that it would have now; where another machine made it,
+        only its code can be compared.
+        """
+
+        def same(attempt: Attempt) -> bool:
+            if parts is None or attempt.machine:
+                return parts is None or attempt.parts.get("code") == parts["code"]
+            return attempt.key == run_key(parts)
+
+        runs = [
+            attempt
+            for (name, index), attempt in self.done.items()
+            if name == cell.id and index % TRIES == number % TRIES
+        ]
+        whole = (a for a in reversed(runs) if a.outcome is not None and same(a))
+        return next((a for a in whole if self.incident(a)), None)
+
+    def _tried(self, cell: Ran, flips: Flips, number: int, role: RunRole) -> Attempt:
+        index = number
+        while (cell.id, index) in self.done:
+            index += TRIES
+        attempt = self.attempt(Began(cell.id, index, role, _name(flips)))
+        if attempt.outcome is None:
+            self._error = error_of(attempt, self.incident(attempt))
+            if isinstance(self._error, HOPELESS):
+                raise self._error
+        return attempt
+
+    def _made(self, attempt: Attempt, number: int) -> CellRun:
+        """What the run shows; others may use it as well."""
+        whole = self._of_one_code(attempt.parts)
+        run = cell_run(self.scenario, attempt, self.incident(attempt), number, self.folder)
+        before = self.done.get((attempt.cell, attempt.index - TRIES))
+        run = run.model_copy(update={"retried": before.error if before else ""})
+        if attempt.outcome is not None and attempt.key and whole:
+            self.known.store.write(run, attempt.parts)
+        return run
+
+    def _of_one_code(self, parts: Mapping[str, str] | None) -> bool:
+        """Whether what has these parts is of the same code as the first run: a file may be edited
+        meanwhile, and then nothing is kept for others, or taken from them."""
+        code = parts.get("code") if parts is not None else None
+        if code is not None and code not in self._codes:
+            self._codes.append(code)
+        return self._codes[:1] == [code]
+
+    def _reused(self, run: CellRun, flips: Flips) -> None:
+        self.campaign.emit(
+            RunEnded(
+                at=Moment.now(),
+                what=_name(flips),
+                index=run.index,
+                outcome=run.outcome or "lost",
+                seconds=run.seconds,
+                kept=True,
+            )
+        )
+
+    def _shown(self, run: CellRun) -> CellRun:
+        """With its incident relative to this ablation's folder, if it is below it."""
         inside = Path(run.incident_dir)
-        if inside.is_relative_to(self.dir):
-            run = run.model_copy(update={"incident_dir": str(inside.relative_to(self.dir))})
-        return run, kept
+        if not inside.is_relative_to(self.folder):
+            return run
+        return run.model_copy(update={"incident_dir": str(inside.relative_to(self.folder))})
 
-    def _note_baseline(self, cell: Cell) -> None:
-        self.ablation.fidelity = next((r.fidelity for r in cell.runs if r.fidelity), None)
-        self.ablation.stand_ins = cell.runs[0].stand_ins
-        error = self._cells.last_error if self._cells is not None else None
-        if cell.state is CellState.LOST and error is not None:
-            raise error
-
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ the document
 
     def _conclude(self, found: Search) -> None:
-        ablation = self.ablation
+        ablation = self.document
         ablation.conclusion, ablation.explanation = found.conclusion, found.explanation
         ablation.left_out = found.left_out
         for factor in ablation.factors:
@@ -193,6 +244,11 @@ class Ablating:
             for cure in found.cures
         ]
         ablation.limits = limits(ablation)
+        if len(self._codes) > 1:
+            ablation.limits.append(
+                "the code of the scenario or of mmrepro was edited meanwhile: not all runs are of "
+                "the same"
+            )
         try:
             ablation.hypotheses = self.scenario.hypotheses(ablation)
         except Exception as error:
@@ -200,84 +256,37 @@ class Ablating:
                 f"the scenario's hypotheses could not be judged: {type(error).__name__}: {error}"
             )
 
-    def _end(self, state: str, failure: str = "") -> None:
-        self.ablation.state = state  # type: ignore[assignment]
-        self.ablation.failure = failure
-        self.ablation.finished = Moment.now()
-        self._write()
-
-    def _write(self) -> None:
-        self._write_documents(Redactor().redact_model(self.ablation), self.dir)
-
-    # ------------------------------------------------------------------ set-up
-
-    def _spec(self) -> EnvironmentSpec:
-        return get_engine(self.scenario.engine).environment_spec(self.release, self.device)
-
-    def _prepared(self, environment: Environment, starter: Starter) -> Cells:
-        return self.make_cells(
-            scenario=self.scenario,
-            options=self.options,
-            environment=environment,
-            model=self.scenario.model.write(cache_root() / "models"),
-            store=self.store,
-            folder=self.dir,
-            starter=starter,
-            report=self._report,
-            listener=self.watcher.event if self.watcher is not None else None,
-        )
-
-    def _tell(self, text: str) -> None:
-        if self.watcher is not None:
-            now = Moment.now()
-            self.watcher.event(Event(at=now, phase="start", source="environment", text=text))
-
-    def _folder(self) -> Path:
-        """A new folder, or the one of the same ablation that is to be gone on with."""
-        name = self.scenario.full_name
-        if self.options.out is None:
-            return prepared(new_folder(DEFAULT_ROOT, name, self.release))
-        file = self.options.out / ABLATION_FILE
-        if is_there(file):
-            try:
-                old = Ablation.model_validate_json(file.read_bytes())
-            except (OSError, ValidationError):
-                old = None
-            mine = (self.scenario.name, self.scenario.variant, self.release)
-            if old is None or (old.scenario.name, old.scenario.variant, old.release) != mine:
-                raise UnwritableOutput(
-                    f"{self.options.out} already holds another ablation.",
-                    hint="choose another --out, or remove it",
-                )
-        return prepared(self.options.out)
-
-    def _blank(self) -> Ablation:
-        scenario = self.scenario
+    def blank(self, **facts: Any) -> Ablation:
         return Ablation(
-            mmrepro_version=mmrepro.__version__,
-            id=uuid.uuid4().hex[:12],
-            created=Moment.now(),
-            state="interrupted",
-            failure=f"{NOT_ENDED}; to resume, run: {self.resume_command}",
-            command=self.options.command(scenario.name),
-            scenario=scenario.facts,
-            engine=scenario.engine,
+            **facts,
             release=self.release,
-            device=self.device,
-            host=host_facts(gpu_models(self.device)),
             repeat=self.options.repeat,
             threshold=self.options.threshold,
-            factors=[
-                FactorResult(
-                    name=f.name,
-                    description=f.description,
-                    failing=f.failing,
-                    setting=f.setting,
-                    claim=f.claim,
-                )
-                for f in self.factors
-            ],
+            factors=[FactorResult(**{n: getattr(f, n) for n in DECLARED}) for f in self.factors],
         )
+
+    def check(self, folder: Path, old: Ablation | None) -> None:
+        mine = (self.scenario.name, self.scenario.variant, self.release)
+        if old is not None:
+            same = (old.scenario.name, old.scenario.variant, old.release) == mine
+        else:
+            same = not is_there(folder / ABLATION_FILE)
+        if not same:
+            raise UnwritableOutput(
+                f"{folder} already holds another ablation.",
+                hint="choose another --out, or remove it",
+            )
+
+    def night_of(self, history: History) -> str:
+        """The newest one is gone on with; what is to be run anew makes one of its own."""
+        nights = [n.night.id for n in history.nights if n.night.id.startswith(self.night)]
+        if nights and not self.options.fresh:
+            return nights[-1]
+        return f"{self.night}-{len(nights) + 1}" if nights else self.night
+
+
+def _name(flips: Flips) -> str:
+    return " + ".join(flips) or "baseline"
 
 
 def limits(ablation: Ablation) -> list[str]:

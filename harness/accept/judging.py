@@ -8,6 +8,7 @@ from typing import Any
 
 from junitparser import Error, Failure, JUnitXml, JUnitXmlError, Skipped, TestCase
 from mmrepro.accept.steps import Ended, Judged
+from mmrepro.base.units import duration
 from mmrepro.campaign.trial import incident_in
 from mmrepro.check import HostReport, Part as MachinePart
 from mmrepro.errors import ExitCode
@@ -27,7 +28,7 @@ Judge = Callable[[Ended], Judged]
 def late(title: str, ended: Ended) -> Judged | None:
     """For a child that left nothing to be judged; None: it may have."""
     if ended.exit_code is None:
-        why = f"it did not end within {ended.limit_s:.0f} s, and was ended"
+        why = f"it did not end within {duration(ended.limit_s)}, and was ended"
     elif ended.exit_code in (ExitCode.USAGE, ExitCode.INTERRUPTED):
         why = ended.words or f"it ended with {ended.exit_code}"
     else:
@@ -36,8 +37,7 @@ def late(title: str, ended: Ended) -> Judged | None:
 
 
 def broken_off(title: str, why: str) -> Judged:
-    row = Row(asked=title, expected="", source="", seen=why, status=Status.BROKEN_OFF)
-    return Judged([row], whole=False)
+    return Judged([Row(asked=title, seen=why, status=Status.BROKEN_OFF)], whole=False)
 
 
 # ------------------------------------------------------------------ an incident
@@ -58,13 +58,14 @@ def run_judge(title: str, claims: Sequence[str] = ()) -> Judge:
         status = Status.PASSED if verdict.as_expected else Status.FAILED
         if verdict.outcome is Outcome.INCONCLUSIVE:
             status = Status.NOT_TESTED
+        counted = Counter(str(claim.status) for claim in incident.claims).most_common()
+        counts = ", ".join(f"{number} {status}" for status, number in counted)
         row = Row(
             asked=title,
             expected=str(verdict.expected or "no expectation"),
             source=verdict.expected_because or f"the scenario {incident.scenario.name}",
-            seen="; ".join(
-                filter(None, [f"{verdict.outcome}: {verdict.explanation}", _counted(incident)])
-            ),
+            seen=f"{verdict.outcome}: {verdict.explanation}"
+            + (f"; claims of the report: {counts}" if counts else ""),
             status=status,
             seconds=ended.seconds,
         )
@@ -73,28 +74,15 @@ def run_judge(title: str, claims: Sequence[str] = ()) -> Judge:
     return judge
 
 
-def _counted(incident: Incident) -> str:
-    counts = Counter(str(claim.status) for claim in incident.claims)
-    told = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    return f"claims of the report: {told}" if told else ""
-
-
 def _claim(incident: Incident, name: str) -> Row:
-    for claim in incident.claims:
-        if claim.id == name:
-            return Row(
-                asked=claim.text,
-                expected="as the report says",
-                source=claim.source,
-                seen=claim.observed,
-                status=TOLD[str(claim.status)],
-            )
+    expected = "as the report says"
+    claim = next((claim for claim in incident.claims if claim.id == name), None)
+    if claim is None:
+        why = "the incident has no such claim"
+        return Row(asked=name, expected=expected, seen=why, status=Status.BROKEN_OFF)
+    status = TOLD[str(claim.status)]
     return Row(
-        asked=name,
-        expected="as the report says",
-        source="",
-        seen="the incident has no such claim",
-        status=Status.BROKEN_OFF,
+        asked=claim.text, expected=expected, source=claim.source, seen=claim.observed, status=status
     )
 
 
@@ -127,8 +115,7 @@ def untried(title: str, ended: Ended) -> Judged | None:
     why = ended.document.get("error")
     if ended.exit_code != ExitCode.INFRASTRUCTURE or not why:
         return None
-    row = Row(asked=title, expected="", source="", seen=str(why), status=Status.NOT_TESTED)
-    return Judged([row], whole=False)
+    return Judged([Row(asked=title, seen=str(why), status=Status.NOT_TESTED)], whole=False)
 
 
 def told(claim: Mapping[str, Any], source: str) -> Row:

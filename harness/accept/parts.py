@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mmrepro.accept import asserts, race
 from mmrepro.accept.judging import Judge, claims_judge, junit_judge, machine_judge, run_judge
-from mmrepro.accept.steps import CPU_ONLY, GPU_ONLY, Child, Needs, Part, Step
+from mmrepro.accept.steps import CPU_ONLY, EVERYWHERE, GPU_ONLY, Child, Needs, Part, Step
 from mmrepro.errors import UsageError
 
 MINIVLLM = Needs("minivllm", "0.1")
@@ -37,31 +37,45 @@ BORROWED_FAULTS = ("ghost-key-lru", "pad-value-key", "kv-budget")
 def _run(
     name: str,
     title: str,
-    words: Sequence[str],
+    words: str,
     needs: Needs,
-    estimate_s: float,
-    limit_s: float,
+    times: tuple[float, float],
+    *,
+    claims: Sequence[str] = (),
     judge: Judge | None = None,
 ) -> Step:
     # Cold: nothing of mmrepro's is between a GPU's first engine and its own start.
-    child = Child(("run", *words, "--start-mode", "cold"), (needs,), incident=True)
-    return Step(name, title, child, judge or run_judge(title), estimate_s, limit_s)
+    child = Child(("run", *words.split(), "--start-mode", "cold"), (needs,), incident=True)
+    return Step(name, title, child, judge or run_judge(title, claims), *times)
+
+
+def _script(
+    name: str,
+    title: str,
+    words: str,
+    judge: Judge,
+    times: tuple[float, float],
+    *,
+    gpu_only: str = "",
+) -> Step:
+    """A reproducer that needs torch; ``gpu_only``: why a CPU cannot show it."""
+    devices = GPU_ONLY if gpu_only else EVERYWHERE
+    child = Child(tuple(words.split()), TORCH, script=True)
+    return Step(name, title, child, judge, *times, devices, gpu_only)
 
 
 def _by_device(
     scenario: str,
-    *,
     cpu: tuple[str, Needs],
     gpu: tuple[str, Needs],
     claims: Sequence[str],
-    estimate_s: float,
-    limit_s: float,
+    times: tuple[float, float],
 ) -> tuple[Step, Step]:
     """One scenario on a release for CPUs and on one for GPUs; each is a title and what it needs."""
 
     def step(name: str, title: str, needs: Needs) -> Step:
-        words = (scenario, "--release", needs.release)
-        return _run(name, title, words, needs, estimate_s, limit_s, run_judge(title, claims))
+        words = f"{scenario} --release {needs.release}"
+        return _run(name, title, words, needs, times, claims=claims)
 
     return (
         replace(
@@ -79,196 +93,161 @@ def _by_device(
 
 
 def _fault(scenario: str, variant: str) -> Step:
-    title = f"{scenario}, variant {variant}"
-    words = (scenario, "--variant", variant)
+    words = f"{scenario} --variant {variant}"
     claims = ("pin-memory",) if variant == "pinned-placeholder" else ()
-    judge = run_judge(title, claims)
-    return _run(variant, title, words, MINIVLLM, estimate_s=15, limit_s=90, judge=judge)
+    return _run(variant, f"{scenario}, variant {variant}", words, MINIVLLM, (15, 90), claims=claims)
 
 
-CHECK = Part(
-    "check",
-    "the machine has what a run needs, and torch can use its device",
-    (
-        Step(
-            "machine",
-            "what a run needs of this machine",
-            Child(("check",), device_option=False),
-            machine_judge,
-            estimate_s=6,
-            limit_s=60,
-        ),
-        Step(
-            "torch",
-            "torch allocates, computes and copies on the device",
-            Child(("device_trial.py",), TORCH, script=True),
-            claims_judge(
-                "torch allocates, computes and copies on the device",
-                "torch's documentation",
-                keys=("torch", "cuda", "gpu"),
+TORCH_WORKS = "torch allocates, computes and copies on the device"
+TESTS = "equality with transformers, decode graphs, "
+HANG = "vLLM 0.23.0 hangs in the eviction of its multimodal cache"
+
+PARTS = (
+    Part(
+        "check",
+        "the machine has what a run needs, and torch can use its device",
+        (
+            Step(
+                "machine",
+                "what a run needs of this machine",
+                Child(("check",), device_option=False),
+                machine_judge,
+                6,
+                60,
             ),
-            estimate_s=25,
-            limit_s=90,
-        ),
-    ),
-)
-
-MINIVLLM_PART = Part(
-    "minivllm",
-    "minivllm's faults are reproduced, and without a fault it answers as transformers does",
-    (
-        *(_fault("mm-prefill-contract", variant) for variant in NOTE_FAULTS),
-        *(_fault("borrowed-faults", variant) for variant in BORROWED_FAULTS),
-        Step(
-            "tests",
-            "equality with transformers, decode graphs, the note's own call of pin_memory",
-            Child(("tests/minivllm/test_cuda.py", "-k", "not cpu"), (MINIVLLM,), tests=True),
-            junit_judge("equality with transformers, decode graphs, pin_memory"),
-            estimate_s=90,
-            limit_s=240,
-            devices=GPU_ONLY,
-            why_not="what of it can be shown on a CPU is in tests/minivllm",
-        ),
-    ),
-)
-
-RACE = Part(
-    "race",
-    "a host buffer that is written too early, on a real stream, against what the emulation says",
-    (
-        Step(
-            "prediction",
-            race.PREDICTION,
-            Child(
-                ("pinned_reuse.py", "--device", "emulated", "--repetitions", "1"),
-                TORCH,
-                script=True,
+            _script(
+                "torch",
+                TORCH_WORKS,
+                "device_trial.py",
+                claims_judge(TORCH_WORKS, "torch's documentation", keys=("torch", "cuda", "gpu")),
+                (25, 90),
             ),
-            race.judge_prediction,
-            estimate_s=25,
-            limit_s=120,
-        ),
-        Step(
-            "pinned-reuse",
-            race.OBSERVATION,
-            Child(("pinned_reuse.py", "--repetitions", "10"), TORCH, script=True),
-            race.judge_observation,
-            estimate_s=80,
-            limit_s=180,
-            devices=GPU_ONLY,
-            why_not="a CPU has done each copy when the call returns: there is no stream that could "
-            "be late, so the race can only be emulated there (see the step before)",
-        ),
-        _run(
-            "reused-mask",
-            race.REUSED_MASK,
-            ("borrowed-faults", "--variant", "reused-mask"),
-            MINIVLLM,
-            estimate_s=20,
-            limit_s=90,
-            judge=race.judge_reused_mask,
-        ),
-        _run(
-            "reused-mask-fix",
-            "the same with two buffers (mitigation fix)",
-            ("borrowed-faults", "--variant", "reused-mask", "--mitigation", "fix"),
-            MINIVLLM,
-            estimate_s=20,
-            limit_s=90,
         ),
     ),
-)
-
-GHOST_KEY = Part(
-    "ghost-key-eviction",
-    "vLLM's hang in the multimodal cache; on a GPU also that it idles and that its memory is held",
-    (
-        _run(
-            "ghost-key-eviction",
-            "vLLM 0.23.0 hangs in the eviction of its multimodal cache",
-            ("ghost-key-eviction", "--release", VLLM.release),
-            VLLM,
-            estimate_s=150,
-            limit_s=420,
-            judge=run_judge(
-                "vLLM 0.23.0 hangs in the eviction of its multimodal cache",
+    Part(
+        "minivllm",
+        "minivllm's faults are reproduced, and without a fault it answers as transformers does",
+        (
+            *(_fault("mm-prefill-contract", variant) for variant in NOTE_FAULTS),
+            *(_fault("borrowed-faults", variant) for variant in BORROWED_FAULTS),
+            Step(
+                "tests",
+                f"{TESTS}the note's own call of pin_memory",
+                Child(("tests/minivllm/test_cuda.py", "-k", "not cpu"), (MINIVLLM,), tests=True),
+                junit_judge(f"{TESTS}pin_memory"),
+                90,
+                240,
+                GPU_ONLY,
+                "what of it can be shown on a CPU is in tests/minivllm",
+            ),
+        ),
+    ),
+    Part(
+        "race",
+        "a host buffer that is written too early, on a real stream, against what the emulation "
+        "says",
+        (
+            _script(
+                "prediction",
+                race.PREDICTION,
+                "pinned_reuse.py --device emulated --repetitions 1",
+                race.judge_prediction,
+                (25, 120),
+            ),
+            _script(
+                "pinned-reuse",
+                race.OBSERVATION,
+                "pinned_reuse.py --repetitions 10",
+                race.judge_observation,
+                (80, 180),
+                gpu_only="a CPU has done each copy when the call returns: there is no stream that "
+                "could be late, so the race can only be emulated there (see the step before)",
+            ),
+            _run(
+                "reused-mask",
+                race.REUSED_MASK,
+                "borrowed-faults --variant reused-mask",
+                MINIVLLM,
+                (20, 90),
+                judge=race.judge_reused_mask,
+            ),
+            _run(
+                "reused-mask-fix",
+                "the same with two buffers (mitigation fix)",
+                "borrowed-faults --variant reused-mask --mitigation fix",
+                MINIVLLM,
+                (20, 90),
+            ),
+        ),
+    ),
+    Part(
+        "ghost-key-eviction",
+        "vLLM's hang in the multimodal cache; on a GPU also that it idles and that its memory is "
+        "held",
+        (
+            _run(
+                "ghost-key-eviction",
+                HANG,
+                f"ghost-key-eviction --release {VLLM.release}",
+                VLLM,
+                (150, 420),
                 claims=("gpu-idle",),
             ),
         ),
     ),
-)
-
-DESYNC = Part(
-    "mm-cache-desync",
-    "vLLM's two multimodal caches part ways after a refused request",
-    (
-        _run(
-            "mm-cache-desync",
-            "vLLM 0.23.0 fails the image of a refused request with HTTP 500",
-            ("mm-cache-desync", "--release", VLLM.release),
-            VLLM,
-            estimate_s=100,
-            limit_s=300,
+    Part(
+        "mm-cache-desync",
+        "vLLM's two multimodal caches part ways after a refused request",
+        (
+            _run(
+                "mm-cache-desync",
+                "vLLM 0.23.0 fails the image of a refused request with HTTP 500",
+                f"mm-cache-desync --release {VLLM.release}",
+                VLLM,
+                (100, 300),
+            ),
         ),
     ),
-)
-
-DEVICE_ASSERT = Part(
-    "device-assert",
-    "what a device-side assert leaves in a log, against the rules of chunked-mm-prefill",
-    (
-        Step(
-            "device-assert",
-            asserts.TITLE,
-            Child(("device_assert.py",), TORCH, script=True),
-            asserts.judge_refusals,
-            estimate_s=25,
-            limit_s=120,
-            devices=GPU_ONLY,
-            why_not="a CPU raises an IndexError at once: only a GPU has a device-side assert",
+    Part(
+        "device-assert",
+        "what a device-side assert leaves in a log, against the rules of chunked-mm-prefill",
+        (
+            _script(
+                "device-assert",
+                asserts.TITLE,
+                "device_assert.py",
+                asserts.judge_refusals,
+                (25, 120),
+                gpu_only="a CPU raises an IndexError at once: only a GPU has a device-side assert",
+            ),
         ),
     ),
-)
-
-LMDEPLOY_PART = Part(
-    "lmdeploy",
-    "LMDeploy takes a tenth of the cache that was asked for: the report's 0.1 and 21 blocks",
-    _by_device(
-        "undersized-kv-budget",
-        cpu=("LMDeploy 0.6.4 with the report's own cache_max_entry_count", LMDEPLOY),
-        gpu=(
-            "LMDeploy 0.18.0 with the report's own cache_max_entry_count, told of the report's "
-            "memory: as few blocks, and it explains",
-            LMDEPLOY_GPU,
+    Part(
+        "lmdeploy",
+        "LMDeploy takes a tenth of the cache that was asked for: the report's 0.1 and 21 blocks",
+        _by_device(
+            "undersized-kv-budget",
+            ("LMDeploy 0.6.4 with the report's own cache_max_entry_count", LMDEPLOY),
+            (
+                "LMDeploy 0.18.0 with the report's own cache_max_entry_count, told of the report's "
+                "memory: as few blocks, and it explains",
+                LMDEPLOY_GPU,
+            ),
+            ("blocks-21", "blocks-107", "works-with-0.5"),
+            (120, 300),
         ),
-        claims=("blocks-21", "blocks-107", "works-with-0.5"),
-        estimate_s=120,
-        limit_s=300,
     ),
-)
-
-SGLANG_PART = Part(
-    "sglang",
-    "SGLang answers a picture with another one's keys and values",
-    _by_device(
-        "pad-value-collision",
-        cpu=("SGLang 0.5.6 takes two pictures for one", SGLANG),
-        gpu=("SGLang 0.5.17 takes two pictures for one", SGLANG_GPU),
-        claims=("kv-reused",),
-        estimate_s=150,
-        limit_s=420,
+    Part(
+        "sglang",
+        "SGLang answers a picture with another one's keys and values",
+        _by_device(
+            "pad-value-collision",
+            ("SGLang 0.5.6 takes two pictures for one", SGLANG),
+            ("SGLang 0.5.17 takes two pictures for one", SGLANG_GPU),
+            ("kv-reused",),
+            (150, 420),
+        ),
     ),
-)
-
-PARTS = (
-    CHECK,
-    MINIVLLM_PART,
-    RACE,
-    GHOST_KEY,
-    DESYNC,
-    DEVICE_ASSERT,
-    LMDEPLOY_PART,
-    SGLANG_PART,
 )
 
 

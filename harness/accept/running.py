@@ -1,125 +1,215 @@
-"""Runs a step's child within its time, whatever becomes of it."""
+"""One step: its environment, its child within its time, and what the child left, judged."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from mmrepro.accept.steps import Child, Ended
-from mmrepro.campaign.child import end, spawn, spawn_program
+from mmrepro.accept.sampling import nvml_samples, sampled
+from mmrepro.accept.steps import Ended, Part, Step, broken, untested
+from mmrepro.base.units import duration
+from mmrepro.campaign.child import spawn, spawn_program
+from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working
+from mmrepro.engines import spec_for
+from mmrepro.environments.build import existing
+from mmrepro.errors import MmreproError
+from mmrepro.incident.acceptance import SAMPLES_FILE, Row, StepRecord
 from mmrepro.machine.cache import Device
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.files import open_plain
+from mmrepro.records import Moment, Record
 
-GRACE_S = 30.0
-"""Between SIGTERM, on which a run ends its engine, and SIGKILL, after which its supervisor does."""
+BUILD_ESTIMATE_S = 300.0
 LAST_WORDS = 600
 MAX_DOCUMENT = 16 << 20
 
 
+def beside(incident: Path, kind: str) -> Path:
+    """A file of the step whose incident's folder that is: ``json``, ``out``, ``err`` or ``xml``."""
+    return incident.with_name(f"{incident.name}.{kind}")
+
+
 @dataclass(frozen=True)
-class Place:
-    """Files of one step: its incident's folder, and what it printed beside that."""
+class StepRun(WithoutEnvironment):
+    """The order of one step.
 
-    folder: Path
-    name: str
-
-    @property
-    def incident(self) -> Path:
-        return self.folder / self.name
-
-    @property
-    def record(self) -> Path:
-        return self.folder / f"{self.name}.json"
-
-    @property
-    def printed(self) -> Path:
-        return self.folder / f"{self.name}.out"
-
-    @property
-    def report(self) -> Path:
-        """Of tests."""
-        return self.folder / f"{self.name}.xml"
-
-    @property
-    def errors(self) -> Path:
-        return self.folder / f"{self.name}.err"
-
-
-def run(
-    child: Child,
-    device: Device,
-    place: Place,
-    *,
-    python: Path | None,
-    limit_s: float,
-    before: Mapping[str, dict[str, Any]],
-    variables: Mapping[str, str],
-) -> Ended:
-    """Run it; one that outruns ``limit_s`` seconds is ended, with its engine.
-
-    Args:
-        python: the interpreter of a script.
+    Attributes:
         variables: for a script, those that make it see the GPU that is taken.
-
-    Raises:
-        KeyboardInterrupt: the child has been ended.
+        until: of the place's clock; no child has more time.
     """
-    began = time.monotonic()
-    with _emptied(place.printed) as printed, _emptied(place.errors) as errors:
-        process = _started(child, device, place, python, variables, printed, errors)
-        code: int | None
+
+    began: Began
+    part: Part
+    step: Step
+    device: Device
+    variables: Mapping[str, str]
+    until: float
+
+    @property
+    def name(self) -> str:
+        return self.began.what
+
+    @property
+    def campaign(self) -> str:
+        return "accept"
+
+    def folder(self, began: Began) -> Path:
+        return Path(began.id)
+
+    def files(self, result: Record) -> str:
+        assert isinstance(result, StepRecord)
+        return result.incident
+
+    def not_carried(self, result: Record, why: str) -> Record:
+        rows = [broken(self.step, why)]
+        return result.model_copy(update={"rows": rows, "whole": False, "incident": ""})
+
+    def carry_out(self, here: Here, root: Path) -> Working:
+        (root / self.part.name).mkdir(parents=True, exist_ok=True)
+        python, left_s, record = self._ready(here)
+        if record is None:
+            yield self.began
+            record = self._made(here, root / self.folder(self.began), python, left_s)
+        yield record
+
+    def _ready(self, here: Here) -> tuple[Path | None, float, StepRecord | None]:
+        """The interpreter of a script, and the time that is left; the record of a step of which
+        nothing is started."""
+        step, child = self.step, self.step.child
+        if self.device not in step.devices:
+            return None, 0.0, self._without(step.why_not, whole=True)
+        if child.tests and not child.file.is_file():
+            why = f"{child.words[0]} is not in an installed mmrepro: run it in the repository"
+            return None, 0.0, self._without(why)
+        python, why, late = self._python(here) if child.needs else (None, "", False)
+        left_s = self.until - here.clock()
+        if not why and step.estimate_s > left_s:
+            needed, left = duration(step.estimate_s), duration(max(0.0, left_s))
+            why, late = f"the budget: about {needed} are needed, {left} left", True
+        return python, left_s, self._without(why, over_budget=late) if why else None
+
+    def _made(self, here: Here, incident: Path, python: Path | None, left_s: float) -> StepRecord:
+        step, created, began = self.step, Moment.now(), here.clock()
+        shutil.rmtree(incident, ignore_errors=True)  # of one that was broken off
+        with nvml_samples() as read, sampled(read, incident.with_name(SAMPLES_FILE), step.name):
+            ended = self._run(here, incident, python, min(step.limit_s, left_s))
         try:
-            code = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            if process.poll() is None:
-                end([process], GRACE_S)
-    return Ended(
-        device=device,
-        exit_code=code,
-        seconds=round(time.monotonic() - began, 2),
-        limit_s=limit_s,
-        incident=place.incident,
-        report=place.report,
-        words=_last_words(place.errors),
-        document=document(place.printed),
-        before=dict(before),
-    )
+            judged = step.judge(ended)
+            rows, whole = judged.rows, judged.whole
+        except Exception as error:  # a judge that fails never passes
+            rows, whole = [broken(step, f"judging failed: {error!r}")], False
+        return self._record(
+            rows,
+            created=created,
+            seconds=round(here.clock() - began, 2),
+            exit_code=ended.exit_code,
+            whole=whole,
+            incident=self.began.id if incident.is_dir() else "",
+        )
+
+    def _run(self, here: Here, incident: Path, python: Path | None, limit_s: float) -> Ended:
+        """Run the child; one that outruns ``limit_s`` seconds is ended, with its engine.
+
+        Raises:
+            KeyboardInterrupt: the child has been ended.
+        """
+        began, code = time.monotonic(), None
+        printed, errors = beside(incident, "out"), beside(incident, "err")
+        with _emptied(printed) as stdout, _emptied(errors) as stderr:
+            start = partial(self._start, incident, python, stdout, stderr)
+            # A late one is ended as this block is left.
+            late = contextlib.suppress(subprocess.TimeoutExpired)
+            with late, here.children.running(start) as process:
+                code = process.wait(limit_s)
+        if here.stopped():
+            raise KeyboardInterrupt
+        earlier = self.part.steps[: list(self.part.steps).index(self.step)]
+        names = [one.name for one in earlier]
+        return Ended(
+            device=self.device,
+            exit_code=code,
+            seconds=round(time.monotonic() - began, 2),
+            limit_s=limit_s,
+            incident=incident,
+            report=beside(incident, "xml"),
+            words=_last_words(errors),
+            document=document(printed),
+            before={n: document(beside(incident.with_name(n), "out")) for n in names},
+        )
+
+    def _start(
+        self, incident: Path, python: Path | None, stdout: IO[bytes], stderr: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        child = self.step.child
+        arguments = child.arguments(self.device)
+        if child.script or child.tests:
+            command = [str(python), str(child.file), *arguments[1:]]
+            if child.tests:
+                command[1:1] = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+                command += ["--junitxml", str(beside(incident, "xml"))]
+            plain = child_environment(self.variables)
+            return spawn_program(command, plain, stdout=stdout, stderr=stderr)
+        plain = {**os.environ, "NO_COLOR": "1"}
+        if child.incident:
+            # What it prints is the incident that it writes.
+            return spawn([*arguments, "--out", str(incident)], plain, stderr=stderr)
+        return spawn(arguments, plain, stdout=stdout, stderr=stderr)
+
+    def _without(self, why: str, **what: bool) -> StepRecord:
+        """The record of a step of which nothing is started."""
+        return self._record([untested(self.step, why)], **what)
+
+    def _record(self, rows: list[Row], **what: Any) -> StepRecord:
+        step = self.step
+        return StepRecord(
+            **{
+                "step": step.name,
+                "title": step.title,
+                "key": step.child.key(self.device),
+                "command": step.child.shown(self.device),
+                "created": Moment.now(),
+                "whole": False,
+                "rows": rows,
+                **what,
+            }
+        )
+
+    def _python(self, here: Here) -> tuple[Path | None, str, bool]:
+        """The interpreter of the first environment that is there, else of one that is built now;
+        why there is none; and whether that is for want of time."""
+        specs, why = [], ""
+        for needed in self.step.child.needs:
+            try:
+                spec = spec_for(needed.engine, needed.release, self.device)
+            except MmreproError as error:
+                why = error.message
+                continue
+            if (environment := existing(spec)) is not None:
+                return environment.python, "", False
+            specs.append((f"{needed} ({self.device})", spec))
+        for name, spec in specs:
+            left_s = self.until - here.clock()
+            if left_s < BUILD_ESTIMATE_S and not here.provisions.failed(spec):
+                about = f"which takes about {duration(BUILD_ESTIMATE_S)}"
+                return None, f"the budget: {name} is not built, {about}", True
+            why = here.provisions.provide(spec, name, left_s)
+            if not why and (environment := existing(spec)) is not None:
+                return environment.python, "", False
+            why = f"no environment of {name} is here: {why}"
+        return None, why, False
 
 
 def _emptied(path: Path) -> IO[bytes]:
     return os.fdopen(open_plain(path, os.O_WRONLY | os.O_TRUNC), "wb")
-
-
-def _started(
-    child: Child,
-    device: Device,
-    place: Place,
-    python: Path | None,
-    variables: Mapping[str, str],
-    printed: IO[bytes],
-    errors: IO[bytes],
-) -> subprocess.Popen[bytes]:
-    arguments = child.arguments(device)
-    if child.script or child.tests:
-        command = [str(python), str(child.file), *arguments[1:]]
-        if child.tests:
-            command[1:1] = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
-            command += ["--junitxml", str(place.report)]
-        return spawn_program(command, child_environment(variables), stdout=printed, stderr=errors)
-    if child.incident:
-        arguments += ["--out", str(place.incident)]
-        # What it prints is the incident that it writes.
-        return spawn(arguments, {**os.environ, "NO_COLOR": "1"}, stderr=errors)
-    return spawn(arguments, {**os.environ, "NO_COLOR": "1"}, stdout=printed, stderr=errors)
 
 
 def _last_words(file: Path) -> str:

@@ -6,10 +6,10 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from mmrepro.incident.acceptance import GpuUse, Peak
 from mmrepro.machine.files import open_plain
@@ -18,8 +18,7 @@ from mmrepro.machine.nvml import Nvml, NvmlAbsent
 INTERVAL_S = 1.0
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(NamedTuple):
     """One GPU at one moment; what NVML does not tell is None."""
 
     gpu: int
@@ -53,8 +52,11 @@ def sampled(read: Read, file: Path, step: str, interval_s: float = INTERVAL_S) -
         with os.fdopen(handle, "a", encoding="utf-8") as lines:
             while True:
                 at = datetime.now(UTC).isoformat(timespec="milliseconds")
-                for sample in _safely(read):
-                    lines.write(json.dumps({"at": at, "step": step, **asdict(sample)}) + "\n")
+                # Whatever a driver raises: this is beside the point of the step.
+                with suppress(Exception):
+                    for one in read():
+                        line = {"at": at, "step": step, **one._asdict()}
+                        lines.write(json.dumps(line) + "\n")
                 lines.flush()
                 if over.wait(interval_s):
                     return
@@ -68,26 +70,15 @@ def sampled(read: Read, file: Path, step: str, interval_s: float = INTERVAL_S) -
         thread.join(10.0)
 
 
-def _safely(read: Read) -> Sequence[Sample]:
-    try:
-        return read()
-    except Exception:  # whatever a driver raises: this is beside the point of the step
-        return ()
-
-
 def used(file: Path) -> list[GpuUse]:
     """Least and most of each step and GPU, in the order of their first readings."""
     found: dict[tuple[str, int], list[dict[str, float | None]]] = {}
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     for line in lines:
-        try:
+        # The last line of a command that was killed is torn.
+        with suppress(ValueError, LookupError, TypeError):
             one = json.loads(line)
             found.setdefault((one["step"], one["gpu"]), []).append(one)
-        except (ValueError, LookupError, TypeError):
-            continue  # the last line of a command that was killed
     return [
         GpuUse(
             step=step,

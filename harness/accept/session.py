@@ -1,34 +1,34 @@
-"""Runs parts one after another within a budget; what came to its end is not run again."""
+"""The policy of an acceptance: its parts one after another; what came to its end is kept."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import shutil
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Final
 
-from filelock import FileLock, Timeout
-from mmrepro.accept import running
-from mmrepro.accept.provide import Provided
-from mmrepro.accept.running import Place
-from mmrepro.accept.sampling import Read, sampled, used
-from mmrepro.accept.steps import Ended, Needs, Part, Step, broken, untested
+from mmrepro.accept.running import StepRun, beside
+from mmrepro.accept.sampling import used
+from mmrepro.accept.steps import Part, Step
+from mmrepro.campaign.campaign import Campaign, State
+from mmrepro.campaign.events import Found, RunEnded, Tone
+from mmrepro.campaign.search import Search
+from mmrepro.campaign.work import Began, Order
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.acceptance import (
     RESULT_FILE,
     SAMPLES_FILE,
+    Acceptance,
     PartRecord,
-    Row,
     Status,
     StepRecord,
+    counts,
 )
-from mmrepro.machine.cache import Device
-from mmrepro.machine.files import open_plain, write_file
+from mmrepro.machine.files import write_file
+from mmrepro.machine.journal import LineFile
 from mmrepro.records import Moment, Record
 from mmrepro.text.redact import Redactor
 from pydantic import ValidationError
@@ -36,186 +36,167 @@ from pydantic import ValidationError
 STARTS_FILE = "starts.jsonl"
 """A line for each child that was started: what was killed and started again stands there twice."""
 LOCK_FILE = ".lock"
-
-R = TypeVar("R", bound=Record)
-
-
-class Provides(Protocol):
-    def get(self, needs: Sequence[Needs], left_s: float) -> Provided: ...
-
-
-class Watcher(Protocol):
-    """Is told what happens, and when there is more to be written down."""
-
-    def began(self, part: Part, step: Step) -> None: ...
-
-    def ended(self, part: Part, step: StepRecord, *, kept: bool) -> None: ...
-
-    def changed(self, parts: list[PartRecord]) -> None: ...
+TONES: Final[Mapping[Status, Tone]] = {
+    Status.PASSED: "good",
+    Status.FAILED: "bad",
+    Status.NOT_TESTED: "soft",
+    Status.BROKEN_OFF: "unsure",
+}
 
 
-@dataclass(frozen=True)
-class Options:
-    device: Device
-    budget_s: float
-    """Wall-clock seconds, from :meth:`Session.execute` on."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """They make a child see the GPU that is taken; `mmrepro run` takes its own."""
-    again: bool = False
-    """Run once more what came to its end and did not pass."""
+class Accepting(Search[Acceptance, StepRecord]):
+    """An acceptance in progress. Its steps follow one another: one may go by what another printed.
 
-
-class Session:
-    """Parts into ``folder``, one below it each.
-
-    Args:
-        read: the GPUs now, for the samples.
-        run: starts a child; as :func:`running.run`.
+    Attributes:
+        acceptance: valid, if partial, at every moment. What this command has not reached stands as
+            an earlier one left it.
     """
+
+    kind = "acceptance"
 
     def __init__(
         self,
         folder: Path,
         parts: Sequence[Part],
-        options: Options,
-        provider: Provides,
-        watcher: Watcher,
-        read: Read,
-        run: Callable[..., Ended] = running.run,
-        clock: Callable[[], float] = time.monotonic,
+        acceptance: Acceptance,
+        *,
+        write: Callable[[Acceptance, Path], object],
+        report: Callable[[Path], object] = lambda folder: None,
+        variables: Mapping[str, str] | None = None,
+        again: bool = False,
     ) -> None:
-        self.folder, self.parts, self.options = folder, parts, options
-        self._provider, self._watcher, self._read = provider, watcher, read
-        self._run, self._clock = run, clock
-        self._began = clock()
-        self._redactor = Redactor()
+        """
+        Args:
+            acceptance: with no step, or with those of an earlier command.
+            write: writes the documents below the folder, each time that they have grown.
+            report: writes the reports of an incident's folder.
+            variables: make a child see the GPU that is taken; `mmrepro run` takes its own.
+            again: run once more what came to its end and did not pass.
+        """
+        super().__init__()
+        self.folder, self.parts, self.acceptance = folder, parts, acceptance
+        self._write_documents, self._report = write, report
+        self._variables, self._again = variables or {}, again
+        self._steps = {f"{p.name}/{s.name}": (p, s) for p in parts for s in p.steps}
+        self._at = ""
+        self._lines_left = [self._work]
 
     @property
-    def left_s(self) -> float:
-        return self.options.budget_s - (self._clock() - self._began)
+    def resume_command(self) -> str:
+        return self.acceptance.resume
 
-    def execute(self) -> list[PartRecord]:
-        """Run what is left of all parts.
+    @property
+    def records(self) -> list[PartRecord]:
+        """The parts that this command was asked for."""
+        mine = {part.name for part in self.parts}
+        return [part for part in self.acceptance.parts if part.part in mine]
 
-        Raises:
-            KeyboardInterrupt: what had come to its end is on disk.
-            UsageError: another command is at work in that folder.
-        """
-        done: list[PartRecord] = []
-        with _alone(self.folder):
-            self._began = self._clock()
-            for part in self.parts:
-                steps: list[StepRecord] = []
-                done.append(self._record(part, steps))
-                for step in part.steps:
-                    steps.append(self._step(part, step))
-                    done[-1] = self._record(part, steps)
-                    self._watcher.changed(done)
-                _write(self.folder / part.name / RESULT_FILE, done[-1])
-        return done
+    def standing(self) -> str:
+        whole = sum(step.whole for part in self.records for step in part.steps)
+        return f"{whole} of {len(self._steps)} steps are whole"
 
-    def _record(self, part: Part, steps: Sequence[StepRecord]) -> PartRecord:
+    # ------------------------------------------------------------------ the steps, in their order
+
+    def more(self) -> Callable[[], None] | None:
+        return self._lines_left.pop() if self._lines_left else None
+
+    def _work(self) -> None:
+        for part in self.parts:
+            steps: list[StepRecord] = []
+            record = self._take(part, steps)
+            for step in part.steps:
+                self._at = f"{part.name}/{step.name}"
+                want = Began(self._at, 1, what=f"{part.name}: {step.title}")
+                kept = (want.id, want.index) in self.done
+                steps.append(self.result(want))
+                self._tell(want, steps[-1], kept=kept)
+                record = self._take(part, steps)
+                self._write()
+            _write(self.folder / part.name / RESULT_FILE, record)
+
+    def _take(self, part: Part, steps: Sequence[StepRecord]) -> PartRecord:
         gpu = used(self.folder / part.name / SAMPLES_FILE)
-        return PartRecord(part=part.name, title=part.shows, steps=list(steps), gpu=gpu)
-
-    # ------------------------------------------------------------------ one step
-
-    def _step(self, part: Part, step: Step) -> StepRecord:
-        place = Place(self.folder / part.name, step.name)
-        place.folder.mkdir(parents=True, exist_ok=True)
-        known = _read(place.record, StepRecord)
-        if known is not None and self._kept(known, step):
-            self._watcher.ended(part, known, kept=True)
-            return known
-        self._watcher.began(part, step)
-        record = self._redactor.redact_model(self._made(part, step, place))
-        _write(place.record, record)
-        self._watcher.ended(part, record, kept=False)
+        record = PartRecord(part=part.name, title=part.shows, steps=list(steps), gpu=gpu)
+        parts = [record if one.part == part.name else one for one in self.acceptance.parts]
+        self.acceptance = self.acceptance.model_copy(update={"parts": parts})
         return record
+
+    def _tell(self, want: Began, record: StepRecord, *, kept: bool) -> None:
+        rows = record.rows
+        untested = len(rows) == 1 and rows[0].status is Status.NOT_TESTED
+        ended = RunEnded(
+            at=Moment.now(),
+            what=want.what,
+            index=1,
+            outcome=counts(rows),
+            detail=rows[0].seen if untested else "",
+            tone=TONES[PartRecord(part="", title="", steps=[record]).status],
+            seconds=record.seconds,
+            kept=kept,
+        )
+        self.campaign.emit(ended)
+        for row in rows:
+            if row.status in (Status.FAILED, Status.BROKEN_OFF):
+                text = f"{row.asked}: {row.seen}"
+                self.campaign.emit(Found(at=Moment.now(), text=text, tone=TONES[row.status]))
+
+    # ------------------------------------------------------------------ asked by the campaign
+
+    def begin(self, campaign: Campaign[Acceptance]) -> None:
+        super().begin(campaign)
+        busy = UsageError(
+            f"Another mmrepro accept is at work in {self.folder}.", hint="wait for it, or --out DIR"
+        )
+        self._starts = LineFile(self.folder / STARTS_FILE, LOCK_FILE, "list of starts", busy)
+        self._began = time.monotonic()
+        for name, (_, step) in self._steps.items():
+            # A record that cannot be read stands for nothing: its step is run again.
+            with contextlib.suppress(OSError, ValidationError):
+                content = beside(self.folder / name, "json").read_bytes()
+                known = StepRecord.model_validate_json(content)
+                if self._kept(known, step):
+                    self.done[name, 1] = known
+        self._write()
+
+    def order_of(self, want: Began) -> Order:
+        part, step = self._steps[want.id]
+        until = math.inf if self.campaign.until is None else self.campaign.until
+        return StepRun(want, part, step, self.acceptance.device, self._variables, until)
+
+    def began(self, order: Order, began: Began) -> None:
+        part, _, step = began.id.partition("/")
+        line = {"part": part, "step": step, "at": Moment.now().wall.isoformat()}
+        self._starts.append(json.dumps(line).encode() + b"\n")
+
+    def line(self, order: Order, result: Record) -> Record:
+        return Redactor().redact_model(result)
+
+    def keep(self, line: StepRecord) -> tuple[str, int]:
+        _write(beside(self.folder / self._at, "json"), line)
+        if line.incident:
+            self._report(self.folder / line.incident)
+        return self._at, 1
+
+    def end(self, state: State, failure: str) -> Acceptance:
+        parts = self.acceptance.parts
+        whole = state is State.COMPLETE and all(part.steps and part.whole for part in parts)
+        ended = "failed" if state is State.FAILED else "complete" if whole else "interrupted"
+        self.acceptance = self.acceptance.model_copy(update={"state": ended})
+        self._write()
+        self._starts.close()
+        return self.acceptance
 
     def _kept(self, known: StepRecord, step: Step) -> bool:
         """Whether that record stands for ``step``."""
-        if not known.whole or known.key != self._key(step):
+        if not known.whole or known.key != step.child.key(self.acceptance.device):
             return False
         unhappy = inconclusive(known) or any(row.status is Status.FAILED for row in known.rows)
-        return not (self.options.again and unhappy)
+        return not (self._again and unhappy)
 
-    def _made(self, part: Part, step: Step, place: Place) -> StepRecord:
-        began = self._clock()
-        if self.options.device not in step.devices:
-            return self._without(step, [untested(step, step.why_not)], whole=True)
-        if step.child.tests and not step.child.file.is_file():
-            why = f"{step.child.words[0]} is not in an installed mmrepro: run it in the repository"
-            return self._without(step, [untested(step, why)])
-        provided = Provided(None)
-        if step.child.needs:
-            provided = self._provider.get(step.child.needs, self.left_s)
-            if provided.python is None:
-                row = untested(step, provided.why_not)
-                return self._without(step, [row], over_budget=provided.over_budget)
-        if step.estimate_s > self.left_s:
-            told = f"about {step.estimate_s:.0f} s are needed, {max(0.0, self.left_s):.0f} s left"
-            return self._without(step, [untested(step, f"the budget: {told}")], over_budget=True)
-        shutil.rmtree(place.incident, ignore_errors=True)  # of one that was broken off
-        self._note_start(part, step)
-        created = Moment.now()
-        with sampled(self._read, place.folder / SAMPLES_FILE, step.name):
-            ended = self._run(
-                step.child,
-                self.options.device,
-                place,
-                python=provided.python,
-                limit_s=min(step.limit_s, self.left_s),
-                before=self._documents(part, step),
-                variables=self.options.variables,
-            )
-        try:
-            judged = step.judge(ended)
-            rows, whole = judged.rows, judged.whole
-        except Exception as error:  # a judge that fails never passes
-            rows, whole = [broken(step, f"judging failed: {error!r}")], False
-        return StepRecord(
-            step=step.name,
-            title=step.title,
-            key=self._key(step),
-            command=step.child.shown(self.options.device),
-            created=created,
-            seconds=round(self._clock() - began, 2),
-            exit_code=ended.exit_code,
-            whole=whole,
-            incident=f"{part.name}/{step.name}" if place.incident.is_dir() else "",
-            rows=rows,
-        )
-
-    def _without(
-        self, step: Step, rows: list[Row], *, whole: bool = False, over_budget: bool = False
-    ) -> StepRecord:
-        """Of a step of which nothing was started."""
-        return StepRecord(
-            step=step.name,
-            title=step.title,
-            key=self._key(step),
-            command=step.child.shown(self.options.device),
-            created=Moment.now(),
-            whole=whole,
-            over_budget=over_budget,
-            rows=rows,
-        )
-
-    def _key(self, step: Step) -> str:
-        return step.child.key(self.options.device)
-
-    def _documents(self, part: Part, step: Step) -> dict[str, dict[str, Any]]:
-        """What the part's earlier steps printed."""
-        earlier = part.steps[: list(part.steps).index(step)]
-        folder = self.folder / part.name
-        return {one.name: running.document(Place(folder, one.name).printed) for one in earlier}
-
-    def _note_start(self, part: Part, step: Step) -> None:
-        line = {"part": part.name, "step": step.name, "at": Moment.now().wall.isoformat()}
-        handle = open_plain(self.folder / STARTS_FILE, os.O_WRONLY | os.O_APPEND)
-        with os.fdopen(handle, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    def _write(self) -> None:
+        update = {"seconds": round(time.monotonic() - self._began, 1)}
+        self.acceptance = self.acceptance.model_copy(update=update)
+        self._write_documents(self.acceptance, self.folder)
 
 
 def exit_code(parts: Sequence[PartRecord]) -> ExitCode:
@@ -237,28 +218,6 @@ def inconclusive(step: StepRecord) -> bool:
     """It ran to its end, and its first row, the verdict, tells nothing."""
     ran = step.exit_code is not None
     return ran and step.whole and step.rows[0].status is Status.NOT_TESTED
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    lock = FileLock(folder / LOCK_FILE)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise UsageError(
-            f"Another mmrepro accept is at work in {folder}.", hint="wait for it, or --out DIR"
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _read(path: Path, kind: type[R]) -> R | None:
-    try:
-        return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError):
-        return None
 
 
 def _write(path: Path, record: Record) -> None:

@@ -22,6 +22,7 @@ class BisectOptions:
         commits: file with the list of commits.
         repeat: runs of each point; None: as many as it needs.
         out: the bisection's folder; an existing one is gone on with only if ``resume``.
+        where: words of the command that goes on with it: --ray, --jobs, --budget.
     """
 
     run: RunOptions
@@ -36,6 +37,7 @@ class BisectOptions:
     keep_environments: bool = False
     resume: bool = False
     out: Path | None = None
+    where: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
@@ -88,5 +90,5 @@ class BisectOptions:
         parts += ["--linear"] if self.linear else []
         parts += ["--keep-environments"] if self.keep_environments else []
         if out is not None:
-            parts += ["--out", str(out), "--resume"]
+            parts += ["--out", str(out), "--resume", *self.where]
         return shlex.join(parts)

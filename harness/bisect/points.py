@@ -10,6 +10,7 @@ from pathlib import Path
 
 from mmrepro.bisect.options import BisectOptions
 from mmrepro.bisect.search import Direction
+from mmrepro.campaign.trial import cell_of
 from mmrepro.engines import get_engine
 from mmrepro.environments.listing import releases_of
 from mmrepro.errors import UsageError
@@ -93,19 +94,9 @@ def points_of(scenario: Scenario, options: BisectOptions) -> list[Point]:
     ]
 
 
-def cell_of(point: Point, scenario: Scenario, options: BisectOptions, device: Device) -> Cell:
-    run = options.run
-    return Cell(
-        scenario=run.scenario or scenario.name,
-        variant=run.variant,
-        engine=scenario.engine,
-        release="" if point.commit else point.release,
-        commit=point.commit,
-        device=device,
-        mitigations=run.mitigations,
-        server_args=run.server_args,
-        options=run.options,
-    )
+def cell_at(point: Point, scenario: Scenario, options: BisectOptions, device: Device) -> Cell:
+    release = "" if point.commit else point.release
+    return cell_of(scenario, options.run, device, release=release, commit=point.commit)
 
 
 def _default_bad(scenario: Scenario, points: list[Point], options: BisectOptions) -> int:

@@ -77,6 +77,9 @@ class Policy(Protocol[DocumentT]):
     def waits(self) -> bool:
         """Whether something is to be done that no place has been given."""
 
+    def began(self, order: Order, began: Began) -> None:
+        """A place begins that run, once this returns."""
+
     def line(self, order: Order, result: Record) -> Record:
         """What is written down of a run; called in the thread of the order."""
 
@@ -139,7 +142,7 @@ class Campaign(Generic[DocumentT]):
         self.until = None if budget_s is None else clock() + budget_s
         self._handlers = handlers
         self._wait_s = WAIT_S if wait_s is None else wait_s
-        self._stopped = False
+        self._stopped = self._left = False
         self._busy: dict[int, tuple[Place, threading.Thread]] = {}
         self._began: dict[int, Began] = {}
         self._runs: Counter[int] = Counter()
@@ -167,6 +170,7 @@ class Campaign(Generic[DocumentT]):
             try:
                 self._stop()
             finally:
+                self._left = True
                 state, failure = _ending(error, resume)
                 # A full disk cannot take the document either: the first error is the one to report.
                 with contextlib.suppress(MmreproError, OSError):
@@ -248,6 +252,7 @@ class Campaign(Generic[DocumentT]):
         if isinstance(worked.item, Began):
             began = worked.item
             self._began[id(place)] = began
+            self.policy.began(order, began)
             self.began(began, place.name)
         elif worked.item is not None:
             self._began.pop(id(place), None)
@@ -281,7 +286,9 @@ class Campaign(Generic[DocumentT]):
                     worked = _Worked(place, order, line)
                     self._worked.put(worked)
                     # No run ahead of the journal: a kill costs the run in progress and no other.
-                    worked.taken.wait()
+                    while not worked.taken.wait(POLL_S):
+                        if self._left:
+                            raise KeyboardInterrupt
         except PlaceLost as loss:
             self._worked.put(_Worked(place, order, loss=loss))
         except BaseException as error:
@@ -305,10 +312,12 @@ class Campaign(Generic[DocumentT]):
         """Write down a run that ended as it was stopped, if the journal still takes it."""
         with contextlib.suppress(queue.Empty):
             worked = self._worked.get(timeout=timeout_s)
-            with contextlib.suppress(MmreproError):
-                if worked.item is not None and not isinstance(worked.item, Began):
-                    self.policy.took(worked.order, worked.item)
-            worked.taken.set()
+            try:
+                with contextlib.suppress(MmreproError):
+                    if worked.item is not None and not isinstance(worked.item, Began):
+                        self.policy.took(worked.order, worked.item)
+            finally:
+                worked.taken.set()
             self._last_words(0.0)
 
     def _ended(self, state: State, failure: str) -> None:

@@ -1,15 +1,20 @@
-"""A command of mmrepro's own in a process of its own, and the end of it."""
+"""Commands of mmrepro's own in processes of their own, and the end of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO
 
 from mmrepro.machine.child_env import die_with_parent
+
+GRACE_S = 30.0
+"""Between SIGTERM, on which a run writes what it has and ends its engine, and SIGKILL."""
 
 
 def spawn(
@@ -65,3 +70,42 @@ def end(children: Collection[subprocess.Popen[bytes]], grace_s: float) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+
+
+class Children:
+    """Those in progress. Any thread may start one, and any may end them all."""
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self.stopped = False
+        self._grace_s = grace_s
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def running(
+        self, start: Callable[[], subprocess.Popen[bytes]]
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A child that ``start`` starts; it has ended when the block is left.
+
+        Raises:
+            KeyboardInterrupt: :meth:`stop` was called before.
+        """
+        with self._lock:
+            if self.stopped:
+                raise KeyboardInterrupt
+            child = start()
+            self._running.add(child)
+        try:
+            yield child
+        finally:
+            if child.poll() is None:
+                end([child], self._grace_s)
+            with self._lock:
+                self._running.discard(child)
+
+    def stop(self) -> None:
+        """End them, and start none any more."""
+        with self._lock:
+            self.stopped = True
+            running = list(self._running)
+        end(running, self._grace_s)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from mmrepro.base.units import size
 from mmrepro.environments.space import uv_cache_dir
 from mmrepro.environments.store import list_environments, prune
 from mmrepro.environments.uv import UvFailed, run_uv
@@ -74,9 +75,9 @@ class Bound:
         if self.growth + needed <= self.limit:
             return ""
         return (
-            f"another environment, about {needed / 2**30:.0f} GiB, does not fit into the "
-            f"{self.limit / 2**30:.0f} GiB that --disk allows: {max(0, self.growth) / 2**30:.1f} "
-            "GiB were added since the night began"
+            f"another environment, about {size(needed)}, does not fit into the "
+            f"{size(self.limit)} that --disk allows: {size(max(0, self.growth))} "
+            "were added since the night began"
         )
 
     def _save(self) -> None:

@@ -1,6 +1,6 @@
 """Which machine gets which cells next: without a clock, a file or a machine, the same every time.
 
-The night plays it with machines, `matrix simulate` with a virtual clock.
+A nightly run asks it with machines, benchmarks/matrix_simulate.py with a virtual clock.
 """
 
 from __future__ import annotations

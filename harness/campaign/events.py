@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias
 
 from mmrepro.incident.ledger import Attempt
 from mmrepro.records import Moment, Record
@@ -88,7 +88,8 @@ def run_ended(
     what: str, attempt: Attempt, expected: Outcome | None = None, *, kept: bool = False
 ) -> RunEnded:
     """The event of an attempt at a cell."""
-    detail, tone = "", cast(Tone, "soft")
+    detail: str = ""
+    tone: Tone = "soft"
     if attempt.outcome is None:
         detail, tone = attempt.error, "unsure"
     elif expected is not None and attempt.outcome is not expected:

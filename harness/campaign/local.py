@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from mmrepro.campaign.child import Children
 from mmrepro.campaign.groups import Group
 from mmrepro.campaign.work import Here, Order, Providing, Runner, Working
 from mmrepro.play.players import Players
@@ -24,33 +25,24 @@ class LocalPlaces:
         players: Players | None = None,
     ) -> None:
         """``machine``: its label in the ledger; ``players``: others than the usual ones."""
-        self._trials, self._provisions = trials, provisions
-        self._players = players or Players()
-        self.stopped = False
-        self._places = [
-            _Place(Here(trials, provisions, machine, lambda: self.stopped, clock, self._players))
-            for _ in range(jobs)
-        ]
+        shared = Children(), clock, players or Players()
+        self._places = [_Place(Here(trials, provisions, machine, *shared)) for _ in range(jobs)]
+        self._here = self._places[0].here
 
     def there(self) -> Sequence[_Place]:
         return self._places
 
     def expect(self, groups: Sequence[Group]) -> None:
-        self._provisions.expect(groups)
+        self._here.provisions.expect(groups)
 
     def stop(self) -> None:
-        self.stopped = True
-        self._players.stop()
-        try:
-            self._provisions.stop()
-        finally:
-            self._trials.stop()
+        self._here.stop()
 
     def join(self) -> None:
         for place in self._places:
             place.here.leave()
-        self._players.end()
-        self._provisions.join()
+        self._here.players.end()
+        self._here.provisions.join()
 
 
 class _Place:

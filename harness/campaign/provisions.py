@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from functools import partial
+from typing import NamedTuple
 
-from mmrepro.campaign.child import end, spawn
+from mmrepro.base.units import duration
+from mmrepro.campaign.child import Children, spawn
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group
 from mmrepro.campaign.trial import TrialOptions, run_options, variables
+from mmrepro.engines import LaunchPlan
 from mmrepro.environments.build import existing, folder_of
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Cell
 from mmrepro.machine.cache import cache_root
-from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import StartMode
-from mmrepro.run.starter import parent_spec, warm_root
+from mmrepro.run.start import ServerSpec, target
+from mmrepro.run.starter import Starter, parent_spec, warm_root
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import free_port
-from mmrepro.supervise.warm import ParentSpec, Refused, WarmParent, begin_parent, kept_parents
+from mmrepro.supervise.warm import Parents, ParentSpec, Refused, WarmParent
 
 NICE = 10
 """Of what fetches an environment ahead: the run beside it goes first."""
@@ -48,13 +50,15 @@ class Provisions:
         self._options = options
         self._bound = bound
         self._say = say or (lambda text: None)
-        self._lock = threading.Lock()
         self._one_by_one = threading.Lock()
         self._busy: Counter[str] = Counter()
-        self._failed: set[str] = set()
-        self._children: set[subprocess.Popen[bytes]] = set()
+        self._failed: dict[str, str] = {}
+        """Why an environment could not be built, by its folder. It is not tried again."""
+        self._children = Children(STOP_S)
         self._ahead: threading.Thread | None = None
-        self._stopped = False
+        self._starter = Starter(options.start_mode, several=True)
+        self._parents = Parents(warm_root(), lent=True)
+        self._importing = threading.Lock()
 
     # ------------------------------------------------------------------ environments
 
@@ -75,10 +79,22 @@ class Provisions:
         spec = group.spec
         if spec is None:
             return ""
-        why = self._have(spec, group.name, nice=0)
-        if self._stopped:
-            raise KeyboardInterrupt
-        return why
+        return self._have_now(spec, group.name)
+
+    def provide(self, spec: EnvironmentSpec, name: str, within_s: float) -> str:
+        """Have that environment in ``within_s`` seconds.
+
+        Returns:
+            Why it is not there; "": it is.
+
+        Raises:
+            KeyboardInterrupt: :meth:`stop` was called.
+        """
+        return self._have_now(spec, name, within_s) or self._failed.get(_folder(spec), "")
+
+    def failed(self, spec: EnvironmentSpec) -> bool:
+        """Whether its build has failed before."""
+        return _folder(spec) in self._failed
 
     def seconds(self, group: Group) -> float:
         """What :meth:`prepare` is expected to take."""
@@ -104,46 +120,56 @@ class Provisions:
 
     def stop(self) -> None:
         """End what is being fetched; nothing is fetched any more."""
-        with self._lock:
-            self._stopped = True
-            children = list(self._children)
-        end(children, STOP_S)
+        self._children.stop()
 
     def join(self) -> None:
         """Wait for what is fetched ahead, if anything still is."""
         if self._ahead is not None:
             self._ahead.join()
 
-    def _have(self, spec: EnvironmentSpec, name: str, *, nice: int) -> str:
+    def _have_now(self, spec: EnvironmentSpec, name: str, within_s: float | None = None) -> str:
+        why = self._have(spec, name, within_s=within_s)
+        if self._children.stopped:
+            raise KeyboardInterrupt
+        return why
+
+    def _have(
+        self, spec: EnvironmentSpec, name: str, nice: int = 0, within_s: float | None = None
+    ) -> str:
+        """Why there is no room for it; "" else, also where its build failed."""
         with self._one_by_one:  # uv's cache is cleaned only while nobody of us builds from it
             folder = _folder(spec)
-            if self._stopped or folder in self._failed or existing(spec) is not None:
+            if self._children.stopped or folder in self._failed or existing(spec) is not None:
                 return ""
             if self._bound is not None:
                 busy = frozenset(n for n, count in self._busy.items() if count > 0)
                 if why := self._bound.make_room(spec.disk_bytes, busy):
                     return why
             self._say(f"fetching {name}" + (" ahead" if nice else ""))
-            if self._build(spec, nice) != 0:
-                self._failed.add(folder)
+            if why := self._build(spec, nice, within_s):
+                self._failed[folder] = why
             elif self._bound is not None:
                 self._bound.built(folder)
         return ""
 
-    def _build(self, spec: EnvironmentSpec, nice: int) -> int:
+    def _build(self, spec: EnvironmentSpec, nice: int, within_s: float | None) -> str:
+        """Why it failed; "": it did not."""
         what = ["--commit", spec.commit] if spec.commit else [spec.release]
         what += ["--commit-date", spec.cutoff] if spec.commit and spec.cutoff else []
         arguments = ["env", "create", spec.engine, *what, "--device", spec.device]
-        with self._lock:
-            if self._stopped:
-                return -1
-            child = spawn(arguments, variables(self._options), nice=nice)
-            self._children.add(child)
+        environment = variables(self._options)
+        start = partial(spawn, arguments, environment, nice=nice, stderr=subprocess.PIPE)
         try:
-            return child.wait()
-        finally:
-            with self._lock:
-                self._children.discard(child)
+            with self._children.running(start) as child:
+                _, errors = child.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            return f"it was not built within {duration(within_s or 0.0)}"
+        except KeyboardInterrupt:
+            return "it was stopped"
+        if child.returncode == 0:
+            return ""
+        lines = errors.decode("utf-8", "replace").strip().splitlines()
+        return next((line for line in lines if line[:1].isupper()), "its build failed")
 
     # ------------------------------------------------------------------ warm parents
 
@@ -155,44 +181,57 @@ class Provisions:
             runs: of one environment: cells and how often each is to be run.
         """
         with contextlib.ExitStack() as parents:
-            if self._options.start_mode in (StartMode.AUTO, StartMode.WARM):
-                for spec in self._wanted(runs):
-                    if (parent := self._parent(spec)) is not None:
-                        parents.callback(parent.end)
+            for server in self._wanted(runs):
+                if (parent := self._parent(server)) is not None:
+                    parents.callback(parent.end)
             yield
 
-    def _wanted(self, runs: Sequence[tuple[Cell, int]]) -> list[ParentSpec]:
+    def _wanted(self, runs: Sequence[tuple[Cell, int]]) -> list[_Server]:
         count: Counter[str] = Counter()
-        specs: dict[str, ParentSpec] = {}
+        servers: dict[str, _Server] = {}
         for cell, number in runs:
             with contextlib.suppress(MmreproError):  # the run itself says what is wrong
-                if (spec := self._spec_of(cell)) is not None:
-                    specs.setdefault(spec.key, spec)
-                    count[spec.key] += number
-        return [specs[key] for key, number in count.most_common(PARENTS) if number > 1]
+                if (server := self._server_of(cell)) is not None:
+                    servers.setdefault(server.parent.key, server)
+                    count[server.parent.key] += number
+        return [servers[key] for key, number in count.most_common(PARENTS) if number > 1]
 
-    def _spec_of(self, cell: Cell) -> ParentSpec | None:
+    def _server_of(self, cell: Cell) -> _Server | None:
+        """None: it is not to be started from a warm parent, or was seen not to bear one."""
         scenario = load_scenario(cell.scenario).with_variant(cell.variant)
         options = run_options(cell, self._options)
         environment = existing(target(scenario, options))
         if environment is None:
             return None
         model = scenario.model.write(cache_root() / "models")
-        plan = launch_plan(scenario, options, environment, model, free_port())
-        return parent_spec(plan, environment, variables(self._options))
-
-    def _parent(self, spec: ParentSpec) -> WarmParent | None:
-        """A parent of ours; None: somebody keeps one already, or there can be none."""
-        root = warm_root()
-        if self._stopped or any(one.key == spec.key for one in kept_parents(root)):
+        plan = ServerSpec(scenario, options, environment, model).plan(free_port())
+        if self._starter.choose(plan, environment)[0] is not StartMode.WARM:
             return None
-        self._say(f"importing {spec.label}")
-        try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=root)
-            return begin_parent(spec, Path(folder))
-        except (Refused, MmreproError, OSError):
-            return None  # each run says so in its settings, and starts in another way
+        return _Server(parent_spec(plan, environment, variables(self._options)), plan, environment)
+
+    def _parent(self, server: _Server) -> WarmParent | None:
+        """A parent of ours; None: somebody keeps one already, or there can be none."""
+        with self._importing:
+            if self._children.stopped or self._parents.find(server.parent) is not None:
+                return None
+            self._say(f"importing {server.parent.label}")
+            try:
+                return self._parents.get(server.parent)
+            except Refused as refusal:  # noted, so that whoever asks knows how runs are started
+                self._starter.note_unusable(
+                    StartMode.WARM, server.plan, server.environment, str(refusal), certain=True
+                )
+            except (MmreproError, OSError):
+                pass  # each run says so in its settings, and starts in another way
+            return None
+
+
+class _Server(NamedTuple):
+    """What a cell's server needs."""
+
+    parent: ParentSpec
+    plan: LaunchPlan
+    environment: Environment
 
 
 def _folder(spec: EnvironmentSpec) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar, cast
 
 from greenlet import getcurrent, greenlet
 from mmrepro.campaign.campaign import Campaign
@@ -20,6 +20,7 @@ from mmrepro.records import Record
 
 STRIKES = 3
 
+T = TypeVar("T")
 LineT = TypeVar("LineT", bound=Record)
 DocumentT = TypeVar("DocumentT")
 
@@ -34,8 +35,8 @@ class _Line:
 
     greenlet: greenlet
     wants: Sequence[Began] = ()
-    some: bool = False
-    """One of them is enough for it to go on."""
+    parts: list[_Line] = field(default_factory=list)
+    """Lines that it waits for."""
 
 
 class Search(Generic[DocumentT, LineT]):
@@ -91,27 +92,34 @@ class Search(Generic[DocumentT, LineT]):
             Spent: there is no time for one of them.
         """
         if any((w.id, w.index) not in self.done for w in wants):
-            getcurrent().parent.switch((wants, False))
+            getcurrent().parent.switch(wants)
         if self._spent and any((w.id, w.index) not in self.done for w in wants):
             raise Spent
         return [self.done[w.id, w.index] for w in wants]
 
-    def first(self, wants: Sequence[Began]) -> LineT:
-        """What came of the first of them that has ended; the others go on beside what follows.
-
-        Raises:
-            Spent: there is no time for one of them.
-        """
-        if not any((w.id, w.index) in self.done for w in wants):
-            getcurrent().parent.switch((wants, True))
-        for want in wants:
-            if (want.id, want.index) in self.done:
-                return self.done[want.id, want.index]
-        raise Spent
-
     def result(self, want: Began) -> LineT:
         """As :meth:`results`, of one run."""
         return self.results([want])[0]
+
+    def beside(self, works: Sequence[Callable[[], T]]) -> list[T]:
+        """What these come to, each a line of work of its own.
+
+        Raises:
+            Spent: there was no time for all of one of them.
+        """
+        came: dict[int, T] = {}
+
+        def line_of(number: int, work: Callable[[], T]) -> _Line:
+            return _Line(greenlet(lambda: came.update({number: work()}), hub))
+
+        mine = next(line for line in self._lines if line.greenlet is getcurrent())
+        hub = mine.greenlet.parent
+        mine.parts = [line_of(number, work) for number, work in enumerate(works)]
+        hub.switch(())
+        mine.parts = []
+        if len(came) < len(works):
+            raise Spent
+        return [came[number] for number in range(len(works))]
 
     # ------------------------------------------------------------------ asked by the campaign
 
@@ -135,12 +143,15 @@ class Search(Generic[DocumentT, LineT]):
             (w.id, w.index) not in self.done for line in self._lines for w in line.wants
         )
 
+    def began(self, order: Order, began: Began) -> None:
+        return
+
     def line(self, order: Order, result: Record) -> Record:
         return result
 
-    def took(self, order: Order, line: Any) -> None:
-        key = self.keep(line)
-        self.done[key] = line
+    def took(self, order: Order, line: Record) -> None:
+        mine = cast(LineT, line)
+        self.done[self.keep(mine)] = mine
         self._go_on()
 
     def over(self, order: Order) -> None:
@@ -177,27 +188,33 @@ class Search(Generic[DocumentT, LineT]):
             line = _Line(greenlet(work))
             self._lines.append(line)
             self._switch(line)
+            self._go_on()
             if line in self._lines:
                 return True
         return False
 
     def _switch(self, line: _Line) -> None:
-        """Let it go on to its next wish, or to its end."""
-        wants = None
+        """Let it go on to its next wish, or to its end; what it waits for begins."""
+        wants: Sequence[Began] = ()
         with contextlib.suppress(Spent):
             wants = line.greenlet.switch()
         if line.greenlet.dead:
             self._lines.remove(line)
-        else:
-            assert wants is not None
-            line.wants, line.some = wants
+            return
+        line.wants = wants
+        for part in line.parts:
+            self._lines.append(part)
+            self._switch(part)
 
     def _go_on(self) -> None:
         """All lines whose wishes are met."""
-        for line in list(self._lines):
-            met = any if line.some else all
-            if line in self._lines and met((w.id, w.index) in self.done for w in line.wants):
-                self._switch(line)
+        while (line := next(filter(self._met, self._lines), None)) is not None:
+            self._switch(line)
+
+    def _met(self, line: _Line) -> bool:
+        return all((w.id, w.index) in self.done for w in line.wants) and all(
+            part.greenlet.dead for part in line.parts
+        )
 
     def break_off(self) -> None:
         """End all lines of work where they wait, so that what they hold open is closed."""
@@ -210,3 +227,4 @@ class Search(Generic[DocumentT, LineT]):
         """There is no time for what it asks for: it hears so."""
         self._spent = True
         self._switch(line)
+        self._go_on()

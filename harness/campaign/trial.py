@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from mmrepro.campaign.child import end, spawn
+from mmrepro.base.units import duration
+from mmrepro.campaign.child import Children, spawn
 from mmrepro.errors import ExitCode
 from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
+from mmrepro.machine.cache import Device
 from mmrepro.records import Moment
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 
 TIMEOUT_S = 600.0
 BUILD_S = 1800.0
 """For the environment, before a run's own time limit begins."""
-GRACE_S = 30.0
-"""Between SIGTERM, on which a run writes what it has and ends its engine, and SIGKILL."""
 LAST_WORDS = 2000
 
 
@@ -56,10 +58,31 @@ def run_options(cell: Cell, options: TrialOptions) -> RunOptions:
         commit_date=options.commit_dates.get(cell.commit, ""),
         device=cell.device,
         mitigations=cell.mitigations,
+        flips=cell.flips,
         server_args=cell.server_args,
         options=cell.options,
         timeout_s=options.timeout_s,
         start_mode=options.start_mode,
+    )
+
+
+def cell_of(scenario: Scenario, run: RunOptions, device: Device, **which: Any) -> Cell:
+    """The cell of ``run``. ``which``: its release or commit, and flips.
+
+    A file below the home folder is named relative to the current one: a ledger is made to be shown.
+    """
+    name = run.scenario or scenario.name
+    if Path(name).is_absolute() and Path(name).is_relative_to(Path.home()):
+        name = os.path.relpath(name)
+    return Cell(
+        scenario=name,
+        variant=run.variant,
+        engine=scenario.engine,
+        device=device,
+        mitigations=run.mitigations,
+        server_args=run.server_args,
+        options=run.options,
+        **which,
     )
 
 
@@ -72,9 +95,7 @@ class Trials:
 
     def __init__(self, options: TrialOptions) -> None:
         self.options = options
-        self._children: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self._stopped = False
+        self._children = Children()
 
     def run(
         self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
@@ -87,7 +108,7 @@ class Trials:
         began, created = time.monotonic(), Moment.now()
         made = run_options(cell, self.options)
         code, words = self._child(made, folder, cell)
-        if self._stopped:
+        if self._children.stopped:
             raise KeyboardInterrupt
         attempt = Attempt(
             night=night,
@@ -104,29 +125,20 @@ class Trials:
 
     def stop(self) -> None:
         """End all runs in progress; those that come later are not started."""
-        with self._lock:
-            self._stopped = True
-            children = list(self._children)
-        end(children, GRACE_S)
+        self._children.stop()
 
     def _child(self, made: RunOptions, folder: Path, cell: Cell) -> tuple[int | None, str]:
         """Exit code (None: too late, and killed) and the last words on stderr."""
         arguments = shlex.split(made.command(cell.scenario))[1:]
         arguments += ["--timeout", f"{made.timeout_s:g}", "--out", str(folder), "--json"]
-        with self._lock:
-            if self._stopped:
-                raise KeyboardInterrupt
-            child = spawn(arguments, variables(self.options), stderr=subprocess.PIPE)
-            self._children.add(child)
-        try:
-            _, errors = child.communicate(timeout=BUILD_S + made.timeout_s)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.communicate()
-            return None, f"it did not end within {BUILD_S + made.timeout_s:g} s"
-        finally:
-            with self._lock:
-                self._children.discard(child)
+        start = partial(spawn, arguments, variables(self.options), stderr=subprocess.PIPE)
+        with self._children.running(start) as child:
+            try:
+                _, errors = child.communicate(timeout=BUILD_S + made.timeout_s)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.communicate()
+                return None, f"it did not end within {duration(BUILD_S + made.timeout_s)}"
         return child.returncode, errors.decode("utf-8", "replace")[-LAST_WORDS:].strip()
 
 

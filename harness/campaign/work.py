@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
+from mmrepro.campaign.child import Children
 from mmrepro.campaign.groups import Estimates, Group
 from mmrepro.campaign.schedule import Next, Schedule
 from mmrepro.environments.spec import EnvironmentSpec
@@ -37,7 +38,7 @@ class Began(NamedTuple):
     """
 
     id: str
-    index: int
+    index: int  # type: ignore[assignment]  # tuple has a method of that name
     role: Role = "planned"
     what: str = ""
 
@@ -65,6 +66,8 @@ class Providing(Protocol):
     def warm(self, runs: Sequence[tuple[Cell, int]]) -> contextlib.AbstractContextManager[None]: ...
     def seconds(self, group: Group) -> float: ...
     def done(self, group: Group) -> None: ...
+    def provide(self, spec: EnvironmentSpec, name: str, within_s: float) -> str: ...
+    def failed(self, spec: EnvironmentSpec) -> bool: ...
     def stop(self) -> None: ...
     def join(self) -> None: ...
 
@@ -75,39 +78,53 @@ class Here:
 
     Attributes:
         machine: its label in the ledger.
-        stopped: whether to start no run any more.
-        players: for orders that replay cases; places of one machine share them.
+        children: other programs that orders start here, and
+        players: what replays cases here. Places on one machine share them.
     """
 
     trials: Runner
     provisions: Providing
     machine: str = ""
-    stopped: Callable[[], bool] = lambda: False
+    children: Children = field(default_factory=Children)
     clock: Callable[[], float] = time.time
     players: Players = field(default_factory=Players)
     _inside: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _group: tuple[str, ...] = ()
+    _environment: str = ""
+    _cells: Collection[Cell] = ()
     _why: str = ""
 
     def enter(self, group: Group, runs: int) -> str:
         """Have the environment, and its engine imported for ``runs`` runs of each cell, until
-        another group is entered or :meth:`leave`. Why its cells cannot be run; "" else."""
-        wanted = (group.name, *(planned.cell.id for planned in group.cells))
-        if wanted != self._group:
+        another environment is entered or :meth:`leave`: cells of one environment share a warm
+        parent where their variables allow it. Why its cells cannot be run; "" else."""
+        if group.name != self._environment:
             self.leave()
-            self._group = wanted
+            self._environment = group.name
             self.provisions.expect([group])
             self._inside.callback(self.provisions.done, group)
             self._why = self.provisions.prepare(group)
-            if not self._why:
-                cells = [(planned.cell, runs) for planned in group.cells]
-                self._inside.enter_context(self.provisions.warm(cells))
+        cells = [planned.cell for planned in group.cells]
+        if cells != self._cells and not self._why:
+            self._cells = cells
+            self._inside.enter_context(self.provisions.warm([(cell, runs) for cell in cells]))
         return self._why
 
     def leave(self) -> None:
-        """The last environment is done with: its warm parent ends."""
+        """The last environment is done with: its warm parents end."""
         self._inside.close()
-        self._group = ()
+        self._environment, self._cells = "", ()
+
+    def stopped(self) -> bool:
+        """Whether to start nothing any more."""
+        return self.children.stopped
+
+    def stop(self) -> None:
+        """End all that is in progress, from any thread; nothing is started any more."""
+        with contextlib.ExitStack() as all_of_it:
+            all_of_it.callback(self.trials.stop)
+            all_of_it.callback(self.provisions.stop)
+            all_of_it.callback(self.children.stop)
+            all_of_it.callback(self.players.stop)
 
 
 class Order(Protocol):
@@ -141,6 +158,17 @@ class Order(Protocol):
 
     def not_carried(self, result: Record, why: str) -> Record:
         """What stands for the result of a run whose files cannot be brought here."""
+
+
+class WithoutEnvironment:
+    """An order that finds what it needs by itself."""
+
+    @property
+    def environment(self) -> EnvironmentSpec | None:
+        return None
+
+    def expect(self, here: Here) -> None:
+        return
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import ijson  # type: ignore[import-untyped,unused-ignore]
+from mmrepro.base import units
 
 MAX_TEXT = 32 << 20
 """Bytes of one string as it stands in the file; of a longer one the beginning is kept."""
@@ -85,7 +86,7 @@ class _Shortened:
                 break
             self._shorten(self._rest + chunk, out)
         if self.fed > MOST_SILENCE:
-            raise BadJson(f"a value of more than {MOST_SILENCE >> 20} MiB")
+            raise BadJson(f"a value of more than {units.size(MOST_SILENCE)}")
         return b"".join(out)
 
     def _shorten(self, data: bytes, out: list[bytes]) -> None:

@@ -14,6 +14,7 @@ from email.message import Message as Header
 from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
 
+from mmrepro.base.units import size
 from mmrepro.capture.answers import Answer, Answers
 from mmrepro.capture.batch import no_constant
 from mmrepro.capture.bounded import CUT, MAX_TEXT, BadJson, events
@@ -250,7 +251,7 @@ def _body(entry: Entry) -> str:
     """Raises Unusable."""
     text = entry.text("request.postData.text")
     if text.endswith(CUT):
-        raise Unusable(f"a body of more than {MAX_TEXT >> 20} MiB")
+        raise Unusable(f"a body of more than {size(MAX_TEXT)}")
     if not text:
         raise Unusable("no body in the recording")
     if entry.text("request.postData.encoding").lower() == "base64":

@@ -14,7 +14,6 @@ from mmrepro.run.options import StartMode
 if TYPE_CHECKING:
     from mmrepro.ablate.options import AblateOptions
     from mmrepro.ablate.plan import AblationPlan
-    from mmrepro.ablate.session import Ablating
     from mmrepro.incident.ablation import Ablation
     from mmrepro.scenario import Scenario
     from rich.console import Console
@@ -99,35 +98,18 @@ def ablate(
 
 
 def _run(scenario: Scenario, options: AblateOptions, console: Console, *, quiet: bool) -> Ablation:
-    from mmrepro.ablate.plan import plan
     from mmrepro.ablate.session import Ablating
-    from mmrepro.cli.ablate_progress import AblationProgress
-    from mmrepro.reports import write_reports
+    from mmrepro.campaign.trial import TrialOptions
+    from mmrepro.cli.campaign import conduct, here
     from mmrepro.reports.ablation import write_ablation
     from mmrepro.reports.ablation_terminal import print_ablation
 
-    expected = plan(scenario, options)
-    display = AblationProgress(console, expected.seconds_each, sum(c.runs for c in expected.cells))
-    running = Ablating(scenario, options, display, write=write_ablation, report=write_reports)
-    display.ablation = running.ablation
-    try:
-        with display:
-            ablation = running.execute()
-    except KeyboardInterrupt:
-        _tell_how_to_go_on(running)
-        raise
-    except Exception:
-        typer.echo(f"Partial ablation: {running.dir}", err=True)
-        raise
+    running = Ablating(scenario, options, write=write_ablation)
+    trials = TrialOptions(timeout_s=options.run.timeout_s, start_mode=options.run.start_mode)
+    ablation = conduct(running, lambda say: here(trials, say), console)
     if not quiet:
-        print_ablation(ablation, console, str(running.dir))
+        print_ablation(ablation, console, str(running.folder))
     return ablation
-
-
-def _tell_how_to_go_on(running: Ablating) -> None:
-    done = len(running.ablation.cells)
-    typer.echo(f"Partial ablation: {running.dir} ({done} cells are whole and kept)", err=True)
-    typer.echo(f"to resume, run: {running.resume_command}", err=True)
 
 
 def _dry_run(scenario: Scenario, options: AblateOptions, console: Console, *, json: bool) -> None:
@@ -142,7 +124,7 @@ def _dry_run(scenario: Scenario, options: AblateOptions, console: Console, *, js
 
 def print_plan(expected: AblationPlan, console: Console) -> None:
     """The cells, what each takes, and what the estimate is based on."""
-    from mmrepro.reports.words import duration
+    from mmrepro.base.units import duration
     from rich import box
     from rich.table import Table
 

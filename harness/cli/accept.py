@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.where import Events
 
 
 def accept(
@@ -28,6 +30,7 @@ def accept(
     again: Annotated[
         bool, typer.Option("--again", help="Run what failed or was inconclusive once more.")
     ] = False,
+    events: Events = "",
     list_: Annotated[bool, typer.Option("--list", help="Show the parts and their times.")] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
@@ -40,19 +43,18 @@ def accept(
     Example:  mmrepro accept --device cuda --budget 25m --out accepted
     """
     from mmrepro.accept.parts import chosen
-    from mmrepro.cli.accept_run import Asked, execute, show_list
+    from mmrepro.cli.accept_run import execute, show_list
     from mmrepro.cli.bounds import WEEK_S
     from mmrepro.errors import UsageError
     from mmrepro.machine.cache import device_of
-    from mmrepro.matrix import quantity
 
     parts = chosen(only or ())
     found = device_of(device)
     if list_:
-        show_list(parts, found, json=json)
+        show_list(parts, found, as_json=json)
         return
-    seconds = quantity.seconds(budget)
+    seconds = units.parse_duration(budget)
     if seconds > WEEK_S:
         raise UsageError(f"--budget {budget} is more than a week.", hint="e.g. --budget 25m")
-    asked = Asked(out, found, seconds, tuple(only or ()), resume, again, json)
-    raise typer.Exit(execute(asked))
+    how = {"resume": resume, "again": again, "as_json": json}
+    raise typer.Exit(execute(out, found, seconds, only or (), events=events, **how))

@@ -17,6 +17,7 @@ COMMANDS = {
     "bisect": ("bisect:bisect", "Find the release that brought or fixed it."),
     "matrix": ("matrix:app", "Scenarios × releases, night after night."),
     "accept": ("accept:accept", "Try all that only this machine can show."),
+    "resume": ("resume:resume", "Go on with the campaign in a folder."),
     "list": ("scenarios:list_scenarios", "List the known failure modes."),
     "claims": ("claims:claims", "What recorded runs say of each report's claims."),
     "show": ("scenarios:show", "Show one: symptom, cause, mitigations."),

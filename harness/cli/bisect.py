@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.commits import IndexOption
 from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.where import Budget, Events, Jobs, Ray, words
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from mmrepro.bisect.options import BisectOptions
     from mmrepro.bisect.plan import BisectionPlan
     from mmrepro.bisect.points import Field
+    from mmrepro.campaign.provisions import Say
+    from mmrepro.campaign.work import Places
+    from mmrepro.cli.campaign import Where
     from mmrepro.incident.bisection import Bisection
     from mmrepro.scenario import Scenario
     from rich.console import Console
@@ -85,6 +89,10 @@ def bisect(
         bool,
         typer.Option("--resume", help="Go on with the bisection in --out; no run is repeated."),
     ] = False,
+    jobs: Jobs = None,
+    ray: Ray = "",
+    budget: Budget = "",
+    events: Events = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the points and the expected runs; run none.")
     ] = False,
@@ -100,8 +108,10 @@ def bisect(
 
     Example:  mmrepro bisect ghost-key-eviction --find both
     """
+    from mmrepro.base.units import parse_duration
     from mmrepro.bisect.options import BisectOptions
     from mmrepro.bisect.points import field_of
+    from mmrepro.cli.campaign import placed
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import table_console
     from mmrepro.errors import UsageError
@@ -133,15 +143,19 @@ def bisect(
         keep_environments=keep_environments,
         resume=resume,
         out=out,
+        where=words(jobs, ray, budget),
     )
     if by is ByChoice.COMMIT:
         use_index(index)
-    console = table_console(stderr=json)
+    console = table_console(stderr=json or events == "-")
     field = field_of(loaded, options)
     if dry_run:
         _dry_run(loaded, options, field, console, json=json)
         return
-    bisection = _run(loaded, options, field, console, quiet=json)
+    budget_s = parse_duration(budget) if budget else None
+    with placed(jobs, ray) as where:
+        how = {"budget_s": budget_s, "events": events}
+        bisection = _run(loaded, options, field, where, console, quiet=json, **how)
     if json:
         typer.echo(bisection.model_dump_json(indent=1))
     raise typer.Exit(exit_code(bisection))
@@ -158,11 +172,18 @@ def _repeat(text: str) -> int | None:
 
 
 def _run(
-    scenario: Scenario, options: BisectOptions, field: Field, console: Console, *, quiet: bool
+    scenario: Scenario,
+    options: BisectOptions,
+    field: Field,
+    where: Where,
+    console: Console,
+    *,
+    quiet: bool,
+    **how: Any,
 ) -> Bisection:
     from mmrepro.bisect.session import Bisecting
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, here
+    from mmrepro.cli.campaign import conduct
     from mmrepro.reports.bisection import write_bisection
     from mmrepro.reports.bisection_terminal import print_bisection
 
@@ -172,7 +193,11 @@ def _run(
         start_mode=options.run.start_mode,
         commit_dates={p.commit: p.uploaded for p in field.points if p.commit},
     )
-    bisection = conduct(running, lambda say: here(trials, say), console)
+
+    def places(say: Say) -> Places:
+        return where.places(say, trials, device=field.device)
+
+    bisection = conduct(running, places, console, **how)
     if not quiet:
         print_bisection(bisection, console, str(running.folder))
     return bisection
@@ -192,8 +217,8 @@ def _dry_run(
 
 def print_plan(expected: BisectionPlan, console: Console) -> None:
     """The points, the prior, the runs to be expected and what is to be fetched."""
+    from mmrepro.base.units import duration
     from mmrepro.reports.lines import Printer
-    from mmrepro.reports.words import duration
 
     line = Printer(console).line
     name = expected.scenario + (f" ({expected.variant})" if expected.variant else "")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.base import units
 
 if TYPE_CHECKING:
     from mmrepro.reports.bundle_file import BundleManifest
@@ -111,6 +112,6 @@ def _tell(target: Path, manifest: BundleManifest) -> None:
     for gone in manifest.left_out:
         table.add_row(f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why))
     console.print(table)
-    console.print(f"\n{escape(str(target))}  {target.stat().st_size / 2**20:.2f} MiB")
+    console.print(f"\n{escape(str(target))}  {units.size(target.stat().st_size, 2)}")
     console.print(f"to read it:  mmrepro report {escape(str(target))}")
     console.print("Look at it before you publish it.")

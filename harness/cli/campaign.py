@@ -7,11 +7,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Any, TypeVar
 
 import typer
+from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import Campaign, Policy
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.events import (
@@ -30,13 +32,13 @@ from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Places
 from mmrepro.cli.building import Sparse
 from mmrepro.cli.progress import LiveView
-from mmrepro.errors import UnwritableOutput
+from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.evidence import Event
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.machine.gpu import free_devices, read_gpus
 from mmrepro.play.players import Players
 from mmrepro.records import Moment
 from mmrepro.reports.lines import TONES
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner
@@ -85,18 +87,79 @@ def conduct(
             raise
 
 
-def here(
-    options: TrialOptions, say: Say, *, jobs: int = 1, machine: str = "", bound: Bound | None = None
-) -> Places:
-    """Places on this machine; ``bound``: of what is added to its disk."""
-    sparse = Sparse(say)
+@dataclass(frozen=True)
+class Where:
+    """Where a command's runs are made.
 
-    def built(event: Event) -> None:
-        if event.source in (BUILD, BUILD_NOTICE):
-            sparse(event.text)
+    Attributes:
+        jobs: at a time on this machine.
+        cluster: Ray, connected to one; None: this machine.
+    """
 
-    provisions = Provisions(options, bound, say)
-    return LocalPlaces(Trials(options), provisions, jobs, machine, players=Players(built))
+    jobs: int = 1
+    cluster: Any = None
+
+    def places(
+        self,
+        say: Say,
+        options: TrialOptions,
+        *,
+        device: str = "cpu",
+        disk: int | None = None,
+        kept: Path | None = None,
+        needs: Mapping[str, Any] | None = None,
+    ) -> Places:
+        """The places, for orders of any kind.
+
+        Args:
+            device: of the runs. Each of those on "cuda" takes a GPU for itself.
+            disk: bytes that the campaign may add to the disk of each machine; None: no bound.
+            kept: the file that remembers what it added to this one's.
+            needs: what Ray is asked for, for each order: ``cpus``, ``gpus``, ``memory``.
+        """
+        if self.cluster is not None:
+            from mmrepro.cluster.machines import Machines, Needs
+            from mmrepro.cluster.remote import Engines
+
+            return Machines(self.cluster, Engines(options, disk), Needs(**(needs or {})), say)
+        bound = Bound(disk, kept) if disk is not None and kept is not None else None
+        jobs = self.jobs
+        if jobs > 1 and device == "cuda" and (free := free_devices(read_gpus())) is not None:
+            jobs = min(jobs, max(1, free))
+            if jobs < self.jobs:
+                say(
+                    f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each run takes one."
+                )
+        sparse = Sparse(say)
+
+        def built(event: Event) -> None:
+            if event.source in (BUILD, BUILD_NOTICE):
+                sparse(event.text)
+
+        trials, provisions = Trials(options), Provisions(options, bound, say)
+        return LocalPlaces(trials, provisions, jobs, options.machine, players=Players(built))
+
+
+@contextlib.contextmanager
+def placed(jobs: int | None, ray: str) -> Iterator[Where]:
+    """Where the runs of a command are made that was typed with ``--jobs`` and ``--ray``.
+
+    Raises:
+        UsageError: both were given, Ray is not installed, or the address is none.
+        InfrastructureError: no cluster answers there.
+    """
+    if not ray:
+        yield Where(jobs or 1)
+        return
+    from mmrepro.cluster.machines import connected
+
+    if jobs:
+        raise UsageError(
+            "--jobs is for one machine: those of a cluster work on one environment each.",
+            hint="leave out --jobs, or --ray",
+        )
+    with connected(ray) as cluster:
+        yield Where(cluster=cluster)
 
 
 def note(text: str) -> Note:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.base.units import duration
 from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode
 
@@ -139,9 +140,9 @@ def _tell_pair(pair: Pair, folder: Path, console: Console) -> None:
     _tell_images(pair.images, console)
     console.print(_verdict(pair.collides, pair.equal_bits), highlight=False)
     console.print(
-        f"{search.images:,} images in {search.search_s:.2f} s ({rate:,.0f} a second, {search.jobs} "
-        f"processes); so many hold a pair with probability {search.probability:.0%}. "
-        f"Importing the engine took {search.start_s:.1f} s.",
+        f"{search.images:,} images in {duration(search.search_s)} ({rate:,.0f} a second, "
+        f"{search.jobs} processes); so many hold a pair with probability {search.probability:.0%}. "
+        f"Importing the engine took {duration(search.start_s)}.",
         highlight=False,
     )
     console.print(f"{folder}/", highlight=False, soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.commits import CommitDateOption, CommitOption, IndexOption
 from mmrepro.cli.wheelhouse import wheelhouse as wheelhouse_command
 
@@ -63,8 +64,8 @@ def list_(
             facts.resolved_until[:10],
             _ago(one.last_used),
             _starts(one),
-            human_bytes(one.size.apparent),
-            human_bytes(one.size.own),
+            units.size(one.size.apparent),
+            units.size(one.size.own),
         )
     console.print(table)
     console.print(f"in {environments_root()}; own: not shared with uv's cache", soft_wrap=True)
@@ -198,7 +199,7 @@ def _print_pruned(done: Pruned, *, dry_run: bool) -> None:
     for name, why in done.kept:
         print(f"kept {name}: {why}")
     if done.removed:
-        print(f"{verb} {len(done.removed)}, {human_bytes(done.freed_bytes)} of their own")
+        print(f"{verb} {len(done.removed)}, {units.size(done.freed_bytes)} of their own")
     else:
         print("nothing to remove")
 
@@ -238,20 +239,8 @@ def _starts(one: Stored) -> str:
     return ", ".join([*([fastest] if fastest else []), *(f"not {name}" for name in refused)])
 
 
-def human_bytes(size: float) -> str:
-    """``5.8 GiB``."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
 def _ago(moment: float) -> str:
     import time
 
-    seconds = max(0.0, time.time() - moment)
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit} ago"
-    return "now"
+    seconds = time.time() - moment
+    return f"{units.duration(seconds)} ago" if seconds >= 60 else "now"

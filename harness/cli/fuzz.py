@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.replay import usual_server, variables
+from mmrepro.cli.where import Events, Jobs, Ray, words
 from mmrepro.errors import ExitCode
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.run.options import StartMode
 
 if TYPE_CHECKING:
     from mmrepro.case.model import ServerWanted
+    from mmrepro.cli.campaign import Where
     from mmrepro.fuzz.options import FuzzOptions
     from mmrepro.incident.fuzz import Fuzz
     from rich.console import Console
@@ -89,7 +92,9 @@ def fuzz(
     timeout: Annotated[
         float, typer.Option(min=1, max=WEEK_S, help="Seconds that a server may take to be ready.")
     ] = 600.0,
-    jobs: Annotated[int, typer.Option(min=1, max=64, help="Servers at a time.")] = 1,
+    jobs: Jobs = None,
+    ray: Ray = "",
+    events: Events = "",
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -108,9 +113,9 @@ def fuzz(
 
     Example:  mmrepro fuzz vllm --release 0.23.0 --budget 10m
     """
+    from mmrepro.cli.campaign import placed
     from mmrepro.cli.console import table_console
     from mmrepro.fuzz.options import BUDGET_S, REPEAT, FuzzOptions
-    from mmrepro.matrix.quantity import seconds
 
     told: dict[str, Any] = {
         "release": release,
@@ -127,7 +132,7 @@ def fuzz(
         server=server_of(engine, chosen, told, kept.get("server", "")),
         asked=asked(told),
         profile=chosen,
-        budget_s=seconds(budget) if budget else kept_budget_s or BUDGET_S,
+        budget_s=units.parse_duration(budget) if budget else kept_budget_s or BUDGET_S,
         seed=seed if seed is not None else int(kept.get("--seed", "0")),
         blind=blind or bool(kept.get("--blind")),
         source=from_,
@@ -135,12 +140,13 @@ def fuzz(
         repeat=repeat if repeat is not None else int(kept.get("--repeat", str(REPEAT))),
         start_mode=start_mode,
         timeout_s=timeout,
-        jobs=jobs,
+        where=words(jobs, ray, ""),
         resume=resume,
         out=out,
     )
-    console = table_console(stderr=json)
-    made, folder = _run(options, console, quiet=json)
+    console = table_console(stderr=json or events == "-")
+    with placed(jobs, ray) as where:
+        made, folder = _run(options, where, console, quiet=json, events=events)
     if json:
         from mmrepro.reports.fuzz_json import fuzz_json
 
@@ -205,16 +211,18 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
     return head.decides, budget_s
 
 
-def _run(options: FuzzOptions, console: Console, *, quiet: bool) -> tuple[Fuzz, Path]:
+def _run(
+    options: FuzzOptions, where: Where, console: Console, *, quiet: bool, events: str
+) -> tuple[Fuzz, Path]:
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, here
+    from mmrepro.cli.campaign import conduct
     from mmrepro.fuzz.session import Fuzzing
     from mmrepro.reports.fuzz import write_fuzz
     from mmrepro.reports.fuzz_terminal import print_fuzz
     from mmrepro.reports.replay import write_replay
 
     running = Fuzzing(options, write=write_fuzz, write_replay=write_replay)
-    made = conduct(running, lambda say: here(TrialOptions(), say, jobs=options.jobs), console)
+    made = conduct(running, lambda say: where.places(say, TrialOptions()), console, events=events)
     if not quiet:
         print_fuzz(made, console, str(running.folder))
     return made, running.folder

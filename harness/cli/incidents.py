@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.base import units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
 
-    from mmrepro.incident.head import Found, Head
+    from mmrepro.incident.head import CampaignHead, Found, Head, Listed
     from rich.console import Console
 
-ROOTS = ("incidents", "ablations", "bisections", "nights")
+ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
 """Where commands put incidents by default."""
 STYLES = {
     "reproduced": "red",
@@ -41,8 +41,8 @@ def incidents(
     roots: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Folders to look below.  [default: incidents, ablations, bisections, nights and "
-            "other ledgers' folders, in the current one]",
+            help="Folders to look below.  [default: incidents, ablations, bisections, nights, "
+            "replays, fuzz and other campaigns' folders, in the current one]",
             metavar="DIR…",
         ),
     ] = None,
@@ -67,32 +67,45 @@ def incidents(
             metavar="N|ID",
         ),
     ] = "",
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print what goes on with each campaign, too.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
-    """List the incidents that lie here, newest first.
+    """List the incidents that lie here, newest first, then the campaigns.
 
     Example:  mmrepro incidents --scenario ghost-key-eviction --since 2d
     """
-    from mmrepro.incident.head import incident_folders, read_head
+    from mmrepro.incident.head import campaigns_in, read_head, record_folders
+    from mmrepro.incident.model import INCIDENT_FILE
 
     wanted = _filter(scenario, engine, release, {str(one) for one in outcome or ()}, since)
     places = _places(roots)
-    read = [read_head(folder) for folder in incident_folders(places)]
+    there = list(record_folders(places))
+    read = [read_head(folder) for folder, files in there if INCIDENT_FILE in files]
+    campaigns = [
+        one
+        for folder, files in there
+        if INCIDENT_FILE not in files
+        for one in campaigns_in(folder, files)
+        if one.head is None or _of(one.head, scenario, since, filtered=engine or release or outcome)
+    ]
+    campaigns.sort(key=lambda one: one.created, reverse=True)
     whole = [(one, one.head) for one in read if one.head is not None and wanted(one.head)]
     whole.sort(key=lambda pair: pair[1].created.wall.timestamp(), reverse=True)
     broken = [one for one in read if one.head is None]
     if open_:
         _open(_chosen(whole, open_))
     elif json:
-        _document(whole, broken, limit)
+        _document(whole, broken, campaigns, limit)
     else:
-        _table(whole, broken, limit, places)
+        _table(whole, broken, campaigns, limit, places, verbose=verbose)
 
 
 def _places(roots: Sequence[Path] | None) -> list[Path]:
     """Raises UsageError: a folder that was named is not there."""
     from mmrepro.errors import UsageError
-    from mmrepro.incident.ledger import LEDGER_FILE
+    from mmrepro.incident.head import CAMPAIGN_FILES
     from mmrepro.machine.files import is_folder
 
     for root in roots or ():
@@ -100,9 +113,18 @@ def _places(roots: Sequence[Path] | None) -> list[Path]:
             raise UsageError(f"There is no folder {root}.")
     if roots:
         return list(roots)
-    ledgers = (path.parent for path in sorted(Path().glob(f"*/{LEDGER_FILE}")))
-    here = [Path()] if Path(LEDGER_FILE).is_file() else []
-    return [*dict.fromkeys([*(Path(n) for n in ROOTS if Path(n).is_dir()), *ledgers, *here])]
+    others = sorted(path.parent for name in CAMPAIGN_FILES for path in Path().glob(f"*/{name}"))
+    here = [Path()] if any(Path(name).is_file() for name in CAMPAIGN_FILES) else []
+    return [*dict.fromkeys([*(Path(n) for n in ROOTS if Path(n).is_dir()), *others, *here])]
+
+
+def _of(head: CampaignHead, scenario: str, since: str, *, filtered: object) -> bool:
+    """Whether a campaign is asked for; ``filtered``: by what only an incident has."""
+    from fnmatch import fnmatchcase
+
+    if filtered or (scenario and not fnmatchcase(getattr(head.scenario, "name", ""), scenario)):
+        return False
+    return not since or head.created.wall.timestamp() >= _time(since).timestamp()
 
 
 def _filter(
@@ -155,11 +177,11 @@ def _time(text: str) -> datetime:
     from mmrepro.errors import UsageError
 
     try:
-        if ago := re.fullmatch(r"(\d{1,6})\s*([mhdw])", text.strip()):
-            unit = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}[ago[2]]
-            return datetime.now(UTC) - timedelta(**{unit: int(ago[1])})
-        when = datetime.fromisoformat(text.strip())
-    except (ValueError, OverflowError):
+        try:
+            when = datetime.fromisoformat(text.strip())
+        except ValueError:
+            when = datetime.now(UTC) - timedelta(seconds=units.parse_duration(text))
+    except UsageError:
         raise UsageError(
             f"{text!r} is no time.", hint="mmrepro incidents --since 2d, or --since 2026-11-22"
         ) from None
@@ -196,12 +218,18 @@ def _open(folder: Path) -> None:
         typer.echo(str(report))
 
 
-def _document(found: Sequence[tuple[Found, Head]], broken: Sequence[Found], limit: int) -> None:
+def _document(
+    found: Sequence[tuple[Found, Head]],
+    broken: Sequence[Found],
+    campaigns: Sequence[Listed],
+    limit: int,
+) -> None:
     import json as jsonlib
 
     document = {
         "found": len(found),
         "incidents": [_fields(one.folder, head) for one, head in found[:limit]],
+        "campaigns": [_campaign(one) for one in campaigns[:limit]],
         "unreadable": [{"folder": str(one.folder), "why": one.why} for one in broken],
     }
     typer.echo(jsonlib.dumps(document, indent=1))
@@ -225,8 +253,39 @@ def _fields(folder: Path, head: Head) -> dict[str, Any]:
     }
 
 
+def _campaign(one: Listed) -> dict[str, Any]:
+    head = one.head
+    return {
+        "kind": one.kind.name,
+        "folder": str(one.folder),
+        "state": head.state if head else "unreadable",
+        "created": head.created.wall.isoformat() if head else "",
+        "what": head.what if head else "",
+        "why": one.why or (head.failure if head else ""),
+        "command": head.command if head else "",
+        "resume": _resume(one),
+    }
+
+
+def _resume(one: Listed) -> str:
+    """The command that goes on with it; "": nothing is left."""
+    import shlex
+
+    from mmrepro.incident.head import COMPLETE
+
+    if one.head is None or one.head.state == COMPLETE:
+        return ""
+    return f"mmrepro resume {shlex.quote(str(one.folder))}"
+
+
 def _table(
-    found: Sequence[tuple[Found, Head]], broken: Sequence[Found], limit: int, places: list[Path]
+    found: Sequence[tuple[Found, Head]],
+    broken: Sequence[Found],
+    campaigns: Sequence[Listed],
+    limit: int,
+    places: list[Path],
+    *,
+    verbose: bool,
 ) -> None:
     from mmrepro.text.sanitize import one_line
     from rich.console import Console
@@ -247,6 +306,18 @@ def _table(
         console.print(
             f"{len(broken)} {many} could not be read, e.g. {first}", markup=False, soft_wrap=True
         )
+    if campaigns:
+        console.print("\nCampaigns", style="bold")
+    for one in campaigns[:limit]:
+        fields = _campaign(one)
+        when = f"{one.head.created.wall:%Y-%m-%d %H:%M}" if one.head else "–"
+        words = [when, fields["kind"], fields["what"] or one.why, fields["state"], fields["folder"]]
+        text = "  ".join(one_line(word, 200) for word in words)
+        console.print(text, markup=False, soft_wrap=True)
+        if verbose and fields["resume"]:
+            console.print(f"  to go on: {fields['resume']}", markup=False, soft_wrap=True)
+    if len(campaigns) > limit:
+        console.print(f"{limit} of {len(campaigns)} campaigns; --limit {len(campaigns)} shows all")
 
 
 COLUMNS = ("#", "when (UTC)", "scenario", "engine", "outcome", "expected", "fidelity", "took")
@@ -284,7 +355,7 @@ def _rows(found: Sequence[tuple[Found, Head]], console: Console) -> None:
 def _row(head: Head) -> list[str]:
     from datetime import UTC
 
-    from mmrepro.reports.words import duration
+    from mmrepro.base.units import duration
 
     variant = f" ({head.scenario.variant})" if head.scenario.variant else ""
     ended = head.outcome

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.base import units
 from mmrepro.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -165,9 +166,9 @@ def kv_budget(
 
 
 def _bytes(text: str, what: str, *, least: int = 1) -> int | None:
-    from mmrepro.kv_budget.quantity import parse_bytes
+    from mmrepro.kv_budget.quantity import MOST_BYTES
 
-    return parse_bytes(text, what, least=least) if text else None
+    return units.parse_size(text, what, least=least, most=MOST_BYTES) if text else None
 
 
 def _count(text: str, what: str, *, most: int = 1 << 40) -> int:

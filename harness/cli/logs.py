@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.bounds import WEEK_S
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _tell(data: LogsData, engine: Engine | None) -> None:
     console = Console(highlight=False)
     table = Table(show_header=False, box=None)
     files = data.files or [data.file]
-    size = f"{data.bytes_read / 2**20:.1f} MiB, {data.lines} lines"
+    size = f"{units.size(data.bytes_read, 1)}, {data.lines} lines"
     table.add_row("read", escape(f"{len(files)} file{'s' * (len(files) > 1)}, {size}"))
     table.add_row("engine", engine.name if engine else "[dim]not recognised; give --engine")
     for file, why in data.unread.items():

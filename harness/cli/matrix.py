@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from mmrepro.cli import matrix_nightly
+from mmrepro.base import units
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.matrix_ledger import (
     DEFAULT_OUT,
@@ -18,8 +18,8 @@ from mmrepro.cli.matrix_ledger import (
     chosen_night,
     quarantine_of,
 )
-from mmrepro.cli.matrix_simulate import simulate
 from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.where import Budget, Events, Jobs, Ray
 from mmrepro.run.options import StartMode
 
 app = typer.Typer(
@@ -67,12 +67,9 @@ def run(
         int | None,
         typer.Option(min=0, max=100, help="More runs of a cell that surprises.  [default: 3]"),
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Environments at a time.  [default: 1]")
-    ] = None,
-    max_time: Annotated[
-        str, typer.Option(help="Start no run that is not expected to end in time, e.g. 45m.")
-    ] = "",
+    jobs: Jobs = None,
+    max_time: Annotated[str, typer.Option(help="The same as --budget.")] = "",
+    budget: Budget = "",
     timeout: Annotated[
         float | None, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.  [default: 600]")
     ] = None,
@@ -93,9 +90,8 @@ def run(
         str, typer.Option(help="I/N: the Ith of N machines' part; join with matrix merge.")
     ] = "",
     machine: Annotated[str, typer.Option(help="This machine's label in the ledger.")] = "",
-    ray: Annotated[
-        str, typer.Option(help="On the machines of a Ray cluster: auto, or HOST:PORT.")
-    ] = "",
+    ray: Ray = "",
+    events: Events = "",
     out: Annotated[
         Path | None, typer.Option(help=f"The ledger's folder.  [default: {DEFAULT_OUT}]")
     ] = None,
@@ -116,7 +112,6 @@ def run(
     Example:  mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
     """
     from mmrepro.cli.matrix_run import Asked, execute, settings_of
-    from mmrepro.matrix import quantity
 
     settings = settings_of(
         engine=engine,
@@ -124,13 +119,13 @@ def run(
         mitigation=mitigation,
         device=device,
         repeat=repeat,
-        max_time=max_time,
+        max_time=max_time or budget,
         disk=disk,
         confirm=confirm,
         jobs=jobs,
         timeout=timeout,
         quarantine=str(quarantine) if quarantine is not None else None,
-        every=quantity.seconds(every) if every else None,
+        every=units.parse_duration(every) if every else None,
         start_mode=start_mode,
         machine=machine or None,
         ray=ray or None,
@@ -147,6 +142,7 @@ def run(
         resume=resume,
         dry_run=dry_run,
         json=json,
+        events=events,
     )
     raise typer.Exit(execute(asked))
 
@@ -301,7 +297,3 @@ def merge(
     known = read(out)
     if known.newest is not None:
         write_night(known, known.newest, out, excused)
-
-
-for command in (simulate, *matrix_nightly.COMMANDS):
-    app.command()(command)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mmrepro.base.units import duration, size
 from mmrepro.matrix.plan import DryRun
 from mmrepro.reports.night_words import plural
-from mmrepro.reports.words import duration
 from mmrepro.text.sanitize import one_line
 from rich import box
 from rich.console import Console
@@ -33,7 +33,7 @@ def print_dry_run(told: DryRun, console: Console) -> None:
     text = f"Night {told.night}: {sums[0]} in {sums[1]}, {sums[2]}"
     text += f", about {duration(told.seconds)}." if told.runs else ": nothing is left to run."
     if told.download_bytes:
-        text += f" About {told.download_bytes / 2**30:.0f} GiB are unpacked first, at most."
+        text += f" About {size(told.download_bytes)} are unpacked first, at most."
     console.print(text, highlight=False, soft_wrap=True)
     for why in dict.fromkeys(c.seconds_from for g in told.groups for c in g.cells if c.runs):
         console.print(f"Times: {why}.", highlight=False, soft_wrap=True)

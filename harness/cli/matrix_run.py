@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
@@ -14,14 +13,12 @@ from typing import Any
 
 import mmrepro
 import typer
-from mmrepro.campaign.disk import Bound
+from mmrepro.base import units
 from mmrepro.campaign.groups import Estimates
-from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.provisions import Provisions, Say
+from mmrepro.campaign.provisions import Say
 from mmrepro.campaign.schedule import CONFIRM, REPEAT, left
-from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Places
-from mmrepro.cli.campaign import conduct
+from mmrepro.cli.campaign import Where, conduct, placed
 from mmrepro.cli.console import table_console
 from mmrepro.cli.matrix_ledger import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import print_dry_run
@@ -31,10 +28,9 @@ from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
 from mmrepro.machine.facts import host_facts
-from mmrepro.machine.gpu import free_devices, read_gpus
-from mmrepro.matrix import quantity, selectors
+from mmrepro.matrix import selectors
 from mmrepro.matrix.ending import exit_code
-from mmrepro.matrix.file import Cluster, MatrixFile, Rows, Settings, load
+from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
 from mmrepro.matrix.measured import Measured
 from mmrepro.matrix.nights import begin, night_options, unfinished
 from mmrepro.matrix.plan import dry_run, plan, sharded
@@ -46,8 +42,6 @@ from mmrepro.reports.night_json import night_json
 from mmrepro.reports.night_terminal import print_night
 from mmrepro.run.key import gpu_models
 from rich.console import Console
-
-JOBS = 1
 
 
 @dataclass(frozen=True)
@@ -64,6 +58,7 @@ class Asked:
     resume: bool = False
     dry_run: bool = False
     json: bool = False
+    events: str = ""
 
 
 def settings_of(
@@ -84,8 +79,8 @@ def settings_of(
         mitigation=mitigation or None,
         device=device.value if device is not None else None,
         repeat=repeat,
-        max_time=quantity.seconds(max_time) if max_time else None,
-        disk=quantity.size(disk) if disk else None,
+        max_time=units.parse_duration(max_time) if max_time else None,
+        disk=units.parse_size(disk) if disk else None,
         **others,
     )
 
@@ -95,7 +90,7 @@ def execute(asked: Asked) -> ExitCode:
     given = load(asked.file) if asked.file is not None else MatrixFile()
     settings = asked.settings.over(given.matrix)
     folder = Path(settings.out or DEFAULT_OUT)
-    console = table_console(stderr=asked.json)
+    console = table_console(stderr=asked.json or asked.events == "-")
     if asked.resume and (asked.scenarios or asked.night or asked.shard):
         raise UsageError(
             "--resume goes on with the plan that is written down: no --scenario, --night, --shard.",
@@ -107,9 +102,8 @@ def execute(asked: Asked) -> ExitCode:
     if asked.resume and not (folder / LEDGER_FILE).is_file():
         read(folder)  # raises: there is none
     night = _night(asked, settings)
-    with contextlib.ExitStack() as held:
-        ray = held.enter_context(_connected(asked, settings)) if settings.ray else None
-        ledger = held.enter_context(Ledger(folder))
+    jobs = asked.settings.jobs if settings.ray else settings.jobs
+    with placed(jobs, settings.ray or "") as where, Ledger(folder) as ledger:
         if not asked.resume:
             runs = begin(ledger, night, planned)
         elif (found := unfinished(ledger)) is not None:
@@ -118,18 +112,7 @@ def execute(asked: Asked) -> ExitCode:
             return _nothing_unfinished(ledger, asked, settings, folder, console)
         for note in notes:
             console.print(f"Left out: {note}.", highlight=False, soft_wrap=True)
-        return _run(ledger, runs, asked, given, settings, ray, notes, console)
-
-
-def _connected(asked: Asked, settings: Settings) -> contextlib.AbstractContextManager[Any]:
-    from mmrepro.cluster.machines import connected
-
-    if asked.settings.jobs:
-        raise UsageError(
-            "--jobs is for one machine: those of a cluster work on one environment each.",
-            hint="leave out --jobs, or --ray",
-        )
-    return connected(settings.ray or "")
+        return _run(ledger, runs, asked, given, settings, where, notes, console)
 
 
 def _run(
@@ -138,24 +121,29 @@ def _run(
     asked: Asked,
     given: MatrixFile,
     settings: Settings,
-    ray: Any,
+    where: Where,
     notes: Sequence[str],
     console: Console,
 ) -> ExitCode:
     again = _resume_command(asked, ledger.folder)
     options = night_options(settings, runs.night.machine)
     quarantine = _quarantine(settings, runs, console)
-    slicing = Slicing(sliced=ray is not None, build_s=Measured().build_s)
+    slicing = Slicing(sliced=where.cluster is not None, build_s=Measured().build_s)
     policy = Nightly(ledger, runs, slicing, again)
 
     def places(say: Say) -> Places:
-        if ray is None:
-            return _here(settings, options, ledger, runs, console, say)
-        return _machines(ray, given.cluster, settings, options, say)
+        return where.places(
+            say,
+            options,
+            device=max((planned.cell.device for planned in runs.planned.values()), default="cpu"),
+            disk=settings.disk,
+            kept=ledger.folder / f".disk-{runs.night.id}.json",
+            needs=given.cluster.model_dump(),
+        )
 
     idle = not policy.todo and runs.night.state is NightState.COMPLETE
     try:
-        conduct(policy, places, console, budget_s=settings.max_time)
+        conduct(policy, places, console, budget_s=settings.max_time, events=asked.events)
     except (KeyboardInterrupt, NoPlaceLeft):
         write_night(ledger.history, runs, ledger.folder, quarantine)
         raise
@@ -164,44 +152,6 @@ def _run(
     left = [planned.cell.id for planned in policy.todo]
     ended = Ended(ledger.history, runs, ledger.folder, quarantine, left, again, tuple(notes), idle)
     return _tell(ended, asked, console)
-
-
-def _here(
-    settings: Settings,
-    options: TrialOptions,
-    ledger: Ledger,
-    runs: NightRuns,
-    console: Console,
-    say: Say,
-) -> Places:
-    bound = None
-    if settings.disk is not None:
-        bound = Bound(settings.disk, ledger.folder / f".disk-{runs.night.id}.json")
-    provisions = Provisions(options, bound, say)
-    jobs = _jobs(settings.jobs or JOBS, runs, console)
-    return LocalPlaces(Trials(options), provisions, jobs, runs.night.machine)
-
-
-def _jobs(wanted: int, runs: NightRuns, console: Console) -> int:
-    """No more than there are free GPUs, if cells want one: each run takes one for itself."""
-    if wanted == 1 or all(planned.cell.device == "cpu" for planned in runs.planned.values()):
-        return wanted
-    free = free_devices(read_gpus())
-    if free is None or free >= wanted:
-        return wanted
-    jobs = max(1, free)
-    console.print(f"--jobs {jobs}, not {wanted}: {free} GPUs are free, and each run takes one.")
-    return jobs
-
-
-def _machines(
-    ray: Any, cluster: Cluster, settings: Settings, options: TrialOptions, say: Say
-) -> Places:
-    from mmrepro.cluster.machines import Machines, Needs
-    from mmrepro.cluster.remote import Engines
-
-    needs = Needs(cpus=cluster.cpus, gpus=cluster.gpus, memory=cluster.memory)
-    return Machines(ray, Engines(options, settings.disk), needs, say)
 
 
 @dataclass(frozen=True)
@@ -356,9 +306,9 @@ def _resume_command(asked: Asked, folder: Path) -> str:
     own = asked.settings
     for option, value in (
         ("--jobs", own.jobs),
-        ("--max-time", f"{own.max_time:g}s" if own.max_time else None),
+        ("--max-time", units.exact_duration(own.max_time) if own.max_time else None),
         ("--timeout", f"{own.timeout:g}" if own.timeout else None),
-        ("--disk", str(own.disk) if own.disk else None),
+        ("--disk", units.exact_size(own.disk) if own.disk else None),
         ("--quarantine", own.quarantine),
         ("--start-mode", own.start_mode),
         ("--ray", own.ray),

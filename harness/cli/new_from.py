@@ -78,6 +78,7 @@ def scenario_from(place: Path, name: str, out: Path, *, force: bool) -> tuple[Pa
 
 def rendered(finding: Finding, case: Case, name: str) -> str:
     """The text of the scenario file."""
+    from mmrepro import scenario
     from mmrepro.cli.new import templates
     from mmrepro.models import TINY
     from mmrepro.reports import replay_view as view
@@ -89,13 +90,15 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
     )
     module = name.replace("-", "_")
     calls = {_called(one) for one in (*signature.symptoms, *signature.causes)}
-    names = {"Drive", "Scenario", "answered", "case_arrived", "play_case", "trigger_ended"} | calls
+    own = case.server.model in TINY
+    model = type(TINY[case.server.model if own else "qwen2-vl"]).__name__
+    names = {"Drive", "Scenario", "answered", "case_arrived", "play_case", "trigger_ended"}
+    names |= {*calls, model}
     if signature.observed:
         names |= {"Finding", "Requests", "symptom"}
     if not signature.causes:
         names |= {"Finding", "Logs", "cause"}
-    own = case.server.model in TINY
-    model = type(TINY[case.server.model if own else "qwen2-vl"]).__name__
+    ordered = sorted(names, key=lambda name: (not name[0].isupper(), name))
     text: str = (
         templates()
         .get_template("scenario_from.py.j2")
@@ -120,7 +123,8 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
             causes=signature.causes,
             observed=signature.observed,
             healthy=signature.healthy,
-            imports=sorted({*names, model}, key=lambda n: (not n[0].isupper(), n)),
+            imports=[name for name in ordered if name in vars(scenario)],
+            more=[name for name in ordered if name not in vars(scenario)],
         )
     )
     return text

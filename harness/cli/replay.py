@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mmrepro.cli.bounds import WEEK_S
+from mmrepro.cli.where import Events, Ray, words
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
 
 if TYPE_CHECKING:
     from mmrepro.case.model import ServerWanted
+    from mmrepro.cli.campaign import Where
     from mmrepro.incident.replay import Replay
     from mmrepro.replay.options import ReplayOptions
     from rich.console import Console
@@ -103,6 +105,8 @@ def replay(
         int | None,
         typer.Option(min=1, max=64, help="Servers at a time.  [default: by memory and cores]"),
     ] = None,
+    ray: Ray = "",
+    events: Events = "",
     seed: Annotated[int, typer.Option(min=0, help="Of all that is random.")] = 0,
     start_mode: Annotated[
         StartMode,
@@ -130,8 +134,10 @@ def replay(
 
     Example:  mmrepro replay night.har --engine vllm --release 0.23.0
     """
+    from mmrepro.cli.campaign import placed
     from mmrepro.cli.console import table_console
     from mmrepro.replay.options import ReplayOptions
+    from mmrepro.replay.rounds import jobs_here
 
     told = {
         "engine": engine,
@@ -152,15 +158,16 @@ def replay(
         shrink=not no_shrink,
         budget=budget,
         repeat=repeat,
-        jobs=jobs,
+        where=words(jobs, ray, ""),
         seed=seed,
         start_mode=start_mode,
         timeout_s=timeout,
         resume=resume,
         out=out,
     )
-    console = table_console(stderr=json)
-    made, folder = _run(options, console, quiet=json)
+    console = table_console(stderr=json or events == "-")
+    with placed(jobs or (None if ray else jobs_here()), ray) as where:
+        made, folder = _run(options, where, console, quiet=json, events=events)
     if json:
         from mmrepro.reports.replay_json import replay_json
 
@@ -236,15 +243,17 @@ def variables(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _run(options: ReplayOptions, console: Console, *, quiet: bool) -> tuple[Replay, Path]:
+def _run(
+    options: ReplayOptions, where: Where, console: Console, *, quiet: bool, events: str
+) -> tuple[Replay, Path]:
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, here
+    from mmrepro.cli.campaign import conduct
     from mmrepro.replay.session import Replaying
     from mmrepro.reports.replay import write_replay
     from mmrepro.reports.replay_terminal import print_replay
 
     running = Replaying(options, write=write_replay)
-    made = conduct(running, lambda say: here(TrialOptions(), say, jobs=running.places), console)
+    made = conduct(running, lambda say: where.places(say, TrialOptions()), console, events=events)
     if not quiet:
         print_replay(made, console, str(running.folder))
     return made, running.folder

@@ -149,8 +149,8 @@ def _one(
     from mmrepro.errors import UsageError
     from mmrepro.incident.folder import discard
     from mmrepro.reports import print_summary, write_reports
-    from mmrepro.run.launch import target
     from mmrepro.run.runner import begin, execute
+    from mmrepro.run.start import target
 
     what = target(scenario, options)
     title = f"{scenario.full_name} on {scenario.engine} {what.release} ({what.device})"

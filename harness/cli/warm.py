@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from mmrepro.base import units
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.run import DeviceChoice
 
@@ -49,8 +50,8 @@ def start(
     from mmrepro.environments.build import ensure
     from mmrepro.errors import InfrastructureError
     from mmrepro.machine.cache import cache_root
-    from mmrepro.run.launch import launch_plan, target
     from mmrepro.run.options import RunOptions
+    from mmrepro.run.start import ServerSpec, target
     from mmrepro.run.starter import parent_spec, warm_root
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.supervise import free_port
@@ -69,7 +70,7 @@ def start(
     with console.status(f"{loaded.full_name}: the engine is imported"):
         environment = ensure(target(loaded, options), progress=lambda text: None)
         model = loaded.model.write(cache_root() / "models")
-        plan = launch_plan(loaded, options, environment, model, free_port())
+        plan = ServerSpec(loaded, options, environment, model).plan(free_port())
         spec = parent_spec(plan, environment)
         parents = Parents(warm_root(), idle_s=idle)
         there = parents.find(spec)
@@ -149,14 +150,12 @@ def _facts(parent: WarmParent) -> dict[str, Any]:
 def _described(parent: WarmParent) -> str:
     import time
 
-    from mmrepro.cli.env import human_bytes
-
     facts = parent.facts
     left = max(0.0, parent.last_used + parent.kept_s - time.time())
     return (
-        f"process {facts.pid}, {facts.imports_s:.1f} s of imports, "
-        f"{human_bytes(facts.memory_bytes)}, {facts.served} servers; "
-        f"ends in {left / 60:.0f} min unless it is used"
+        f"process {facts.pid}, {units.duration(facts.imports_s)} of imports, "
+        f"{units.size(facts.memory_bytes)}, {facts.served} servers; "
+        f"ends in {units.duration(left)} unless it is used"
     )
 
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from mmrepro.base import units
 
 if TYPE_CHECKING:
     from mmrepro.environments.wheelhouse import Made
     from mmrepro.environments.wheelhouse.plan import Planned
 
 MAX_LIST_BYTES = 4 << 20
-MOST_BYTES = 10**15
 LARGEST = 12  # packages in the table; --json has all
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]i?)?B?", re.IGNORECASE)
 
 
 def wheelhouse(
@@ -80,7 +78,7 @@ def wheelhouse(
             into,
             leave_out=leave_out or [],
             lean=lean,
-            max_part=size_in_bytes(max_part),
+            max_part=units.parse_size(max_part, "--max-part"),
             dry_run=dry_run,
             progress=progress,
         )
@@ -90,24 +88,6 @@ def wheelhouse(
         print(json_module.dumps(_facts(made), indent=1))
         return
     _print(made, into)
-
-
-def size_in_bytes(text: str) -> int:
-    """``60MiB``, ``60MB``, ``60M`` (as MiB) or a number of bytes.
-
-    Raises:
-        UsageError: none of them, 0, or over 1 PB.
-    """
-    from mmrepro.errors import UsageError
-
-    match = _SIZE.fullmatch(text.strip())
-    unit = (match[2] or "").lower() if match else ""
-    decimal = len(unit) == 1 and text.strip().lower().endswith("b")
-    factor = (1000 if decimal else 1024) ** " kmg".index(unit[:1] or " ")
-    size = float(match[1]) * factor if match else 0.0
-    if not 0 < size <= MOST_BYTES:
-        raise UsageError(f"{text!r} is no size.", hint="e.g. --max-part 60MiB")
-    return int(size)
 
 
 def _installed(path: Path) -> str:

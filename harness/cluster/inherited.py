@@ -7,12 +7,11 @@ and every child seems to have ended with 0. Children inherit all of that, over `
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal
 
+import psutil
 from mmrepro.machine.cache import VISIBLE, hidden, nvidia_driver
 
 RAYS_PREFIX = "RAY_"
@@ -25,17 +24,15 @@ RAYS_OWN = frozenset(
 )
 
 
-def started_with(process: Path = Path("/proc/self")) -> dict[str, str] | None:
+def started_with(pid: int | None = None) -> dict[str, str] | None:
     """The variables with which a process was started: Ray sets its own ones later.
 
     None: they cannot be read.
     """
     try:
-        content = (process / "environ").read_bytes()
-    except OSError:
+        return psutil.Process(pid).environ()
+    except psutil.Error:
         return None
-    pairs = (entry.partition(b"=") for entry in content.split(b"\0") if entry)
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
 def variables(

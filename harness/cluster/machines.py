@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from mmrepro.campaign.child import GRACE_S
 from mmrepro.campaign.groups import Group
-from mmrepro.campaign.trial import GRACE_S
 from mmrepro.campaign.work import Began, Order, Working
 from mmrepro.cluster import inherited, remote
 from mmrepro.cluster.remote import Greeting, Outfit, Parcel, Said

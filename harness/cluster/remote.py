@@ -21,13 +21,12 @@ from filelock import FileLock, Timeout
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
-from mmrepro.campaign.work import Began, Here, Order, Providing, Runner
+from mmrepro.campaign.work import Began, Here, Order
 from mmrepro.cluster import inherited
 from mmrepro.cluster.transport import NotCarried, packed
 from mmrepro.errors import MmreproError
 from mmrepro.machine.cache import cache_root, environments_root, folders_in
 from mmrepro.machine.digest import digest
-from mmrepro.play.players import Players
 from mmrepro.records import Record
 from mmrepro.run.closure import folder_of
 from mmrepro.run.key import code_digest
@@ -58,25 +57,33 @@ Sent = Began | Parcel | Record | Said
 class Outfit(Protocol):
     """What a machine works with; it is pickled."""
 
-    def trials(self, machine: str) -> Runner: ...
-    def provisions(self, night: str, say: Callable[[str], None]) -> Providing: ...
+    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
+        """What the order's place has.
+
+        Args:
+            machine: its label in the ledger.
+            campaign: the order's.
+            say: takes what happens beside the runs.
+        """
 
 
 @dataclass(frozen=True)
 class Engines:
-    """The real one. ``disk``: bytes that a night may add to each machine's disk; None: no bound."""
+    """The real one.
+
+    Attributes:
+        disk: bytes that a campaign may add to each machine's disk; None: no bound.
+    """
 
     options: TrialOptions
     disk: int | None = None
 
-    def trials(self, machine: str) -> Trials:
-        return Trials(replace(self.options, machine=machine))
-
-    def provisions(self, night: str, say: Callable[[str], None]) -> Provisions:
+    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
         bound = None
         if self.disk is not None:
-            bound = Bound(self.disk, cache_root() / FOLDER / f"disk-{night}.json")
-        return Provisions(self.options, bound, say)
+            bound = Bound(self.disk, cache_root() / FOLDER / f"disk-{campaign}.json")
+        trials = Trials(replace(self.options, machine=machine))
+        return Here(trials, Provisions(self.options, bound, say), machine)
 
 
 # ---------------------------------------------------------------- a machine is asked what it has
@@ -145,7 +152,7 @@ def carry_out(order: Order, outfit: Outfit, machine: str) -> Iterator[Sent]:
         try:
             working.start()
             yield from working.sent()
-            working.provisions.join()
+            working.here.provisions.join()
         finally:
             working.end()
 
@@ -155,33 +162,21 @@ class _Working(threading.Thread):
 
     def __init__(self, order: Order, outfit: Outfit, machine: str, root: Path) -> None:
         super().__init__(name="mmrepro-order", daemon=True)
-        self._order, self._machine, self._root = order, machine, root
+        self._order, self._root = order, root
         self._queue: queue.SimpleQueue[Sent | BaseException | None] = queue.SimpleQueue()
-        self.trials = outfit.trials(machine)
-        self.provisions = outfit.provisions(
-            order.campaign, lambda text: self._queue.put(Said(text))
-        )
-        self._stopped = threading.Event()
-        self.players = Players()
+        self.here = outfit.here(machine, order.campaign, lambda text: self._queue.put(Said(text)))
 
     def run(self) -> None:
         inherited.plain_mask()
         try:
-            here = Here(
-                self.trials,
-                self.provisions,
-                self._machine,
-                self._stopped.is_set,
-                players=self.players,
-            )
             try:
-                self._order.expect(here)
-                for item in self._order.carry_out(here, self._root):
+                self._order.expect(self.here)
+                for item in self._order.carry_out(self.here, self._root):
                     for sent in with_incident(item, self._order, self._root):
                         self._queue.put(sent)
             finally:
-                here.leave()
-                self.players.end()
+                self.here.leave()
+                self.here.players.end()
             self._queue.put(None)
         except BaseException as error:
             self._queue.put(error)
@@ -200,12 +195,9 @@ class _Working(threading.Thread):
 
     def end(self) -> None:
         """End what is in progress, and wait for that."""
-        self._stopped.set()
-        self.players.stop()
         try:
-            self.provisions.stop()
+            self.here.stop()
         finally:
-            self.trials.stop()
             if self.ident is not None:
                 self.join()
 

@@ -8,12 +8,12 @@ import tarfile
 import zlib
 from pathlib import Path
 
+from mmrepro.base import units
 from mmrepro.errors import MmreproError
 
 LIMIT_BYTES = 512 << 20
 """Of an incident's files together. One of a usual run has less than 10 MiB."""
 LIMIT_FILES = 20_000
-MIB = 1 << 20
 
 
 class NotCarried(MmreproError):
@@ -30,7 +30,7 @@ def packed(folder: Path, limit: int = LIMIT_BYTES) -> bytes:
         size = sum(path.lstat().st_size for path in folder.rglob("*"))
         if size > limit:
             raise NotCarried(
-                f"Its incident has {size / MIB:.0f} MiB; up to {limit / MIB:.0f} MiB are brought."
+                f"Its incident has {units.size(size)}; up to {units.size(limit)} are brought."
             )
         target = io.BytesIO()
         with tarfile.open(fileobj=target, mode="w:gz", compresslevel=1) as tar:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Annotated, Literal
 
+from mmrepro.base.units import duration
 from mmrepro.errors import EngineStartError, InfrastructureError
 from mmrepro.machine.child_env import child_environment, die_with_parent
 from mmrepro.records import Record
@@ -143,7 +144,7 @@ def _read(process: subprocess.Popen[bytes], silence_s: float) -> Iterator[Event]
             line = lines.get(timeout=silence_s)
         except queue.Empty as error:
             raise InfrastructureError(
-                f"The search said nothing for {silence_s:.0f} s.",
+                f"The search said nothing for {duration(silence_s)}.",
                 hint="try again, or mmrepro check",
             ) from error
         if line is None:

@@ -14,14 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from mmrepro.base import processes
+from mmrepro.base.processes import Socket
 from mmrepro.diagnose import sockets
 from mmrepro.engines import ENGINES, Engine, Signs
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
 from mmrepro.machine.files import is_file
-from mmrepro.probes import proc
 from mmrepro.probes.fetch import api_root
-from mmrepro.supervise import procfs
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -109,7 +109,7 @@ def _listen(target: Target, host: str, port: int) -> None:
     facts.listening = bool(listening)
     if not listening:
         return
-    owners, closed = sockets.owners(s.inode for s in listening)
+    owners, closed = processes.holders(s.inode for s in listening)
     if owners:
         facts.root_pid = _topmost(owners)
         facts.found_by = f"it listens on port {port}"
@@ -128,24 +128,24 @@ def _listen(target: Target, host: str, port: int) -> None:
         )
 
 
-def _matching(listeners: list[sockets.Listener], known: Sequence[str]) -> list[sockets.Listener]:
+def _matching(listeners: list[Socket], known: Sequence[str]) -> list[Socket]:
     """Those bound to one of the host's addresses or to all; failing that, any of the port."""
-    wanted = {*known, "0.0.0.0", "::", *(f"::ffff:{a}" for a in known)}  # noqa: S104
+    wanted = {*known, "0.0.0.0", "::"}  # noqa: S104
     return [s for s in listeners if s.address in wanted] or listeners
 
 
 def _topmost(pids: Sequence[int]) -> int:
     """The ancestor of the others, then up while the parent is a process of the same engine."""
-    parents = {pid: status[1] for pid in pids if (status := procfs.stat(pid)) is not None}
+    parents = {pid: status.ppid for pid in pids if (status := processes.stat(pid)) is not None}
     root = next((p for p in parents if parents[p] not in parents), pids[0])
     engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
     for _ in range(MAX_CLIMB):
-        status = procfs.stat(root)
-        if status is None or status[1] <= 1:
+        status = processes.stat(root)
+        if status is None or status.ppid <= 1:
             break
-        if not any(e.recognise(Signs((_title(status[1]),))) for e in engines):
+        if not any(e.recognise(Signs((_title(status.ppid),))) for e in engines):
             break
-        root = status[1]
+        root = status.ppid
     return root
 
 
@@ -153,13 +153,10 @@ def _by_command(port: int, uids: set[int]) -> int | None:
     """Where sockets' owners are hidden: a process of that user whose options name the port, else
     the only engine of that user."""
     named, engines = [], []
-    for pid in procfs.pids():
-        try:
-            if os.stat(f"/proc/{pid}").st_uid not in uids:  # noqa: PTH116
-                continue
-        except OSError:
+    for pid in processes.pids():
+        if processes.owner(pid) not in uids:
             continue
-        words = command_of(pid)
+        words = processes.arguments(pid)
         known = any(e.recognise(Signs((" ".join(words),))) for e in ENGINES.values())
         spaced = any(
             a.startswith("-") and a.endswith("port") and b == str(port) for a, b in pairwise(words)
@@ -179,17 +176,17 @@ def refresh(target: Target) -> None:
     facts = target.facts
     if facts.root_pid is None:
         return
-    facts.command = command_of(facts.root_pid)
+    facts.command = processes.arguments(facts.root_pid)
     facts.processes = []
-    for pid in proc.tree(facts.root_pid)[:MAX_PROCESSES]:
-        status = proc.read_stat(pid)
+    for pid in processes.tree(facts.root_pid)[:MAX_PROCESSES]:
+        status = processes.stat(pid)
         if status is None:
             continue
         facts.processes.append(
             TargetProcess(
                 pid=pid,
                 ppid=status.ppid,
-                role=target.role_of(status.name, proc.cmdline(pid)),
+                role=target.role_of(status.name, processes.cmdline(pid)),
                 name=status.name,
                 state=status.state,
                 inner_pid=_inner_pid(pid),
@@ -199,20 +196,12 @@ def refresh(target: Target) -> None:
 
 def _inner_pid(pid: int) -> int | None:
     """The pid inside the innermost pid namespace, if there is one below ours (NSpid)."""
-    for line in procfs.read(pid, "status").splitlines():
-        if line.startswith(b"NSpid:"):
-            numbers = line.split()[1:]
-            return int(numbers[-1]) if len(numbers) > 1 else None
-    return None
-
-
-def command_of(pid: int) -> list[str]:
-    raw = procfs.read(pid, "cmdline", 1 << 16)
-    return [word.decode("utf-8", "replace") for word in raw.rstrip(b"\0").split(b"\0") if word]
+    numbers = processes.field(pid, "NSpid")
+    return int(numbers[-1]) if len(numbers) > 1 else None
 
 
 def _title(pid: int) -> str:
-    return " ".join(command_of(pid)) or procfs.read(pid, "comm").decode("utf-8", "replace").strip()
+    return " ".join(processes.arguments(pid)) or processes.name(pid)
 
 
 # ---------------------------------------------------------------- engine and release
@@ -251,7 +240,11 @@ def name_engine_by_log(target: Target) -> None:
     """Of a server that is gone: the engine, and often its release, from the start of its log."""
     facts = target.facts
     for path in filter(lambda log: is_file(Path(log)), facts.logs):  # opening a FIFO waits for ever
-        head = (proc.read(path, LOG_HEAD_BYTES) or b"").decode("utf-8", "replace")
+        try:
+            with Path(path).open("rb") as file:
+                head = file.read(LOG_HEAD_BYTES).decode("utf-8", "replace")
+        except OSError:
+            continue
         for engine in ENGINES.values():
             if not engine.log_mark or not (match := re.search(engine.log_mark, head)):
                 continue
@@ -326,12 +319,12 @@ def package_folders(target: Target) -> list[Path]:
     folders: dict[Path, None] = {}
     pids = [target.facts.root_pid, *(p.pid for p in target.facts.cores)]
     for pid in [p for p in pids if p is not None]:
-        words = command_of(pid)
+        words = processes.arguments(pid)
         if words and words[0].startswith("/"):
             prefix = inside(pid, words[0]).parent.parent
             with contextlib.suppress(OSError):
                 folders.update(dict.fromkeys(prefix.glob("lib/python3*/site-packages")))
-        maps = procfs.read(pid, "maps", 16 << 20).decode("utf-8", "replace")
+        maps = processes.read(pid, "maps", processes.MAPS_BYTES).decode("utf-8", "replace")
         folders.update(dict.fromkeys(inside(pid, p) for p in _PACKAGES.findall(maps)))
     return list(folders)
 
@@ -339,11 +332,10 @@ def package_folders(target: Target) -> list[Path]:
 def inside(pid: int, path: str) -> Path:
     """``path`` as process ``pid`` sees it: through its root where it has a file system of its
     own."""
-    try:
-        own = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")  # noqa: PTH115
-        own = own and os.readlink(f"/proc/{pid}/root") == "/"  # noqa: PTH115
-    except OSError:
-        own = True
+    mount = processes.link(pid, "ns/mnt")
+    own = not mount or (
+        mount == processes.link("self", "ns/mnt") and processes.link(pid, "root") in ("", "/")
+    )
     return Path(path) if own else Path(f"/proc/{pid}/root") / path.lstrip("/")
 
 
@@ -353,11 +345,10 @@ def inside(pid: int, path: str) -> Path:
 def began(target: Target) -> float | None:
     """When its first process started, less what clocks are rough, as time.time(); None: unknown."""
     pid = target.facts.root_pid
-    status = procfs.stat(pid) if pid is not None else None
+    status = processes.stat(pid) if pid is not None else None
     if status is None:
         return None
-    ticks = os.sysconf("SC_CLK_TCK")
-    ago = time.clock_gettime(time.CLOCK_BOOTTIME) - status[2] / ticks
+    ago = (processes.now_ticks() - status.start_ticks) / processes.TICKS_PER_S
     return time.time() - ago - ROUGH_S
 
 

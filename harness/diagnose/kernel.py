@@ -6,11 +6,10 @@ import contextlib
 import os
 import re
 
+from mmrepro.base import processes
 from mmrepro.diagnose.discover import Target
 from mmrepro.evidence import Evidence
-from mmrepro.probes import proc
 from mmrepro.signature.live_server import CORE_ALIVE
-from mmrepro.supervise import procfs
 
 EXIT_CODE = 49
 """Field 52 of /proc/PID/stat (proc_pid_stat(5)), less the three before the state's own; readable
@@ -26,7 +25,7 @@ def note(target: Target, evidence: Evidence) -> None:
     for process in target.facts.processes:
         if process.state in "ZX" and (code := exit_code(process.pid)) is not None:
             evidence.facts[f"exit:{process.pid}"] = code
-        if process.state == "t" and (tracer := proc.tracer_of(process.pid)):
+        if process.state == "t" and (tracer := processes.tracer(process.pid)):
             evidence.facts[f"tracer:{process.pid}"] = tracer
     lives = core_lives(target)
     if lives is None and evidence.facts.get(CORE_ALIVE) is not None:
@@ -50,7 +49,7 @@ def core_lives(target: Target) -> bool | None:
 
 def exit_code(pid: int) -> int | None:
     """The wait status of a zombie: signal in the low seven bits, exit code above eight."""
-    raw = procfs.read(pid, "stat")
+    raw = processes.read(pid, "stat")
     fields = raw.rpartition(b")")[2].split()
     if len(fields) <= EXIT_CODE or fields[0] not in (b"Z", b"X"):
         return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrepro import __version__
+from mmrepro.base.units import size
 from mmrepro.diagnose import discover, general, kernel
 from mmrepro.diagnose.classes import LOG_GROWTH, classes
 from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
@@ -274,7 +275,7 @@ def _unseen(target: discover.Target, evidence: Evidence) -> list[str]:
     for _, data in evidence.results(LogsData):
         if data.skipped_bytes:
             unseen.append(
-                f"the first {data.skipped_bytes >> 20} MiB of {data.file}: only its end was read"
+                f"the first {size(data.skipped_bytes)} of {data.file}: only its end was read"
             )
     return list(dict.fromkeys(unseen))
 

@@ -1,6 +1,11 @@
-"""Adapters to inference engines."""
+"""Adapters to inference engines. One is loaded when it is first asked for."""
 
 from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Final
 
 from mmrepro.engines.base import (
     Engine as Engine,
@@ -10,25 +15,46 @@ from mmrepro.engines.base import (
     root_cause_lines as root_cause_lines,
     worth_another as worth_another,
 )
-from mmrepro.engines.lmdeploy import LmdeployEngine
-from mmrepro.engines.minivllm import MinivllmEngine
-from mmrepro.engines.sglang import SglangEngine
-from mmrepro.engines.vllm import VllmEngine
-from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
-from mmrepro.machine.cache import device_of
 
-ENGINES: dict[str, Engine] = {
-    engine.name: engine
-    for engine in (VllmEngine(), SglangEngine(), LmdeployEngine(), MinivllmEngine())
+if TYPE_CHECKING:
+    from mmrepro.environments.spec import EnvironmentSpec
+
+CLASSES: Final[Mapping[str, str]] = {
+    "vllm": "VllmEngine",
+    "sglang": "SglangEngine",
+    "lmdeploy": "LmdeployEngine",
+    "minivllm": "MinivllmEngine",
 }
+"""Name of an engine, which is its module's too: its adapter's class."""
+
+
+@cache
+def _loaded(name: str) -> Engine:
+    adapter = CLASSES[name]
+    engine: Engine = getattr(importlib.import_module(f"{__name__}.{name}"), adapter)()
+    return engine
+
+
+class _Engines(Mapping[str, Engine]):
+    def __getitem__(self, name: str) -> Engine:
+        return _loaded(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(CLASSES)
+
+    def __len__(self) -> int:
+        return len(CLASSES)
+
+
+ENGINES: Final = _Engines()
 
 
 def get_engine(name: str) -> Engine:
     """The adapter called ``name``. Raises UsageError and lists what there is."""
-    if name not in ENGINES:
+    if name not in CLASSES:
         raise UsageError(
-            f"There is no engine {name!r}; there is {', '.join(sorted(ENGINES))}.",
+            f"There is no engine {name!r}; there is {', '.join(sorted(CLASSES))}.",
             hint="mmrepro env create vllm 0.23.0",
         )
     return ENGINES[name]
@@ -48,6 +74,8 @@ def spec_for(
         UnknownRelease: not a version number; or the index of commits has no wheel.
         EnvironmentBuildError: the index of commits cannot be asked.
     """
+    from mmrepro.machine.cache import device_of
+
     adapter = get_engine(engine)
     if device not in ("auto", "cpu", "cuda"):
         raise UsageError(f"There is no device {device!r}.", hint="use auto, cpu or cuda")

@@ -9,17 +9,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from mmrepro.engines.changes import Mitigation, Patch
-from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import UsageError
-from mmrepro.machine.gpu import hide
-from mmrepro.probes.processes import role_from_title
 from mmrepro.records import Fidelity, Setting, StandIn
-from mmrepro.reproducers import reproducer_path
-from mmrepro.supervise.protocol import Entry
-from mmrepro.text import sanitize
+
+if TYPE_CHECKING:  # a scenario knows engines, and starts none
+    from mmrepro.environments.spec import Environment, EnvironmentSpec
+    from mmrepro.supervise.protocol import Entry
 
 SERVED_MODEL = "tiny"
 
@@ -59,6 +57,8 @@ class LaunchRequest:
 
     def variables(self, patches: tuple[Patch, ...]) -> dict[str, str]:
         """What the scenario, ``patches`` and the mitigations add to the server's environment."""
+        from mmrepro.reproducers import reproducer_path
+
         variables: dict[str, str] = dict(self.server_env)
         if patches:
             folders = [str(reproducer_path("standins") / p.folder) for p in patches]
@@ -168,6 +168,8 @@ class Engine(ABC):
 
     def role_of(self, name: str, cmdline: str) -> str:
         """What a process of the engine is called in reports, from its name and command line."""
+        from mmrepro.probes.processes import role_from_title
+
         return role_from_title(name, cmdline)
 
     def fidelity_on(self, device: str) -> Fidelity:
@@ -202,6 +204,9 @@ class Engine(ABC):
 
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """The command that starts the server. Raises UsageError for options it must own."""
+        from mmrepro.machine.gpu import hide
+        from mmrepro.supervise.protocol import Entry
+
         for option in self.owned_options:
             if has_option(request.server_args, option):
                 raise UsageError(
@@ -300,6 +305,8 @@ def worth_another(engine: Engine, lines: Sequence[str]) -> str:
 
 def without_prefix(line: str) -> str:
     """A log line as it would be without the engine's process, level, time and place."""
+    from mmrepro.text import sanitize
+
     line = sanitize.plain(line)  # releases up to 0.12 colour their prefixes, in a file as well
     for _ in range(2):
         line = _PREFIX.sub("", line, count=1)

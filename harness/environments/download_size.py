@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mmrepro.base.units import duration, size
 from mmrepro.environments.uv import UNCACHED, UvFailed, locked
 
 DISK_RATIO = 1.9
@@ -38,11 +39,10 @@ class Download:
         if not self.bytes:
             return f"{what}; the index does not say how large"
         rate = self.rate or ASSUMED_RATE
-        basis = f"at the {rate / 1e6:.0f} MB/s seen" if self.rate else "at 100 Mbit/s"
-        return (
-            f"{what}, {gigabytes(self.bytes)}; up to "
-            f"{gigabytes(self.bytes * DISK_RATIO)} on disk, {_duration(self.bytes / rate)} {basis}"
-        )
+        basis = f"at the {size(rate)}/s seen" if self.rate else "at 100 Mbit/s"
+        took = duration(max(1, round(self.bytes / rate)))
+        unpacked = size(self.bytes * DISK_RATIO)
+        return f"{what}, {size(self.bytes)}; up to {unpacked} on disk, {took} {basis}"
 
 
 def rate_of(size: int, seconds: float) -> float:
@@ -89,12 +89,3 @@ def planned(phases: Sequence[str], known: Mapping[str, int], rate: float) -> Dow
     counts = [match for phase in phases if (match := _COUNT.match(phase))]
     files = max([len(names), *(int(match[1]) for match in counts)])
     return Download(files, sum(known.get(name, 0) for name in names), rate)
-
-
-def gigabytes(size: float) -> str:
-    """``2.1 GB``, ``35 MB``."""
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{max(1, round(size / 1e6))} MB"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 100 else f"{max(1, round(seconds))} s"

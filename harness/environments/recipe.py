@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from email.parser import HeaderParser
 from pathlib import Path
 
+from mmrepro.base.units import size
 from mmrepro.environments import commits, loading, releases
-from mmrepro.environments.download_size import gigabytes, plan_of, rate_of
+from mmrepro.environments.download_size import plan_of, rate_of
 from mmrepro.environments.resolving import Resolver
 from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import (
@@ -148,8 +149,8 @@ class Build:
         """The engine's wheel alone, by its hash. The release, with the wheel as it is."""
         if self.of_commit is not None:
             return self._install_commit(release, self.of_commit)
-        size = release.wheel.size or 0
-        self.say(f"fetching {release.wheel.filename}" + (f" ({gigabytes(size)})" if size else ""))
+        bytes_ = release.wheel.size or 0
+        self.say(f"fetching {release.wheel.filename}" + (f" ({size(bytes_)})" if bytes_ else ""))
         line = f"{self.spec.project}=={self.spec.installed} --hash=sha256:{release.wheel.sha256}\n"
         (self.folder / "wheel.lock").write_text(line)
         arguments = ["pip", "install", "--python", str(self.python), "--no-deps"]
@@ -158,7 +159,7 @@ class Build:
         began = time.monotonic()
         self._uv(arguments, f"installing {self.spec.project} {self.spec.installed}", phases)
         if any(phase.startswith(DOWNLOADING) for phase in phases):
-            self.rate = rate_of(size, time.monotonic() - began)
+            self.rate = rate_of(bytes_, time.monotonic() - began)
         return release
 
     def _install_commit(

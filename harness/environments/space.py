@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from mmrepro.base.units import size
 from mmrepro.environments.uv import UvFailed, run_uv
 from mmrepro.errors import NoSpace
 
@@ -27,30 +28,30 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(_existing(path)).free
 
 
-def require_space(root: Path, size: int = 0, *, cold: bool = False) -> None:
+def require_space(root: Path, needed: int = 0, *, cold: bool = False) -> None:
     """Refuse what would not fit.
 
-    ``size``: bytes of the unpacked environment. They are needed once if uv's cache lacks the
+    ``needed``: bytes of the unpacked environment. They are needed once if uv's cache lacks the
     packages (``cold``), and once more if the cache is on another file system than ``root``, since
     files cannot be hard-linked across.
 
     Raises:
         NoSpace: with what is needed, where, and what is free.
     """
-    cache = uv_cache_dir() if size else None
+    cache = uv_cache_dir() if needed else None
     apart = cache is not None and not _same_device(cache, root)
     _check(
-        root, FLOOR_BYTES + (size if apart or (cold and cache is None) else 0), "the cache folder"
+        root, FLOOR_BYTES + (needed if apart or (cold and cache is None) else 0), "the cache folder"
     )
     if cache is not None and cold:
-        _check(cache, size + (0 if apart else FLOOR_BYTES), "uv's cache")
+        _check(cache, needed + (0 if apart else FLOOR_BYTES), "uv's cache")
 
 
-def require_free(folder: Path, size: int) -> None:
-    """Raises NoSpace: ``size`` bytes do not fit into ``folder``."""
-    if (free := free_bytes(folder)) < size:
+def require_free(folder: Path, needed: int) -> None:
+    """Raises NoSpace: ``needed`` bytes do not fit into ``folder``."""
+    if (free := free_bytes(folder)) < needed:
         raise NoSpace(
-            f"The disk of {folder} has {_human(free)} free; {_human(size)} are needed.",
+            f"The disk of {folder} has {size(free)} free; {size(needed)} are needed.",
             hint="free some space, or choose a folder on a larger disk",
         )
 
@@ -59,7 +60,7 @@ def _check(path: Path, needed: int, what: str) -> None:
     free = free_bytes(path)
     if free < needed:
         raise NoSpace(
-            f"The disk of {what} has {_human(free)} free; the environment needs {_human(needed)}.",
+            f"The disk of {what} has {size(free)} free; the environment needs {size(needed)}.",
             hint="mmrepro env prune --all --uv-cache, or set MMREPRO_CACHE_DIR to a larger disk",
         )
 
@@ -73,7 +74,3 @@ def _existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
-
-
-def _human(size: int) -> str:
-    return f"{size / 1024**3:.1f} GiB" if size >= 1024**3 else f"{size // 1024**2} MiB"

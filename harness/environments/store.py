@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from mmrepro.base import processes
 from mmrepro.environments.spec import MANIFEST_FILE, USE_FILE, Manifest
 from mmrepro.errors import EnvironmentBuildError
 from mmrepro.machine.cache import environments_root, folders_in
@@ -243,16 +244,11 @@ def _processes(root: Path) -> list[tuple[int, bytes]]:
     0.1 s for each process that has torch loaded, so this is asked once for all folders.
     """
     needle = os.fsencode(f"{root}/")
-    processes = []
-    for process in Path("/proc").glob("[0-9]*"):
-        if int(process.name) == os.getpid():
-            continue
+    found = []
+    for pid in filter(lambda one: one != os.getpid(), processes.pids()):
         for name in ("cmdline", "maps"):
-            try:
-                words = (process / name).read_bytes()
-            except OSError:
-                continue  # it ended, or is somebody else's
+            words = processes.read(pid, name, processes.MAPS_BYTES)
             if needle in words:
-                processes.append((int(process.name), words))
+                found.append((pid, words))
                 break
-    return processes
+    return found

@@ -14,6 +14,7 @@ import tomllib
 from dataclasses import dataclass, replace
 from importlib.resources import files as resources
 
+from mmrepro.base.units import duration
 from mmrepro.environments.minivllm import TORCH
 from mmrepro.environments.releases import Release, best_wheel
 from mmrepro.environments.requirements import never
@@ -186,7 +187,7 @@ def _refusal(options: tuple[str, ...], variables: tuple[tuple[str, str], ...], p
         if failure.answered:
             return f"has no {asked} for this Python"
         silent = time.monotonic() - began >= ANSWER_S
-        return f"does not answer within {ANSWER_S} s" if silent else "cannot be reached"
+        return f"does not answer within {duration(ANSWER_S)}" if silent else "cannot be reached"
     return ""
 
 

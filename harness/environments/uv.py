@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from urllib.parse import unquote
 
+from mmrepro.base.units import parse_size
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, NoSpace
 from mmrepro.machine.child_env import child_environment, die_with_parent
 
@@ -42,7 +43,7 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _FULL = re.compile(r"No space left on device|os error 28|Disk quota exceeded|os error 122")
-_DOWNLOAD = re.compile(r"^Downloading (\S+) \((.+)\)$")
+_DOWNLOAD = re.compile(r"^Downloading (\S+) \((\d+(?:\.\d+)?[KMG]?i?B)\)$")
 _DOWNLOADED = re.compile(r"^ ?Downloaded (\S+)$")
 _UNCACHED = re.compile(r"^DEBUG Identified uncached distribution: (\S+)$")
 _PHASE = re.compile(r"^(Resolved|Prepared|Installed|Would download) (\d+) (\w+)")
@@ -205,9 +206,9 @@ class _Phases:
         """What to tell of ``line``; empty: nothing."""
         if match := _DOWNLOAD.match(line):
             self.under_way[match[1]] = match[2]
-            self.begun += _size(match[2])
+            self.begun += parse_size(match[2], least=0)
         elif match := _DOWNLOADED.match(line):
-            self.done += _size(self.under_way.pop(match[1], ""))
+            self.done += parse_size(self.under_way.pop(match[1], "0"), least=0)
             if not self.under_way:
                 return "unpacking"
         elif match := _UNCACHED.match(line):
@@ -216,16 +217,11 @@ class _Phases:
             return f"{match[1].lower()} {match[2]} {match[3]}"
         else:
             return ""
-        name = max(self.under_way, key=lambda one: _size(self.under_way[one]))
+        name = max(self.under_way, key=lambda one: parse_size(self.under_way[one], least=0))
         others = len(self.under_way) - 1
         more = f" and {others} more" if others else ""
         share = f"; {self.done / self.begun:.0%} is there" if self.done else ""
         return f"{DOWNLOADING} {name} ({self.under_way[name]}){more}{share}"
-
-
-def _size(text: str) -> float:
-    match = re.match(r"([\d.]+)([KMG]?)", text)
-    return float(match[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]] if match else 0.0
 
 
 def explain(failure: UvFailed, doing: str) -> InfrastructureError:

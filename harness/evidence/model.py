@@ -9,8 +9,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
-from mmrepro.probes.base import ProbeData
-from mmrepro.probes.data import AnyProbeResult
+from mmrepro.probes.data import AnyProbeResult, ProbeData
 from mmrepro.records import Moment, Record
 from pydantic import Field
 

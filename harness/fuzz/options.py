@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mmrepro.base.units import exact_duration
 from mmrepro.case.model import ServerWanted
 from mmrepro.errors import UsageError
 from mmrepro.fuzz.profiles import Profile
@@ -26,7 +27,7 @@ class FuzzOptions:
         blind: nothing is named, and no known failure is kept away.
         source: a recording, a case, or a folder of pictures, that is used and changed.
         repeat: attempts on fresh servers that confirm a finding.
-        jobs: servers at a time.
+        where: words that say on which places, how many at a time.
         resume: folder of a session that is gone on with.
     """
 
@@ -41,14 +42,15 @@ class FuzzOptions:
     repeat: int = REPEAT
     start_mode: StartMode = StartMode.AUTO
     timeout_s: float = TIMEOUT_S
-    jobs: int = 1
+    where: tuple[str, ...] = ()
     resume: Path | None = None
     out: Path | None = None
 
     def __post_init__(self) -> None:
         if self.budget_s < LEAST_S:
             raise UsageError(
-                f"--budget {self.budget_s:g}s is not enough for one episode.", hint="--budget 30m"
+                f"--budget {exact_duration(self.budget_s)} is not enough for one episode.",
+                hint="--budget 30m",
             )
         if self.resume is not None and self.out is not None:
             raise UsageError(
@@ -72,7 +74,7 @@ class FuzzOptions:
     def command(self, resume: Path | None = None) -> str:
         """The command that begins such a session; with ``resume``, the one that goes on with it."""
         parts = ["mmrepro", "fuzz", self.server.engine, *self.asked]
-        parts += ["--budget", f"{self.budget_s:g}s"]
+        parts += ["--budget", exact_duration(self.budget_s)]
         parts += ["--profile", self.profile] if self.profile is not Profile.PRESSURE else []
         parts += ["--seed", str(self.seed)] if self.seed else []
         parts += ["--blind"] if self.blind else []
@@ -82,6 +84,6 @@ class FuzzOptions:
         if self.start_mode is not StartMode.AUTO:
             parts += ["--start-mode", self.start_mode]
         parts += ["--timeout", f"{self.timeout_s:g}"] if self.timeout_s != TIMEOUT_S else []
-        parts += ["--jobs", str(self.jobs)] if self.jobs != 1 else []
+        parts += self.where
         parts += ["--resume", str(resume)] if resume is not None else []
         return shlex.join(parts)

@@ -1,19 +1,16 @@
-"""What a ledger has that somebody should look at, from the night that told it until it is over.
+"""What a ledger has that somebody should look at, from the run that found it until it is over.
 
-An event is told once, by the night that finds it. A concern follows from one, and lasts until a
-later night shows otherwise by a verdict; that a cell was not run ends nothing. Pure.
+An event belongs to the nightly run that finds it. A concern follows from one, and lasts until a
+later run shows otherwise by a verdict; that a cell was not run ends nothing. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from mmrepro.history.events import ALARMS, events
 from mmrepro.history.ledger import History, NightRuns
-from mmrepro.history.overdue import Watch, watch
 from mmrepro.history.states import Settled, State, settle
 from mmrepro.history.track import Track
 from mmrepro.incident.ledger import Attempt, Cell, Event, EventKind, NightState, Planned
@@ -21,7 +18,6 @@ from mmrepro.signature import Outcome
 from packaging.version import InvalidVersion, Version
 
 UNKNOWN: Final = "unknown"
-OVERDUE: Final = "overdue"
 OF_A_RELEASE: Final = frozenset({EventKind.BUG_RETURNED, EventKind.NEW_RELEASE_AFFECTED})
 """A released wheel does not change: what it has ends with a release that has it no more."""
 
@@ -31,11 +27,10 @@ class Concern:
     """One event and what became of it.
 
     Attributes:
-        event: that told it last; its identity is the concern's.
-        since: the night that told it first.
-        cell: None: of no cell, a night is missing.
+        event: the newest one; its identity is the concern's.
+        since: the nightly run that found it first.
         expected_then: whether what came out was what the scenario expected.
-        state: of the cell when it last had a verdict; ``unknown``, ``overdue``.
+        state: of the cell when it last had a verdict; ``unknown``: it had none since.
         seen: the night of that verdict; empty: none since.
         settled: what the runs of that night came to.
         runs: those of the cell in ``seen``, or the newest there are.
@@ -45,7 +40,7 @@ class Concern:
 
     event: Event
     since: str
-    cell: Cell | None = None
+    cell: Cell
     expected_then: bool | None = None
     state: str = UNKNOWN
     seen: str = ""
@@ -53,7 +48,6 @@ class Concern:
     runs: list[Attempt] = field(default_factory=list)
     night: str = ""
     tonight: Settled | None = None
-    watch: Watch | None = None
     over: str = ""
 
     @property
@@ -61,29 +55,12 @@ class Concern:
         return self.event.identity
 
 
-def concerns(
-    history: History,
-    now: datetime | None = None,
-    every_h: float | None = None,
-    *,
-    absent: bool = False,
-) -> dict[str, Concern]:
-    """All that the ledger ever told, by identity, those that are over too.
-
-    Args:
-        now: also whether a night is overdue.
-        every_h: for that, instead of what the last night says.
-        absent: for that, a night was begun and nobody delivered anything.
-    """
+def concerns(history: History) -> dict[str, Concern]:
+    """Every concern that the ledger ever had, by identity, those that are over too."""
     walk = _Walk()
     for runs in history.nights:
         walk.take(history, runs)
-    found = walk.concerns
-    return (
-        found
-        if now is None
-        else found | _nights(history, watch(history, now, every_h, absent=absent))
-    )
+    return walk.concerns
 
 
 class _Walk:
@@ -194,9 +171,9 @@ def _as_expected(runs: NightRuns, name: str) -> bool | None:
     return settled.state.value == planned.expected.value
 
 
-def _later_release(fixed: Cell, concerned: Cell | None) -> bool:
+def _later_release(fixed: Cell, concerned: Cell) -> bool:
     """Whether ``fixed`` is a later release on the same line; of commits, any other one."""
-    if concerned is None or fixed.line != concerned.line:
+    if fixed.line != concerned.line:
         return False
     if bool(fixed.commit) != bool(concerned.commit) or fixed.id == concerned.id:
         return False
@@ -204,31 +181,3 @@ def _later_release(fixed: Cell, concerned: Cell | None) -> bool:
         return bool(fixed.commit) or Version(fixed.release) > Version(concerned.release)
     except InvalidVersion:
         return False
-
-
-def _nights(history: History, seen: Watch) -> dict[str, Concern]:
-    """Whether a night is overdue; of each one that was waited for, that it came."""
-    found = {}
-    for name, over in _begun(history.nights):
-        identity = f"{EventKind.NIGHT_MISSING}:{name}"
-        event = Event(night=name, what=EventKind.NIGHT_MISSING, identity=identity, text="")
-        found[identity] = Concern(event, name, state=OVERDUE, night=name, watch=seen, over=over)
-    if seen.event is not None:
-        event = seen.event
-        found[event.identity] = Concern(
-            event, event.night, state=OVERDUE, night=event.night, watch=seen
-        )
-    return found
-
-
-def _begun(nights: Sequence[NightRuns]) -> Iterator[tuple[str, str]]:
-    """Each night after which one was waited for, or none at all, and which came then.
-
-    The last one is not among them: that nobody waits after it yet does not end what was told.
-    """
-    before = ""
-    for runs in nights:
-        if runs.attempts:
-            began = f"{runs.night.created.wall:%Y-%m-%d %H:%M} UTC"
-            yield before, f"Night {runs.night.id} began on {began} and is {runs.night.state}."
-            before = runs.night.id

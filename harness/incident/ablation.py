@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from mmrepro.incident import ClaimResult, Fidelity, HostFacts, ScenarioFacts, StandIn
+from mmrepro.incident import ClaimResult, Fidelity, StandIn
+from mmrepro.incident.searched import SearchDocument
 from mmrepro.records import Moment, Record
 from mmrepro.signature import Outcome, Truth
 from pydantic import Field
@@ -90,7 +91,7 @@ class Cell(Record):
     state: CellState
     why: str
     runs: list[CellRun]
-    reused: Annotated[int, Field(description="how many of the runs came from the cache")] = 0
+    reused: Annotated[int, Field(description="how many of the runs this call did not make")] = 0
 
     def count(self, outcome: Outcome) -> int:
         return sum(run.outcome is outcome for run in self.runs)
@@ -122,24 +123,11 @@ class Cure(Record):
     why: str
 
 
-class Ablation(Record):
+class Ablation(SearchDocument):
     """One ablation, whole or as far as it came."""
 
-    schema_version: Literal[1] = 1
-    mmrepro_version: str
-    id: str
-    created: Moment
-    finished: Moment | None = None
-    state: Literal["complete", "interrupted", "failed"]
-    failure: str = ""
-    command: Annotated[str, Field(description="repeats it; reuses what is in the cache")]
-    scenario: ScenarioFacts
-    engine: str
     release: str
-    device: str
-    host: HostFacts
     fidelity: Fidelity | None = None
-    stand_ins: list[StandIn] = []
     repeat: Annotated[int, Field(description="runs of each cell")] = 1
     threshold: Annotated[int, Field(description="failing runs that make a cell fail")] = 1
     factors: list[FactorResult]
@@ -151,7 +139,6 @@ class Ablation(Record):
     conclusion: Conclusion | None = None
     explanation: str = ""
     hypotheses: list[ClaimResult] = []
-    limits: Annotated[list[str], Field(description="what this does not establish")] = []
 
     def factor(self, name: str) -> FactorResult | None:
         return next((f for f in self.factors if f.name == name), None)

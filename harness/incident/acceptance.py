@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
@@ -25,8 +27,8 @@ class Row(Record):
     """One thing that was asked of the machine."""
 
     asked: str
-    expected: str
-    source: Annotated[str, Field(description="where the expectation is from")]
+    expected: str = ""
+    source: Annotated[str, Field(description="where the expectation is from")] = ""
     seen: str
     status: Status
     seconds: Annotated[float | None, Field(description="where it was timed by itself")] = None
@@ -100,6 +102,10 @@ class Acceptance(Record):
     schema_version: Literal[1] = 1
     mmrepro_version: str
     created: Moment
+    state: Annotated[
+        Literal["complete", "interrupted", "failed"],
+        Field(description="complete: every step came to its end"),
+    ] = "interrupted"
     seconds: Annotated[float, Field(description="of this command; of all, see the steps")]
     budget_s: float
     device: Device
@@ -107,3 +113,10 @@ class Acceptance(Record):
     resume: Annotated[str, Field(description="the command that goes on with it")]
     host: HostFacts
     parts: list[PartRecord]
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """``7 passed, 1 not tested``."""
+    found = Counter(row.status for row in rows)
+    words = {status: status.replace("-", " ") for status in Status}
+    return ", ".join(f"{found[s]} {words[s]}" for s in Status if found[s]) or "nothing"

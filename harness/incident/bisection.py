@@ -5,9 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from mmrepro.incident import Fidelity, HostFacts, ScenarioFacts, StandIn
+from mmrepro.incident import Fidelity
 from mmrepro.incident.ledger import Attempt
-from mmrepro.records import Moment, Record, WheelFacts
+from mmrepro.incident.searched import SearchDocument
+from mmrepro.records import Record, WheelFacts
 from pydantic import Field
 
 BISECTION_FILE = "bisection.json"
@@ -100,22 +101,10 @@ class Side(Record):
     rate: Annotated[float | None, Field(description="how often the failure shows")] = None
 
 
-class Bisection(Record):
+class Bisection(SearchDocument):
     """One search for the release or commit that a failure came in or went with."""
 
-    schema_version: Literal[1] = BISECTION_VERSION
-    mmrepro_version: str
-    id: str
-    created: Moment
-    finished: Moment | None = None
-    state: Literal["complete", "interrupted", "failed"]
-    failure: Annotated[str, Field(description="why it is partial")] = ""
-    command: Annotated[str, Field(description="that repeats it")]
     resume: Annotated[str, Field(description="that goes on with it")] = ""
-    scenario: ScenarioFacts
-    engine: str
-    device: str
-    host: HostFacts
     by: By
     find: Find
     confidence: float
@@ -125,8 +114,6 @@ class Bisection(Record):
     points: Annotated[list[Point], Field(description="oldest first")] = []
     introduced: Side | None = None
     fixed: Side | None = None
-    stand_ins: list[StandIn] = []
-    limits: Annotated[list[str], Field(description="what this does not establish")] = []
 
     def point(self, name: str) -> Point | None:
         return next((point for point in self.points if point.name == name), None)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 
+from mmrepro.base import units
 from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.machine.files import is_there, write_file
@@ -76,7 +77,7 @@ def unused(path: Path) -> Path:
 
 
 def _full(folder: Path, free: int | None = None) -> NoSpace:
-    left = f" ({free >> 20} MiB are free, {NEEDED_BYTES >> 20} MiB are needed)" if free else ""
+    left = f" ({units.size(free)} are free, {units.size(NEEDED_BYTES)} are needed)" if free else ""
     return NoSpace(
         f"The disk that holds {folder} is full{left}.",
         hint="mmrepro env prune, or --out DIR on another disk",

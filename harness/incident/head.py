@@ -1,18 +1,21 @@
-"""What a list of incidents shows of one: the beginning of its file, without the evidence."""
+"""What a list shows of an incident, or of a campaign: the beginning of its file, no evidence."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mmrepro.incident.ledger import LEDGER_FILE
 from mmrepro.incident.model import INCIDENT_FILE
 from mmrepro.machine.files import open_to_read
 from mmrepro.records import Fidelity, Moment, parsed
 from mmrepro.signature import Outcome
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 CHUNK = 1 << 16
 MAX_BYTES = 128 << 20
@@ -25,6 +28,11 @@ class _Named(BaseModel):
     name: str
     variant: str = ""
     release: str = ""
+
+
+class _Server(BaseModel):
+    engine: str
+    release: str
 
 
 class _Verdict(BaseModel):
@@ -86,20 +94,139 @@ def read_head(folder: Path) -> Found:
         return Found(folder, None, str(getattr(error, "strerror", None) or error))
 
 
-def incident_folders(roots: Iterable[Path]) -> Iterator[Path]:
-    """Folders below ``roots`` (they included) that hold an incident, each once; what lies within
-    such a one is its evidence, and links are not followed."""
+def record_folders(roots: Iterable[Path]) -> Iterator[tuple[Path, Collection[str]]]:
+    """Folders below ``roots`` (they included) that hold an incident or a campaign, each once, with
+    the names of their files. What lies within an incident is its evidence, and a campaign within a
+    campaign is a part of it. Links are not followed."""
     seen: set[Path] = set()
+    campaigns: set[Path] = set()
     for root in roots:
         for place, folders, files in os.walk(root):
-            if INCIDENT_FILE in files:
+            found = Path(place)
+            incident = INCIDENT_FILE in files
+            if incident:
                 folders.clear()
-                found = Path(place)
-                if (whole := found.resolve()) not in seen:
-                    seen.add(whole)
-                    yield found
-            else:
-                folders[:] = sorted(name for name in folders if not name.startswith("."))
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if not incident and (campaigns & {*found.parents} or CAMPAIGN_FILES.isdisjoint(files)):
+                continue
+            if not incident:
+                campaigns.add(found)
+            if (whole := found.resolve()) not in seen:
+                seen.add(whole)
+                yield found, files
+
+
+# ---------------------------------------------------------------- campaigns
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of campaign.
+
+    Attributes:
+        name: as people call it.
+        words: of its command.
+    """
+
+    name: str
+    words: tuple[str, ...]
+
+
+DOCUMENTS = {
+    "fuzz.json": Kind("fuzz session", ("fuzz",)),
+    "replay.json": Kind("replay", ("replay",)),
+    "ablation.json": Kind("ablation", ("ablate",)),
+    "bisection.json": Kind("bisection", ("bisect",)),
+    "summary.json": Kind("acceptance", ("accept",)),
+}
+"""By the file of its document."""
+NIGHTLY = Kind("nightly run", ("matrix", "run"))
+CAMPAIGN_FILES = {*DOCUMENTS, LEDGER_FILE}
+COMPLETE = "complete"
+_NIGHT = b'{"kind": "night", '
+"""The beginning of a ledger's line on the state of a nightly run."""
+
+
+class CampaignHead(BaseModel):
+    """Of the document of a campaign of any kind, or of a nightly run's line."""
+
+    mmrepro_version: str
+    id: str = ""
+    created: Moment
+    finished: Moment | None = None
+    state: str = "interrupted"
+    failure: str = ""
+    command: str
+    resume: str = ""
+    scenario: _Named | None = None
+    server: _Server | None = None
+    device: str = ""
+    cells: int | None = None
+
+    @property
+    def what(self) -> str:
+        """What it is about: a scenario, a server, a device, or how many cells."""
+        if self.scenario is not None:
+            variant = f" ({self.scenario.variant})" if self.scenario.variant else ""
+            return f"{self.scenario.name}{variant}"
+        if self.server is not None:
+            return f"{self.server.engine} {self.server.release}"
+        if self.device:
+            return f"on {self.device}"
+        return self.id + (f", {self.cells} cells" if self.cells is not None else "")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A campaign; ``head`` is None where its document cannot be read, and ``why`` tells."""
+
+    folder: Path
+    kind: Kind
+    head: CampaignHead | None
+    why: str = ""
+
+    @property
+    def created(self) -> float:
+        """Unix time; 0: not known."""
+        return 0.0 if self.head is None else self.head.created.wall.timestamp()
+
+
+def campaigns_in(folder: Path, files: Collection[str]) -> Iterator[Listed]:
+    """The campaigns whose records are right in ``folder``, newest first. Of a document no more is
+    read than its beginning; of a ledger the lines on its nightly runs are looked for."""
+    names = [name for name in DOCUMENTS if name in files]
+    for name in names:
+        try:
+            with open_to_read(folder / name) as file:
+                begins = from_json(file.read(CHUNK), allow_partial=True)
+            # Others call a file summary.json too.
+            if name != "summary.json" or "budget_s" in (begins or ()):
+                yield Listed(folder, DOCUMENTS[name], CampaignHead.model_validate(begins))
+        except (OSError, ValueError) as error:
+            why = str(getattr(error, "strerror", None) or error)
+            yield Listed(folder, DOCUMENTS[name], None, f"{name}: {why}")
+    if not names and LEDGER_FILE in files:
+        yield from _nights(folder)
+
+
+def _nights(folder: Path) -> list[Listed]:
+    """The last line counts of each night. A line that cannot be read is somebody else's to report:
+    whoever opens the ledger hears which."""
+    found: dict[str, CampaignHead] = {}
+    with contextlib.suppress(OSError), open_to_read(folder / LEDGER_FILE) as lines:
+        for line in lines:
+            if line.startswith(_NIGHT) and line.endswith(b"\n"):
+                with contextlib.suppress(ValueError):
+                    head = CampaignHead.model_validate_json(line)
+                    found[head.id] = head
+    newest = sorted(found.values(), key=lambda head: head.created.wall.timestamp(), reverse=True)
+    kinds = {kind.words[0]: kind for kind in DOCUMENTS.values()}
+
+    def kind(head: CampaignHead) -> Kind:
+        """A bisection has a ledger too, and a kill may leave it without its document."""
+        return kinds.get("".join(head.command.split()[1:2]), NIGHTLY)
+
+    return [Listed(folder, kind(head), head) for head in newest]
 
 
 def _beginning(path: Path) -> bytes:

@@ -35,20 +35,26 @@ class Cell(Record):
     mitigations: tuple[str, ...] = ()
     server_args: tuple[str, ...] = ()
     options: Annotated[tuple[str, ...], Field(description="the scenario's own")] = ()
+    flips: Annotated[
+        tuple[str, ...], Field(description="factors that are not left as in the failing baseline")
+    ] = ()
 
     @property
     def row(self) -> str:
         """The scenario and all that is set for it: the same on every release."""
         name = f"{self.scenario} ({self.variant})" if self.variant else self.scenario
-        return " ".join([name, *(f"+{m}" for m in self.mitigations), *self.options,
-                         shlex.join(self.server_args)]).strip()  # fmt: skip
+        changed = [*(f"+{m}" for m in self.mitigations), *(f"--flip {f}" for f in self.flips)]
+        return " ".join([name, *changed, *self.options, shlex.join(self.server_args)]).strip()
 
     @property
     def id(self) -> str:
         """Readable, a valid file name, and different for different cells."""
-        words = [self.scenario, self.variant, *self.mitigations, self.release, self.commit[:9]]
+        words = [self.scenario, self.variant, *self.mitigations, *self.flips]
+        words += [self.release, self.commit[:9]]
         name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, [*words, self.device])))
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        # Without flips the id is that of before there were any: a ledger goes by it.
+        fields = self.model_dump(mode="json", exclude=None if self.flips else {"flips"})
+        text = json.dumps(fields, sort_keys=True)
         return f"{name.strip('-.')[:100]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @property

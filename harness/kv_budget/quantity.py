@@ -1,54 +1,18 @@
-"""Sizes, counts and shares as people type them; whatever else they type is told in a sentence."""
+"""Counts and shares as people type them; whatever else they type is told in a sentence."""
 
 from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
-from fractions import Fraction
 
 from mmrepro.errors import UsageError
 from mmrepro.text.sanitize import one_line
 
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **{f"{letter}iB": 1 << (10 * n) for n, letter in enumerate("KMGT", start=1)},
-    **{f"{letter}B": 1000**n for n, letter in enumerate("KMGT", start=1)},
-}
-_BY_LOWER = {unit.lower(): factor for unit, factor in _UNITS.items()}
-_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([a-z]*)", re.IGNORECASE)
 _COUNT = re.compile(r"[0-9]{1,18}")
 
 MOST_BYTES = 1 << 50
 """1 PiB: no device has so much; a larger number is a mistake in the unit."""
 MOST_COUNT = 1 << 40
-
-
-def parse_bytes(text: str, what: str, *, least: int = 1) -> int:
-    """``6784MiB``, ``80GB``, ``1.5 GiB`` or plain bytes; fractions of a byte are dropped.
-
-    Args:
-        what: the option, for the error.
-        least: smallest size that makes sense.
-
-    Raises:
-        UsageError: not a size, negative, or out of range.
-    """
-    match = _SIZE.fullmatch(text.strip())
-    factor = _BY_LOWER.get(match[2].lower()) if match else None
-    if match is None or factor is None:
-        raise UsageError(
-            f"{what} {_shown(text)} is not a size. Write 6784MiB, 80GB, 1.5GiB or plain bytes."
-        )
-    size = int(Fraction(match[1]) * factor)
-    if size < least:
-        hint = " Is its unit missing?" if not match[2] and size else ""
-        raise UsageError(f"{what} {_shown(text)} is less than {human(least)}.{hint}")
-    if size > MOST_BYTES:
-        raise UsageError(
-            f"{what} {_shown(text)} is more than {human(MOST_BYTES)}. Is its unit right?"
-        )
-    return size
 
 
 def parse_count(text: str, what: str, *, least: int = 1, most: int = MOST_COUNT) -> int:
@@ -98,16 +62,6 @@ def parse_pixels(text: str, what: str) -> tuple[int, int]:
         parse_count(width, f"the width in {what}", most=most),
         parse_count(height, f"the height in {what}", most=most),
     )
-
-
-def human(size: int) -> str:
-    """``1.68 GiB``; whole numbers of a unit without decimals."""
-    sign, size = ("-", -size) if size < 0 else ("", size)
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            number = str(size // factor) if size % factor == 0 else f"{size / factor:.2f}"
-            return f"{sign}{number} {unit}"
-    return f"{sign}{size} B"
 
 
 def _shown(text: str) -> str:

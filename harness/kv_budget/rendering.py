@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from mmrepro.base.units import size
 from mmrepro.kv_budget.base import Budget, MemoryPlan, Smallest
 from mmrepro.kv_budget.curve import Point, text_curve, ticks
 from mmrepro.kv_budget.inputs import NAMES, newest_read
-from mmrepro.kv_budget.quantity import human
 from mmrepro.kv_budget.result import Answer, is_unlimited
 from packaging.version import Version
 from rich.console import Console
@@ -45,8 +45,8 @@ def line(console: Console, text: str, style: str = "") -> None:
 
 def _forward(budget: Budget, plan: MemoryPlan, console: Console) -> None:
     line(console, f"\n{plan.setting_name} {budget.setting}", "bold")
-    line(console, f"  set aside       {human(budget.reserve_bytes)}")
-    line(console, f"  for the cache   {human(budget.pool_bytes)} ({budget.pool_bytes:,} bytes)")
+    line(console, f"  set aside       {size(budget.reserve_bytes, 2)}")
+    line(console, f"  for the cache   {size(budget.pool_bytes, 2)} ({budget.pool_bytes:,} bytes)")
     line(console, f"  blocks          {budget.blocks:,}")
     if budget.starts:
         line(console, f"  longest prompt  {longest(budget)}")
@@ -100,7 +100,7 @@ def _table(answer: Answer, console: Console) -> None:
         budget = answer.plan.forward(setting)
         cells = [
             str(setting),
-            human(budget.pool_bytes),
+            size(budget.pool_bytes, 2),
             f"{budget.blocks:,}",
             _short(budget),
         ]

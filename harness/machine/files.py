@@ -17,6 +17,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from mmrepro.base import units
+
 MAX_TOML_BYTES: Final = 4 << 20
 _KINDS: Final = {
     stat.S_IFLNK: "a symbolic link",
@@ -82,7 +84,7 @@ def read_file(path: Path, most: int) -> bytes:
     with open_to_read(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"it is too large: more than {most >> 20} MiB", path)
+        raise OSError(errno.EFBIG, f"it is too large: more than {units.size(most)}", path)
     return content
 
 

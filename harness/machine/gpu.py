@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from mmrepro.base import units
 from mmrepro.errors import GpuUnavailable
 from mmrepro.machine.cache import VISIBLE, hidden as hidden, nvidia_driver
 from mmrepro.machine.nvml import (
@@ -40,8 +41,6 @@ of another PID namespace are not shown, their memory is."""
 LEAVING_S: Final = 5.0
 """A process that has ended gives its memory back within a second (0.15 s on an H100)."""
 LOOK_AGAIN_S: Final = 0.5
-
-GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -90,14 +89,14 @@ class CudaDevice:
         drawn = sum(one.used_bytes or 0 for one in self.processes)
         held = (self.used_bytes or 0) - drawn
         if held >= HELD_BYTES:
-            return f"{held / GIB:.1f} GiB are held by processes that cannot be seen from here"
+            return f"{units.size(held)} are held by processes that cannot be seen from here"
         return ""
 
 
 def _process(process: GpuProcess) -> str:
     who = "a process of another PID namespace" if process.pid is None else f"process {process.pid}"
     name = f" ({process.name})" if process.name else ""
-    held = f" with {process.used_bytes / GIB:.1f} GiB" if process.used_bytes is not None else ""
+    held = f" with {units.size(process.used_bytes)}" if process.used_bytes is not None else ""
     return f"{who}{name}{held}"
 
 

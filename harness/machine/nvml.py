@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from mmrepro.records import Record
+from mmrepro.base import processes
+from mmrepro.base.units import duration
+from mmrepro.records import GpuProcess as GpuProcess, MigSlice as MigSlice, Record
 from pydantic import Field
 
 ANSWER_LIMIT_S = 10.0
@@ -33,26 +35,6 @@ NVML_REASONS = {
 """NVML's error codes (nvml.h, nvmlReturn_t) of which more can be said than NVML does."""
 
 COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
-
-
-class GpuProcess(Record):
-    """A process that has memory on a GPU."""
-
-    pid: Annotated[int | None, Field(description="None: of another PID namespace")]
-    name: Annotated[str, Field(description="as /proc tells; empty: it does not")] = ""
-    used_bytes: Annotated[int | None, Field(description="None: the driver does not tell")] = None
-    graphics: Annotated[bool, Field(description="it draws, and computes nothing")] = False
-
-
-class MigSlice(Record):
-    """A part of a GPU that MIG makes a device of its own. Utilisation is not told of one."""
-
-    index: Annotated[int, Field(description="within its GPU, as nvidia-smi -L counts")]
-    uuid: str
-    name: Annotated[str, Field(description="e.g. NVIDIA H100 80GB HBM3 MIG 1g.10gb")]
-    memory_total_bytes: int | None
-    memory_used_bytes: int | None
-    processes: list[GpuProcess] = []
 
 
 class Gpu(Record):
@@ -230,7 +212,7 @@ class Nvml:
         found: dict[int, GpuProcess] = {}
         for kind in ("Graphics", "Compute"):  # one that does both computes
             for process in self._told(f"nvmlDeviceGet{kind}RunningProcesses", handle) or []:
-                used, name = process.usedGpuMemory, _process_name(int(process.pid))
+                used, name = process.usedGpuMemory, processes.name(int(process.pid)) or None
                 found[int(process.pid)] = GpuProcess(
                     pid=None if name is None else int(process.pid),
                     name=name or "",
@@ -253,7 +235,7 @@ def read_gpus(binding: Any = None) -> GpuReading:
 
     Nothing is kept open, and nothing waits for longer than ``ANSWER_LIMIT_S``.
     """
-    late = GpuReading(reason=f"NVML gave no answer within {ANSWER_LIMIT_S:.0f} s")
+    late = GpuReading(reason=f"NVML gave no answer within {duration(ANSWER_LIMIT_S)}")
     box: list[GpuReading] = []
 
     def target() -> None:
@@ -293,15 +275,6 @@ def _why(error: Any) -> str:
     code = getattr(error, "value", None)
     known = NVML_REASONS.get(code) if isinstance(code, int) else None
     return known or f"the NVIDIA driver does not answer: {error}"
-
-
-def _process_name(pid: int) -> str | None:
-    """Its command's name; None: there is no such process in this PID namespace."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return None
-    return name
 
 
 def _text(value: str | bytes) -> str:

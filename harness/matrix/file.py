@@ -7,9 +7,10 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from mmrepro.base import units
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.machine.files import MAX_TOML_BYTES, read_file
-from mmrepro.matrix import quantity, selectors
+from mmrepro.matrix import selectors
 from mmrepro.run.options import StartMode
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -26,11 +27,11 @@ def _releases(value: Any) -> Any:
 
 
 def _seconds(value: Any) -> Any:
-    return _said(lambda: quantity.seconds(str(value)))
+    return _said(lambda: units.parse_duration(str(value)))
 
 
 def _size(value: Any) -> Any:
-    return _said(lambda: quantity.size(str(value)))
+    return _said(lambda: units.parse_size(str(value)))
 
 
 def _said(read: Any) -> Any:

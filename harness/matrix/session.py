@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mmrepro.base.units import duration
 from mmrepro.campaign.campaign import STRIKES, Campaign, State
 from mmrepro.campaign.dispatch import SETUP_S, Costs, Dispatcher, Slice
 from mmrepro.campaign.events import Found, run_ended
@@ -95,7 +96,7 @@ class Nightly:
         """The cells that are whole, and the time that the others take."""
         total, seconds = len(self.runs.planned), self.seconds_left
         words = f"{total - len(self.todo)} of {total} cells are whole"
-        return words + (f", about {seconds:.0f} s left" if seconds else "")
+        return words + (f", about {duration(seconds)} left" if seconds else "")
 
     def _seconds(self, planned: Planned) -> float:
         return self.left(planned) * self.estimates.of(planned.cell)[0]
@@ -136,6 +137,9 @@ class Nightly:
 
     def waits(self) -> bool:
         return bool(self.todo)
+
+    def began(self, order: Order, began: Began) -> None:
+        return
 
     def line(self, order: Order, result: Record) -> Record:
         return result

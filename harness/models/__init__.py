@@ -1,27 +1,23 @@
-"""Tiny random-weight models that real engines serve."""
+"""Tiny random-weight models that real engines serve. Most are loaded when first asked for."""
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-from mmrepro.models.base import TinyModel
-from mmrepro.models.dotsocr import TinyDotsOCR
-from mmrepro.models.qwen2vl import TinyQwen2VL, smart_resize
-from mmrepro.models.qwen3 import TinyQwen3
-from mmrepro.models.text import TinyText
+import importlib
+from typing import TYPE_CHECKING
 
-TINY: Mapping[str, TinyModel] = {
-    "qwen2-vl": TinyQwen2VL(),
-    "dots-ocr": TinyDotsOCR(),
-    "qwen3": TinyQwen3(),
-    "text": TinyText(),
-}
-"""By what a case, and ``--model`` of a replay, call them."""
+from mmrepro.models.base import TinyModel as TinyModel
+from mmrepro.models.qwen2vl import TinyQwen2VL as TinyQwen2VL, smart_resize as smart_resize
 
-__all__ = [
-    "TINY",
-    "TinyDotsOCR",
-    "TinyModel",
-    "TinyQwen2VL",
-    "TinyQwen3",
-    "TinyText",
-    "smart_resize",
-]
+if TYPE_CHECKING:
+    from mmrepro.models.dotsocr import TinyDotsOCR as TinyDotsOCR
+    from mmrepro.models.qwen3 import TinyQwen3 as TinyQwen3
+    from mmrepro.models.text import TinyText as TinyText
+    from mmrepro.models.tiny import TINY as TINY
+
+LATER = {"TINY": "tiny", "TinyDotsOCR": "dotsocr", "TinyQwen3": "qwen3", "TinyText": "text"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{LATER[name]}"), name)

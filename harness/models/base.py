@@ -1,15 +1,21 @@
-"""What a tiny model offers to scenarios and engines."""
+"""What a tiny model offers to scenarios and engines, and how its folder is written: whole or not at
+all, weights as safetensors without torch."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import os
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro.models.files import written_whole
-
+MERGE = 2
+"""Patches of an image that Qwen2-VL merges into one token, a side."""
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and shapes of weights, in the order in which they are drawn."""
 
@@ -60,3 +66,133 @@ class TinyModel(ABC):
     def image_size(self) -> tuple[int, int]:
         """(width, height) in pixels of an image that becomes exactly ``image_tokens`` tokens."""
         return (28, 28)
+
+
+# ------------------------------------------------------------------ files
+
+
+def written_whole(target: Path, write_into: Callable[[Path], None]) -> Path:
+    """``target``, made by ``write_into`` unless it is there.
+
+    Written beside and renamed when whole: a killed run leaves no half model behind.
+    """
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".tmp-", dir=target.parent))
+    try:
+        write_into(folder)
+        os.chmod(folder, 0o755)  # noqa: S103, PTH101 - mkdtemp's 0700 would hide a model
+        folder.rename(target)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        # Another run may have been faster: its files are the same.
+        if not (isinstance(error, OSError) and target.is_dir()):
+            raise
+    return target
+
+
+def write_weights(
+    path: Path,
+    shapes: Iterable[tuple[str, tuple[int, ...]]],
+    seed: int,
+    spread: Callable[[str], tuple[float, float]],
+) -> None:
+    """A safetensors file of random bfloat16 weights.
+
+    The format: header length (8 bytes, little endian), JSON header, data. The library's own
+    writer takes numpy arrays, which have no bfloat16.
+
+    Args:
+        shapes: names and shapes, in the order in which they are drawn.
+        spread: mean and standard deviation of a weight, by its name; deviation 0 draws nothing.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    blob = bytearray()
+    for name, shape in shapes:
+        mean, deviation = spread(name)
+        if deviation:
+            values = random.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
+            values += np.float32(mean)
+        else:
+            values = np.full(shape, mean, dtype=np.float32)
+        # bfloat16 is the upper half of a float32 (truncated)
+        data = (values.view(np.uint32) >> 16).astype("<u2").tobytes()
+        header[name] = {
+            "dtype": "BF16",
+            "shape": list(shape),
+            "data_offsets": [len(blob), len(blob) + len(data)],
+        }
+        blob += data
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(blob))
+
+
+def named_after(prefix: str, *made_of: object) -> str:
+    """A folder's name: ``prefix`` and a hash of everything that decides the files in it."""
+    text = json.dumps(made_of, sort_keys=True)
+    return f"{prefix}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def dump(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=1))
+
+
+# ------------------------------------------------------------------ weights that several have
+
+
+def patch_merger(prefix: str, width: int, hidden: int) -> Shapes:
+    """Weights of Qwen2-VL's merger, from the tower's ``width`` to the language model's."""
+    merged = width * MERGE * MERGE
+    yield f"{prefix}.ln_q.weight", (width,)
+    yield f"{prefix}.ln_q.bias", (width,)
+    yield f"{prefix}.mlp.0.weight", (merged, merged)
+    yield f"{prefix}.mlp.0.bias", (merged,)
+    yield f"{prefix}.mlp.2.weight", (hidden, merged)
+    yield f"{prefix}.mlp.2.bias", (hidden,)
+
+
+def tower_block(block: str, width: int, parts: tuple[str, str, str, str]) -> Shapes:
+    """Weights of one block of a vision tower with biases.
+
+    ``parts``: what qkv, the attention's output and the two layers of the MLP are called.
+    """
+    qkv, out, up, down = parts
+    for norm in ("norm1", "norm2"):
+        yield f"{block}.{norm}.weight", (width,)
+        yield f"{block}.{norm}.bias", (width,)
+    for name, rows, columns in (
+        (qkv, 3 * width, width),
+        (out, width, width),
+        (up, 2 * width, width),
+        (down, width, 2 * width),
+    ):
+        yield f"{block}.{name}.weight", (rows, columns)
+        yield f"{block}.{name}.bias", (rows,)
+
+
+def qwen2_language_model(vocab_size: int, hidden: int, layers: int) -> Shapes:
+    """Weights of a Qwen2 with as many KV heads as heads and a head of its own."""
+    yield "model.embed_tokens.weight", (vocab_size, hidden)
+    for i in range(layers):
+        layer = f"model.layers.{i}"
+        for name in ("q_proj", "k_proj", "v_proj"):
+            yield f"{layer}.self_attn.{name}.weight", (hidden, hidden)
+            yield f"{layer}.self_attn.{name}.bias", (hidden,)
+        yield f"{layer}.self_attn.o_proj.weight", (hidden, hidden)
+        yield from mlp_and_norms(layer, hidden)
+    yield "model.norm.weight", (hidden,)
+    yield "lm_head.weight", (vocab_size, hidden)
+
+
+def mlp_and_norms(layer: str, width: int) -> Shapes:
+    """What follows the attention in a layer of Llama and all that descend from it."""
+    yield f"{layer}.mlp.gate_proj.weight", (2 * width, width)
+    yield f"{layer}.mlp.up_proj.weight", (2 * width, width)
+    yield f"{layer}.mlp.down_proj.weight", (width, 2 * width)
+    yield f"{layer}.input_layernorm.weight", (width,)
+    yield f"{layer}.post_attention_layernorm.weight", (width,)

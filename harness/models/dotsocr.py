@@ -12,9 +12,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro.models.base import Shapes
-from mmrepro.models.files import dump, named_after, write_weights
-from mmrepro.models.parts import patch_merger, qwen2_language_model
+from mmrepro.models.base import (
+    Shapes,
+    dump,
+    named_after,
+    patch_merger,
+    qwen2_language_model,
+    write_weights,
+)
 from mmrepro.models.qwen_images import MERGE, PATCH, QwenModel
 from mmrepro.models.tokenizer import DOTS_OCR
 

@@ -10,9 +10,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from mmrepro.models.base import Shapes
-from mmrepro.models.files import dump, named_after, write_weights
-from mmrepro.models.parts import patch_merger, qwen2_language_model, tower_block
+from mmrepro.models.base import (
+    Shapes,
+    dump,
+    named_after,
+    patch_merger,
+    qwen2_language_model,
+    tower_block,
+    write_weights,
+)
 from mmrepro.models.qwen_images import FACTOR, MERGE, PATCH, QwenModel, smart_resize
 
 __all__ = ["FACTOR", "FORMAT", "MERGE", "PATCH", "TinyQwen2VL", "smart_resize"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import ClassVar
 
-from mmrepro.models.base import Shapes
-from mmrepro.models.files import named_after
-from mmrepro.models.parts import mlp_and_norms, tower_block
+from mmrepro.models.base import Shapes, mlp_and_norms, named_after, tower_block
 from mmrepro.models.qwen2vl import FORMAT, MERGE, PATCH, TinyQwen2VL
 
 

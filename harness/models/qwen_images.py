@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mmrepro.models.base import TinyModel
+from mmrepro.models.base import MERGE as MERGE, TinyModel
 
 PATCH = 14
-MERGE = 2
 FACTOR = PATCH * MERGE
 """One image token covers 28 x 28 pixels: patches of 14, merged 2 x 2."""
 

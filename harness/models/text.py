@@ -13,9 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from mmrepro.models.base import Shapes, TinyModel
-from mmrepro.models.files import dump, named_after, write_weights
-from mmrepro.models.parts import mlp_and_norms
+from mmrepro.models.base import Shapes, TinyModel, dump, mlp_and_norms, named_after, write_weights
 
 FORMAT = 1
 """Raised when what the factory writes changes, so that old cached models are not reused."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
+from mmrepro.base.units import size
 from mmrepro.case.model import Case
 from mmrepro.case.played import Played, PlayState, Reading
 from mmrepro.engines import Engine
@@ -114,7 +115,7 @@ def _growth(case: Case, played: Played) -> Judged:
     if len(blocks) >= LEAST_BLOCKS_OF_MEMORY:
         grown = _grown(blocks, lambda r: r.rss_bytes, list(_allowed(case, played)))
     if grown is not None:
-        said = f"{grown / MIB:.1f} MiB more memory with each block of {requests:.0f} requests"
+        said = f"{size(grown, 1)} more memory with each block of {requests:.0f} requests"
         sightings.append(_sighting("memory", said))
     return Judged(sightings=sightings)
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrepro.base.processes import TICKS_PER_S
 from mmrepro.play.readings import cpu_ticks, of_metrics
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.data import Frame, StackSample, StacksData, ThreadStack
-from mmrepro.probes.proc import TICKS_PER_S
 from mmrepro.probes.stacks import StacksProbe
-from mmrepro.run.launch import Server
+from mmrepro.run.start import Started
 from mmrepro.traffic import Traffic
 
 COUNTERS = ("prompt_tokens", "generation_tokens", "finished")
@@ -41,7 +41,7 @@ class Stand:
     threads: list[ThreadStack]
 
 
-async def counters(server: Server, traffic: Traffic) -> dict[str, float]:
+async def counters(server: Started, traffic: Traffic) -> dict[str, float]:
     """What the engine tells of its answers: tokens and requests, and how full the KV cache is, as
     some count an answer only once it is whole. Others may count what goes round in a loop."""
     metrics = of_metrics(await traffic.scrape(deadline_s=SCRAPE_S))
@@ -51,7 +51,9 @@ async def counters(server: Server, traffic: Traffic) -> dict[str, float]:
     }
 
 
-async def stand(server: Server, traffic: Traffic, client: Callable[[], int], folder: Path) -> Stand:
+async def stand(
+    server: Started, traffic: Traffic, client: Callable[[], int], folder: Path
+) -> Stand:
     """Look for as long as it takes to tell standing still from slow work.
 
     Still: nothing that the engine or the client counts moves, and either all of the engine's
@@ -77,7 +79,7 @@ async def stand(server: Server, traffic: Traffic, client: Callable[[], int], fol
 
 
 async def stacks(
-    server: Server, folder: Path, samples: int = SAMPLES
+    server: Started, folder: Path, samples: int = SAMPLES
 ) -> tuple[list[ThreadStack], list[StackSample]]:
     """The core's threads as they stand, busiest first, and the samples behind that."""
     pid = server.core_pid

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from mmrepro.base import processes
 from mmrepro.case.model import CHAT, Case, Operation
 from mmrepro.case.played import Played, PlayState, Reading
 from mmrepro.case.sending import Sending
@@ -20,10 +21,9 @@ from mmrepro.play.readings import reading
 from mmrepro.play.tracebacks import failed, read_tracebacks, telling
 from mmrepro.probes.data import ThreadStack
 from mmrepro.run.deadline import Deadlines
-from mmrepro.run.launch import Server
 from mmrepro.run.observe import Probing
 from mmrepro.run.reproduce import Interpreter
-from mmrepro.supervise import procfs
+from mmrepro.run.start import Started
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.pictures import Picture
 
@@ -43,7 +43,7 @@ class Observing:
 
     def __init__(
         self,
-        server: Server,
+        server: Started,
         recorder: Recorder,
         options: PlayOptions,
         deadlines: Deadlines,
@@ -58,7 +58,7 @@ class Observing:
         self.stack: list[ThreadStack] = []
         self.sending.alive = lambda: not self._dead()
         pid = server.core_pid
-        self._core = (pid, procfs.stat(pid)) if pid is not None else None
+        self._core = processes.stat(pid) if pid is not None else None
         self._log_start = _size(server.process.log)
 
     async def play(
@@ -183,7 +183,7 @@ class Observing:
         role, code = self.server.spec.engine.core_role, self.server.process.exit_code
         if code is not None:
             self.state, self.said = PlayState.DIED, f"the server ended by itself with {code}"
-        elif self._core and self._core[1] and not procfs.alive(self._core[0], self._core[1][2]):
+        elif self._core and not processes.alive(self._core.pid, self._core.start_ticks):
             self.state, self.said = PlayState.DIED, f"the server's process {role} is gone"
         return self.state is PlayState.DIED
 

@@ -16,12 +16,8 @@ from mmrepro.case.model import Case, ServerWanted
 from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import Engine, get_engine
-from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.environments.uv import Notice
 from mmrepro.errors import EngineStartError
-from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import EVIDENCE_DIR, Fidelity, HostFacts, StandIn
 from mmrepro.incident.folder import prepared
@@ -35,12 +31,19 @@ from mmrepro.play.served import replayed
 from mmrepro.play.tracebacks import of_engine, read_tracebacks
 from mmrepro.run import deadline, tables
 from mmrepro.run.deadline import Deadlines
-from mmrepro.run.launch import Server, ServerSpec, in_service, start, target
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.runner import driving
+from mmrepro.run.start import (
+    ServerSpec,
+    Started,
+    have_environment,
+    in_service,
+    note_environment,
+    start,
+    target,
+)
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
-from mmrepro.traffic import Traffic
-from mmrepro.traffic.drive import Drive
 
 NO_ROOM = ("No space left on device", "Cannot allocate memory")
 """In the log of a server that did not start: it is this machine's fault."""
@@ -190,7 +193,7 @@ class Player:
         incident = tables.blank(scenario, options, wanted.release, wanted.device, folder)
         return Journal(incident, folder, self.listener)
 
-    def _started(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Server:
+    def _started(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Started:
         """A server that is ready. Raises as ``start`` and ``ensure``, and KeyboardInterrupt."""
         with self._interruptible():
             return self._start(scenario, options, journal)
@@ -209,7 +212,7 @@ class Player:
             with self._known.lock:
                 self._starting.discard(mine)
 
-    def _start(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Server:
+    def _start(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Started:
         wanted = target(scenario, options)
         with self._known.building:
             environment = self._environment(wanted, journal)
@@ -218,9 +221,8 @@ class Player:
         spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
         with journal.stage("start-up"):
             server = start(spec, journal, self.starter)
-        incident = journal.incident
-        self.start_mode, self.fidelity = incident.engine.start_mode, incident.fidelity
-        self.stand_ins = incident.stand_ins
+        self.start_mode, self.fidelity = server.mode, server.plan.fidelity
+        self.stand_ins = server.plan.stand_ins
         return server
 
     def _environment(self, wanted: EnvironmentSpec, journal: Journal) -> Environment:
@@ -229,32 +231,21 @@ class Player:
         if wanted.device == "cuda" and known.gpu is None:
             known.gpu = known.held.enter_context(leased())
 
-        def progress(text: str) -> None:
-            source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
-            journal.recorder.event(text, source=source)
-
         if wanted not in known.environments:
-            environment = ensure(wanted, progress=progress)
+            environment = have_environment(wanted, journal)
             known.held.enter_context(environment.in_use())
             known.environments[wanted] = environment
         environment = known.environments[wanted]
-        tables.note_environment(journal.incident, environment, journal.recorder.dir)
+        note_environment(journal, environment)
         return environment
 
 
-async def _gate(server: Server, journal: Journal) -> None:
-    """A scenario's gate, for its latencies."""
-    scenario = server.spec.scenario
+async def _gate(server: Started, journal: Journal) -> None:
+    """A scenario's warm-up check, for its latencies."""
     journal.recorder.phase = "gate"
-    traffic = Traffic(server.url, SERVED_MODEL, journal.recorder)
-    release = server.spec.environment.spec.release
-    size = scenario.model.image_size()
-    drive = Drive(traffic, journal.recorder, size, scenario.max_model_len, release)
-    drive.deadline_s = GATE_LIMIT_S
-    try:
-        await scenario.gate(drive)
-    finally:
-        await traffic.close()
+    async with driving(server, journal) as drive:
+        drive.deadline_s = GATE_LIMIT_S
+        await server.spec.scenario.gate(drive)
 
 
 def _not_started(played: Played, error: EngineStartError, journal: Journal, engine: Engine) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import psutil
+from mmrepro.base import processes
 from mmrepro.case.played import Reading
 from mmrepro.engines import Engine
-from mmrepro.probes import proc
 from mmrepro.probes.metrics import parse_metrics
-from mmrepro.supervise import EngineProcess, procfs
+from mmrepro.supervise import EngineProcess
 from mmrepro.traffic import Traffic
 
 IDLE_LIMIT_S = 2.0
@@ -56,29 +56,31 @@ async def reading(traffic: Traffic, engine: Engine, process: EngineProcess) -> R
 
 
 def of_processes(pids: Collection[int], metrics: Mapping[str, float]) -> Reading:
-    stats = [stat for pid in pids if (stat := proc.read_stat(pid)) is not None]
-    shm = {entry for pid in pids for entry in procfs.shared_memory(pid)}
+    stats = [stat for pid in pids if (stat := processes.stat(pid)) is not None]
+    shm = {entry for pid in pids for entry in processes.shared_memory(pid)}
     return Reading(
         mono=time.monotonic(),
         metrics=dict(metrics),
         threads=sum(stat.threads for stat in stats) if stats else None,
         files=_files(pids),
         rss_bytes=sum(stat.rss_bytes for stat in stats) if stats else None,
-        shm={procfs.shm_name(entry): size for entry in shm if (size := _size(entry)) is not None},
+        shm={
+            processes.shm_name(entry): size for entry in shm if (size := _size(entry)) is not None
+        },
     )
 
 
 def cpu_ticks(pids: Collection[int]) -> int:
     """User and system time of all of them so far."""
-    stats = [stat for pid in pids if (stat := proc.read_stat(pid)) is not None]
+    stats = [stat for pid in pids if (stat := processes.stat(pid)) is not None]
     return sum(stat.user_ticks + stat.system_ticks for stat in stats)
 
 
 def _files(pids: Collection[int]) -> int | None:
     """None: one of them may not be looked at."""
     try:
-        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)  # noqa: PTH208
-    except OSError:
+        return sum(psutil.Process(pid).num_fds() for pid in pids)
+    except psutil.Error:
         return None
 
 

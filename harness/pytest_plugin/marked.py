@@ -27,8 +27,8 @@ from mmrepro.pytest_plugin.options import out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Runs
 from mmrepro.pytest_plugin.telling import Ran, failure, sentence
 from mmrepro.reports.writing import MARKDOWN_FILE
-from mmrepro.run.launch import target
 from mmrepro.run.options import RunOptions
+from mmrepro.run.start import target
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError

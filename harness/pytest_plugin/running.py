@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from filelock import FileLock, Timeout
+from mmrepro.base.units import duration
 from mmrepro.campaign.disk import Bound
 from mmrepro.campaign.groups import Estimates, Group
+from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import CellsUntilWhole, Here
@@ -46,16 +48,17 @@ class How:
 
 
 class Runs:
-    """Runs cells one after another; the engine of the last environment stays imported."""
+    """Runs cells one after another; the engine of the last environment stays imported.
+
+    Without a campaign: pytest says what is run next, item by item, and what interrupts an item is
+    raised in its main thread, where it ends that item alone.
+    """
 
     def __init__(self, how: How) -> None:
         self.how = how
         self._estimates = Estimates(History())
         self._redactor = Redactor()
-        self._inside = contextlib.ExitStack()
-        self._group: Group | None = None
-        self._trials: Trials | None = None
-        self._provisions: Provisions | None = None
+        self._places: LocalPlaces | None = None
 
     def run(self, group: Group, planned: Planned, ahead: Group | None = None) -> list[Attempt]:
         """Run the cell until it is whole: planned runs, a retry, those that confirm a surprise.
@@ -73,17 +76,17 @@ class Runs:
         made: list[Attempt] = []
         failed: list[BaseException] = []
         ended = threading.Event()
+        places = self._places = self._places or self._provided()
 
         def do() -> None:
             try:
-                made.extend(self._work(group, planned, ahead))
+                made.extend(self._work(places.there()[0].here, group, planned, ahead))
             except BaseException as error:
                 failed.append(error)
             finally:
                 ended.set()
 
         with turn(self.how.root, self.how.turns):
-            self._trials = Trials(self.how.options)
             # A daemon: who presses Ctrl-C twice does not wait for it; its run is killed with it.
             thread = threading.Thread(target=do, name="mmrepro", daemon=True)
             try:
@@ -92,9 +95,9 @@ class Runs:
                 while not ended.wait(POLL_S):
                     pass
             except BaseException:
-                self._stop()
+                places.stop()
                 ended.wait(STOP_S)  # it may not even have begun, and then does nothing
-                self.leave()
+                self.close()
                 raise
         if failed:
             raise failed[0]
@@ -102,34 +105,27 @@ class Runs:
 
     def leave(self) -> None:
         """The last environment is done with: its warm parent ends."""
-        self._inside.close()
-        self._group = None
+        if self._places is not None:
+            self._places.there()[0].here.leave()
 
     def close(self) -> None:
-        """End what is fetched ahead, and the last warm parent."""
-        self._stop()
-        self.leave()
+        """End all that runs, what is fetched and the last warm parent; a later run begins anew."""
+        places, self._places = self._places, None
+        if places is not None:
+            try:
+                places.stop()
+            finally:
+                places.join()
 
-    def _stop(self) -> None:
-        """End all that runs, and what is fetched; a later run begins anew."""
-        trials, provisions = self._trials, self._provisions
-        self._trials = self._provisions = None
-        try:
-            if provisions is not None:
-                provisions.stop()
-        finally:
-            if trials is not None:
-                trials.stop()
-
-    def _work(self, group: Group, planned: Planned, ahead: Group | None) -> Iterator[Attempt]:
-        how, trials = self.how, self._trials
-        assert trials is not None
-        provisions = self._provisions or self._provide()
+    def _work(
+        self, here: Here, group: Group, planned: Planned, ahead: Group | None
+    ) -> Iterator[Attempt]:
+        how, provisions = self.how, here.provisions
         seconds = self._estimates.of(planned.cell)[0]
         ready = time.time() + provisions.seconds(group)
         if how.until is not None and ready + seconds > how.until:
             return  # and nothing is fetched for it
-        self._enter(group, provisions)
+        here.enter(group, how.repeat)  # where that fails each run is told why
         one = replace(group, cells=(planned,))
         order = CellsUntilWhole(
             night=how.night,
@@ -143,7 +139,6 @@ class Runs:
             ahead=ahead,
         )
         provisions.expect([one])
-        here = Here(trials, provisions, how.options.machine)
         for step in order.carry_out(here, how.root):
             if isinstance(step, Attempt):
                 if step.outcome is not None:
@@ -151,25 +146,12 @@ class Runs:
                 print(_told(step), flush=True)  # pytest shows it with what fails, or with -s
                 yield step
 
-    def _enter(self, group: Group, provisions: Provisions) -> None:
-        """Have the environment, and its engine imported, until :meth:`leave`."""
-        if self._group is group:
-            return
-        self.leave()
-        self._group = group
-        provisions.expect([group])
-        self._inside.callback(provisions.done, group)
-        if not provisions.prepare(group):  # else each run is told why
-            runs = [(planned.cell, self.how.repeat) for planned in group.cells]
-            self._inside.enter_context(provisions.warm(runs))
-
-    def _provide(self) -> Provisions:
-        how = self.how
-        bound = None
+    def _provided(self) -> LocalPlaces:
+        how, bound = self.how, None
         if how.disk is not None:
             bound = Bound(how.disk, how.root / f".disk-{how.night.replace('/', '-')}.json")
-        self._provisions = Provisions(how.options, bound, print)
-        return self._provisions
+        provisions = Provisions(how.options, bound, print)
+        return LocalPlaces(Trials(how.options), provisions, machine=how.options.machine)
 
 
 @contextlib.contextmanager
@@ -197,4 +179,4 @@ def turn(root: Path, count: int) -> Iterator[None]:
 
 def _told(attempt: Attempt) -> str:
     came = attempt.outcome or f"lost ({attempt.lost})"
-    return f"run {attempt.index} ({attempt.role}): {came}, {attempt.seconds:.1f} s"
+    return f"run {attempt.index} ({attempt.role}): {came}, {duration(attempt.seconds)}"

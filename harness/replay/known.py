@@ -20,9 +20,9 @@ from mmrepro.oracle.buckets import alike
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.logs import LogsProbe
 from mmrepro.replay.seen import Looked, Named, Seen
-from mmrepro.scenario import Failure, Finding, LiveFacts, Scenario, Truth
-from mmrepro.scenario.parts import SILENT
+from mmrepro.scenario import Finding, LiveFacts, Scenario, Truth
 from mmrepro.scenario.registry import load_scenario
+from mmrepro.scenario.silent import SILENT, Failure
 from packaging.version import Version
 
 DIAGNOSIS_DIR = "diagnosis"

@@ -28,7 +28,7 @@ class ReplayOptions:
         scale: lengths are fitted to ``server.max_model_len``.
         budget: most starts of servers.
         repeat: plays on fresh servers that confirm a finding.
-        jobs: servers at a time; None: chosen from the machine.
+        where: words that say on which places, how many at a time.
         resume: folder of a replay that is gone on with: the case is read there, not from ``file``.
         timeout_s: that a server may take to become ready.
     """
@@ -43,7 +43,7 @@ class ReplayOptions:
     shrink: bool = True
     budget: int = BUDGET
     repeat: int = REPEAT
-    jobs: int | None = None
+    where: tuple[str, ...] = ()
     seed: int = 0
     start_mode: StartMode = StartMode.AUTO
     timeout_s: float = TIMEOUT_S
@@ -85,7 +85,7 @@ class ReplayOptions:
         parts += [] if self.shrink else ["--no-shrink"]
         parts += ["--budget", str(self.budget)] if self.budget != BUDGET else []
         parts += ["--repeat", str(self.repeat)] if self.repeat != REPEAT else []
-        parts += ["--jobs", str(self.jobs)] if self.jobs is not None else []
+        parts += self.where
         parts += ["--seed", str(self.seed)] if self.seed else []
         if self.start_mode is not StartMode.AUTO:
             parts += ["--start-mode", self.start_mode]

@@ -19,8 +19,8 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.machine.gpu import ORDER, choose, read_gpus, visible
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.closure import closure, folder_of
-from mmrepro.run.launch import launch_plan
 from mmrepro.run.options import RunOptions
+from mmrepro.run.start import ServerSpec
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.supervise import free_port
@@ -75,7 +75,7 @@ def decisive_parts(
         gpus: models of those that the run takes; None: of those that it would take now.
     """
     port = free_port()
-    plan = launch_plan(scenario, options, environment, model, port)
+    plan = ServerSpec(scenario, options, environment, model).plan(port)
     host, device = host_facts(), environment.spec.device
     if gpus is None:
         gpus = gpu_models(device)
@@ -118,11 +118,6 @@ def decisive_parts(
 def run_key(parts: dict[str, str]) -> str:
     """Of a run's :func:`decisive_parts`: runs with one key are the same experiment."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def cell_key(parts: dict[str, str], index: int) -> str:
-    """Key of run number ``index`` of an ablation's cell."""
-    return run_key({**parts, "index": str(index)})
 
 
 def code_digest(scenario: Scenario, plan: LaunchPlan | None = None) -> str:

@@ -18,8 +18,8 @@ from mmrepro.probes.metrics import MetricsProbe
 from mmrepro.probes.processes import ProcessesProbe
 from mmrepro.probes.stacks import StacksProbe
 from mmrepro.probes.syscalls import SyscallsProbe
-from mmrepro.run.launch import Server
 from mmrepro.run.reproduce import Interpreter
+from mmrepro.run.start import Started
 from mmrepro.scenario import Scenario
 
 BASELINE_S = 5.0
@@ -38,7 +38,7 @@ SYSCALLS_S, QUIET_SYSCALLS_S = 1.5, 0.5
 class Probing:
     """What looks at a server, by the scenario's wishes; all that it gets goes to the recorder."""
 
-    server: Server
+    server: Started
     scenario: Scenario
     recorder: Recorder
 

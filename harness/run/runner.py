@@ -7,12 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
 
+from mmrepro.base.units import duration
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.environments.build import ensure
-from mmrepro.environments.spec import Environment, EnvironmentSpec
-from mmrepro.environments.uv import Notice
 from mmrepro.errors import EngineStartError, RunTimeout
-from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import Incident, Setting
 from mmrepro.incident.folder import make_run_dir
@@ -22,10 +19,19 @@ from mmrepro.machine.lease import leased
 from mmrepro.run import deadline, tables
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
-from mmrepro.run.launch import Server, ServerSpec, in_service, start, target
 from mmrepro.run.observe import Probing, read_log
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.run.reproduce import Interpreter
+from mmrepro.run.start import (
+    ServerSpec,
+    Started,
+    changes,
+    have_environment,
+    in_service,
+    note_environment,
+    start,
+    target,
+)
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
 from mmrepro.signature.decide import guarded
@@ -42,7 +48,7 @@ def begin(scenario: Scenario, options: RunOptions, listener: Listener | None = N
     """
     spec = target(scenario, options)
     scenario.read_options(options.options)
-    tables.changes(scenario, options.flips)
+    changes(scenario, options.flips)
     folder = make_run_dir(options.out, scenario.full_name, spec.release)
     incident = tables.blank(scenario, options, spec.release, spec.device, folder)
     return Journal(incident, folder, listener)
@@ -63,7 +69,9 @@ def execute(
         if wanted.device == "cuda":  # before anything is downloaded
             gpu = held.enter_context(leased())
             _note_gpu(gpu, journal)
-        environment = _environment(wanted, journal)
+        with journal.stage("environment"):
+            environment = have_environment(wanted, journal)
+            note_environment(journal, environment)
         held.enter_context(environment.in_use())  # `mmrepro env prune` beside us leaves it alone
         with journal.stage("model"):
             model, journal.incident.model = tables.model_of(scenario.model, options.model)
@@ -83,7 +91,7 @@ def execute(
             return journal.incident
         with in_service(server, journal, keep=options.keep_server):
             # The start may have found that the mode meant for it cannot be used.
-            mode = {START_MODE: journal.incident.engine.start_mode}
+            mode = {START_MODE: server.mode.value}
             _note_key(journal.incident, journal.incident.decided_by | mode)
             journal.save()
             asyncio.run(_bounded(_observe(server, journal, starter), options.timeout_s))
@@ -111,17 +119,6 @@ def _note_gpu(choice: Choice, journal: Journal) -> None:
         journal.recorder.event(f"in use by others: {sentence}")
 
 
-def _environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
-    def progress(text: str) -> None:
-        source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
-        journal.recorder.event(text, source=source)
-
-    with journal.stage("environment"):
-        environment = ensure(wanted, progress=progress)
-        tables.note_environment(journal.incident, environment, journal.recorder.dir)
-    return environment
-
-
 def _control(spec: ServerSpec, journal: Journal, starter: Starter) -> tuple[Setting, ...]:
     """The other server, if the scenario has one: start, traffic, log, stop. Its restarts."""
     control, recorder = spec.scenario.control_server, journal.recorder
@@ -138,8 +135,8 @@ def _control(spec: ServerSpec, journal: Journal, starter: Starter) -> tuple[Sett
     return server.restarts
 
 
-async def _control_traffic(server: Server, journal: Journal) -> None:
-    async with _driving(server, journal) as drive:
+async def _control_traffic(server: Started, journal: Journal) -> None:
+    async with driving(server, journal) as drive:
         await server.spec.scenario.control(drive)
         await Probing(server, server.spec.scenario, journal.recorder).logs()
 
@@ -151,17 +148,17 @@ async def _bounded(work: Coroutine[None, None, None], timeout_s: float) -> None:
             await work
     except TimeoutError as error:
         raise RunTimeout(
-            f"The run did not end within {timeout_s:g} s.",
+            f"The run did not end within {duration(timeout_s)}.",
             hint="mmrepro run … --timeout SECONDS",
         ) from error
 
 
-async def _observe(server: Server, journal: Journal, starter: Starter) -> None:
+async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
     """Gate, trigger and check."""
     recorder, scenario = journal.recorder, server.spec.scenario
     probing = Probing(server, scenario, recorder)
     try:
-        async with _driving(server, journal) as drive:
+        async with driving(server, journal) as drive:
             with journal.stage("gate"):
                 passed = await _gate(drive, probing, journal)
             if passed:
@@ -198,7 +195,7 @@ async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _driving(server: Server, journal: Journal) -> AsyncIterator[Drive]:
+async def driving(server: Started, journal: Journal) -> AsyncIterator[Drive]:
     """The scenario's hands, until all that it sent is answered or given up."""
     spec = server.spec
     drive = Drive(
@@ -240,10 +237,10 @@ def _note_never_ready(spec: ServerSpec, journal: Journal, error: EngineStartErro
     recorder.phase = "stop"
 
 
-def _interpreter(server: Server, drive: Drive, starter: Starter) -> Interpreter:
+def _interpreter(server: Started, drive: Drive, starter: Starter) -> Interpreter:
     """For reproducers: started as the server was."""
     environment, plan = server.spec.environment, server.plan
-    warm = server.started.mode is StartMode.WARM
+    warm = server.mode is StartMode.WARM
     parent = starter.parent_of(plan, environment) if warm else None
     return Interpreter(environment.python, {**plan.env, **drive.reproducer_env}, parent)
 

@@ -1,10 +1,12 @@
-"""How a server is started: cold, forked, or from a warm parent; and what that replaces."""
+"""How a server is started: cold, forked, or from a warm parent; what that replaces, and the time
+of each stage."""
 
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -12,7 +14,7 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.engines.base import BOOT
 from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
-from mmrepro.errors import EngineStartError, UsageError
+from mmrepro.errors import UsageError
 from mmrepro.incident import Setting, WarmParentFacts
 from mmrepro.machine.cache import VISIBLE, cache_root
 from mmrepro.machine.child_env import child_environment
@@ -26,7 +28,8 @@ from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, WarmParent
 
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
-START_ATTEMPTS = 5
+LAST_STAGE = "HTTP up"
+MAX_BYTES = 8 << 20
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it torch.cuda.is_available() asks NVML; else it initialises CUDA, and an import that asks it
 leaves a parent whose forks cannot use the GPU."""
@@ -41,60 +44,6 @@ REPLACES = {
     "imported, are the parent's; single-file reproducers are forked from it too",
 }
 SAFER = {StartMode.WARM: StartMode.FORK, StartMode.FORK: StartMode.COLD}
-
-
-@dataclass(frozen=True)
-class Started:
-    """A server that was started: it exists, but need not be ready. ``parent``: whose fork it is."""
-
-    process: EngineProcess
-    mode: StartMode
-    parent: WarmParentFacts | None = None
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """How a server is started next.
-
-    Attributes:
-        reasons: why the mode is no faster one; ``because``: what led to this attempt, "" at first.
-        number: of the start, from 1; where a mode was refused, nothing was started.
-        failed: modes in which the server did not become ready, and why.
-        restarts: starts of the run that were repeated, for the report.
-    """
-
-    mode: StartMode
-    reasons: tuple[str, ...] = ()
-    number: int = 1
-    failed: tuple[tuple[StartMode, str], ...] = ()
-    restarts: tuple[Setting, ...] = ()
-    because: str = ""
-
-    def refused(self, why: str) -> Attempt:
-        """The next one, if the mode cannot be used there: in a safer one."""
-        return self._in(SAFER[self.mode], f"not {self.mode}: {why}")
-
-    def ended(self, error: EngineStartError, race: str, *, cold: bool = True) -> Attempt | None:
-        """The next one, if the server did not become ready; None: that would not either.
-
-        ``race``: why the start failed by chance; "" if it did not. ``cold``: a start that failed
-        in a mode that replaces something may be tried without.
-        """
-        if self.number == START_ATTEMPTS:
-            return None
-        again = replace(self, number=self.number + 1)
-        if race:
-            restart = Setting(name="start-up", value="repeated", why=race)
-            restarts = (*self.restarts, restart)
-            return replace(again, restarts=restarts, because=f"{race}; starting it again")
-        if self.mode not in SAFER or error.usage or not cold:
-            return None
-        failed = (*self.failed, (self.mode, error.message))
-        why = f"a start in mode {self.mode} failed: {error.message}"
-        return replace(again, failed=failed)._in(StartMode.COLD, why)
-
-    def _in(self, mode: StartMode, because: str) -> Attempt:
-        return replace(self, mode=mode, reasons=(*self.reasons, because), because=because)
 
 
 class Starter:
@@ -147,8 +96,8 @@ class Starter:
         cwd: Path,
         log: Path,
         grace_s: float,
-    ) -> Started:
-        """Start the server of ``plan``.
+    ) -> tuple[EngineProcess, WarmParentFacts | None]:
+        """Start the server of ``plan``: its process, and the warm parent whose fork it is.
 
         Raises:
             Refused, WarmParentDied: the environment cannot be warmed; nothing was started.
@@ -157,9 +106,9 @@ class Starter:
         env = child_environment(plan.env)
         if mode is StartMode.WARM:
             parent = self.parents.get(parent_spec(plan, environment))
-            facts = _facts(parent)
+            facts = {k: v for k, v in vars(parent.facts).items() if k != "refused"}
             process = parent.start(plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s)
-            return Started(process, mode, facts)
+            return process, WarmParentFacts(kept=bool(parent.kept_s), **facts)
         argv = plan.argv
         if mode is StartMode.FORK:
             entry = plan.entry
@@ -168,18 +117,21 @@ class Starter:
                 str(environment.python), "-c", COMMAND, str(SCRIPTS), folders,
                 entry.module, *entry.arguments,
             ]  # fmt: skip
-        process = start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s)
-        return Started(process, mode)
+        return start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s), None
 
     def note(
-        self, started: Started, plan: LaunchPlan, environment: Environment, seconds: float
+        self,
+        mode: StartMode,
+        plan: LaunchPlan,
+        environment: Environment,
+        seconds: float,
+        parent: WarmParentFacts | None = None,
     ) -> None:
         """Remember that a start of that mode became ready."""
-        seen = ModeSeen(works=True, seconds=round(seconds, 2))
-        if started.parent is not None:
-            seen.imports_s = started.parent.imports_s
-            seen.memory_bytes = started.parent.memory_bytes
-        note_start(environment.state_dir, _name(started.mode, plan), seen)
+        remembered = ModeSeen(works=True, seconds=round(seconds, 2))
+        if parent is not None:
+            remembered.imports_s, remembered.memory_bytes = parent.imports_s, parent.memory_bytes
+        note_start(environment.state_dir, _name(mode, plan), remembered)
 
     def note_unusable(
         self,
@@ -199,6 +151,53 @@ class Starter:
         again = before is not None and not before.works
         seen = ModeSeen(works=False, certain=certain or again, why=why)
         note_start(environment.state_dir, name, seen)
+
+
+class StartStages:
+    """Notes when each mark appears in the log; the log's own times have whole seconds only.
+
+    Look at it often: a stage is as exact as the looks are frequent. A stage whose mark is missing
+    (another release, another log level) is counted, and named, together with the next one.
+    """
+
+    def __init__(self, marks: Mapping[str, str], log: Path, began: float) -> None:
+        """``marks``: see ``Engine.start_marks``; ``began``: of the start, monotonic seconds."""
+        self._marks = {stage: re.compile(mark.encode()) for stage, mark in marks.items()}
+        self._log = log
+        self._read = 0
+        self._rest = b""
+        self._began = began
+        self._ended: dict[str, float] = {}
+
+    def look(self) -> None:
+        """Read what the log has got since the last look."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._read)
+                new = file.read(MAX_BYTES)
+        except OSError:
+            return
+        now = time.monotonic()
+        self._read += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        for line in lines:
+            for stage, mark in self._marks.items():
+                if stage not in self._ended and mark.search(line):
+                    self._ended[stage] = now
+
+    def ended(self, ready: float) -> dict[str, float]:
+        """{stage: seconds}, in order; ``ready``: when the server was, monotonic seconds."""
+        self.look()
+        stages: dict[str, float] = {}
+        before, unseen = self._began, []
+        for stage in self._marks:
+            unseen.append(stage)
+            if stage in self._ended:
+                at = min(max(self._ended[stage], before), ready)
+                stages[" + ".join(unseen)] = round(at - before, 2)
+                before, unseen = at, []
+        stages[" + ".join([*unseen, LAST_STAGE])] = round(ready - before, 2)
+        return stages
 
 
 def parent_spec(
@@ -236,15 +235,9 @@ def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
         yield from sorted(folder.rglob("*.py"))
 
 
-def mode_settings(mode: StartMode, fallbacks: Sequence[str]) -> list[Setting]:
+def mode_setting(mode: StartMode, fallbacks: Sequence[str]) -> Setting:
     """The mode and what it replaces, for the report."""
-    why = "; ".join([REPLACES[mode], *fallbacks])
-    return [Setting(name="start mode", value=mode.value, why=why)]
-
-
-def _facts(parent: WarmParent) -> WarmParentFacts:
-    facts = {name: value for name, value in vars(parent.facts).items() if name != "refused"}
-    return WarmParentFacts(kept=bool(parent.kept_s), **facts)
+    return Setting(name="start mode", value=mode, why="; ".join([REPLACES[mode], *fallbacks]))
 
 
 def _name(mode: StartMode, plan: LaunchPlan) -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import ast
 import hashlib
-import shlex
 import uuid
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TypeVar
 
 from mmrepro import __version__
-from mmrepro.engines import LaunchPlan, get_engine
+from mmrepro.engines import get_engine
 from mmrepro.environments.spec import Environment
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
@@ -22,22 +21,23 @@ from mmrepro.incident import (
     LogExcerpt,
     MitigationFacts,
     ModelFacts,
+    SourceExcerpt,
 )
 from mmrepro.machine.cache import cache_root
 from mmrepro.machine.facts import host_facts
-from mmrepro.machine.files import write_file
 from mmrepro.models import TinyModel
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.records import EVIDENCE_DIR, Moment, Setting
-from mmrepro.reproducers import reproducer_path
+from mmrepro.records import EVIDENCE_DIR, Moment
 from mmrepro.run.judge import Effect, effect
 from mmrepro.run.options import RunOptions
-from mmrepro.run.source import read_definition
 from mmrepro.scenario import RunFacts, Scenario
+from mmrepro.scenario.parts import SourceRef
 from mmrepro.signature.views import log_count
 
 T = TypeVar("T")
 LINES_EACH = 3
+MAX_LINES = 45
+MAX_FILE_BYTES = 4 << 20
 MAX_PICTURE_BYTES = 1 << 20
 """As ``Shown.png`` has it."""
 
@@ -87,45 +87,6 @@ def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
         image_tokens=tiny.image_tokens,
         sha256=digest,
     )
-
-
-def note_environment(incident: Incident, environment: Environment, folder: Path) -> None:
-    """What the engine was installed as; the list with hashes is copied into ``folder``."""
-    engine = incident.engine
-    engine.commit = environment.spec.commit
-    engine.wheel = environment.wheel
-    engine.python = environment.python_version
-    engine.resolved_until = environment.resolved_until
-    engine.packages = environment.packages
-    engine.settings = list(environment.notes)
-    copy = folder / environment.lock_file.name
-    with contextlib.suppress(OSError):
-        write_file(copy, environment.lock_file.read_bytes())
-        engine.packages_file = copy.name
-
-
-def changes(scenario: Scenario, flips: Iterable[str]) -> list[Setting]:
-    """What a run sets on purpose: flipped factors, the options of its control server."""
-    flipped = [scenario.factor(name) for name in flips]
-    settings = [
-        Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
-        for f in flipped
-    ]
-    if (control := scenario.control_server) is not None:
-        options = shlex.join(control.server_args)
-        settings.append(Setting(name="control server", value=options, why=control.description))
-    return settings
-
-
-def note_plan(incident: Incident, plan: LaunchPlan, settings: list[Setting], mode: str) -> None:
-    """How the server is about to be started."""
-    # Where mmrepro itself lies is no fact of the run: reports are the same from any checkout.
-    here = str(reproducer_path("").absolute())
-    incident.engine.command = plan.argv
-    incident.engine.environment = {k: v.replace(here, "{reproducers}") for k, v in plan.env.items()}
-    incident.engine.settings, incident.engine.start_mode = settings, mode
-    incident.stand_ins = plan.stand_ins
-    incident.fidelity = plan.fidelity
 
 
 def mitigation_table(scenario: Scenario, applied: Collection[str]) -> list[MitigationFacts]:
@@ -230,3 +191,49 @@ def excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
         text=f"{line.level}{where} {line.text}".strip(),
         note=note,
     )
+
+
+def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None:
+    """The lines of ``ref`` as installed; None if the file or the definition is not there.
+
+    Docstrings stay; a definition longer than 45 lines is cut around its highlighted lines.
+    """
+    path = site_packages / ref.file
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            return None
+        text = path.read_text(encoding="utf-8", errors="replace")
+        node = _find(ast.parse(text), ref.qualname.split("."))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # the parser's own limits end in the last two
+    if node is None or node.end_lineno is None:
+        return None
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    # As the parser counts: splitlines() would also split at form feeds and other separators.
+    numbered = list(enumerate(text.split("\n")[first - 1 : node.end_lineno], first))
+    marked = [n for n, line in numbered if any(h in line for h in ref.highlight)]
+    if len(numbered) > MAX_LINES:
+        start = max(0, (marked[0] if marked else first) - first - MAX_LINES // 2)
+        numbered = numbered[start : start + MAX_LINES]
+    return SourceExcerpt(
+        file=ref.file,
+        qualname=ref.qualname,
+        first_line=numbered[0][0],
+        lines=[line for _, line in numbered],
+        highlight=[n for n in marked if numbered[0][0] <= n <= numbered[-1][0]],
+        note=ref.note,
+    )
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _find(tree: ast.AST, names: list[str]) -> Definition | None:
+    """The last definition of that qualified name: overloads come before the real one."""
+    last: Definition | None = None
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Definition) and node.name == names[0]:
+            last = node if len(names) == 1 else _find(node, names[1:]) or last
+        elif isinstance(node, ast.If | ast.Try):
+            last = _find(node, names) or last
+    return last

@@ -1,104 +1,33 @@
-"""What a failure is. ``from mmrepro.scenario import …`` is the only import a scenario needs."""
+"""What a failure is: the names that a scenario needs first; see ``mmrepro.scenario.more``."""
 
-from mmrepro.case.driven import play_case as play_case
-from mmrepro.engines import Engine as Engine
-from mmrepro.engines.changes import Mitigation as Mitigation, Patch as Patch
+from typing import TYPE_CHECKING
+
 from mmrepro.evidence import (
     Evidence as Evidence,
-    ImageSent as ImageSent,
     Missing as Missing,
-    Phase as Phase,
     RequestRecord as RequestRecord,
 )
-from mmrepro.incident import (
-    Birthday as Birthday,
-    ClaimResult as ClaimResult,
-    ClaimStatus as ClaimStatus,
-    Exhibit as Exhibit,
-    KeyFrame as KeyFrame,
-    KeyStack as KeyStack,
-    Pool as Pool,
-    Reference as Reference,
-    Shown as Shown,
-    SymptomRow as SymptomRow,
-)
-from mmrepro.incident.birthday import (
-    collision_probability as collision_probability,
-    images_for as images_for,
-)
-from mmrepro.models import (
-    TinyDotsOCR as TinyDotsOCR,
-    TinyModel as TinyModel,
-    TinyQwen2VL as TinyQwen2VL,
-    TinyQwen3 as TinyQwen3,
-    TinyText as TinyText,
-)
-from mmrepro.probes.data import (
-    Frame as Frame,
-    GpuData as GpuData,
-    HttpData as HttpData,
-    InferenceData as InferenceData,
-    LogLine as LogLine,
-    LogsData as LogsData,
-    MetricsData as MetricsData,
-    ProcessesData as ProcessesData,
-    StackSample as StackSample,
-    StacksData as StacksData,
-    SyscallsData as SyscallsData,
-    ThreadStack as ThreadStack,
-)
-from mmrepro.records import Fidelity as Fidelity, Setting as Setting, StandIn as StandIn
-from mmrepro.scenario.base import Scenario as Scenario, with_variants as with_variants
-from mmrepro.scenario.bind import Check as Check
+from mmrepro.incident import Reference as Reference
 from mmrepro.scenario.common import (
-    Label as Label,
-    added_not_scheduled as added_not_scheduled,
     answered as answered,
-    answered_alike as answered_alike,
-    answered_row as answered_row,
-    as_by_control as as_by_control,
-    case_arrived as case_arrived,
-    changed as changed,
-    core_burns_cpu as core_burns_cpu,
-    counted_as_running as counted_as_running,
-    death_rows as death_rows,
-    dies_of as dies_of,
     endpoints_green as endpoints_green,
-    every_request_fails as every_request_fails,
-    fails_in_server as fails_in_server,
-    first_error as first_error,
-    happened as happened,
-    idle_cpu as idle_cpu,
-    idle_while_asked as idle_while_asked,
-    in_log as in_log,
-    last_line as last_line,
-    never_answered as never_answered,
-    new_request_unanswered as new_request_unanswered,
-    no_progress as no_progress,
-    not_answered as not_answered,
-    not_logged as not_logged,
-    nothing_queued as nothing_queued,
-    process_alive as process_alive,
-    refused_or_answered as refused_or_answered,
-    server_gone as server_gone,
-    some_request_unanswered as some_request_unanswered,
     some_requests_fail as some_requests_fail,
-    spins_in_user_space as spins_in_user_space,
-    stands_in as stands_in,
-    tokens_stand_still as tokens_stand_still,
-    trigger_ended as trigger_ended,
-    unchanged as unchanged,
     unmitigated as unmitigated,
-    usual_latency as usual_latency,
 )
-from mmrepro.scenario.declare import (
+from mmrepro.scenario.definition import (
+    Scenario as Scenario,
+    with_variants as with_variants,
+)
+from mmrepro.scenario.parts import (
+    Check as Check,
     Claim as Claim,
-    Declared as Declared,
-    Row as Row,
+    Control as Control,
+    Factor as Factor,
+    LiveFacts as LiveFacts,
+    RunFacts as RunFacts,
     cause as cause,
     claim as claim,
     cure as cure,
-    hypothesis as hypothesis,
     issue as issue,
     precondition as precondition,
     pull as pull,
@@ -107,18 +36,6 @@ from mmrepro.scenario.declare import (
     symptom as symptom,
     upgrade as upgrade,
 )
-from mmrepro.scenario.gpu import (
-    gpu_idle as gpu_idle,
-    gpu_memory_held as gpu_memory_held,
-)
-from mmrepro.scenario.parts import (
-    Control as Control,
-    Factor as Factor,
-    Failure as Failure,
-    LiveFacts as LiveFacts,
-    RunFacts as RunFacts,
-    SourceRef as SourceRef,
-)
 from mmrepro.scenario.standing import (
     FailureClass as FailureClass,
     Severity as Severity,
@@ -126,20 +43,11 @@ from mmrepro.scenario.standing import (
     UpstreamState as UpstreamState,
 )
 from mmrepro.signature import (
-    Condition as Condition,
     Finding as Finding,
     Outcome as Outcome,
     Truth as Truth,
-    answers as answers,
-    checks as checks,
-    crash as crash,
-    live_server as live_server,
 )
-from mmrepro.signature.comparison import (
-    ComparedAnswers as ComparedAnswers,
-    first_difference as first_difference,
-)
-from mmrepro.signature.decide import all_met as all_met, guarded as guarded
+from mmrepro.signature.decide import all_met as all_met
 from mmrepro.signature.views import (
     Logs as Logs,
     Measured as Measured,
@@ -149,9 +57,16 @@ from mmrepro.signature.views import (
     Requests as Requests,
 )
 from mmrepro.traffic.drive import Drive as Drive
-from mmrepro.traffic.pictures import (
-    Picture as Picture,
-    clip as clip,
-    read_picture as read_picture,
-    tiles as tiles,
-)
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """Raises ImportError for a name of ``more``; a submodule is found by the import itself."""
+        from importlib.util import find_spec
+
+        if not name.startswith("_") and find_spec(f"{__name__}.{name}") is None:
+            from mmrepro.scenario import more
+
+            if hasattr(more, name):
+                raise ImportError(f"{name} is in {more.__name__}; import it from there")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
 """Conditions that several scenarios share, each with its form for an observer.
 
 Every function returns what ``symptoms`` and ``causes`` take. ``more``: ``required``, ``live``,
-``reported``, ``id`` (see :class:`mmrepro.scenario.declare.Declared`). Checks for ``works_after``,
+``reported``, ``id`` (see :class:`mmrepro.scenario.parts.Declared`). Checks for ``works_after``,
 claims and rows stand at the end.
 """
 
@@ -13,11 +13,9 @@ from typing import Any
 
 from mmrepro.engines import Engine
 from mmrepro.evidence import Evidence
-from mmrepro.probes.data import InferenceData, LogsData, StacksData
-from mmrepro.scenario.bind import Check
-from mmrepro.scenario.declare import Declared, Row, cause, precondition, row, symptom
-from mmrepro.scenario.parts import RunFacts
-from mmrepro.signature import Finding, Truth, checks, crash, live_server, loops
+from mmrepro.probes.data import LogsData, StacksData
+from mmrepro.scenario.parts import Check, Declared, Row, RunFacts, cause, precondition, row, symptom
+from mmrepro.signature import Finding, Truth, checks
 from mmrepro.signature.views import Logs, Metrics, Processes, Requests
 
 Label = str | Callable[[Evidence], str]
@@ -111,6 +109,8 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 def stands_in(*functions: str, **more: Any) -> Declared:
     """In every stack sample a thread is inside these functions, outermost first."""
 
+    from mmrepro.signature import loops
+
     def inside(stacks: StacksData) -> Finding:
         return loops.stays_below(stacks, functions)
 
@@ -127,6 +127,8 @@ def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) ->
     ``part``: :func:`cause` or :func:`symptom`.
     """
 
+    from mmrepro.signature import crash
+
     def first(logs: Logs, engine: Engine) -> Finding:
         return crash.first_error(logs, engine.core_role, pattern)
 
@@ -137,6 +139,8 @@ def first_error(pattern: str, statement: str, part: Any = cause, **more: Any) ->
 def dies_of(failing: Label, statement: str, **more: Any) -> tuple[Declared, ...]:
     """A request takes the server down: it gets 500, and a new text after it is not answered
     (:func:`crash.watch`). An observer sees that no process is the core, and the log's word."""
+
+    from mmrepro.signature import crash, live_server
 
     def fails(requests: Requests) -> Finding:
         name = failing if isinstance(failing, str) else failing(requests.evidence)
@@ -221,6 +225,8 @@ def some_requests_fail(*given_up: str) -> tuple[Declared, ...]:
     in which the engine tells of a request that it ended with an error, where streams fail as well:
     they have answered 200 by then."""
 
+    from mmrepro.signature import live_server
+
     def requests_fail(logs: Logs) -> Finding:
         found = checks.logged(logs, live_server.FAILED, "requests that got HTTP 500")
         for pattern in given_up:
@@ -243,11 +249,10 @@ def every_request_fails(**more: Any) -> Declared:
     """The engine's loop has ended behind a front that lives: 500 and above, or a completion that
     ended in an error. A 4xx (a key, a rate limit) tells nothing of the engine."""
 
-    def fails(inference: InferenceData) -> Finding:
-        return live_server.fails(inference)
+    from mmrepro.signature import live_server
 
     more = {"id": "every-request-fails", **more}
-    return symptom("a small valid request fails", fails, **more)
+    return symptom("a small valid request fails", live_server.fails, **more)
 
 
 # ------------------------------------------------------------------ for works_after

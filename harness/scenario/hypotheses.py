@@ -6,9 +6,11 @@ from collections.abc import Collection
 
 from mmrepro.incident import ClaimResult
 from mmrepro.incident.ablation import Ablation, FactorClass
-from mmrepro.scenario.declare import Hypothesis, named
-from mmrepro.scenario.tables import STATUS
+from mmrepro.scenario.parts import STATUS, Hypothesis, named
 from mmrepro.signature import Finding, Truth
+
+CURES = (FactorClass.NECESSARY, FactorClass.SUFFICIENT)
+UNCLEAR = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER, FactorClass.NOT_TESTED)
 
 
 def classed(ablation: Ablation, factor: str, classes: Collection[FactorClass]) -> Finding:
@@ -16,15 +18,14 @@ def classed(ablation: Ablation, factor: str, classes: Collection[FactorClass]) -
     found = ablation.factor(factor)
     if found is None:
         return Finding.unknown(f"{factor} was not among the factors")
-    unclear = (None, FactorClass.INCONCLUSIVE, FactorClass.OTHER, FactorClass.NOT_TESTED)
-    if found.factor_class in unclear and found.factor_class not in classes:
+    if found.factor_class in UNCLEAR and found.factor_class not in classes:
         return Finding.unknown(f"{factor}: {found.why or 'not run'}")
     return Finding.of(found.factor_class in classes, f"{factor}: {found.why}")
 
 
 def cures(ablation: Ablation, factor: str) -> Finding:
     """Whether flipping ``factor`` alone cures: symptom and cause gone."""
-    return classed(ablation, factor, (FactorClass.NECESSARY, FactorClass.SUFFICIENT))
+    return classed(ablation, factor, CURES)
 
 
 def causes(ablation: Ablation, factor: str) -> Finding:
@@ -36,16 +37,7 @@ def causes(ablation: Ablation, factor: str) -> Finding:
 
 def matters(ablation: Ablation, factor: str) -> Finding:
     """Whether ``factor`` changes anything, be it only that the failure is hidden."""
-    return classed(
-        ablation,
-        factor,
-        (
-            FactorClass.NECESSARY,
-            FactorClass.SUFFICIENT,
-            FactorClass.CONTRIBUTES,
-            FactorClass.HIDES,
-        ),
-    )
+    return classed(ablation, factor, (*CURES, FactorClass.CONTRIBUTES, FactorClass.HIDES))
 
 
 def judged(declared: Hypothesis, ablation: Ablation, source: str) -> ClaimResult:

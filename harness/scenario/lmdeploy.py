@@ -18,10 +18,17 @@ from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
 from mmrepro.models import TinyModel, TinyText
 from mmrepro.probes.data import LogLine, LogsData
-from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.bind import bind
-from mmrepro.scenario.declare import Declared, cure, precondition, pull, quote, symptom
-from mmrepro.scenario.parts import Control, RunFacts
+from mmrepro.scenario.definition import Scenario, bind
+from mmrepro.scenario.parts import (
+    Control,
+    Declared,
+    RunFacts,
+    cure,
+    precondition,
+    pull,
+    quote,
+    symptom,
+)
 from mmrepro.signature import Finding, Truth, answers
 from mmrepro.signature.decide import guarded
 from mmrepro.signature.views import Logs, View

@@ -9,11 +9,9 @@ from typing import ClassVar
 from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.incident import SymptomRow
 from mmrepro.models import TinyQwen3
-from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.declare import Claim, Row, claim, cure, row
-from mmrepro.scenario.parts import LiveFacts, RunFacts
+from mmrepro.scenario.definition import Scenario
+from mmrepro.scenario.parts import OPPOSITE, Claim, LiveFacts, Row, RunFacts, claim, cure, row
 from mmrepro.scenario.standing import Upstream, UpstreamState
-from mmrepro.scenario.tables import OPPOSITE
 from mmrepro.signature import Finding, Truth, checks
 from mmrepro.signature.views import Logs, Metrics, Requests
 from mmrepro.traffic.drive import Drive

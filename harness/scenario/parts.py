@@ -1,21 +1,110 @@
-"""The parts that a scenario is declared with, and the facts that its checks may ask for."""
+"""What a scenario is declared with, and the facts that its checks may ask for."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Final, Literal, TypeVar, overload
 
-from mmrepro.case.model import Case
 from mmrepro.engines.changes import Mitigation, Patch
-from mmrepro.incident.replay import FindingClass
+from mmrepro.errors import BrokenScenario
+from mmrepro.incident import ClaimStatus, Reference
 from mmrepro.records import Fidelity
-from mmrepro.signature.decide import Finding
-from mmrepro.traffic.pictures import Picture
+from mmrepro.signature.decide import Finding, Part, Truth
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-SILENT = frozenset({FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER})
-"""Of whom no log tells, and nothing that a look at the server could see."""
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+Check = Callable[..., Finding]
+"""Parameters by type: Evidence, a view of it (Requests, Logs, …), a probe's data (StacksData, …;
+of the check, the last one), RunFacts, Engine. One without a type gets the Evidence."""
+Many = tuple[str | Check, ...]
+"""Ids of conditions, and checks."""
+
+PROJECTS: Final = {
+    "vllm": "vllm-project/vllm",
+    "sglang": "sgl-project/sglang",
+    "lmdeploy": "InternLM/lmdeploy",
+    "minivllm": "Wenyueh/MinivLLM",
+}
+STATUS: Final = {
+    Truth.MET: ClaimStatus.CONFIRMED,
+    Truth.NOT_MET: ClaimStatus.REFUTED,
+    Truth.UNKNOWN: ClaimStatus.NOT_TESTED,
+}
+OPPOSITE: Final = {Truth.MET: Truth.NOT_MET, Truth.NOT_MET: Truth.MET}
+
+
+# ------------------------------------------------------------------ references and cures
+
+
+def issue(name: str, title: str, note: str = "") -> Reference:
+    """An issue, by its name: ``issue("vllm#26223", "…")``."""
+    return _reference(name, title, "issues", note)
+
+
+def pull(name: str, title: str, note: str = "", *, release: str = "") -> Reference:
+    """A pull request; ``release``: the first one that has it."""
+    return _reference(name, title, "pull", note or (f"the fix, in {release}" if release else ""))
+
+
+def _reference(name: str, title: str, kind: str, note: str) -> Reference:
+    project, mark, number = name.partition("#")
+    if not mark or not number.isdigit() or project not in PROJECTS:
+        raise BrokenScenario(
+            f"{name!r} names no issue.", hint=f"e.g. vllm#26223; projects: {', '.join(PROJECTS)}"
+        )
+    url = f"https://github.com/{PROJECTS[project]}/{kind}/{number}"
+    return Reference(id=name, title=title, url=url, note=note)
+
+
+@dataclass(frozen=True)
+class SourceRef:
+    """A definition in the installed engine that the report quotes.
+
+    ``highlight`` is text that marks the lines that matter.
+    """
+
+    file: str
+    qualname: str
+    note: str
+    highlight: tuple[str, ...] = ()
+
+
+def quote(file: str, definition: str, note: str, *marks: str) -> SourceRef:
+    """A definition of the installed engine for the report; lines that hold a mark stand out."""
+    return SourceRef(file=file, qualname=definition, note=note, highlight=marks)
+
+
+def cure(
+    name: str,
+    server: str = "",
+    description: str = "",
+    *,
+    patch: Patch | None = None,
+    effective_on: str = "",
+) -> Mitigation:
+    """Options of the server, or a patch, that are said to help on releases ``effective_on``."""
+    return Mitigation(
+        name=name,
+        description=description or server,
+        server_args=tuple(shlex.split(server)),
+        patch=patch,
+        effective_on=SpecifierSet(effective_on),
+    )
+
+
+def upgrade(release: str, description: str = "") -> Mitigation:
+    """Another release, said to be free of it."""
+    return Mitigation(
+        name="release", description=description or f"upgrade to {release}", release=release
+    )
+
+
+# ------------------------------------------------------------------ factors and the control server
 
 
 def _untold() -> Finding:
@@ -88,17 +177,7 @@ class Control:
     server_args: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class SourceRef:
-    """A definition in the installed engine that the report quotes.
-
-    ``highlight`` is text that marks the lines that matter.
-    """
-
-    file: str
-    qualname: str
-    note: str
-    highlight: tuple[str, ...] = ()
+# ------------------------------------------------------------------ facts
 
 
 @dataclass(frozen=True)
@@ -151,18 +230,187 @@ class LiveFacts:
         return found
 
 
+# ------------------------------------------------------------------ conditions
+
+
 @dataclass(frozen=True)
-class Failure:
-    """A failure that a play showed, and what was sent: all that a silent one is recognised by.
+class Declared:
+    """A condition before it is bound to a run.
 
     Attributes:
-        finding_class, bucket, operations: of the sighting.
-        case: that was played.
-        pictures: of the case, by name.
+        statement: ``{name}`` in it is the scenario's attribute called so.
+        check: see :data:`Check`; None: the method that it decorates.
+        required: False: shown, never decisive.
+        live: the same on a live server that is only looked at; True: as it is; "optional": but not
+            required; False: nothing; None: as it is where an observer has all that ``check`` asks
+            for.
+        reported: what the original report says of it, for the table of symptoms.
+        abnormal: whether "met" is the abnormal case, for that table; that other requests are
+            answered, say, is not.
+        removed_by: of a precondition, names of the mitigations and factors that take it away.
     """
 
-    finding_class: FindingClass
-    bucket: str
-    operations: tuple[str, ...]
-    case: Case
-    pictures: Mapping[str, Picture]
+    id: str
+    part: Part
+    statement: str
+    check: Check | None = None
+    required: bool = True
+    live: bool | Literal["optional"] | Declared | None = None
+    reported: str = ""
+    abnormal: bool = True
+    removed_by: tuple[str, ...] = ()
+
+
+TAG: Final = "__mmrepro__"
+
+
+@dataclass(frozen=True)
+class Declaring:
+    """Declares conditions of one part: ``@symptom("…")`` above a method, or with the check given.
+
+    A condition's id is the method's name, with dashes; ``id=…`` says otherwise. Further
+    arguments: ``required``, ``live``, ``reported``, ``abnormal`` (see :class:`Declared`).
+    """
+
+    part: Part
+    live: bool | None = None
+
+    @overload
+    def __call__(self, statement: str, check: Check, **more: Any) -> Declared: ...
+    @overload
+    def __call__(self, statement: str, **more: Any) -> Callable[[F], F]: ...
+    def __call__(self, statement: str, check: Check | None = None, **more: Any) -> Any:
+        more = {"live": self.live, **more}
+
+        def declared(named_by: object) -> Declared:
+            name = getattr(named_by, "__name__", "condition").strip("_").replace("_", "-")
+            return Declared(more.pop("id", "") or name, self.part, statement, check, **more)
+
+        def tag(method: F) -> F:
+            setattr(method, TAG, declared(method))
+            return method
+
+        return tag if check is None else declared(check)
+
+
+symptom, cause = Declaring("symptom"), Declaring("cause")
+precondition = Declaring("precondition", live=False)
+"""What is there once the trigger came as far as the failure needs it. Without it, that nothing
+failed means nothing: the verdict is inconclusive. ``removed_by``: mitigations and factors whose
+purpose it is to take it away. Live observers have none."""
+
+
+# ------------------------------------------------------------------ rows and claims
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table of symptoms.
+
+    Attributes:
+        by: id of the condition that tells, or a check.
+        name, healthy: of what it tells, and what that is otherwise; a function is called with what
+            it asks for, as a check is: of what a check finds, what it observed is told.
+        abnormal_if: whether "met" is the abnormal case; None: it is neither.
+    """
+
+    name: str | Callable[..., str]
+    by: str | Check
+    healthy: str | Callable[..., str | Finding] = ""
+    reported: str = ""
+    abnormal_if: bool | None = True
+
+
+row = Row
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the original report, judged by conditions of this run.
+
+    ``{name}`` in text, source, ``otherwise`` or ``untested`` is the scenario's attribute called so.
+    As the id of a condition "symptom" and "cause" stand for all required ones of that part, and
+    "arrived" for the gate and the preconditions: the trigger was seen to arrive.
+
+    Attributes:
+        source: where it is made; "": in the scenario's first reference.
+        by: ids of conditions, or checks: all met confirms it, one not met refutes it. Nothing:
+            the method that it decorates.
+        given: ids of conditions, or checks, without which the run tests nothing of it;
+            ``otherwise``: what is said then, before what was observed.
+        releases: those that it is made of: a run of another one tests nothing of it.
+        refutable_on: on another release, what speaks against it tests nothing of it.
+        untested: why it cannot be tested at all.
+        note: stands behind what was observed, if it was tested.
+        refuted: what is met refutes it, and what is not met confirms it.
+        solved: what of the run was solved from the report's own numbers. What agrees with them is
+            then consistent with it and confirms nothing.
+    """
+
+    id: str
+    text: str
+    source: str | Reference = ""
+    _: KW_ONLY
+    by: str | Many | Check | None = None
+    given: str | Many | Check = ()
+    otherwise: str = ""
+    releases: str = ""
+    refutable_on: str = ""
+    untested: str = ""
+    note: str = ""
+    refuted: bool = False
+    solved: str = ""
+
+    def __call__(self, method: F) -> F:
+        """As a decorator: ``@claim("at-will", "…", REPORT)``."""
+        setattr(method, TAG, self)
+        return method
+
+
+claim = Claim
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """An explanation or a cure that was offered, for the table of an ablation to judge.
+
+    Attributes:
+        source: where it is made; "": in the scenario's first reference.
+        matters, causes: name of the factor that is said to change anything, or to be the cause.
+        cures: names of the factors that are said to cure; of several: all together, none alone.
+        untested: why the table cannot tell.
+        note: stands behind what the table says.
+    """
+
+    id: str
+    text: str
+    source: str | Reference = ""
+    _: KW_ONLY
+    untested: str = ""
+    matters: str = ""
+    causes: str = ""
+    cures: str | tuple[str, ...] = ()
+    note: str = ""
+
+
+hypothesis = Hypothesis
+
+
+def named(source: str | Reference) -> str:
+    """Where a claim is made, as reports print it."""
+    return source if isinstance(source, str) else source.id
+
+
+def many(of: str | Many | Check) -> Many:
+    """Conditions and checks, of which one alone may be given as it is."""
+    return of if isinstance(of, tuple) else (of,)
+
+
+def tagged(cls: type, kind: type[T]) -> dict[str, T]:
+    """Tags of a kind that the methods of ``cls`` and its bases have, by name, the bases' first.
+
+    A method that overrides one keeps its tag.
+    """
+    members = [item for base in reversed(cls.__mro__) for item in vars(base).items()]
+    tags = ((name, getattr(value, TAG, None)) for name, value in members)
+    return {name: tag for name, tag in tags if isinstance(tag, kind)}

@@ -11,11 +11,12 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+from mmrepro.base.units import size
 from mmrepro.errors import BrokenScenario, UnknownScenario
 from mmrepro.machine.files import is_file
 from mmrepro.records import Fidelity
-from mmrepro.scenario import LiveFacts, RunFacts, Scenario
-from mmrepro.scenario.declare import tagged
+from mmrepro.scenario.definition import Scenario
+from mmrepro.scenario.parts import Claim, Declared, LiveFacts, RunFacts, tagged
 from packaging.version import Version
 
 GROUP = "mmrepro.scenarios"
@@ -61,7 +62,7 @@ def _from_file(path: Path) -> Scenario:
         raise UnknownScenario(f"There is no scenario file {path}.", hint="mmrepro list")
     if path.stat().st_size > MAX_FILE_BYTES:
         raise BrokenScenario(
-            f"{path} cannot be loaded: it is too large: more than {MAX_FILE_BYTES >> 20} MiB."
+            f"{path} cannot be loaded: it is too large: more than {size(MAX_FILE_BYTES)}."
         )
     spec = importlib.util.spec_from_file_location(f"mmrepro_user_{path.stem}", path)
     assert spec is not None
@@ -77,7 +78,8 @@ def _from_file(path: Path) -> Scenario:
             hint=f"python -m py_compile {broken}",
         ) from error
     except (Exception, SystemExit) as error:  # a script's sys.exit() would end mmrepro unsaid
-        line = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next(f for f in reversed(frames) if Path(f.filename).parent != Path(__file__).parent)
         raise BrokenScenario(
             f"{path} cannot be loaded: {type(error).__name__}: {error} "
             f"({Path(line.filename).name} line {line.lineno}).",
@@ -129,8 +131,8 @@ def _check(scenario: Scenario, where: str) -> None:
 
 def _check_ids(scenario: Scenario, where: str) -> None:
     """Raises BrokenScenario: two conditions of one name, a row or a claim by one that is not."""
-    marked = tagged(type(scenario))
-    for name in (*marked.declared, *marked.claims):
+    cls = type(scenario)
+    for name in (*tagged(cls, Declared), *tagged(cls, Claim)):
         if hasattr(Scenario, name):
             raise BrokenScenario(
                 f"The scenario in {where} has a condition or claim in the method {name!r}, which "

@@ -16,10 +16,9 @@ from mmrepro.models import TINY
 from mmrepro.models.qwen_images import MERGE, PATCH, QwenModel, smart_resize
 from mmrepro.probes.data import HttpData
 from mmrepro.records import Fidelity, StandIn
-from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.common import server_gone
-from mmrepro.scenario.declare import Declared, cause, cure, precondition, symptom
-from mmrepro.scenario.parts import LiveFacts, RunFacts
+from mmrepro.scenario.definition import Scenario
+from mmrepro.scenario.parts import Declared, LiveFacts, RunFacts, cause, cure, precondition, symptom
 from mmrepro.scenario.silent import Pair, as_in_a_run
 from mmrepro.signature import Condition, Finding
 from mmrepro.signature.comparison import CACHED_TOTAL, ComparedAnswers, first_difference, spelled

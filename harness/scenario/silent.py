@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mmrepro.case.model import Barrier, Case, Operation
+from mmrepro.incident.replay import FindingClass
 from mmrepro.records import Fidelity
-from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.parts import SILENT, Failure, LiveFacts, RunFacts
+from mmrepro.scenario.definition import Scenario
+from mmrepro.scenario.parts import LiveFacts, RunFacts
 from mmrepro.signature import Condition, Finding
 from mmrepro.traffic.pictures import Picture
 
+SILENT = frozenset({FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER})
+"""Of whom no log tells, and nothing that a look at the server could see."""
 BEFORE = ("tools", "documents", "chat_template", "chat_template_kwargs")
 """Fields of a request that a template puts before its messages, or is changed by."""
 SALTS = ("cache_salt", "extra_key")
@@ -23,6 +26,23 @@ SALTS = ("cache_salt", "extra_key")
 
 Items = Callable[[Operation, Mapping[str, Picture]], Sequence[object]]
 """Of a request what a prefix cache goes by, in order; pictures as themselves."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failure that a play showed, and what was sent: all that a silent one is recognised by.
+
+    Attributes:
+        finding_class, bucket, operations: of the sighting.
+        case: that was played.
+        pictures: of the case, by name.
+    """
+
+    finding_class: FindingClass
+    bucket: str
+    operations: tuple[str, ...]
+    case: Case
+    pictures: Mapping[str, Picture]
 
 
 @dataclass(frozen=True)

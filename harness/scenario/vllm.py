@@ -9,10 +9,18 @@ from mmrepro.engines import Engine
 from mmrepro.engines.vllm import VllmEngine
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.probes.data import LogLine, LogsData, MetricsData, StacksData
-from mmrepro.scenario.base import Scenario
-from mmrepro.scenario.bind import Check
-from mmrepro.scenario.declare import cure, issue, precondition, pull, quote
-from mmrepro.scenario.parts import Factor, LiveFacts, RunFacts
+from mmrepro.scenario.definition import Scenario
+from mmrepro.scenario.parts import (
+    Check,
+    Factor,
+    LiveFacts,
+    RunFacts,
+    cure,
+    issue,
+    precondition,
+    pull,
+    quote,
+)
 from mmrepro.signature import Condition, Finding, Outcome, Truth
 from mmrepro.signature.digests import short_hash
 from mmrepro.signature.views import Logs, Metrics, Processes, Requests, core_processes

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from mmrepro.probes.data import ProcessesData
 from mmrepro.scenario import vllm
-from mmrepro.scenario.base import Scenario
 from mmrepro.scenario.common import (
     answered,
     death_rows,
@@ -16,7 +15,8 @@ from mmrepro.scenario.common import (
     first_error,
     refused_or_answered,
 )
-from mmrepro.scenario.declare import cause, precondition, row, symptom
+from mmrepro.scenario.definition import Scenario
+from mmrepro.scenario.parts import cause, precondition, row, symptom
 from mmrepro.signature import Finding, crash
 from mmrepro.signature.views import Logs, Requests
 

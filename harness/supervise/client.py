@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from mmrepro.base import processes
 from mmrepro.errors import SupervisorError
 from mmrepro.machine.files import refuse_other_kinds
-from mmrepro.supervise import procfs, supervisor
+from mmrepro.supervise import supervisor
 from mmrepro.supervise.protocol import MARKER_VARIABLE, Entry, LaunchOrder, StopReport
 
 TMP_PLACEHOLDER = "{run-tmp}"
@@ -83,8 +84,8 @@ class EngineProcess:
         """All living processes of the engine."""
         return [
             pid
-            for pid in procfs.descendants(self.pid)
-            if pid != self._guardian and procfs.read(pid, "comm")
+            for pid in processes.descendants(self.pid)
+            if pid != self._guardian and processes.name(pid)
         ]
 
     def detach(self) -> None:
@@ -111,11 +112,11 @@ class EngineProcess:
         """The supervisor did not answer: kill it, and its guardian cleans up."""
         self._kill()
         deadline = time.monotonic() + 10
-        while (left := procfs.marked(self._order.marker)) and time.monotonic() < deadline:
+        while (left := processes.marked(self._order.marker)) and time.monotonic() < deadline:
             time.sleep(0.05)
         return StopReport(
             forced=["the supervisor did not answer and was killed"],
-            left=[procfs.command(pid) for pid in left],
+            left=[processes.label(pid) for pid in left],
         )
 
     def _kill(self) -> None:

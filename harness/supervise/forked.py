@@ -37,7 +37,7 @@ COMMAND = (
 """For ``python -c COMMAND FOLDER-OF-THIS-FILE PATH MODULE ARGUMENTS``. Without a main module of its
 own there is none that a child started with ``spawn`` would import again."""
 
-NEIGHBOURS = ("forked", "parent", "procfs", "protocol", "supervisor")
+NEIGHBOURS = ("forked", "parent", "processes", "protocol", "supervisor")
 
 STAND_IN = "mmrepro_stand_in_"
 """What ``standins/boot`` calls the modules of stand-ins, before their folder's name."""

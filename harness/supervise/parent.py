@@ -33,13 +33,15 @@ from stat import S_ISREG
 from typing import NoReturn
 
 if __package__:
-    from mmrepro.supervise import forked, procfs, supervisor
+    from mmrepro.base import processes
+    from mmrepro.supervise import forked, supervisor
     from mmrepro.supervise.protocol import MARKER_VARIABLE, LaunchOrder
 else:  # run under the engine's interpreter, its neighbours beside it
     import forked  # type: ignore[import-not-found,no-redef]
-    import procfs  # type: ignore[import-not-found,no-redef]
     import supervisor  # type: ignore[import-not-found,no-redef]
     from protocol import MARKER_VARIABLE, LaunchOrder  # type: ignore[import-not-found,no-redef]
+
+    processes = supervisor.processes
 
 COMMAND = (
     "import sys; sys.path.insert(0, sys.argv[1]); import parent; del sys.path[0]; parent.main()"
@@ -297,7 +299,7 @@ def show_as(argv: list[str], marker: str) -> None:
     Both are read from where the kernel laid the strings of ``exec``, which are the parent's. The
     variables there were replaced before: nobody reads those strings any more.
     """
-    fields = procfs.read(os.getpid(), "stat").rpartition(b")")[2].split()
+    fields = processes.read(os.getpid(), "stat").rpartition(b")")[2].split()
     arguments, arguments_end, variables, variables_end = map(int, fields[45:49])
     if not 0 < arguments < arguments_end <= variables < variables_end:
         raise RuntimeError("the kernel does not tell where the command line is")
@@ -336,7 +338,7 @@ def close_all_but(kept: set[int]) -> None:
 
 def inspect(facts: ParentFacts, opened: dict[int, str], guardian: int) -> None:
     """Fill in ``facts``; ``refused`` where a fork would share or lack something."""
-    rollup = procfs.read(os.getpid(), "smaps_rollup").decode()
+    rollup = processes.read(os.getpid(), "smaps_rollup").decode()
     pss = [line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")]
     facts.memory_bytes = int(pss[0]) * 1024 if pss else 0
     facts.threads = threads()
@@ -349,8 +351,8 @@ def inspect(facts: ParentFacts, opened: dict[int, str], guardian: int) -> None:
     reasons += [
         f"its imports opened {what}" for n, what in opened.items() if not _harmless(n, what)
     ]
-    children = procfs.descendants(os.getpid()).keys() - {guardian}
-    reasons += [f"its imports started process {procfs.command(pid)}" for pid in children]
+    children = processes.descendants(os.getpid()).keys() - {guardian}
+    reasons += [f"its imports started process {processes.label(pid)}" for pid in children]
     if forked.cuda_initialised():
         reasons.append("its imports initialised CUDA")
     facts.refused = facts.refused or "; ".join(reasons)
@@ -361,7 +363,7 @@ def _harmless(number: int, what: str) -> bool:
     (SGLang 0.5.23 makes a ZeroMQ context without a socket as it is imported)."""
     if what in (os.devnull, "/dev/urandom", "anon_inode:[eventfd]"):
         return True
-    flags = procfs.read(os.getpid(), f"fdinfo/{number}").partition(b"flags:")[2].split()
+    flags = processes.read(os.getpid(), f"fdinfo/{number}").partition(b"flags:")[2].split()
     read_only = bool(flags) and int(flags[0], 8) & os.O_ACCMODE == os.O_RDONLY
     return read_only and S_ISREG(os.fstat(number).st_mode)
 
@@ -374,7 +376,7 @@ def threads() -> dict[str, int]:
     stack pointer on (/proc/PID/task/TID/syscall).
     """
     code, stacks = [], []
-    for line in procfs.read(os.getpid(), "maps", 64 << 20).decode().splitlines():
+    for line in processes.read(os.getpid(), "maps", 64 << 20).decode().splitlines():
         fields = line.split(None, 5)
         low, high = (int(x, 16) for x in fields[0].split("-"))
         name = os.path.basename(fields[5]) if len(fields) > 5 else ""  # noqa: PTH119
@@ -385,8 +387,8 @@ def threads() -> dict[str, int]:
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208
         if int(task) == os.getpid():
             continue
-        words = procfs.read(os.getpid(), f"task/{task}/syscall").split()
-        owner = procfs.read(os.getpid(), f"task/{task}/comm").decode(errors="replace").strip()
+        words = processes.read(os.getpid(), f"task/{task}/syscall").split()
+        owner = processes.read(os.getpid(), f"task/{task}/comm").decode(errors="replace").strip()
         if owner not in FORK_SAFE:
             owner = _owner(int(words[-2], 16), stacks, code) if len(words) > 2 else ""
         counts[owner or "an unknown library"] = counts.get(owner or "an unknown library", 0) + 1

@@ -27,12 +27,15 @@ from types import FrameType
 from typing import Protocol
 
 if __package__:
-    from mmrepro.supervise import procfs
+    from mmrepro.base import processes as processes
     from mmrepro.supervise.protocol import LaunchOrder, StopReport
-else:  # run as a script: its neighbours, without importing the package
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
-    import procfs  # type: ignore[import-not-found,no-redef]
+else:  # run under the engine's interpreter, or as a script: no package is imported
+    _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    sys.path[:0] = [_HERE, f"{_HERE}/../base"]
+    import processes  # type: ignore[import-not-found,no-redef]
     from protocol import LaunchOrder, StopReport  # type: ignore[import-not-found,no-redef]
+
+    del sys.path[:2]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -133,10 +136,10 @@ class Supervisor:
 
     def scan(self) -> None:
         """Remember every process of the run and the shared memory that it uses."""
-        self.seen.update(procfs.descendants(os.getpid()))
+        self.seen.update(processes.descendants(os.getpid()))
         self.seen.pop(self.guardian, None)
         for pid, start in self.seen.items():
-            if procfs.alive(pid, start):
+            if processes.alive(pid, start):
                 self._note_shm(pid)
 
     def _note_shm(self, pid: int) -> None:
@@ -144,8 +147,8 @@ class Supervisor:
 
         The guardian is told as well: when it must act, the processes that mapped it are gone.
         """
-        mapped = procfs.shared_memory(pid) - self.shm
-        new = {entry for entry in mapped if procfs.shm_name(entry) not in self.shm_before}
+        mapped = processes.shared_memory(pid) - self.shm
+        new = {entry for entry in mapped if processes.shm_name(entry) not in self.shm_before}
         self.shm |= new
         with contextlib.suppress(OSError):
             for entry in new:
@@ -154,8 +157,8 @@ class Supervisor:
     # -------------------------------------------------------------- end
 
     def running(self) -> dict[int, int]:
-        running = procfs.descendants(os.getpid()) | procfs.marked(self.order.marker)
-        running |= {p: s for p, s in self.seen.items() if procfs.alive(p, s)}
+        running = processes.descendants(os.getpid()) | processes.marked(self.order.marker)
+        running |= {p: s for p, s in self.seen.items() if processes.alive(p, s)}
         running.pop(self.guardian, None)
         return running
 
@@ -180,7 +183,7 @@ class Supervisor:
         forced: dict[int, str] = {}
         while (left := self.running()) and time.monotonic() < deadline:
             for pid in left:
-                forced.setdefault(pid, procfs.command(pid))
+                forced.setdefault(pid, processes.label(pid))
                 self._note_shm(pid)
             for pid in left:
                 _signal(pid, signal.SIGKILL)
@@ -192,7 +195,7 @@ class Supervisor:
             time.sleep(0.005)
         report.exit_code = self.exit_code
         report.forced = list(forced.values())
-        report.left = [procfs.command(pid) for pid in self.running()]
+        report.left = [processes.label(pid) for pid in self.running()]
         for entry in sorted(self.shm):
             if os.path.exists(entry):  # noqa: PTH110
                 with contextlib.suppress(OSError):
@@ -240,10 +243,10 @@ def guard(order: LaunchOrder, shm_before: set[str]) -> tuple[int, int]:
         told += data
     shm = set(told.decode("utf-8", "replace").splitlines())
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    while (left := procfs.marked(order.marker)) and time.monotonic() < deadline:
+    while (left := processes.marked(order.marker)) and time.monotonic() < deadline:
         for pid in left:
-            mapped = procfs.shared_memory(pid)
-            shm |= {entry for entry in mapped if procfs.shm_name(entry) not in shm_before}
+            mapped = processes.shared_memory(pid)
+            shm |= {entry for entry in mapped if processes.shm_name(entry) not in shm_before}
         for pid in left:
             _signal(pid, signal.SIGKILL)
         time.sleep(0.02)
@@ -282,7 +285,7 @@ def execute(order: LaunchOrder, log: int) -> Launched:
 def main(launch: Launch = execute) -> None:
     """Take an order from standard input, and see to the engine until its end."""
     order = LaunchOrder.from_line(first_line())
-    shm_before = procfs.shm_names()
+    shm_before = processes.shm_names()
     supervisor = Supervisor(order, shm_before, guard(order, shm_before), launch)
     try:
         supervisor.run()

@@ -25,9 +25,11 @@ from pathlib import Path
 from typing import BinaryIO, Self, cast
 
 from filelock import FileLock
+from mmrepro.base import processes
+from mmrepro.base.units import duration
 from mmrepro.errors import WarmParentDied
 from mmrepro.machine.cache import folders_in
-from mmrepro.supervise import parent as script, procfs
+from mmrepro.supervise import parent as script
 from mmrepro.supervise.client import EngineProcess, launch_order, run_variables
 from mmrepro.supervise.parent import FACTS, LOG, ROOM, SOCKET, ParentFacts, ParentOrder
 from mmrepro.supervise.protocol import Entry
@@ -70,7 +72,8 @@ class ParentSpec:
     @property
     def key(self) -> str:
         env = {name: value for name, value in self.env.items() if name not in SHELL_VARIABLES}
-        scripts = [(path.name, path.read_text()) for path in sorted(SCRIPTS.glob("*.py"))]
+        files = [*sorted(SCRIPTS.glob("*.py")), Path(processes.__file__)]
+        scripts = [(path.name, path.read_text()) for path in files]
         content = [
             *(str(self.python), self.module, self.preload, sorted(env.items())),
             *(self.path, self.digest, scripts),
@@ -109,7 +112,7 @@ class WarmParent:
 
     @property
     def alive(self) -> bool:
-        return procfs.alive(self.pid, self.born)
+        return processes.alive(self.pid, self.born)
 
     @property
     def last_used(self) -> float:
@@ -203,9 +206,9 @@ def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmPar
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise WarmParentDied(f"The {title} could not be started: {error}.") from error
-    born = procfs.stat(child.pid)
+    born = processes.stat(child.pid)
     made = WarmParent(
-        spec.label, spec.key, folder, child.pid, born[2] if born else 0, idle_s, child
+        spec.label, spec.key, folder, child.pid, born.start_ticks if born else 0, idle_s, child
     )
     try:
         assert child.stdin is not None
@@ -235,7 +238,7 @@ def _wait_for_facts(made: WarmParent, child: subprocess.Popen[bytes]) -> None:
             )
         if time.monotonic() > deadline:
             raise WarmParentDied(
-                f"The warm parent of {made.label} did not import in {IMPORT_TIMEOUT_S:.0f} s."
+                f"The warm parent of {made.label} did not import in {duration(IMPORT_TIMEOUT_S)}."
             )
         time.sleep(POLL_S)
 
@@ -244,16 +247,24 @@ class Parents:
     """The parents of one command, at most ``limit`` and within ``memory_bytes``: the least
     recently used one goes when another is needed. Ends them all at its own end.
 
-    With ``idle_s`` they are made in ``kept`` and outlive the command.
+    With ``idle_s`` they are made in ``kept`` and outlive the command; those that are ``lent`` are
+    made there as well, for the commands that this one starts.
     """
 
     def __init__(
-        self, kept: Path, *, limit: int = DEFAULT_LIMIT, memory_bytes: int = 0, idle_s: float = 0.0
+        self,
+        kept: Path,
+        *,
+        limit: int = DEFAULT_LIMIT,
+        memory_bytes: int = 0,
+        idle_s: float = 0.0,
+        lent: bool = False,
     ) -> None:
         self.kept = kept
         self.limit = limit
         self.memory_bytes = memory_bytes or int(_memory() * MEMORY_SHARE)
         self.idle_s = idle_s
+        self.lent = lent
         self._own: dict[str, WarmParent] = {}
         self._lock = threading.RLock()  # two servers of one command may be started at a time
 
@@ -284,7 +295,7 @@ class Parents:
             parent = self.find(spec)
             if parent is not None:
                 return parent
-            if self.idle_s:
+            if self.idle_s or self.lent:
                 return self._get_kept(spec)
             self._make_room()
             made = begin_parent(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))
@@ -302,7 +313,10 @@ class Parents:
                 self._make_room()
                 # A name that no other has had: an ended one's guardian may still remove its folder.
                 folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
-                return begin_parent(spec, Path(folder), self.idle_s)
+                made = begin_parent(spec, Path(folder), self.idle_s)
+                if not self.idle_s:
+                    self._own[spec.key] = made
+                return made
         except OSError as error:
             raise WarmParentDied(f"Nothing can be kept warm in {self.kept}: {error}.") from error
 

@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrepro.evidence import RequestRecord
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.machine.files import write_file
-from mmrepro.traffic.pictures import Picture, noise
-
 if TYPE_CHECKING:  # an HTTP client takes a while to import, and a scenario is often only read
+    from mmrepro.evidence import RequestRecord
+    from mmrepro.evidence.recorder import Recorder
     from mmrepro.traffic.client import Traffic
+    from mmrepro.traffic.pictures import Picture
 
 GATE_DEADLINE_S = 60.0
 """For requests of the gate: nothing is known of latencies yet, and the first one warms up."""
@@ -56,6 +54,8 @@ class Drive:
     pending: list[asyncio.Task[RequestRecord]] = field(default_factory=list)
 
     def picture(self, name: str, seed: int, size: tuple[int, int] | None = None) -> Picture:
+        from mmrepro.traffic.pictures import noise
+
         return noise(name, seed, size or self.image_size)
 
     def note(self, text: str) -> None:
@@ -67,6 +67,8 @@ class Drive:
 
     def attach(self, name: str, data: bytes) -> Path:
         """Keep a file below ``evidence/``; returns where."""
+        from mmrepro.machine.files import write_file
+
         path = self.recorder.dir / name
         write_file(path, data)
         return path

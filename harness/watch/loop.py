@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from mmrepro.base.units import duration
 from mmrepro.errors import MmreproError
 from mmrepro.incident.diagnosis import CLASS_WORDS, Certainty, LiveClass, NamedClass
 from mmrepro.watch.health import Check, CheckOutcome, Health
@@ -105,7 +106,7 @@ class Watch:
             changed = self.health.observe(check)
             live = self.health.live
         what = check.verdict.value + (f": {check.why}" if check.why else "")
-        self.listener("check", f"{what} ({check.seconds:.2f} s)")
+        self.listener("check", f"{what} ({duration(check.seconds)})")
         if changed and not live:
             self.listener("dead", f"not live: {check.why}")
             self._look()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from mmrepro.base import units
 from mmrepro.diagnose.class_facts import named
 from mmrepro.incident.diagnosis import Certainty, LiveClass, NamedClass
 
@@ -121,7 +122,7 @@ def _told(pid: int, course: _Course, allowed_bytes: int) -> tuple[bool, str] | N
     if not steady or requests < REQUESTS or grown < allowed_bytes:
         return None
     text = (
-        f"{course.role} (pid {pid}) grew by {grown / MIB:.0f} MiB over {requests:.0f} requests in "
-        f"{took / 60:.0f} minutes: {grown / requests / 1024:.1f} KiB a request"
+        f"{course.role} (pid {pid}) grew by {units.size(grown)} over {requests:.0f} requests in "
+        f"{units.duration(took)}: {units.size(grown / requests, 1)} a request"
     )
     return seconds >= SURE_S, text

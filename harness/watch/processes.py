@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmrepro.base import processes
 from mmrepro.diagnose import discover, general
 from mmrepro.diagnose.discover import Target
 from mmrepro.diagnose.frozen import Stance, stance
 from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import ServerState, TargetFacts
-from mmrepro.probes import proc
 from mmrepro.probes.base import run_probe
 from mmrepro.probes.stacks import StacksProbe
-from mmrepro.supervise import procfs
 from mmrepro.watch.health import CheckOutcome
 
 SAMPLES = 5
@@ -62,12 +59,12 @@ class Processes:
 
     def memory(self) -> dict[tuple[int, int], tuple[str, int]]:
         """(pid, start in clock ticks): role and resident bytes, of each process that lives."""
-        processes = self._target.facts.processes if self._target is not None else []
-        read = ((p.role, proc.read_stat(p.pid)) for p in processes)
+        known = self._target.facts.processes if self._target is not None else []
+        read = ((p.role, processes.stat(p.pid)) for p in known)
         return {
             (s.pid, s.start_ticks): (role, s.rss_bytes)
             for role, s in read
-            if s is not None and s.state not in "ZX"
+            if s is not None and not s.ended
         }
 
     @property
@@ -134,30 +131,25 @@ class Processes:
         if self._target is None:
             self._target = target = discover.find(self._url)
             pid = target.facts.root_pid
-            status = None if pid is None else procfs.stat(pid)
+            status = None if pid is None else processes.stat(pid)
             if pid is not None and status is not None:
-                self._root = _Root(pid, status[2], discover.command_of(pid), _now())
+                command = processes.arguments(pid)
+                self._root = _Root(pid, status.start_ticks, command, processes.now_ticks())
                 discover.name_engine(target, frozenset())
         return self._target
 
     @staticmethod
     def _alive(root: _Root) -> bool:
-        now = _now()
-        alive = procfs.alive(root.pid, root.start)
+        now = processes.now_ticks()
+        alive = processes.alive(root.pid, root.start)
         root.alive_at = now if alive else root.alive_at
         return alive
 
 
 def _started_again(root: _Root) -> int | None:
     """A process of the same command that started after ``root`` was last seen alive."""
-    for pid in procfs.pids():
-        status = procfs.stat(pid)
-        later = status and status[0] not in "ZX" and status[2] >= root.alive_at
-        if later and discover.command_of(pid) == root.command:
+    for pid, status in processes.table().items():
+        later = not status.ended and status.start_ticks >= root.alive_at
+        if later and processes.arguments(pid) == root.command:
             return pid
     return None
-
-
-def _now() -> int:
-    """In clock ticks after boot, as processes' start times are."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))

@@ -10,21 +10,23 @@ from mmrepro.scenario import (
     Metrics,
     Requests,
     Severity,
-    StackSample,
-    StacksData,
     answered,
     cause,
+    endpoints_green,
+    precondition,
+    symptom,
+)
+from mmrepro.scenario.minivllm import AFTER, MinivllmFault, admitted, told
+from mmrepro.scenario.more import (
+    StackSample,
+    StacksData,
     checks,
     core_burns_cpu,
-    endpoints_green,
     in_log,
     not_answered,
     nothing_queued,
-    precondition,
-    symptom,
     tokens_stand_still,
 )
-from mmrepro.scenario.minivllm import AFTER, MinivllmFault, admitted, told
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
 from mmrepro.signature.digests import digest_in, same_digest
 from mmrepro.signature.loops import stays_in

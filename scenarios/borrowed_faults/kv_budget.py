@@ -10,13 +10,12 @@ from mmrepro.scenario import (
     Severity,
     answered,
     cause,
-    every_request_fails,
-    in_log,
     precondition,
     pull,
     symptom,
 )
 from mmrepro.scenario.minivllm import AFTER, BLOCK_SIZE, MinivllmFault, counted, place, told
+from mmrepro.scenario.more import every_request_fails, in_log
 
 PROMPT, GROWS = "a prompt of 300 characters", "an answer of 300 tokens"
 

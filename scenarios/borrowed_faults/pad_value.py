@@ -9,15 +9,12 @@ from mmrepro.scenario import (
     Control,
     Drive,
     Evidence,
-    Failure,
     FailureClass,
     Finding,
-    Picture,
     Requests,
     Severity,
     Truth,
     answered,
-    as_by_control,
     cause,
     issue,
     precondition,
@@ -25,6 +22,7 @@ from mmrepro.scenario import (
     symptom,
 )
 from mmrepro.scenario.minivllm import MinivllmFault
+from mmrepro.scenario.more import Failure, Picture, as_by_control
 from mmrepro.scenario.silent import Pair, explained, may_show, pairs
 
 LABELS = FIRST, SECOND, OTHER = "picture A", "picture B", "picture C"

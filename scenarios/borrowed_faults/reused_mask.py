@@ -13,17 +13,15 @@ from mmrepro.scenario import (
     Severity,
     answered,
     cause,
-    crash,
     endpoints_green,
-    in_log,
     issue,
-    not_logged,
     precondition,
     pull,
     some_requests_fail,
     symptom,
 )
 from mmrepro.scenario.minivllm import AFTER, MinivllmFault
+from mmrepro.scenario.more import crash, in_log, not_logged
 
 TOGETHER = tuple(f"image {n} and a long text" for n in "1234")
 TEXT = "x" * 1820

@@ -13,30 +13,22 @@ from mmrepro.models.dotsocr import REPORTED_IMAGE_TOKENS
 from mmrepro.scenario import (
     Check,
     Claim,
-    Declared,
     Drive,
     Evidence,
     Factor,
     FailureClass,
     Finding,
     Logs,
-    Mitigation,
-    Patch,
     Requests,
     RunFacts,
     Scenario,
     Severity,
-    StandIn,
-    TinyDotsOCR,
     Truth,
     Upstream,
     UpstreamState,
     answered,
     cause,
-    crash,
     cure,
-    dies_of,
-    guarded,
     precondition,
     pull,
     quote,
@@ -45,8 +37,18 @@ from mmrepro.scenario import (
     upgrade,
     vllm,
 )
-from mmrepro.scenario.bind import bind
-from mmrepro.scenario.declare import Hypothesis, many
+from mmrepro.scenario.definition import bind
+from mmrepro.scenario.more import (
+    Declared,
+    Mitigation,
+    Patch,
+    StandIn,
+    TinyDotsOCR,
+    crash,
+    dies_of,
+    guarded,
+)
+from mmrepro.scenario.parts import Hypothesis, many
 from mmrepro.scenarios.chunked_mm_prefill import report, stream
 from mmrepro.scenarios.chunked_mm_prefill.report import FIRST, SECOND
 from mmrepro.scenarios.chunked_mm_prefill.stream import BUDGET, IMAGE_TOKENS, LARGE_BUDGET

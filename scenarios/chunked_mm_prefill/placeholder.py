@@ -13,7 +13,6 @@ from contextlib import suppress
 from mmrepro.scenario import (
     Check,
     Claim,
-    Declared,
     Drive,
     FailureClass,
     Finding,
@@ -22,19 +21,17 @@ from mmrepro.scenario import (
     Requests,
     Scenario,
     Severity,
-    TinyDotsOCR,
     Upstream,
     UpstreamState,
     answered,
     cause,
-    crash,
-    dies_of,
     precondition,
     pull,
     quote,
     upgrade,
     vllm,
 )
+from mmrepro.scenario.more import Declared, TinyDotsOCR, crash, dies_of
 from mmrepro.scenarios.chunked_mm_prefill import report
 
 MODEL = TinyDotsOCR()

@@ -9,27 +9,29 @@ from mmrepro.engines import Engine
 from mmrepro.scenario import (
     Check,
     Claim,
-    Declared,
-    Fidelity,
     Finding,
-    Label,
     Logs,
     Metrics,
     Missing,
     Requests,
-    Row,
     RunFacts,
     answered,
     cause,
-    changed,
     claim,
+    issue,
+    vllm,
+)
+from mmrepro.scenario.more import (
+    Declared,
+    Fidelity,
+    Label,
+    Row,
+    changed,
     crash,
     death_rows,
     happened,
     hypothesis,
-    issue,
     unchanged,
-    vllm,
 )
 from mmrepro.scenarios.chunked_mm_prefill import stream
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mmrepro.scenario import Factor, Finding, Logs, Patch, StandIn, hypothesis, vllm
+from mmrepro.scenario import Factor, Finding, Logs, vllm
+from mmrepro.scenario.more import Patch, StandIn, hypothesis
 from mmrepro.scenarios.ghost_key_eviction import ghost
 
 PATCH = Patch(

@@ -13,14 +13,12 @@ from mmrepro.scenario import (
     Measured,
     Reproducers,
     Requests,
-    StacksData,
-    ThreadStack,
     Truth,
     answered,
     precondition,
-    trigger_ended,
     vllm,
 )
+from mmrepro.scenario.more import StacksData, ThreadStack, trigger_ended
 from mmrepro.signature.digests import digest_in, same_digest
 
 FILLS = 30

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
-from mmrepro.scenario import (
+from mmrepro.scenario import claim, row, vllm
+from mmrepro.scenario.more import (
     checks,
-    claim,
     gpu_idle,
     gpu_memory_held,
     idle_cpu,
     idle_while_asked,
     last_line,
-    row,
     usual_latency,
-    vllm,
 )
 from mmrepro.scenarios.ghost_key_eviction import ghost
 

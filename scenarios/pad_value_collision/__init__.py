@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING
 from mmrepro.errors import MmreproError
 from mmrepro.models import TINY
 from mmrepro.scenario import (
-    ComparedAnswers,
     Drive,
     Evidence,
-    Exhibit,
-    Failure,
     FailureClass,
     Finding,
-    HttpData,
     Logs,
     Outcome,
-    Picture,
     Reproducers,
     RunFacts,
     Severity,
@@ -35,15 +30,22 @@ from mmrepro.scenario import (
     all_met,
     answered,
     cause,
-    checks,
     cure,
     issue,
     precondition,
     pull,
     quote,
-    read_picture,
     symptom,
     upgrade,
+)
+from mmrepro.scenario.more import (
+    ComparedAnswers,
+    Exhibit,
+    Failure,
+    HttpData,
+    Picture,
+    checks,
+    read_picture,
 )
 from mmrepro.scenario.sglang import (
     CONTROL,

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from mmrepro.scenario import (
-    Birthday,
-    ComparedAnswers,
-    Exhibit,
     Finding,
     Logs,
-    Pool,
     Reproducers,
     RunFacts,
     Truth,
     all_met,
-    changed,
     claim,
-    collision_probability,
-    images_for,
     row,
     unmitigated,
+)
+from mmrepro.scenario.more import (
+    Birthday,
+    ComparedAnswers,
+    Exhibit,
+    Pool,
+    changed,
+    collision_probability,
+    images_for,
 )
 from mmrepro.scenario.sglang import (
     CONTROL,

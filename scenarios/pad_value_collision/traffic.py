@@ -9,18 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from mmrepro.models.qwen_images import MERGE, PATCH
-from mmrepro.scenario import (
-    ComparedAnswers,
-    Drive,
-    Finding,
-    Picture,
-    RequestRecord,
-    Truth,
-    all_met,
-    claim,
-    first_difference,
-    read_picture,
-)
+from mmrepro.scenario import Drive, Finding, RequestRecord, Truth, all_met, claim
+from mmrepro.scenario.more import ComparedAnswers, Picture, first_difference, read_picture
 from mmrepro.scenario.sglang import TEXT, PictureAlias, flush
 from mmrepro.scenarios.pad_value_collision.report import ALIKE, ANALYSIS, BITS
 

@@ -16,11 +16,8 @@ from mmrepro.scenario import (
     RequestRecord,
     Requests,
     Severity,
-    TinyQwen2VL,
-    TinyText,
     Upstream,
     UpstreamState,
-    answers,
     cause,
     endpoints_green,
     issue,
@@ -31,6 +28,7 @@ from mmrepro.scenario import (
     symptom,
     with_variants,
 )
+from mmrepro.scenario.more import TinyQwen2VL, TinyText, answers
 from mmrepro.scenarios.undersized_kv_budget import report
 from packaging.specifiers import SpecifierSet
 

@@ -16,18 +16,16 @@ from mmrepro.scenario import (
     Finding,
     Logs,
     Missing,
-    Phase,
     Reproducers,
     Requests,
-    Row,
     RunFacts,
     Truth,
-    answers,
     claim,
     lmdeploy as kv,
     row,
     unmitigated,
 )
+from mmrepro.scenario.more import Phase, Row, answers
 
 AFFECTED = ">=0.6.4,<0.7.0"
 PROMPT = 3446

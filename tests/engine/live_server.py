@@ -68,9 +68,9 @@ def serving(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "engine.log"
     with Starter(mode or StartMode(os.environ[MODE_VARIABLE])) as starter:
-        process = starter.start(
+        process, _ = starter.start(
             plan, environment, starter.mode, cwd=folder, log=log, grace_s=2.0
-        ).process
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         wait_for(

@@ -1,4 +1,4 @@
-"""A night of cells that sleep, on a Ray cluster: fakes of what runs them, and nothing else.
+"""Campaigns of runs that sleep, on a Ray cluster: fakes of what makes them, and nothing else.
 
 Their runs are child processes, as real ones are, started by the same function. Each leaves a mark
 in a folder as it begins. Run as a program, so that Ray sends these classes to the workers by value.
@@ -18,17 +18,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
-from mmrepro.campaign.campaign import Campaign
+from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.points import field_of
+from mmrepro.bisect.session import Bisecting
+from mmrepro.campaign.campaign import Campaign, State
 from mmrepro.campaign.child import end, spawn_program
 from mmrepro.campaign.groups import Group
+from mmrepro.campaign.search import Search
+from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working, lost
 from mmrepro.cluster.machines import Machines, connected
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident.ledger import Attempt, Cell, Night, Planned, Role
+from mmrepro.incident.bisection import Bisection, Point
+from mmrepro.incident.ledger import Attempt, Cell, Night, NightState, Planned, Role
 from mmrepro.machine.facts import host_facts
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import Moment
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
+
+RELEASES = [f"0.{number}.0" for number in range(41)]
+BAD = {"0.1", *RELEASES[10:31]}
 
 
 @dataclass(frozen=True)
@@ -37,21 +48,18 @@ class Sleeping:
 
     marks: str
     seconds: float
-    stuck: bool
+    stuck: str
     eaten: int
 
-    def trials(self, machine: str) -> Sleepers:
-        return Sleepers(Path(self.marks), self, machine)
-
-    def provisions(self, night: str, say: Callable[[str], None]) -> Nothing:
-        return Nothing()
+    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
+        return Here(Sleepers(Path(self.marks), self, machine), Nothing(), machine)
 
 
 class Sleepers:
     """A run sleeps, and ends with 3, which is written down as its key.
 
-    If it is to be ``stuck``, the first run of the first cell takes a hundred seconds, and has
-    ``eaten`` bytes of memory meanwhile.
+    The first run of the cell that is to be ``stuck``, by its variant or release, takes a hundred
+    seconds, and has ``eaten`` bytes of memory meanwhile.
     """
 
     def __init__(self, marks: Path, asked: Sleeping, machine: str) -> None:
@@ -64,12 +72,13 @@ class Sleepers:
         folder.mkdir(parents=True)
         created, began = Moment.now(), time.monotonic()
         size, seconds = 0, self.asked.seconds
-        if self.asked.stuck and (cell.variant, index) == ("cell-0", 1):
+        if index == 1 and self.asked.stuck in (cell.variant or "-", cell.release):
             size, seconds = self.asked.eaten, 100.0
         code = f"import sys, time; held = b'x' * {size}; time.sleep({seconds}); sys.exit(3)"
         child = spawn_program([sys.executable, "-c", code], dict(os.environ))
         self.children.add(child)
         mark = {"cell": cell.id, "index": index, "machine": self.machine}
+        mark |= {"stuck": seconds > self.asked.seconds}
         mark |= {"worker": os.getpid(), "child": child.pid, "variables": sorted(os.environ)}
         name = f"{night}.{cell.id}.{index}.{os.urandom(4).hex()}"
         (self.marks / f".{name}").write_text(json.dumps(mark))
@@ -83,7 +92,7 @@ class Sleepers:
             role=role,
             created=created,
             seconds=time.monotonic() - began,
-            outcome=Outcome.REPRODUCED,
+            outcome=Outcome.REPRODUCED if cell.release in BAD else Outcome.NOT_REPRODUCED,
             expected=Outcome.REPRODUCED,
             key=f"exit code {ended}",
             machine=self.machine,
@@ -113,6 +122,128 @@ class Nothing:
     def join(self) -> None: ...
 
 
+# ---------------------------------------------------------------- kinds of campaigns
+
+
+def cells(night: str, number: int) -> list[Planned]:
+    return [
+        Planned(
+            night=night,
+            cell=Cell(
+                scenario="borrowed-faults",
+                variant=f"cell-{one}",
+                engine="minivllm",
+                release="0.1",
+                device="cpu",
+            ),
+            expected=Outcome.REPRODUCED,
+        )
+        for one in range(number)
+    ]
+
+
+def matrix(night: Night, folder: Path, number: int) -> Nightly:
+    ledger = Ledger(folder)
+    runs = begin(ledger, night, cells(night.id, number))
+    return Nightly(ledger, runs, Slicing(sliced=True, setup_s=0.1))
+
+
+def bisection(night: Night, folder: Path, number: int) -> Bisecting:
+    """Of that many releases: the failure is in the middle half."""
+    run = RunOptions(scenario="ghost-key-eviction", device="cpu")
+    points = [Point(name=r, release=r, declared=r == "0.20.0") for r in RELEASES]
+    options = BisectOptions(run=run, bad="0.20.0", out=folder, resume=True)
+    scenario = load_scenario("ghost-key-eviction")
+
+    def write(document: Bisection, to: Path) -> None:
+        (to / "bisection.json").write_text(document.model_dump_json())
+
+    return Bisecting(scenario, options, field_of(scenario, options, points), write=write)
+
+
+@dataclass(frozen=True)
+class Sleep(WithoutEnvironment):
+    """An order that needs no environment."""
+
+    night: str
+    cell: Cell
+    began: Began
+    name = "a sleep"
+    device = "cpu"
+
+    @property
+    def campaign(self) -> str:
+        return self.night
+
+    def folder(self, began: Began) -> Path:
+        return Path("runs", self.cell.variant, f"{began.index}")
+
+    def files(self, result: Attempt) -> str:
+        return result.incident
+
+    def carry_out(self, here: Here, root: Path) -> Working:
+        yield self.began
+        index, role = self.began.index, self.began.role
+        yield here.trials.run(
+            self.cell, root / self.folder(self.began), root,
+            night=self.night, index=index, role=role,
+        )  # fmt: skip
+
+    def not_carried(self, result: Attempt, why: str) -> Attempt:
+        raise AssertionError(why)
+
+
+class Searching(Search[Night, Attempt]):
+    """Lines of work as those of a fuzz session, two runs each; the last one is a shrink, whose
+    candidates may run beside each other."""
+
+    kind = "search"
+    resume_command = "none"
+
+    def __init__(self, night: Night, folder: Path, number: int) -> None:
+        super().__init__()
+        self.folder, self.night = folder, night
+        self.ledger = Ledger(folder)
+        self.planned = {p.cell.id: p for p in cells(night.id, number)}
+        for record in (night, *self.planned.values()):
+            self.ledger.append(record)
+        names = [*self.planned]
+        pairs = [names[n : n + 2] for n in range(0, len(names), 2)]
+        self.left = [
+            *(lambda pair=pair: [self.made([one]) for one in pair] for pair in pairs[:-1]),
+            lambda: self.made(pairs[-1]),
+        ]
+
+    def standing(self) -> str:
+        return f"{len(self.done)} runs"
+
+    def more(self) -> Callable[[], object] | None:
+        return self.left.pop(0) if self.left else None
+
+    def made(self, names: Sequence[str]) -> None:
+        came = self.results([Began(name, 1) for name in names])
+        if lost_ones := [Began(a.cell, 2, "retry") for a in came if a.lost]:
+            self.results(lost_ones)
+
+    def order_of(self, want: Began) -> Sleep:
+        return Sleep(self.night.id, self.planned[want.id].cell, want)
+
+    def keep(self, line: Attempt) -> tuple[str, int]:
+        self.ledger.append(line)
+        return line.cell, line.index
+
+    def lose(self, want: Began, why: str, place: str) -> Attempt:
+        return lost(self.night.id, want, why, place)
+
+    def end(self, state: State, failure: str) -> Night:
+        night = self.night.model_copy(update={"state": NightState(state), "finished": Moment.now()})
+        self.ledger.append(night)
+        return night
+
+
+KINDS = {"matrix": matrix, "bisect": bisection, "search": Searching}
+
+
 @ray.remote(num_cpus=0)
 def untouched() -> tuple[int, str]:
     """How a child that ends with 3 seems to end where nothing is put right; a worker's Python."""
@@ -123,29 +254,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("address")
     parser.add_argument("night")
+    parser.add_argument("--kind", choices=KINDS, default="matrix")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--marks")
     parser.add_argument("--machines", type=int)
     parser.add_argument("--cells", type=int)
     parser.add_argument("--seconds", type=float)
-    parser.add_argument("--stuck", action="store_true")
+    parser.add_argument("--stuck", default="")
     parser.add_argument("--eaten", type=int, default=0)
     asked = parser.parse_args()
-    plan = [
-        Planned(
-            night=asked.night,
-            cell=Cell(
-                scenario="borrowed-faults",
-                variant=f"cell-{number}",
-                engine="minivllm",
-                release="0.1",
-                device="cpu",
-            ),
-            expected=Outcome.REPRODUCED,
-        )
-        for number in range(asked.cells)
-    ]
-    with connected(asked.address) as cluster, Ledger(asked.out) as ledger:
+    with connected(asked.address) as cluster:
         exit_code, python = ray.get(untouched.remote())
         told: dict[str, object] = {"untouched": exit_code, "own_python": python == sys.executable}
         outfit = Sleeping(asked.marks, asked.seconds, asked.stuck, asked.eaten)
@@ -157,11 +275,11 @@ def main() -> None:
             mmrepro_version="0",
             host=host_facts(),
         )
-        runs = begin(ledger, night, plan)
+        policy = KINDS[asked.kind](night, asked.out, asked.cells)
         while len(machines.there()) < asked.machines:
             time.sleep(0.05)
         began = time.monotonic()
-        Campaign(Nightly(ledger, runs, Slicing(sliced=True, setup_s=0.1)), machines).execute()
+        Campaign(policy, machines).execute()
         told["seconds"] = time.monotonic() - began
     print(json.dumps(told))
 

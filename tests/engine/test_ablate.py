@@ -64,15 +64,19 @@ def ablated(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     )  # fmt: skip
     try:
         wait_for(lambda: process.poll() is not None or cells(folder), 300, "the first cell")
-        log = folder / "cells/prefix-caching/run-1/evidence/engine.log"
-        wait_for(lambda: process.poll() is not None or log.exists(), 60, "the second engine")
+        second = "incidents/ablate/*-prefix-caching-*/run-1"
+
+        def begun() -> list[Path]:
+            return list(folder.glob(f"{second}/evidence/engine.log"))
+
+        wait_for(lambda: process.poll() is not None or begun(), 60, "the second engine")
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
             process.communicate(timeout=60)
-    broken_off = folder / "cells/prefix-caching/run-1"
+    (broken_off,) = folder.glob(second)
     wait_for(lambda: not processes_in(broken_off), 10, "the end of the engine")
     resume = next(line for line in stderr.splitlines() if line.startswith("to resume, run: "))
     resumed = mmrepro(*shlex.split(resume.removeprefix("to resume, run: "))[1:])

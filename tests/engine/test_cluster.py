@@ -114,10 +114,11 @@ class Sleeping:
         seconds: float,
         *more: str,
     ) -> None:
-        self.folder, self._night = folder, night
-        self.marked = folder / "marks"
+        self.folder, self._night = folder, "bisect" if "bisect" in more else night
+        self.marked = folder / "marks" / night
         self.marked.mkdir(parents=True, exist_ok=True)
-        arguments = ["--out", str(folder / "nights"), "--marks", str(self.marked)]
+        self.journal = folder / ("nights" if self._night == night else night)
+        arguments = ["--out", str(self.journal), "--marks", str(self.marked)]
         arguments += ["--machines", str(machines), "--cells", str(cells)]
         self._process = subprocess.Popen(
             [find_uv_bin(), "run", "--no-project", sys.executable, str(HERE / "ray_night.py"),
@@ -127,7 +128,7 @@ class Sleeping:
 
     def marks(self) -> list[dict[str, Any]]:
         """What the runs left as they began."""
-        names = [p for p in sorted(self.marked.iterdir()) if p.name.startswith(f"{self._night}.")]
+        names = [p for p in sorted(self.marked.iterdir()) if not p.name.startswith(".")]
         return [json.loads(path.read_bytes()) for path in names]
 
     def stuck(self) -> dict[str, Any]:
@@ -137,7 +138,7 @@ class Sleeping:
         return self._stuck()[0]
 
     def _stuck(self) -> list[dict[str, Any]]:
-        return [m for m in self.marks() if m["index"] == 1 and "cell-0" in m["cell"]]
+        return [m for m in self.marks() if m["stuck"]]
 
     def end(self) -> dict[str, float]:
         out, _ = self._process.communicate(timeout=120)
@@ -148,15 +149,19 @@ class Sleeping:
 
     @property
     def runs(self) -> NightRuns:
-        return read(self.folder / "nights").night(self._night)
+        return read(self.journal).night(self._night)
 
     def nothing_was_lost_or_run_twice(self, cells: int) -> list[str]:
-        """What the runs lost, by the ledger; all cells are whole, by the ledger and by marks."""
+        """What the runs lost, by the ledger; all cells are whole, by the ledger and by marks.
+
+        ``cells``: of the plan; 0: as many as it took.
+        """
         runs = self.runs
         assert runs.night.state is NightState.COMPLETE
-        assert len(runs.planned) == cells
-        conclusive = Counter(a.cell for a in runs.attempts if a.outcome is not None)
-        assert conclusive == dict.fromkeys(runs.planned, 1)
+        if cells:
+            assert len(runs.planned) == cells
+            conclusive = Counter(a.cell for a in runs.attempts if a.outcome is not None)
+            assert conclusive == dict.fromkeys(runs.planned, 1)
         indexes = Counter((a.cell, a.index) for a in runs.attempts)
         assert set(indexes.values()) == {1}
         started = Counter((mark["cell"], mark["index"]) for mark in self.marks())
@@ -164,56 +169,74 @@ class Sleeping:
         assert set(started) <= set(indexes)
         for attempt in runs.attempts:
             if attempt.outcome is not None:
-                told = json.loads(
-                    (self.folder / "nights" / attempt.incident / "incident.json").read_bytes()
-                )
+                file = self.journal / attempt.incident / "incident.json"
+                told = json.loads(file.read_bytes())
                 assert (told["cell"], told["index"]) == (attempt.cell, attempt.index)
                 assert attempt.key == "exit code 3"
         assert {a.lost for a in runs.attempts} <= {None, Lost.INFRASTRUCTURE}
         return [a.error for a in runs.attempts if a.lost]
 
 
+KINDS = {"matrix": 10, "bisect": 0, "search": 10}
+"""Each kind of campaign, and its cells; 0: as many as it takes."""
+
+
 @pytest.mark.slow
-def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_machines_take_half_as_long(cluster: ACluster, tmp_path: Path, kind: str) -> None:
     # Long enough that what else the machine does counts for little.
-    cells, seconds = 10, 2.0
+    cells, seconds = KINDS[kind], 2.0
     cluster.of("alpha")
-    one = Sleeping(cluster, tmp_path, "one", 1, cells, seconds)
+    one = Sleeping(cluster, tmp_path, "one", 1, cells, seconds, "--kind", kind)
     alone = one.end()
     assert one.nothing_was_lost_or_run_twice(cells) == []
-    assert alone["seconds"] >= cells * seconds, "or nothing has slept"
+    assert alone["seconds"] >= len(one.runs.attempts) * seconds, "or nothing has slept"
     cluster.of("alpha", "beta")
     efficiency = 0.0
     # Something else may want the processor for a while: that slows one of them.
     for name in ("two", "again"):
         if efficiency < 0.9:
-            two = Sleeping(cluster, tmp_path, name, 2, cells, seconds)
+            two = Sleeping(cluster, tmp_path, name, 2, cells, seconds, "--kind", kind)
             both = two.end()
             assert two.nothing_was_lost_or_run_twice(cells) == []
             assert {a.machine for a in two.runs.attempts} == {"alpha", "beta"}
+            assert len(two.runs.attempts) == len(one.runs.attempts)
             efficiency = alone["seconds"] / (2 * both["seconds"])
-            print(f"one {alone['seconds']:.2f} s, two {both['seconds']:.2f} s, {efficiency:.3f}")
+            print(f"{kind}: {len(one.runs.attempts)} runs, one {alone['seconds']:.2f} s, "
+                  f"two {both['seconds']:.2f} s, {efficiency:.3f}")  # fmt: skip
     assert efficiency >= 0.9
 
 
 @pytest.mark.slow
-def test_a_node_that_dies(cluster: ACluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "cells", "stuck"),
+    [("matrix", 12, "cell-0"), ("bisect", 0, "0.10.0"), ("search", 12, "cell-2")],
+)
+def test_a_node_that_dies(
+    cluster: ACluster, tmp_path: Path, kind: str, cells: int, stuck: str
+) -> None:
     cluster.of("alpha", "beta", "gamma")
-    night = Sleeping(cluster, tmp_path, "n", 3, 12, 1.0, "--stuck")
-    stuck = night.stuck()
+    night = Sleeping(cluster, tmp_path, "n", 3, cells, 1.0, "--stuck", stuck, "--kind", kind)
+    one = night.stuck()
     wait_for(lambda: len(night.marks()) >= 4, 60, "runs on the others")
-    cluster.remove(stuck["machine"])
-    wait_for(lambda: not alive(stuck["child"]), ENDED_S, "the end of its run")
+    cluster.remove(one["machine"])
+    wait_for(lambda: not alive(one["child"]), ENDED_S, "the end of its run")
     night.end()
-    lost = night.nothing_was_lost_or_run_twice(12)
-    assert lost == [f"The machine {stuck['machine']} died, or left the cluster."]
-    assert {a.machine for a in night.runs.attempts} == {"alpha", "beta", "gamma"}
+    lost = night.nothing_was_lost_or_run_twice(cells)
+    assert lost == [f"The machine {one['machine']} died, or left the cluster."]
+    machines = {a.machine for a in night.runs.attempts}
+    assert len(machines - {one["machine"]}) == 2, "two sides of a bisection keep two busy"
+    if kind == "bisect":
+        found = json.loads((night.journal / "bisection.json").read_bytes())
+        assert found["introduced"]["first_bad"] == "0.10.0"
+        assert found["fixed"]["first_good"] == "0.31.0"
+        assert found["state"] == "complete"
     cluster.nothing_is_left()
 
 
 def test_a_worker_that_is_killed(cluster: ACluster, tmp_path: Path) -> None:
     cluster.of("alpha", "beta")
-    night = Sleeping(cluster, tmp_path, "n", 2, 8, 1.0, "--stuck")
+    night = Sleeping(cluster, tmp_path, "n", 2, 8, 1.0, "--stuck", "cell-0")
     stuck = night.stuck()
     wait_for(lambda: len(night.marks()) >= 3, 60, "runs on the other")
     os.kill(stuck["worker"], signal.SIGKILL)
@@ -234,7 +257,7 @@ def test_out_of_memory_and_exit_codes_under_the_subreaper(tmp_path: Path) -> Non
     # Twice as far as the limit: what ran before may still be giving memory back.
     limit, eaten = 0.15 + memory.percent / 100, int(0.3 * memory.total)
     eats = limit < 0.7 and eaten <= MOST_EATEN and not memory_is_bounded()
-    more = ["--stuck", "--eaten", str(eaten)] if eats else []
+    more = ["--stuck", "cell-0", "--eaten", str(eaten)] if eats else []
     cluster = ACluster(tmp_path, f"{limit:.3f}" if eats else "0.95")
     try:
         cluster.of("alpha")

@@ -22,8 +22,8 @@ from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.reference import comparable, greedy, reference_case
 from mmrepro.play.player import Player, PlayOptions
-from mmrepro.run.launch import Server
 from mmrepro.run.options import RunOptions
+from mmrepro.run.start import Started
 from mmrepro.scenario import Scenario
 from traces import healthy_trace
 
@@ -36,13 +36,14 @@ class Proxied(Player):
 
     proxy: LyingProxy | None = None
 
-    def _started(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Server:
+    def _started(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Started:
         server = super()._started(scenario, options, journal)
         if self.proxy is None:
             return server
         self.proxy.upstream = server.url
         self._known.held.enter_context(lying(self.proxy))
-        return dataclasses.replace(server, url=self.proxy.url)
+        server.url = self.proxy.url
+        return server
 
 
 @dataclasses.dataclass

@@ -19,15 +19,15 @@ from typing import Any
 
 import pytest
 from live import COMMAND, Finished, left_of, shared_memory, wait_for
+from mmrepro.base import processes
 from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import FILE, starts_seen
 from mmrepro.environments.store import used_by
-from mmrepro.run.launch import launch_plan, target
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE, Starter
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.supervise import procfs
 
 pytestmark = pytest.mark.engine
 CONTRACT = ("mm-prefill-contract", "--variant", "slot-mapping")
@@ -95,7 +95,7 @@ def test_a_repeated_run_starts_from_one_parent(alone):
     assert [e["start_mode"] for e in engines] == ["warm"] * 2
     assert len({e["warm_parent"]["pid"] for e in engines}) == 1
     assert [e["warm_parent"]["served"] for e in engines] == [0, 1]
-    assert not procfs.alive(engines[0]["warm_parent"]["pid"]), "it ended with the command"
+    assert not processes.alive(engines[0]["warm_parent"]["pid"]), "it ended with the command"
 
 
 def test_a_kept_parent_is_used_by_the_next_run_shown_and_ended(alone):
@@ -114,7 +114,7 @@ def test_a_kept_parent_is_used_by_the_next_run_shown_and_ended(alone):
         assert "was warm already" in again.stdout
     finally:
         assert "ended minivllm 0.1" in mmrepro("warm", "stop").stdout
-    wait_for(lambda: not procfs.alive(pid), 5, "the parent's end")
+    wait_for(lambda: not processes.alive(pid), 5, "the parent's end")
     assert "Nothing is kept warm" in mmrepro("warm", "status").stdout
     nothing = mmrepro("warm", "stop", "0123")
     assert nothing.exit_code == 2
@@ -125,8 +125,8 @@ def test_a_kept_server_outlives_its_parent(alone):
     document = run(alone / "run", *CONTRACT, "--start-mode", "warm", "--keep-server")
     parent, server = document["engine"]["warm_parent"]["pid"], document["server"]
     try:
-        assert not procfs.alive(parent)
-        assert procfs.alive(server["pid"])
+        assert not processes.alive(parent)
+        assert processes.alive(server["pid"])
     finally:
         os.kill(server["pid"], signal.SIGTERM)
     wait_for(lambda: not left_of(alone / "run", shared_memory()), 10, "the server's end")
@@ -186,7 +186,7 @@ def test_an_environment_that_cannot_be_warmed_is_forked_and_says_why(standing_in
         not seen["works"] for env in listed for seen in env["starts"].values() if env["starts"]
     )
     # From now on it is known, and not tried again where nobody asks for it.
-    plan = launch_plan(load_scenario(mine), RunOptions(), ready(), alone, 1)
+    plan = ServerSpec(load_scenario(mine), RunOptions(), ready(), alone).plan(1)
     mode, reasons = Starter(several=True).choose(plan, ready())
     assert mode is StartMode.FORK
     assert reasons[0].startswith("not warm: its imports opened pipe:")
@@ -245,7 +245,7 @@ def test_kill_9_at_random_moments_leaves_nothing(alone):
 
         def left(folder: Path = folder) -> list[str]:
             processes = set(used_by(environment.path)) - before
-            return [*map(procfs.command, processes), *left_of(folder, shm_before)]
+            return [*map(processes.label, processes), *left_of(folder, shm_before)]
 
         deadline = time.monotonic() + 10
         while left() and time.monotonic() < deadline:

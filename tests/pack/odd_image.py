@@ -14,7 +14,6 @@ from mmrepro.scenario import (
     Reference,
     Requests,
     Scenario,
-    TinyQwen3,
     answered,
     cause,
     claim,
@@ -24,6 +23,7 @@ from mmrepro.scenario import (
     some_requests_fail,
     symptom,
 )
+from mmrepro.scenario.more import TinyQwen3
 
 WHOLE, FAILS, AFTER = "image of 64 embeddings", "image of 6 embeddings", "text afterwards"
 BLOCK, EMBEDDINGS = 16, 6

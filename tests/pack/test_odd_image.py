@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from mmrepro.reports import load
 from mmrepro.run.judge import rejudge
-from mmrepro.scenario import Fidelity, RunFacts
+from mmrepro.scenario import RunFacts
+from mmrepro.scenario.more import Fidelity
 from mmrepro.scenario.registry import load_scenario
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from typing import Any, cast
 from mmrepro.engines import LaunchPlan
 from mmrepro.environments.spec import Environment
 from mmrepro.run.options import StartMode
-from mmrepro.run.starter import Started, Starter
+from mmrepro.run.starter import Starter
 from mmrepro.supervise import EngineProcess
 from mmrepro.supervise.protocol import StopReport
 
@@ -130,16 +130,16 @@ class FakeStarter:
 
     def start(
         self, plan: LaunchPlan, environment: Environment, mode: StartMode, *, log: Path, **_: object
-    ) -> Started:
+    ) -> tuple[EngineProcess, None]:
         self.modes.append(mode)
         process = FakeProcess(int(plan.argv[plan.argv.index("--port") + 1]), log)
         log.write_text("")
         self.starts.pop(0)(process)
         self.processes.append(process)
-        return Started(cast(EngineProcess, process), mode)
+        return cast(EngineProcess, process), None
 
-    def note(self, started: Started, *_: object) -> None:
-        self.worked.append(started.mode)
+    def note(self, mode: StartMode, *_: object) -> None:
+        self.worked.append(mode)
 
     def note_unusable(
         self, mode: StartMode, plan: object, environment: object, why: str, *, certain: bool

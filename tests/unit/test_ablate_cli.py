@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
-from mmrepro import reports
-from mmrepro.ablate import plan, session
-from mmrepro.ablate.cells import Cells
+from matrix_nights import FakeProvisions
+from mmrepro.ablate import cells
+from mmrepro.cli import campaign
 from mmrepro.errors import ExitCode
 from mmrepro.evidence import Evidence
 from test_cli import Here, here as here
-from worlds import World, as_in_0_23, environment
+from worlds import World, WorldTrials, as_in_0_23, environment
 
 GHOST = "ghost-key-eviction"
 
@@ -23,10 +22,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
     made = World()
-    monkeypatch.setattr(session, "ensure", lambda spec, progress: place)
-    monkeypatch.setattr(plan, "existing", lambda spec: place)
-    monkeypatch.setattr(reports, "write_reports", lambda folder: [])
-    monkeypatch.setattr(session, "Cells", partial(Cells, execute=made.execute))
+    monkeypatch.setattr(cells, "existing", lambda spec: place)
+    monkeypatch.setattr(campaign, "Trials", lambda options: WorldTrials(made, place, options))
+    monkeypatch.setattr(campaign, "Provisions", lambda *rest: FakeProvisions())
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import pytest
@@ -18,10 +18,11 @@ Truth = Callable[[frozenset[str]], CellState]
 def explored(truth: Truth, names: str = NAMES) -> tuple[Search, list[frozenset[str]]]:
     asked: list[frozenset[str]] = []
 
-    def oracle(flips: Flips, role: Role) -> CellState:
-        assert list(flips) == sorted(flips), "flips come in the factors' own order"
-        asked.append(frozenset(flips))
-        return truth(frozenset(flips))
+    def oracle(cells: Sequence[Flips], role: Role) -> list[CellState]:
+        for flips in cells:
+            assert list(flips) == sorted(flips), "flips come in the factors' own order"
+            asked.append(frozenset(flips))
+        return [truth(frozenset(flips)) for flips in cells]
 
     return search(names, oracle), asked
 

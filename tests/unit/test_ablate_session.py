@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import worlds
 from made_up import hang_run, healthy_run
-from mmrepro.ablate import plan, session
-from mmrepro.ablate.cells import Cells, slug
+from matrix_nights import FakeProvisions
+from mmrepro.ablate import cells, plan
 from mmrepro.ablate.options import AblateOptions
 from mmrepro.ablate.session import Ablating
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.trial import TrialOptions
 from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
 from mmrepro.incident.ablation import Ablation, CellState, Conclusion, FactorClass
 from mmrepro.reports.ablation import load_ablation, write_ablation
+from mmrepro.run import key
 from mmrepro.run.options import RunOptions, StartMode
 from mmrepro.scenario.registry import load_scenario
-from worlds import World, as_in_0_23, environment
+from worlds import World, WorldTrials, as_in_0_23, environment
 
 GHOST = load_scenario("ghost-key-eviction")
 Ablate = Callable[..., Ablation]
@@ -32,15 +40,16 @@ def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
     """``ablate(world, factors=…)``: an ablation in its own folder, with a cache of the test."""
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
-    monkeypatch.setattr(session, "ensure", lambda spec, progress: place)
-    monkeypatch.setattr(plan, "existing", lambda spec: place)
+    monkeypatch.setattr(cells, "existing", lambda spec: place)
 
-    def run(world: World, **more: object) -> Ablation:
+    def run(
+        world: World, *, jobs: int = 1, budget_s: float | None = None, **more: object
+    ) -> Ablation:
         options = AblateOptions(**{"run": RUN, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
-        make = partial(Cells, execute=world.execute)
-        return Ablating(
-            GHOST, options, make_cells=make, write=write_ablation, report=lambda folder: None
-        ).execute()
+        trials = WorldTrials(world, place, TrialOptions(start_mode=options.run.start_mode))
+        policy = Ablating(GHOST, options, write=write_ablation)
+        places = LocalPlaces(trials, FakeProvisions(), jobs)
+        return Campaign(policy, places, budget_s=budget_s).execute()
 
     return run
 
@@ -161,6 +170,93 @@ def test_ctrl_c_keeps_what_is_whole_and_says_how_to_go_on(ablate: Ablate, tmp_pa
     assert ("concurrency",) not in world.calls
     assert ("cache-size",) in world.calls
     assert resumed.state == "complete"
+
+
+def test_cells_that_do_not_depend_on_each_other_run_beside_each_other(
+    ablate: Ablate, tmp_path: Path
+) -> None:
+    """Each of these waits until all of them are under way."""
+    alone = {frozenset({name}) for name in ("prefix-caching", "concurrency", "cache-size")}
+    met = threading.Barrier(len(alone))
+
+    def together(flips: frozenset[str]) -> Evidence:
+        if flips in alone:
+            met.wait(30)
+        return as_in_0_23(flips)
+
+    one = ablate(World(), out=tmp_path / "one", fresh=True)
+    three = ablate(World(together), jobs=3, fresh=True)
+    assert classes(three) == classes(one)
+    assert [c.flips for c in three.cells] == [c.flips for c in one.cells]
+
+
+def test_runs_of_the_baseline_are_made_beside_each_other(ablate: Ablate) -> None:
+    met = threading.Barrier(2)
+
+    def together(flips: frozenset[str]) -> Evidence:
+        if not flips:
+            met.wait(30)
+        return as_in_0_23(flips)
+
+    done = ablate(World(together), factors=("mm-cache",), repeat=2, jobs=2)
+    assert classes(done) == {"mm-cache": FactorClass.NECESSARY}
+    assert [run.index for run in done.cells[0].runs] == [1, 2]
+
+
+def test_without_time_it_stops_and_says_how_to_go_on(ablate: Ablate) -> None:
+    done = ablate(World(), budget_s=-1.0)
+    assert (done.state, done.conclusion, done.runs) == ("interrupted", None, 0)
+    assert "its time is over; to resume, run: mmrepro ablate" in done.failure
+
+
+def test_its_own_journal_is_gone_on_with_where_the_cache_is_lost(
+    ablate: Ablate, tmp_path: Path
+) -> None:
+    ablate(World(), factors=("mm-cache",))
+    shutil.rmtree(tmp_path / "cache/ablate")
+    world = World()
+    done = ablate(world, factors=("mm-cache", "concurrency"))
+    assert world.calls == [("concurrency",), ("concurrency", "mm-cache")]
+    assert done.reused == 2
+    again = World()
+    ablate(again, factors=("mm-cache",), fresh=True)
+    assert again.calls == [(), ("mm-cache",)], "anew: neither the journal nor the cache"
+    ablate(broken := World(), factors=("mm-cache",), run=replace(RUN, server_args=("--x",)))
+    assert broken.calls == [(), ("mm-cache",)]
+
+
+def test_what_was_run_by_other_code_is_not_mixed_with_it(
+    ablate: Ablate, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def kept() -> list[Path]:
+        return list((tmp_path / "cache/ablate").rglob("*.json"))
+
+    ablate(World(), factors=("mm-cache",))
+    decisive = key.decisive_parts
+
+    def edited(*rest: Any, **more: Any) -> dict[str, str]:
+        return {**decisive(*rest, **more), "code": "edited"}
+
+    monkeypatch.setattr(cells, "decisive_parts", edited)
+    monkeypatch.setattr(worlds, "decisive_parts", edited)
+    world = World()
+    ablate(world, factors=("mm-cache",))
+    assert world.calls == [(), ("mm-cache",)]
+    monkeypatch.setattr(cells, "decisive_parts", decisive)
+    count = 0
+
+    def meanwhile(*rest: Any, **more: Any) -> dict[str, str]:
+        nonlocal count
+        count += 1
+        parts = decisive(*rest, **more)
+        return {**parts, "code": "half"} if count > 1 else parts
+
+    monkeypatch.setattr(worlds, "decisive_parts", meanwhile)
+    done = ablate(World(), factors=("mm-cache",), fresh=True, out=tmp_path / "other")
+    assert any("edited meanwhile" in line for line in done.limits)
+    stored = [read["parts"]["code"] for read in map(json.loads, map(Path.read_text, kept()))]
+    assert len(stored) == 4
+    assert "half" not in stored
 
 
 def test_a_lost_cell_is_tried_once_more_and_does_not_lose_the_rest(
@@ -336,11 +432,3 @@ def test_hypotheses_follow_the_table(ablate: Ablate) -> None:
     said = {c.id: c.status for c in ablate(World(both), fresh=True).hypotheses}
     assert said["both-parts"] is ClaimStatus.CONFIRMED
     assert said["disable-cache"] is ClaimStatus.REFUTED
-
-
-def test_the_folder_of_a_cell() -> None:
-    assert slug(()) == "baseline"
-    assert slug(("a", "b")) == "a+b"
-    many = slug(tuple(f"a-long-name-{i}" for i in range(50)))
-    assert len(many) <= 110
-    assert many != slug(tuple(f"a-long-name-{i}" for i in range(49)))

@@ -16,8 +16,8 @@ from mmrepro.probes.base import ProbeStatus
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.scenario import Check, LiveFacts, Scenario, Truth, common, gpu
-from mmrepro.scenario.bind import bind
-from mmrepro.scenario.declare import Declared
+from mmrepro.scenario.definition import bind
+from mmrepro.scenario.parts import Declared
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome, checks, crash, evaluate, live_server
 from mmrepro.signature.decide import guarded

@@ -25,7 +25,6 @@ from made_up_sglang import (
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import Fidelity
 from mmrepro.scenario import (
-    ComparedAnswers,
     Finding,
     Logs,
     Reproducers,
@@ -34,6 +33,7 @@ from mmrepro.scenario import (
     Scenario,
     sglang as sharing,
 )
+from mmrepro.scenario.more import ComparedAnswers
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, report
 from mmrepro.signature import Truth

@@ -29,14 +29,8 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import Fidelity, Incident
 from mmrepro.reports import load
 from mmrepro.run.judge import rejudge
-from mmrepro.scenario import (
-    ComparedAnswers,
-    LiveFacts,
-    Logs,
-    RunFacts,
-    Scenario,
-    sglang as sharing,
-)
+from mmrepro.scenario import LiveFacts, Logs, RunFacts, Scenario, sglang as sharing
+from mmrepro.scenario.more import ComparedAnswers
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import shape_alias
 from mmrepro.scenarios.pad_value_collision import SCENARIO as COLLISION, report

@@ -15,6 +15,7 @@ from mmrepro.bisect import points
 from mmrepro.campaign.trial import Trials
 from mmrepro.cli import campaign
 from mmrepro.cli.app import app
+from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.bisection import Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Role
 from mmrepro.records import Moment
@@ -56,7 +57,7 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
     document = json.loads(out)
     assert document["introduced"]["first_bad"] == "0.14.0"
     assert document["fixed"]["first_good"] == "0.24.0"
-    assert "0.14.0: reproduced, in 1.0 s" in told
+    assert "0.14.0: reproduced, in 1 s" in told
     code, out, _ = typed("--find", "fixed", "--out", str(tmp_path / "c"))
     assert code == 0
     assert "FOUND  Bisection of ghost-key-eviction over vllm releases" in out
@@ -110,7 +111,7 @@ points.points_of = lambda scenario, options: listed()
 def run(self, cell, folder, root, *, night, index, role):
     folder.mkdir(parents=True)
     print("running", flush=True)
-    while not self._stopped:
+    while not self._children.stopped:
         time.sleep(0.01)
     raise KeyboardInterrupt
 Trials.run = run
@@ -198,3 +199,29 @@ def test_kill_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     document = json.loads((out / "bisection.json").read_text())
     assert document["fixed"]["verified"] is True
     assert sum(len(p["runs"]) for p in document["points"]) == len(first + second)
+
+
+def test_time_and_places_are_asked_for_as_of_every_campaign(tmp_path: Path) -> None:
+    out, events = tmp_path / "b", tmp_path / "events.jsonl"
+    where = ("--jobs", "2", "--budget", "30s", "--out", str(out))
+    code, _, told = typed(*where, "--events", str(events))
+    assert code == ExitCode.INCONCLUSIVE, "no run of 60 s, as is assumed, would end in time"
+    document = json.loads((out / "bisection.json").read_text())
+    assert document["resume"].endswith(f"--out {out} --resume --jobs 2 --budget 30s")
+    assert document["failure"].startswith("its time is over; to resume, run: mmrepro bisect")
+    heard = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [one["event"] for one in heard] == ["began", "ended"]
+    assert heard[-1]["state"] == "out-of-time"
+    code, lines, told = typed("--out", str(out), "--resume", "--events", "-", "--budget", "2h")
+    assert code == 0
+    kinds = {json.loads(line)["event"] for line in lines.splitlines()}
+    assert kinds == {"began", "run-began", "run-ended", "found", "ended"}
+    assert "0.14.0: reproduced" in told, "what is for people goes elsewhere then"
+
+
+def test_jobs_are_for_one_machine(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["bisect", "ghost-key-eviction", *CPU, "--ray", "auto", "--jobs", "2"]
+    )
+    assert isinstance(done.exception, UsageError)
+    assert "--jobs is for one machine" in done.exception.message

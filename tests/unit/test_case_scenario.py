@@ -20,7 +20,7 @@ from mmrepro.probes.data import (
     StacksData,
     ThreadStack,
 )
-from mmrepro.scenario import case_arrived, fails_in_server
+from mmrepro.scenario.more import case_arrived, fails_in_server
 from mmrepro.signature import Truth, checks, loops
 from mmrepro.signature.views import Requests
 from mmrepro.traffic.drive import Drive

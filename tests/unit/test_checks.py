@@ -27,7 +27,7 @@ from mmrepro.probes.data import (
     SyscallsData,
 )
 from mmrepro.scenario import Check, Finding
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Truth, checks, views
 from mmrepro.signature.decide import guarded

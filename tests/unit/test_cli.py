@@ -107,7 +107,7 @@ def test_a_number_that_no_clock_or_integer_holds(here: Here, option: str, value:
     Path("x.log").write_text("INFO\n")
     said = here(*option.split(), value, *(["--python=3.12"] if "wheelhouse" in option else []))
     assert said.returncode == ExitCode.USAGE
-    words = (option.split()[-1], "is no size", "is no length of time")
+    words = (option.split()[-1], "is not a size", "is not a length of time")
     assert any(one in said.stderr for one in words)
 
 

@@ -15,8 +15,8 @@ import pytest
 from mmrepro.engines import ENGINES, get_engine
 from mmrepro.errors import UsageError
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.launch import launch_plan
 from mmrepro.run.options import RunOptions
+from mmrepro.run.start import ServerSpec
 from mmrepro.scenario.registry import load_scenario
 
 ENVIRONMENT: Any = SimpleNamespace(
@@ -29,7 +29,7 @@ ENVIRONMENT: Any = SimpleNamespace(
 
 def started(scenario: str, *, probe: bool) -> Any:
     options = RunOptions(contract_probe=probe)
-    return launch_plan(load_scenario(scenario), options, ENVIRONMENT, Path("/model"), 8000)
+    return ServerSpec(load_scenario(scenario), options, ENVIRONMENT, Path("/model")).plan(8000)
 
 
 def test_vllm_gets_the_probe_as_a_listed_stand_in() -> None:

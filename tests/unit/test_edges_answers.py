@@ -17,7 +17,7 @@ from made_up import (
 from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.probes.data import InferenceData, LogLine
 from mmrepro.scenario import Check, Finding, Truth, common
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import answers, comparison, views
 from mmrepro.signature.comparison import ComparedAnswers

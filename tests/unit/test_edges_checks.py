@@ -22,7 +22,7 @@ from made_up import (
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
 from mmrepro.scenario import Check, Finding, Truth
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import checks, crash, digests, live_server, loops, views
 from mmrepro.signature.decide import guarded

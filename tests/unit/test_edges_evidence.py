@@ -28,7 +28,7 @@ from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.run import deadline
 from mmrepro.run.deadline import Deadlines, derive
 from mmrepro.scenario import Check, Finding, Truth, minivllm, vllm
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import checks, comparison, views
 from mmrepro.signature.decide import all_met, guarded

@@ -10,7 +10,7 @@ from mmrepro.engines.vllm import VllmEngine
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.incident import Fidelity, StandIn, WheelFacts
-from mmrepro.scenario import Mitigation, Patch
+from mmrepro.scenario.more import Mitigation, Patch
 
 VLLM = get_engine("vllm")
 

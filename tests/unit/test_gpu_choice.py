@@ -119,7 +119,7 @@ def test_a_free_one_of_several_is_taken_and_the_engine_told() -> None:
     assert indices(choice) == [1]
     (setting,) = choice.settings()
     assert (setting.name, setting.value) == ("CUDA_VISIBLE_DEVICES", "1")
-    assert "another PID namespace with 70.0 GiB" in setting.why
+    assert "another PID namespace with 70 GiB" in setting.why
 
 
 def test_gpus_of_several_models_are_counted_by_bus() -> None:

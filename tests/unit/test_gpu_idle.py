@@ -11,8 +11,9 @@ from made_up import at, hung, probed, processes, request, run_facts
 from mmrepro.evidence import Evidence, SeriesPoint
 from mmrepro.probes.data import GpuData, GpuDevice, GpuProcess
 from mmrepro.records import Fidelity
-from mmrepro.scenario import Finding, Truth, gpu_idle, gpu_memory_held
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario import Finding, Truth
+from mmrepro.scenario.definition import bind
+from mmrepro.scenario.more import gpu_idle, gpu_memory_held
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature.decide import guarded
 

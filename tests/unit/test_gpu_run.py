@@ -18,7 +18,7 @@ from mmrepro.machine import gpu as gpu_module
 from mmrepro.machine.gpu import read_gpus
 from mmrepro.machine.lease import leased
 from mmrepro.machine.nvml import Nvml
-from mmrepro.run import key, runner
+from mmrepro.run import key
 from mmrepro.run.judge import facts_of
 from mmrepro.run.options import RunOptions
 from nvml_replayed import Replayed, gpu, machine, mig, process
@@ -46,7 +46,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
     def run(nvml: Replayed, device: str = "cuda") -> Run:
         made = environment(tmp_path / "environments/fake", device=device)  # type: ignore[arg-type]
         made = replace(made, spec=replace(made.spec, engine="minivllm", release="0.1"))
-        monkeypatch.setattr(runner, "ensure", lambda spec, progress: made)
+        monkeypatch.setattr("mmrepro.run.start.ensure", lambda spec, progress: made)
         for module in (gpu_module, key):
             monkeypatch.setattr(module, "read_gpus", lambda: read_gpus(nvml))
         monkeypatch.setattr(sampler, "Nvml", lambda binding: Nvml(nvml))
@@ -71,7 +71,7 @@ def test_the_free_gpu_of_two_is_taken_told_and_kept(on: On) -> None:
     assert incident.host.gpus == ["NVIDIA H100 80GB HBM3"]
     other, own = incident.host.gpu_facts
     assert (other.taken, own.taken, own.driver, own.cuda) == (False, True, "580.159.03", "13.0")
-    assert "70.0 GiB" in other.users
+    assert "70 GiB" in other.users
     assert own.uuid == "GPU-00000001"
     texts = [event.text for event in incident.evidence.events]
     assert "the run takes GPU 1 (NVIDIA H100 80GB HBM3)" in texts
@@ -102,7 +102,7 @@ def test_a_gpu_that_others_use_is_not_taken(on: On) -> None:
 def test_one_in_use_is_taken_where_it_is_asked_for(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMREPRO_GPU", "any")
     (facts,) = on(machine(BUSY)).execute().host.gpu_facts
-    assert (facts.taken, "70.0 GiB" in facts.users) == (True, True)
+    assert (facts.taken, "70 GiB" in facts.users) == (True, True)
 
 
 def test_a_gpu_that_another_run_has_taken_is_in_use(

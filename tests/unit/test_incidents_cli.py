@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrix_nights import FakeProvisions, FakeTrials, night, planned
+from mmrepro.cli import campaign as conducting
 from mmrepro.errors import ExitCode
 from mmrepro.evidence import Evidence
+from mmrepro.history.ledger import Ledger
 from mmrepro.incident import EngineFacts, ScenarioFacts, head as heads
 from mmrepro.incident.folder import write_incident
-from mmrepro.incident.head import incident_folders, read_head
+from mmrepro.incident.head import campaigns_in, read_head, record_folders
+from mmrepro.incident.ledger import NightState
+from mmrepro.matrix.nights import begin
 from mmrepro.records import Moment
 from mmrepro.signature import Outcome, Verdict
 from mmrepro.text.redact import Redactor
 from simple_incident import incident
 from test_cli import Here, here as here
+from typer.testing import CliRunner
 
 NOW = datetime.now(UTC)
 BAD, GOOD = Outcome.REPRODUCED, Outcome.NOT_REPRODUCED
@@ -181,7 +187,7 @@ def test_nothing_ran_here(here: Here) -> None:
     said = here("incidents")
     assert (said.returncode, said.stdout) == (0, "No such incident below the current folder.\n")
     assert json.loads(here("incidents", "--json").stdout) == {
-        "found": 0, "incidents": [], "unreadable": [],
+        "found": 0, "incidents": [], "campaigns": [], "unreadable": [],
     }  # fmt: skip
 
 
@@ -216,7 +222,8 @@ def test_evidence_and_links_are_not_looked_through(tmp_path: Path) -> None:
     kept(inside / "evidence/b")
     (tmp_path / "linked").symlink_to(inside)
     kept(tmp_path / ".hidden/c")
-    assert list(incident_folders([tmp_path, inside, tmp_path / "linked"])) == [inside]
+    found = record_folders([tmp_path, inside, tmp_path / "linked"])
+    assert [folder for folder, _ in found] == [inside]
 
 
 def test_hundreds_are_listed_in_a_moment(tmp_path: Path) -> None:
@@ -227,5 +234,170 @@ def test_hundreds_are_listed_in_a_moment(tmp_path: Path) -> None:
         (tmp_path / f"{number}/incident.json").hardlink_to(first / "incident.json")
     assert len(text) > 2 << 20
     began = time.process_time()
-    assert sum(one.head is not None for one in map(read_head, incident_folders([tmp_path]))) == 301
+    heads_read = [read_head(folder).head for folder, _ in record_folders([tmp_path])]
+    assert sum(head is not None for head in heads_read) == 301
     assert time.process_time() - began < 3, "0.1 s; 20 s if all of each were read"
+
+
+# ---------------------------------------------------------------- campaigns
+
+
+def campaign(folder: Path, name: str, **fields: Any) -> Path:
+    """The document of one, as far as it is looked at, and megabytes behind that."""
+    created = Moment(wall=NOW - timedelta(hours=fields.pop("hours_ago", 1)), mono=1)
+    head = {"mmrepro_version": "0", "id": "x", "created": created.model_dump(mode="json")}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps({**head, **fields, "rest": ["y" * (1 << 20)]}, indent=1))
+    return folder
+
+
+@pytest.fixture
+def campaigns(tmp_path: Path) -> None:
+    ghost = {"name": "ghost-key-eviction", "variant": ""}
+    left = {"state": "interrupted", "failure": "interrupted"}
+    campaign(tmp_path / "bisections/b", "bisection.json", scenario=ghost, **left,
+             resume="mmrepro bisect ghost-key-eviction --commits ~/c --out ~/b --resume --jobs 2",
+             command="mmrepro bisect ghost-key-eviction")  # fmt: skip
+    campaign(tmp_path / "ablations/a", "ablation.json", scenario=ghost, hours_ago=30,
+             state="complete", command="mmrepro ablate ghost-key-eviction")  # fmt: skip
+    server = {"engine": "vllm", "release": "0.23.0"}
+    campaign(tmp_path / "fuzz/f", "fuzz.json", server=server, hours_ago=2, **left,
+             command="mmrepro fuzz", resume="mmrepro fuzz --seed 1 --resume ~/f")  # fmt: skip
+    campaign(tmp_path / "fuzz/f/e0001", "replay.json", server=server, command="x", **left)
+    resume = "mmrepro accept --device cpu --out x --resume"
+    campaign(tmp_path / "mine", "summary.json", device="cpu", budget_s=3.0, hours_ago=3,
+             command="mmrepro accept", resume=resume)  # fmt: skip
+    campaign(tmp_path / "theirs", "summary.json", total=3)
+    with Ledger(tmp_path / "nights") as ledger:
+        command = "mmrepro matrix run --scenario a --jobs 2 --night=n2 --out n --shard 1/2"
+        one = night("n1").model_copy(update={"command": command})
+        ledger.append(one)
+        ledger.append(one.model_copy(update={"state": NightState.COMPLETE}))
+        ledger.append(night("n2").model_copy(update={"command": command, "cells": 3}))
+
+
+@pytest.mark.usefixtures("campaigns")
+def test_campaigns_are_listed_too(here: Here, tmp_path: Path) -> None:
+    kept(tmp_path / "bisections/b/incidents/bisect/cell/run-1")
+    document = json.loads(here("incidents", "--json").stdout)
+    assert document["found"] == 1, "what a campaign ran is an incident as any other"
+    found = [(one["kind"], one["state"], one["what"], one["folder"], one["resume"])
+             for one in document["campaigns"]]  # fmt: skip
+    assert sorted(found[:2]) == [
+        ("nightly run", "complete", "n1", "nights", ""),
+        ("nightly run", "running", "n2, 3 cells", "nights", "mmrepro resume nights"),
+    ]
+    assert found[2:] == [
+        ("bisection", "interrupted", "ghost-key-eviction", "bisections/b",
+         "mmrepro resume bisections/b"),
+        ("fuzz session", "interrupted", "vllm 0.23.0", "fuzz/f", "mmrepro resume fuzz/f"),
+        ("acceptance", "interrupted", "on cpu", "mine", "mmrepro resume mine"),
+        ("ablation", "complete", "ghost-key-eviction", "ablations/a", ""),
+    ]  # fmt: skip
+    said = here("incidents", "-v").stdout.splitlines()
+    assert any(line.endswith("bisection  ghost-key-eviction  interrupted  bisections/b")
+               for line in said)  # fmt: skip
+    assert "  to go on: mmrepro resume bisections/b" in said
+    assert "to go on" not in here("incidents").stdout
+    some = json.loads(here("incidents", "--json", "--since", "2h", "--limit", "2").stdout)
+    assert [one["kind"] for one in some["campaigns"]] == ["nightly run"] * 2
+    none = json.loads(here("incidents", "--json", "--scenario", "mine").stdout)
+    assert none["campaigns"] == []
+
+
+def test_a_document_that_is_no_campaign_is_told(here: Here, tmp_path: Path) -> None:
+    folder = campaign(tmp_path / "bisections/b", "bisection.json", command=3)
+    (one,) = json.loads(here("incidents", "--json").stdout)["campaigns"]
+    assert (one["state"], one["resume"]) == ("unreadable", "")
+    assert "bisection.json: " in one["why"]
+    said = here("resume", folder)
+    assert said.returncode == ExitCode.USAGE
+    assert "cannot be read" in said.stderr
+
+
+def test_no_more_of_a_document_is_read_than_its_beginning(tmp_path: Path) -> None:
+    folder = campaign(tmp_path / "b", "bisection.json", device="cpu", command="mmrepro bisect g")
+    with (folder / "bisection.json").open("a") as file:
+        file.write("} what lies behind is not read")
+    (found,) = campaigns_in(folder, ["bisection.json"])
+    assert found.head is not None
+    assert found.head.what == "on cpu"
+
+
+# ---------------------------------------------------------------- going on
+
+
+@pytest.mark.usefixtures("campaigns")
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("bisections/b", "bisect ghost-key-eviction --commits {home}/c --jobs 2 "
+         "--out bisections/b --resume"),
+        ("fuzz/f", "fuzz --seed 1 --resume fuzz/f"),
+        ("mine", "accept --device cpu --out mine --resume"),
+        ("nights", "matrix run --jobs 2 --out nights --resume"),
+    ],
+)  # fmt: skip
+def test_a_campaign_is_gone_on_with_by_its_own_command(
+    here: Here, monkeypatch: pytest.MonkeyPatch, folder: str, words: str
+) -> None:
+    called: list[list[str]] = []
+
+    def fake(given: list[str], **how: Any) -> int:
+        called.append(given)
+        return 3
+
+    from mmrepro.cli import app as module
+
+    real = module.app
+    words = words.format(home=Path.home())
+    made = CliRunner()
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "app", fake)
+        done = made.invoke(real, ["resume", folder, "--", "--budget", "1h"])
+    assert done.exit_code == 3
+    assert called == [[*words.split(), "--budget", "1h"]]
+    assert f"mmrepro {words} --budget 1h" in done.stderr
+
+
+@pytest.mark.usefixtures("campaigns")
+@pytest.mark.parametrize(
+    ("folder", "said", "then"),
+    [
+        ("ablations/a", "The ablation in ablations/a is complete: nothing is left to run.",
+         "Next: mmrepro report ablations/a"),
+        ("theirs", "theirs holds no campaign to go on with.", "Next: mmrepro incidents"),
+        ("none", "There is no folder none.", "Next: mmrepro incidents"),
+    ],
+)  # fmt: skip
+def test_nothing_to_go_on_with_is_one_sentence(
+    here: Here, folder: str, said: str, then: str
+) -> None:
+    done = here("resume", folder)
+    assert (done.returncode, done.stdout) == (ExitCode.USAGE, "")
+    assert done.stderr.splitlines()[0] == said
+    assert done.stderr.splitlines()[1].startswith(then)
+
+
+@pytest.mark.parametrize("command", ["rm -rf /", "mmrepro env prune --all", "mmrepro bisect 'x"])
+def test_a_document_cannot_name_another_command(here: Here, tmp_path: Path, command: str) -> None:
+    campaign(tmp_path / "b", "bisection.json", state="interrupted", command=command)
+    done = here("resume", "b")
+    assert done.returncode == ExitCode.USAGE
+    assert "does not say how to go on with its bisection" in done.stderr
+
+
+def test_a_nightly_run_that_was_killed_goes_on(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
+    trials = FakeTrials(lambda cell, index: BAD)
+    monkeypatch.setattr(conducting, "Trials", lambda options: trials)
+    monkeypatch.setattr(conducting, "Provisions", lambda *rest: FakeProvisions())
+    with Ledger(tmp_path / "n") as ledger:
+        made = night("n1").model_copy(update={"command": "mmrepro matrix run --scenario a --out q"})
+        begin(ledger, made, [planned("a", "1.0"), planned("b", "1.0")])
+    done = here("resume", "n")
+    assert done.returncode == 0, done.stderr
+    assert len(trials.made) == 2
+    assert here("resume", "n").stderr.startswith("The nightly run in n is complete")

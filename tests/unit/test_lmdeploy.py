@@ -17,9 +17,9 @@ from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
 from mmrepro.models import TinyText
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.launch import launch_plan
 from mmrepro.run.options import RunOptions
-from mmrepro.scenario import Mitigation, Patch
+from mmrepro.run.start import ServerSpec
+from mmrepro.scenario.more import Mitigation, Patch
 from mmrepro.scenario.registry import load_scenario
 
 LMDEPLOY = get_engine("lmdeploy")
@@ -173,8 +173,8 @@ def test_the_control_server_differs_by_its_setting_only() -> None:
     scenario = load_scenario("undersized-kv-budget")
     options = RunOptions(mitigations=("kv-budget",))
     environment, model = made("0.6.4"), Path("/models/internlm2-chat-tiny")
-    own = launch_plan(scenario, options, environment, model, 8123)
-    other = launch_plan(scenario, options, environment, model, 8123, scenario.control_server)
+    own = ServerSpec(scenario, options, environment, model).plan(8123)
+    other = ServerSpec(scenario, options, environment, model, scenario.control_server).plan(8123)
     settings = [
         [a for a, b in zip(p.argv[1:], p.argv, strict=False) if b == "--cache-max-entry-count"]
         for p in (own, other)
@@ -189,7 +189,7 @@ def test_the_memory_follows_the_release() -> None:
     free = {}
     for release in ("0.6.4", "0.18.0"):
         options = RunOptions(release=release)
-        found = launch_plan(scenario, options, made(release), Path("/models/m"), 8123)
+        found = ServerSpec(scenario, options, made(release), Path("/models/m")).plan(8123)
         free[release] = int(found.env["MMREPRO_DEVICE_FREE_BYTES"])
     assert free == {"0.6.4": 111_155_328, "0.18.0": 52_667_520}
 

@@ -26,7 +26,7 @@ from mmrepro.evidence import Evidence, ReproducerResult
 from mmrepro.probes.data import LogLine, LogsData, ThreadStack
 from mmrepro.records import Moment
 from mmrepro.scenario import Scenario, vllm
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY, ghost
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
 from mmrepro.signature import Truth

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from listening import driven
 from made_up_race import ordered
-from mmrepro.scenario import Logs, crash
+from mmrepro.scenario import Logs
+from mmrepro.scenario.more import crash
 from mmrepro.scenarios.chunked_mm_prefill import async_race as race, placeholder, stream
 
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from mmrepro.base import processes
 from mmrepro.evidence import ReproducerResult
 from mmrepro.run import reproduce
 from mmrepro.run.reproduce import Interpreter
-from mmrepro.supervise import procfs
 from mmrepro.supervise.warm import Parents
 from toy_engine import toy
 
@@ -111,4 +111,4 @@ def test_one_that_never_ends_is_ended(
     )
     assert (result.exit_code, result.error) == (None, "no result in 0 s")
     if (tmp_path / "pid").exists():  # else it was ended before it could say who it is
-        assert not procfs.alive(int((tmp_path / "pid").read_text()))
+        assert not processes.alive(int((tmp_path / "pid").read_text()))

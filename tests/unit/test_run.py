@@ -24,11 +24,11 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident, folder
 from mmrepro.incident.journal import Journal
 from mmrepro.probes.data import LogsData
-from mmrepro.run import runner
 from mmrepro.run.judge import facts_of, rejudge
 from mmrepro.run.options import RunOptions
 from mmrepro.run.runner import begin, execute
-from mmrepro.scenario import Condition, Control, Drive, Finding, Outcome, RunFacts, Scenario
+from mmrepro.scenario import Control, Drive, Finding, Outcome, RunFacts, Scenario
+from mmrepro.scenario.more import Condition
 from mmrepro.supervise.protocol import StopReport
 from worlds import environment as made_up_environment
 
@@ -110,7 +110,7 @@ MakeRun = Callable[..., Run]
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
     made = made_up_environment(tmp_path / "environments/fake")
     made = replace(made, spec=replace(made.spec, engine="minivllm", release="0.1"))
-    monkeypatch.setattr(runner, "ensure", lambda spec, progress: made)
+    monkeypatch.setattr("mmrepro.run.start.ensure", lambda spec, progress: made)
     monkeypatch.setattr("mmrepro.run.observe.QUIET_SPACING_S", 0.0)  # nothing moves in between
     monkeypatch.setattr("mmrepro.run.observe.SPACING_S", 0.0)
     return made
@@ -221,7 +221,7 @@ def test_an_environment_that_cannot_be_built(
     def broken(*_: object, **__: object) -> Environment:
         raise EnvironmentBuildError("uv ended with 1.", detail=["no wheel"])
 
-    monkeypatch.setattr(runner, "ensure", broken)
+    monkeypatch.setattr("mmrepro.run.start.ensure", broken)
     run = make(Tiny())
     with pytest.raises(EnvironmentBuildError):
         run.execute()
@@ -248,7 +248,7 @@ def test_an_engine_that_never_comes_up(make: MakeRun) -> None:
 
 def test_an_engine_that_stays_silent(make: MakeRun) -> None:
     run = make(Tiny(), silent, timeout_s=0.2)
-    with pytest.raises(EngineStartError, match=r"was not ready after 0\.2 s"):
+    with pytest.raises(EngineStartError, match=r"was not ready after 0\.20 s"):
         run.execute()
     assert run.written.state == "failed"
     assert [p.stopped for p in run.starter.processes] == [[1.0]]
@@ -312,7 +312,7 @@ def test_an_interrupted_run(make: MakeRun, monkeypatch: pytest.MonkeyPatch, mome
         raise KeyboardInterrupt
 
     if moment == "start":
-        monkeypatch.setattr("mmrepro.run.launch.answers", interrupted)
+        monkeypatch.setattr("mmrepro.run.start.answers", interrupted)
     run = make(Tiny(interrupted if moment == "trigger" else lambda: None))
     with pytest.raises(KeyboardInterrupt):
         run.execute()

@@ -16,7 +16,6 @@ from mmrepro.machine.gpu import read_gpus
 from mmrepro.run import closure, key
 from mmrepro.run.key import (
     START_MODE,
-    cell_key,
     code_digest,
     code_files,
     decisive_parts,
@@ -55,7 +54,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
 def test_two_equal_runs_have_one_key(parts: Parts, tmp_path: Path) -> None:
     first, second = parts(), parts()
     assert first == second, "the port, which differs, is not in it"
-    assert cell_key(first, 1) == cell_key(second, 1) != cell_key(first, 2)
+    assert run_key(first) == run_key(second) != run_key({**first, "model": "another"})
     assert not any(str(tmp_path) in value for value in first.values())
 
 

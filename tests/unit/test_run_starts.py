@@ -10,11 +10,10 @@ from fake_engine_process import FakeStarter, close, ends, raises, ready, silent,
 from mmrepro.errors import EngineStartError, SupervisorError, WarmParentDied
 from mmrepro.incident import Setting
 from mmrepro.incident.journal import Journal
-from mmrepro.run import launch
+from mmrepro.run import start as start_module
 from mmrepro.run.deadline import Deadlines, of_gate
-from mmrepro.run.launch import Server, ServerSpec, start
 from mmrepro.run.options import RunOptions, StartMode
-from mmrepro.run.starter import START_ATTEMPTS, Attempt
+from mmrepro.run.start import START_ATTEMPTS, ServerSpec, Started, start
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Finding
 from mmrepro.supervise.warm import Refused
@@ -24,45 +23,6 @@ from worlds import environment
 COLD, FORK, WARM = StartMode.COLD, StartMode.FORK, StartMode.WARM
 GHOST = load_scenario("ghost-key-eviction")
 PORT_TAKEN = "OSError: [Errno 98] Address already in use"
-
-# ------------------------------------------------------------------ the next attempt
-
-
-def test_a_refused_mode_is_followed_by_a_safer_one_and_counts_as_no_start() -> None:
-    first = Attempt(WARM)
-    second = first.refused("its imports start threads")
-    third = second.refused("no fork here")
-    assert [a.mode for a in (first, second, third)] == [WARM, FORK, COLD]
-    assert third.reasons == ("not warm: its imports start threads", "not fork: no fork here")
-    assert third.because == third.reasons[-1]
-    assert (third.number, third.failed) == (1, ())
-
-
-@pytest.mark.parametrize("mode", [WARM, FORK])
-def test_a_start_that_failed_in_a_mode_is_followed_by_a_cold_one(mode: StartMode) -> None:
-    following = Attempt(mode).ended(EngineStartError("it ended."), "")
-    assert following is not None
-    assert (following.mode, following.number) == (COLD, 2)
-    assert following.failed == ((mode, "it ended."),)
-    assert following.because == f"a start in mode {mode} failed: it ended."
-    assert following.restarts == ()
-    assert following.ended(EngineStartError("it ended."), "") is None, "it was not the mode"
-
-
-def test_words_that_the_engine_refuses_are_refused_in_any_mode() -> None:
-    assert Attempt(FORK).ended(EngineStartError("usage: …", usage=True), "") is None
-
-
-def test_a_chance_failure_is_repeated_in_the_same_mode_a_few_times() -> None:
-    attempt, seen = Attempt(WARM), []
-    while following := attempt.ended(EngineStartError("it ended."), "the port was taken"):
-        attempt = following
-        seen.append(attempt.mode)
-    assert seen == [WARM] * (START_ATTEMPTS - 1)
-    again = Setting(name="start-up", value="repeated", why="the port was taken")
-    assert attempt.restarts == (again,) * (START_ATTEMPTS - 1)
-    assert (attempt.reasons, attempt.because) == ((), "the port was taken; starting it again")
-
 
 # ------------------------------------------------------------------ starts
 
@@ -78,7 +38,7 @@ class Starts:
             GHOST, RunOptions(device="cpu"), environment(folder / "environment"), folder
         )
 
-    def one(self, starter: FakeStarter, **more: tuple[Setting, ...]) -> Server:
+    def one(self, starter: FakeStarter, **more: tuple[Setting, ...]) -> Started:
         self.made.append(starter)
         return start(self.spec, self.journal, starter.it, **more)
 
@@ -109,7 +69,10 @@ def test_a_start_that_works_is_remembered(starts: Starts) -> None:
     assert starts.mode_and_why[0] == "fork"
     assert "not warm: it was seen" in starts.mode_and_why[1]
     assert server.url.endswith(str(made.processes[0].port))
-    assert (server.plan.argv, server.restarts) == (starts.journal.incident.engine.command, ())
+    assert (server.plan.argv, server.restarts) == (
+        starts.journal.incident.engine.command,
+        (),
+    )
     assert made.processes[0].stopped == []
 
 
@@ -154,6 +117,23 @@ def test_a_parent_that_refuses_is_remembered_and_a_fork_tried(starts: Starts) ->
     assert "warm parent" in starts.journal.incident.stages
 
 
+def test_a_mode_that_is_refused_as_well_leaves_the_engines_own(starts: Starts) -> None:
+    refusals = raises(Refused("no warm start")), raises(Refused("no fork here"))
+    made = starter(*refusals, ready, mode=WARM, parent=True)
+    starts.one(made).sampler.stop()
+    assert made.modes == [WARM, FORK, COLD]
+    assert starts.warnings == ["not warm: no warm start", "not fork: no fork here"]
+    assert starts.mode_and_why[1].endswith("; not warm: no warm start; not fork: no fork here")
+    assert not list(starts.journal.recorder.dir.glob("engine-start-*")), "nothing was started"
+
+
+def test_a_failure_by_chance_is_repeated_in_the_same_mode(starts: Starts) -> None:
+    made = starter(*[ends(PORT_TAKEN)] * START_ATTEMPTS, mode=FORK)
+    with pytest.raises(EngineStartError, match="Address already in use"):
+        starts.one(made)
+    assert (made.modes, made.unusable) == ([FORK] * START_ATTEMPTS, [])
+
+
 def test_a_parent_that_died_is_not_held_against_the_mode(starts: Starts) -> None:
     made = starter(raises(WarmParentDied("it was killed")), ready, mode=WARM, parent=True)
     starts.one(made).sampler.stop()
@@ -192,11 +172,11 @@ def test_a_usage_error_is_told_at_once(starts: Starts) -> None:
 def test_a_mode_that_replaces_something_has_less_time_than_a_cold_start(
     starts: Starts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "REPLACED_START_LIMIT_S", 0.1)
+    monkeypatch.setattr(start_module, "REPLACED_START_LIMIT_S", 0.1)
     made = starter(silent, ready, mode=FORK)
     starts.one(made).sampler.stop()
     assert made.modes == [FORK, COLD]
-    assert "was not ready after 0.1 s" in starts.warnings[0]
+    assert "was not ready after 0.10 s" in starts.warnings[0]
 
 
 def test_a_process_that_cannot_be_started_is_not_tried_again(starts: Starts) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from made_up import (
@@ -14,14 +17,14 @@ from made_up import (
     metrics,
     swap,
 )
+from mmrepro import scenario as scenario_names
+from mmrepro.errors import BrokenScenario
 from mmrepro.incident import ClaimStatus
 from mmrepro.run.judge import judge
 from mmrepro.scenario import (
-    Condition,
     Drive,
     Evidence,
     Factor,
-    Fidelity,
     Finding,
     LiveFacts,
     Logs,
@@ -31,31 +34,37 @@ from mmrepro.scenario import (
     Requests,
     RunFacts,
     Scenario,
-    StacksData,
     Truth,
     answered,
     cause,
     claim,
-    core_burns_cpu,
     cure,
     endpoints_green,
-    guarded,
-    idle_while_asked,
     issue,
-    last_line,
-    never_answered,
-    new_request_unanswered,
-    no_progress,
+    more,
     precondition,
     pull,
-    refused_or_answered,
     row,
-    trigger_ended,
     unmitigated,
     upgrade,
     with_variants,
 )
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
+from mmrepro.scenario.more import (
+    Condition,
+    Fidelity,
+    StacksData,
+    core_burns_cpu,
+    guarded,
+    idle_while_asked,
+    last_line,
+    never_answered,
+    new_request_unanswered,
+    no_progress,
+    refused_or_answered,
+    trigger_ended,
+)
+from mmrepro.scenario.registry import load_scenario
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 FACTS = RunFacts("0.23.0", Fidelity.CPU, frozenset(), 13.0)
@@ -421,3 +430,50 @@ def test_a_signature_of_its_own_making_is_the_observers_too() -> None:
 
     (one,) = Own().live_conditions(LIVE)
     assert one.check(Evidence()).observed == "live"
+
+
+# ------------------------------------------------------------------ the names
+
+FIRST = re.findall(
+    r"\w+",
+    """
+    Check Claim Control Drive Evidence Factor FailureClass Finding LiveFacts Logs Measured Metrics
+    Missing Outcome Processes Reference Reproducers RequestRecord Requests RunFacts Scenario
+    Severity Truth Upstream UpstreamState all_met answered cause claim cure endpoints_green issue
+    precondition pull quote row some_requests_fail symptom unmitigated upgrade with_variants
+    """,
+)
+
+
+def names(module: ModuleType) -> list[str]:
+    """What a module has that is neither private nor one of its submodules."""
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and name != "TYPE_CHECKING"
+        and not isinstance(value, ModuleType)
+    )
+
+
+def test_the_names_that_a_scenario_needs_first_are_these() -> None:
+    """A new one belongs in ``more``: whoever writes a first scenario reads this list."""
+    assert names(scenario_names) == sorted(FIRST)
+
+
+def test_a_name_of_more_says_so_where_it_is_imported_from_the_first() -> None:
+    with pytest.raises(ImportError, match=r"play_case is in mmrepro\.scenario\.more"):
+        from mmrepro.scenario import play_case  # type: ignore[attr-defined] # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'no_such_name'"):
+        from mmrepro.scenario import no_such_name  # type: ignore[attr-defined] # noqa: F401
+
+
+def test_a_file_with_such_an_import_is_shown_its_own_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("\nfrom mmrepro.scenario import play_case\n")
+    with pytest.raises(BrokenScenario, match=r"more; import it from there \(mine\.py line 2\)"):
+        load_scenario(str(file))
+
+
+def test_no_name_is_in_both() -> None:
+    assert not {*names(scenario_names)} & {*names(more)}

@@ -24,7 +24,6 @@ from mmrepro.run.judge import judge
 from mmrepro.scenario import (
     Check,
     Drive,
-    Engine,
     Evidence,
     Finding,
     Logs,
@@ -37,18 +36,21 @@ from mmrepro.scenario import (
     Scenario,
     Truth,
     answered,
-    changed,
     claim,
-    counted_as_running,
-    happened,
     issue,
     pull,
     quote,
-    refused_or_answered,
     symptom,
+)
+from mmrepro.scenario.definition import bind, observable, parameters
+from mmrepro.scenario.more import (
+    Engine,
+    changed,
+    counted_as_running,
+    happened,
+    refused_or_answered,
     unchanged,
 )
-from mmrepro.scenario.bind import bind, observable, parameters
 from test_scenario_api import FACTS, LIVE, REPORT, SCENARIO, Hangs, truths
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

@@ -9,7 +9,6 @@ from mmrepro.incident import ClaimStatus
 from mmrepro.probes.data import Frame, LogLine, LogsData, StackSample, StacksData, ThreadStack
 from mmrepro.scenario import (
     Drive,
-    Fidelity,
     Finding,
     LiveFacts,
     Logs,
@@ -17,17 +16,15 @@ from mmrepro.scenario import (
     RunFacts,
     Scenario,
     Truth,
-    answered_alike,
-    as_by_control,
     cause,
     claim,
     endpoints_green,
-    in_log,
-    not_logged,
     symptom,
 )
-from mmrepro.scenario.bind import Check, bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenario.minivllm import place
+from mmrepro.scenario.more import Fidelity, answered_alike, as_by_control, in_log, not_logged
+from mmrepro.scenario.parts import Check
 from mmrepro.signature import evaluate
 from mmrepro.signature.decide import guarded
 from mmrepro.signature.loops import stays_in

@@ -24,7 +24,8 @@ from mmrepro.errors import BrokenScenario, UnknownScenario, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
 from mmrepro.reproducers import reproducer_path
-from mmrepro.scenario import Mitigation, Scenario, all_met
+from mmrepro.scenario import Scenario, all_met
+from mmrepro.scenario.more import Mitigation
 from mmrepro.scenario.registry import load_scenario, scenario_names
 from mmrepro.scenarios.ghost_key_eviction import GhostKeyEviction
 from mmrepro.signature import Finding, Outcome, Truth

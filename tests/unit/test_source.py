@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.incident import SourceExcerpt
-from mmrepro.run.source import MAX_LINES, read_definition
-from mmrepro.scenario import SourceRef
+from mmrepro.run.tables import MAX_LINES, read_definition
+from mmrepro.scenario.more import SourceRef
 
 MODULE = '''\
 """A module."""

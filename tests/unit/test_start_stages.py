@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.engines import ENGINES
-from mmrepro.run.start_stages import LAST, StartStages
+from mmrepro.run.starter import LAST_STAGE, StartStages
 
 MARKS = {"imports": r"server args", "model load": r"loaded \d+", "warm-up": r"warm"}
 
@@ -27,8 +27,8 @@ def test_each_stage_ends_where_its_line_was_first_seen(tmp_path: Path) -> None:
             file.flush()
             watch.look()
     found = watch.ended(time.monotonic() + 1)
-    assert list(found) == ["imports", "model load", "warm-up", LAST]
-    assert found[LAST] == pytest.approx(1, abs=0.1)
+    assert list(found) == ["imports", "model load", "warm-up", LAST_STAGE]
+    assert found[LAST_STAGE] == pytest.approx(1, abs=0.1)
 
 
 def test_a_stage_without_its_mark_is_counted_and_named_with_the_next(tmp_path: Path) -> None:
@@ -36,10 +36,10 @@ def test_a_stage_without_its_mark_is_counted_and_named_with_the_next(tmp_path: P
     log.write_text("loaded 3\n")
     assert list(stages(log).ended(time.monotonic())) == [
         "imports + model load",
-        f"warm-up + {LAST}",
+        f"warm-up + {LAST_STAGE}",
     ]
     assert list(stages(tmp_path / "none").ended(time.monotonic())) == [
-        f"imports + model load + warm-up + {LAST}"
+        f"imports + model load + warm-up + {LAST_STAGE}"
     ]
 
 

@@ -9,14 +9,14 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import FILE, ModeSeen, note_start, starts_seen
 from mmrepro.errors import UsageError
-from mmrepro.run.launch import launch_plan
 from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.start import ServerSpec
 from mmrepro.run.starter import (
     IDLE_VARIABLE,
     ROOT_VARIABLE,
     Starter,
     idle_seconds,
-    mode_settings,
+    mode_setting,
     parent_spec,
 )
 from mmrepro.scenario.registry import load_scenario
@@ -34,7 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
 
 def plan(place: Environment, **options: object) -> LaunchPlan:
     asked = RunOptions(device="cpu", **options)  # type: ignore[arg-type]
-    return launch_plan(GHOST, asked, place, Path("/models/tiny"), 8123)
+    return ServerSpec(GHOST, asked, place, Path("/models/tiny")).plan(8123)
 
 
 def test_a_parent_for_cuda_asks_nvml_and_serves_any_gpu(
@@ -74,9 +74,9 @@ def test_a_mode_that_was_seen_not_to_work_is_left_out_and_said(place: Environmen
         StartMode.COLD,
         ["not warm: its imports start threads", "not fork: it hung"],
     )
-    settings = mode_settings(mode, why)
-    assert (settings[0].name, settings[0].value) == ("start mode", "cold")
-    assert "not fork: it hung" in settings[0].why
+    setting = mode_setting(mode, why)
+    assert (setting.name, setting.value) == ("start mode", "cold")
+    assert "not fork: it hung" in setting.why
 
 
 def test_one_failed_start_may_be_chance_and_two_in_a_row_are_not(place: Environment) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from mmrepro.base import processes
 from mmrepro.errors import SupervisorError
-from mmrepro.supervise import EngineProcess, free_port, procfs, start_engine
+from mmrepro.supervise import EngineProcess, free_port, start_engine
 
 TIMEOUT_S = 60.0
 """What DESIGN allows: within 10 s nothing of a run is left."""
@@ -113,11 +114,11 @@ def test_stop_ends_a_stubborn_grandchild_in_its_own_session(
     process = start(command)
     pid = grandchild()
     tmp = Path(process._order.tmp)
-    assert procfs.alive(pid)
+    assert processes.alive(pid)
     assert pid in process.process_ids()
     assert tmp.is_dir()
     report = process.stop()
-    assert not procfs.alive(pid)
+    assert not processes.alive(pid)
     assert any(line.startswith(f"{pid} ") for line in report.forced)
     assert report.shm_removed == [str(shm)]
     assert not shm.exists()
@@ -236,9 +237,9 @@ def starter(tmp_path: Path, shm: Path) -> Iterator[Callable[..., Helper]]:
         supervisor, engine, tmp = json.loads(helper.stdout.readline())
         pid = grandchild()
         for one in (supervisor, engine, pid):
-            found = procfs.stat(one)
+            found = processes.stat(one)
             assert found is not None
-            pids.append((one, found[2]))
+            pids.append((one, found.start_ticks))
         return helper, supervisor, engine, Path(tmp), pid
 
     yield begin
@@ -246,12 +247,12 @@ def starter(tmp_path: Path, shm: Path) -> Iterator[Callable[..., Helper]]:
         helper.kill()
         helper.communicate()
     for pid, born in pids:
-        if procfs.alive(pid, born):
+        if processes.alive(pid, born):
             os.kill(pid, signal.SIGKILL)
 
 
 def nothing_left(pids: list[int], *paths: Path) -> bool:
-    return not any(procfs.alive(pid) for pid in pids) and not any(p.exists() for p in paths)
+    return not any(processes.alive(pid) for pid in pids) and not any(p.exists() for p in paths)
 
 
 def test_kill_9_of_the_starter_leaves_nothing(starter: Callable[..., Helper], shm: Path) -> None:
@@ -292,13 +293,13 @@ def test_kill_9_of_the_supervisor_of_an_engine_that_maps_memory(
 
 def listens(guardian: int) -> bool:
     """It has given up its standard streams, which is the last that it does, and sleeps."""
-    found = procfs.stat(guardian)
+    found = processes.stat(guardian)
     stdout = Path(f"/proc/{guardian}/fd/1").readlink()
-    return str(stdout) == os.devnull and found is not None and found[0] == "S"
+    return str(stdout) == os.devnull and found is not None and found.state == "S"
 
 
 def wakeups(pid: int) -> int:
-    status = procfs.read(pid, "status").decode()
+    status = processes.read(pid, "status").decode()
     return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
@@ -308,7 +309,7 @@ def test_a_detached_engine_outlives_the_starter_and_ends_with_its_supervisor(
     helper, supervisor, engine, tmp, pid = starter("detach")
     helper.communicate(timeout=30)
     assert helper.returncode == 0
-    assert all(procfs.alive(p) for p in (supervisor, engine, pid))
+    assert all(processes.alive(p) for p in (supervisor, engine, pid))
     os.kill(supervisor, signal.SIGTERM)
     until(lambda: nothing_left([supervisor, engine, pid], tmp, shm), "all is gone")
 
@@ -320,7 +321,7 @@ def test_stop_after_the_supervisor_ended_by_itself_does_not_wait(
     process = start(command)
     grandchild()
     os.kill(process.pid, signal.SIGTERM)
-    until(lambda: not procfs.alive(process.pid), "the supervisor ended")
+    until(lambda: not processes.alive(process.pid), "the supervisor ended")
     until(lambda: process.exit_code is not None, "the engine's end was told")
     began = time.monotonic()
     report = process.stop()

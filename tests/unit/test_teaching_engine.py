@@ -20,7 +20,7 @@ from mmrepro.reports import load
 from mmrepro.reports.words import FIDELITY_WORDS
 from mmrepro.run.judge import effect, facts_of, judge
 from mmrepro.scenario import Scenario, claim
-from mmrepro.scenario.declare import PROJECTS
+from mmrepro.scenario.parts import PROJECTS
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Finding, Outcome, Truth
 

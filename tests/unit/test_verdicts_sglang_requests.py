@@ -15,7 +15,7 @@ from mmrepro.incident.replay import FindingClass
 from mmrepro.records import Moment
 from mmrepro.reports import load
 from mmrepro.run.judge import facts_of, judge
-from mmrepro.scenario import Failure
+from mmrepro.scenario.more import Failure
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome, Truth
 from mmrepro.traffic.reading import read_generated

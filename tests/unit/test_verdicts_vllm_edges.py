@@ -22,7 +22,7 @@ from made_up_crash import TOO_LARGE, overflow_run, scheduling
 from mmrepro.evidence import Evidence
 from mmrepro.probes.data import StackSample, StacksData
 from mmrepro.scenario import LiveFacts, vllm
-from mmrepro.scenario.bind import bind
+from mmrepro.scenario.definition import bind
 from mmrepro.scenarios import encoder_cache_overflow as overflow
 from mmrepro.scenarios.encoder_cache_overflow import SCENARIO as OVERFLOW
 from mmrepro.scenarios.ghost_key_eviction import SCENARIO as GHOST_KEY

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mmrepro.base import processes
 from mmrepro.errors import WarmParentDied
-from mmrepro.supervise import EngineProcess, procfs
+from mmrepro.supervise import EngineProcess
 from mmrepro.supervise.warm import (
     Parents,
     Refused,
@@ -61,9 +62,9 @@ def test_a_server_is_what_a_newly_started_one_would_be(
         assert facts["tmp"] == process._order.tmp
         assert facts["stdin"] == os.devnull
         assert facts["files"] == [0, 1, 2]
-        command = procfs.read(process.engine_pid, "cmdline").rstrip(b"\0").split(b"\0")
+        command = processes.read(process.engine_pid, "cmdline").rstrip(b"\0").split(b"\0")
         assert command == [os.fsencode(word) for word in process._order.argv]
-        assert set(procfs.marked(process._order.marker)) == {process.engine_pid}
+        assert set(processes.marked(process._order.marker)) == {process.engine_pid}
         assert (folder / "engine.log").read_text() == "imported\nimported\n", "the parent's first"
         seen.append(facts)
     assert seen[0]["random"] != seen[1]["random"]
@@ -100,10 +101,10 @@ def test_stop_and_a_hung_server_leave_the_parent_as_it_was(
         report = process.stop(0.05)
         assert report.exit_code == -signal.SIGKILL
         assert report.left == []
-        assert not procfs.marked(process._order.marker)
+        assert not processes.marked(process._order.marker)
     assert parent.alive
     until(lambda: footprint() == before, "the parent has what it had")
-    until(lambda: len(procfs.descendants(parent.pid)) == 1, "its guardian alone")
+    until(lambda: len(processes.descendants(parent.pid)) == 1, "its guardian alone")
 
 
 @pytest.mark.parametrize(
@@ -346,6 +347,17 @@ def test_equal_starts_share_one_and_the_least_recently_used_goes(tmp_path: Path)
     assert not first.folder.exists()
 
 
+def test_those_that_are_lent_are_found_by_others_and_end_with_their_maker(tmp_path: Path) -> None:
+    kept, spec = tmp_path / "kept", toy(tmp_path / "code")
+    with Parents(kept, lent=True) as parents:
+        made = parents.get(spec)
+        with Parents(kept) as another:
+            assert another.get(spec).pid == made.pid
+        assert made.alive, "who finds it does not end it"
+    assert not made.alive
+    assert kept_parents(kept) == []
+
+
 def test_they_are_bounded_in_memory(tmp_path: Path) -> None:
     specs = [toy(tmp_path / "code", TOY=str(n)) for n in range(2)]
     with Parents(tmp_path / "kept", memory_bytes=1) as parents:
@@ -421,6 +433,6 @@ def test_a_detached_server_outlives_its_parent(
         facts_of(tmp_path / "run")
         process.detach()
     started.append(process)
-    assert procfs.alive(process.engine_pid)
+    assert processes.alive(process.engine_pid)
     os.kill(process.pid, signal.SIGTERM)
-    until(lambda: not procfs.alive(process.engine_pid), "it ends with its supervisor")
+    until(lambda: not processes.alive(process.engine_pid), "it ends with its supervisor")

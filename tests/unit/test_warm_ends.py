@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from mmrepro.supervise import procfs
+from mmrepro.base import processes
 from mmrepro.supervise.warm import Refused, begin_parent
 from toy_engine import toy, until
 
@@ -49,7 +49,7 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
         helpers.append(helper)
         assert helper.stdout is not None
         *pids, tmp, folder = json.loads(helper.stdout.readline())
-        pids += procfs.descendants(pids[0])
+        pids += processes.descendants(pids[0])
         return helper, pids, [Path(tmp), Path(folder)]
 
     yield begin
@@ -64,14 +64,14 @@ def test_kill_9_leaves_nothing(owner: Owner, whom: str) -> None:
     parent, supervisor, engine = pids[:3]
     os.kill({"owner": helper.pid, "parent": parent, "supervisor": supervisor}[whom], signal.SIGKILL)
     if whom == "parent":  # its servers are the harness's, and go on until that ends
-        until(lambda: not procfs.alive(parent), "the parent's end")
-        assert procfs.alive(engine)
+        until(lambda: not processes.alive(parent), "the parent's end")
+        assert processes.alive(engine)
         helper.kill()
     if whom == "supervisor":
-        until(lambda: not procfs.alive(engine), "the engine's end")
-        assert procfs.alive(parent)
+        until(lambda: not processes.alive(engine), "the engine's end")
+        assert processes.alive(parent)
         helper.kill()
-    until(lambda: not any(procfs.alive(pid) for pid in pids), "all are gone")
+    until(lambda: not any(processes.alive(pid) for pid in pids), "all are gone")
     until(lambda: not any(folder.exists() for folder in folders), "their folders are gone")
 
 
@@ -95,12 +95,12 @@ def test_kill_9_of_the_owner_while_the_parent_imports(tmp_path: Path) -> None:
     )
     try:
         until((folder / "importing").exists, "it imports")
-        pids = list(procfs.descendants(helper.pid))
+        pids = list(processes.descendants(helper.pid))
     finally:
         helper.kill()
         helper.wait()
     assert len(pids) == 2, "the parent and its guardian"
-    until(lambda: not any(procfs.alive(pid) for pid in pids), "both are gone")
+    until(lambda: not any(processes.alive(pid) for pid in pids), "both are gone")
     until(lambda: not folder.exists(), "its folder is gone")
 
 

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from made_up import hang_run, healthy_run, judge
+from mmrepro.campaign.trial import TrialOptions, incident_in, outcome_of, run_options
 from mmrepro.environments.spec import Environment, EnvironmentSpec
+from mmrepro.errors import MmreproError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import GateFacts, Incident, WheelFacts
 from mmrepro.incident.journal import Journal
+from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
 from mmrepro.machine.cache import Device
+from mmrepro.records import Moment
+from mmrepro.run.key import START_MODE, decisive_parts, run_key
 from mmrepro.run.options import RunOptions
-from mmrepro.run.tables import changes
+from mmrepro.run.runner import begin
+from mmrepro.run.start import changes
+from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Verdict
 
 Happens = Callable[[frozenset[str]], Evidence]
@@ -60,6 +68,45 @@ class World:
             incident.gate = GateFacts(passed=True, why="")
             incident.verdict = Verdict(outcome=outcome, explanation="as it was", conditions=results)
         return incident
+
+
+@dataclass
+class WorldTrials:
+    """Runs cells as :class:`~mmrepro.campaign.trial.Trials` does, in a made-up world."""
+
+    world: World
+    environment: Environment
+    options: TrialOptions = field(default_factory=TrialOptions)
+
+    def run(
+        self, cell: Cell, folder: Path, root: Path, *, night: str, index: int, role: Role
+    ) -> Attempt:
+        scenario, created, words = load_scenario(cell.scenario), Moment.now(), ""
+        options = replace(run_options(cell, self.options), out=folder)
+        journal = begin(scenario, options)
+        model, starter = scenario.model.write(folder), Starter(options.start_mode, several=True)
+        parts = decisive_parts(scenario, options, self.environment, model, starter)
+        parts[START_MODE] = self.world.start_mode or parts[START_MODE]
+        journal.incident.decided_by, journal.incident.key = parts, run_key(parts)
+        try:
+            self.world.execute(scenario, options, journal, None)
+        except MmreproError as error:
+            words = error.message
+        attempt = Attempt(
+            night=night,
+            cell=cell.id,
+            index=index,
+            role=role,
+            created=created,
+            seconds=0.1,
+            incident=str(folder.relative_to(root)),
+            lost=Lost.INFRASTRUCTURE,
+        )
+        came = {"lost": None, **outcome_of(incident_in(folder), 4 if words else 0, words)}
+        return attempt.model_copy(update=came)
+
+    def stop(self) -> None:
+        pass
 
 
 def environment(folder: Path, device: Device = "cpu") -> Environment:

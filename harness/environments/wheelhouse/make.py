@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from mmrepro.base import units
 from mmrepro.environments import download
 from mmrepro.environments.download import Logins
 from mmrepro.environments.listing import logins
@@ -73,7 +74,8 @@ def make(
     say = progress or (lambda _: None)
     if max_part < SMALLEST_PART:
         raise UsageError(
-            f"Parts of {max_part} bytes are too small.", hint=f"--max-part {SMALLEST_PART >> 20}MiB"
+            f"Parts of {max_part} bytes are too small.",
+            hint=f"--max-part {units.exact_size(SMALLEST_PART)}",
         )
     into = into.absolute()
     before = _there(into, target)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,25 +11,58 @@ from typing import Any
 
 import psutil
 import pytest
-from mmrepro.accept import provide, running
-from mmrepro.accept.provide import Provider
-from mmrepro.accept.running import Place
-from mmrepro.accept.steps import Child, Ended, Needs
+from matrix_nights import FakeTrials
+from mmrepro.accept import running
+from mmrepro.accept.judging import broken_off
+from mmrepro.accept.running import StepRun
+from mmrepro.accept.steps import Child, Ended, Judged, Needs, Part, Step
+from mmrepro.campaign import provisions
 from mmrepro.campaign.child import spawn_program
+from mmrepro.campaign.provisions import Provisions
+from mmrepro.campaign.trial import TrialOptions
+from mmrepro.campaign.work import Began, Here
+from mmrepro.incident.acceptance import StepRecord
+from mmrepro.machine.cache import Device
+from mmrepro.signature import Outcome
 
 VLLM, MINIVLLM = Needs("vllm", "0.23.0"), Needs("minivllm", "0.1")
 
 
-def run(tmp_path: Path, child: Child, limit_s: float = 60.0) -> Ended:
-    return running.run(
-        child,
-        "cpu",
-        Place(tmp_path, "it"),
-        python=Path(sys.executable),
-        limit_s=limit_s,
-        before={},
-        variables={"CUDA_VISIBLE_DEVICES": "3"},
-    )
+class Environment:
+    python = Path(sys.executable)
+
+
+def a_place(say: Any = None) -> Here:
+    trials = FakeTrials(lambda cell, index: Outcome.REPRODUCED)
+    return Here(trials, Provisions(TrialOptions(), None, say), clock=lambda: 0.0)
+
+
+def carried_out(
+    folder: Path,
+    child: Child,
+    here: Here,
+    limit_s: float = 60.0,
+    until: float = 1000.0,
+    device: Device = "cpu",
+) -> tuple[StepRecord, list[Ended]]:
+    """The step's record, and what its judge was given."""
+    judged: list[Ended] = []
+
+    def judge(ended: Ended) -> Judged:
+        judged.append(ended)
+        return broken_off("it", "")
+
+    before = Step("before", "before", child, judge, 1.0, limit_s)
+    step = Step("it", "it", child, judge, 1.0, limit_s)
+    part = Part("part", "", (before, step))
+    order = StepRun(Began("part/it", 1), part, step, device, {"CUDA_VISIBLE_DEVICES": "3"}, until)
+    *_, record = order.carry_out(here, folder)
+    assert isinstance(record, StepRecord)
+    return record, judged
+
+
+def run(folder: Path, child: Child, limit_s: float = 60.0) -> Ended:
+    return carried_out(folder, child, a_place(), limit_s)[1][0]
 
 
 @pytest.fixture
@@ -40,7 +73,8 @@ def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         file = tmp_path / "reproducer.py"
         file.write_text(code)
         monkeypatch.setattr(Child, "file", property(lambda self: file))
-        return Child(("reproducer.py",), script=True)
+        monkeypatch.setattr(running, "existing", lambda spec: Environment)
+        return Child(("reproducer.py",), (MINIVLLM,), script=True)
 
     return made
 
@@ -49,7 +83,7 @@ def test_what_a_child_prints_is_kept_and_read(tmp_path: Path) -> None:
     ended = run(tmp_path, Child(("check",), device_option=False))
     assert ended.exit_code in (0, 4)
     assert ended.document["parts"]
-    assert (tmp_path / "it.out").is_file()
+    assert (tmp_path / "part/it.out").is_file()
 
 
 def test_a_script_gets_the_device_and_the_gpu_that_is_taken(tmp_path: Path, script: Any) -> None:
@@ -76,19 +110,34 @@ def test_a_late_child_is_ended(tmp_path: Path, script: Any) -> None:
     assert time.monotonic() - began < 20
 
 
-def test_an_interrupted_child_is_ended(
-    tmp_path: Path, script: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(self: subprocess.Popen[bytes], timeout: float | None = None) -> int:
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    child = script("import time; time.sleep(600)")
-    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+def test_a_child_that_is_stopped_is_ended_and_leaves_no_record(tmp_path: Path, script: Any) -> None:
+    here = a_place()
+    child = script("import time; print('{}', flush=True); time.sleep(600)")
     before = {process.pid for process in psutil.Process().children()}
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, child)
+    caught: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            carried_out(tmp_path, child, here)
+        except KeyboardInterrupt as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    printed = tmp_path / "part/it.out"
+    while not (printed.is_file() and printed.read_text()):
+        assert thread.is_alive()
+        time.sleep(0.01)
+    here.stop()
+    thread.join(20)
+    assert caught
     assert {process.pid for process in psutil.Process().children()} <= before
+
+
+def test_a_step_sees_what_those_before_it_printed(tmp_path: Path, script: Any) -> None:
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part/before.out").write_text('{"masks": []}')
+    assert run(tmp_path, script("")).before == {"before": {"masks": []}}
 
 
 # ------------------------------------------------------------------ environments
@@ -99,66 +148,82 @@ class Builder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, code: int, words: str = "") -> None:
         self.asked: list[str] = []
-        self.variables: dict[str, str] = {}
         self.there: set[str] = set()
-        monkeypatch.setattr(provide, "existing", self.existing)
-        monkeypatch.setattr(provide, "spawn", self.spawn)
+        self.said: list[str] = []
+        for module in (running, provisions):
+            monkeypatch.setattr(module, "existing", self.existing)
+        monkeypatch.setattr(provisions, "spawn", self.spawn)
         self.code, self.words = code, words
+        self.here = a_place(self.said.append)
 
     def existing(self, spec: Any) -> Any:
-        class Environment:
-            python = Path("/env") / spec.engine
-
         return Environment if spec.engine in self.there else None
 
     def spawn(self, words: Sequence[str], variables: dict[str, str], **more: Any) -> Any:
         self.asked.append(" ".join(words))
-        self.variables = variables
         if not self.code:
             self.there.add(words[2])
         code = f"import sys; sys.stderr.write({self.words!r}); sys.exit({self.code})"
         return spawn_program([sys.executable, "-c", code], variables, **more)
 
+    def get(
+        self, folder: Path, *needs: Needs, until: float = 1000.0, device: Device = "cuda"
+    ) -> StepRecord:
+        child = Child(("device_trial.py",), needs, script=True)
+        return carried_out(folder, child, self.here, 60.0, until, device)[0]
 
-def test_the_first_environment_that_is_there_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def test_the_first_environment_that_is_there_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = Builder(monkeypatch, 4)
     builder.there = {"vllm"}
-    assert Provider("cpu").get((MINIVLLM, VLLM), 0.0).python == Path("/env/vllm")
+    assert builder.get(tmp_path, MINIVLLM, VLLM, until=10.0).exit_code is not None
     assert builder.asked == []
 
 
-def test_a_missing_one_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_one_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builder = Builder(monkeypatch, 0)
-    assert Provider("cuda").get((VLLM,), 1000.0).python == Path("/env/vllm")
+    assert builder.get(tmp_path, VLLM).exit_code is not None
     assert builder.asked == ["env create vllm 0.23.0 --device cuda"]
+    assert builder.said == ["fetching vllm 0.23.0 (cuda)"]
 
 
-def test_without_an_index_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("UV_HTTP_TIMEOUT", raising=False)
+def test_without_an_index_it_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "building…\nThe package index could not be reached.\nNext: check the network\n"
     builder = Builder(monkeypatch, 4, words)
-    provider = Provider("cuda")
     for _ in range(3):
-        found = provider.get((VLLM,), 1000.0)
-        assert found.python is None
-        assert found.why_not == (
-            "no environment of vllm 0.23.0 for cuda is here: The package index could not be "
-            "reached."
+        found = builder.get(tmp_path, VLLM)
+        assert found.exit_code is None
+        assert found.rows[0].seen == (
+            "no environment of vllm 0.23.0 (cuda) is here: The package index could not be reached."
         )
         assert not found.over_budget
     assert len(builder.asked) == 1
-    assert builder.variables["UV_HTTP_TIMEOUT"] == "15", "it is to say so soon"
 
 
-def test_what_cannot_be_built_in_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_is_late_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = Builder(monkeypatch, 4)
+    monkeypatch.setattr(running, "BUILD_ESTIMATE_S", 0.0)
+    slow = [sys.executable, "-c", "import time; time.sleep(600)"]
+    monkeypatch.setattr(
+        provisions, "spawn", lambda words, variables, **more: spawn_program(slow, variables, **more)
+    )
+    found = builder.get(tmp_path, VLLM, until=0.5)
+    assert "was not built within 0.50 s" in found.rows[0].seen
+
+
+def test_what_cannot_be_built_in_time_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     builder = Builder(monkeypatch, 0)
-    found = Provider("cuda").get((VLLM,), 100.0)
-    assert found.python is None
+    found = builder.get(tmp_path, VLLM, until=100.0)
     assert found.over_budget
-    assert found.why_not.startswith("the budget: ")
+    assert found.rows[0].seen.startswith("the budget: ")
     assert builder.asked == []
 
 
-def test_a_release_that_is_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    Builder(monkeypatch, 4, "It has none.")
-    assert "minivllm" in Provider("cpu").get((Needs("minivllm", "9.9"),), 1000.0).why_not
+def test_a_release_that_is_none_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = Builder(monkeypatch, 4, "It has none.")
+    found = builder.get(tmp_path, Needs("minivllm", "9.9"), device="cpu")
+    assert "minivllm" in found.rows[0].seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,12 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mmrepro.accept.provide import Provided
+from matrix_nights import HOST, FakeProvisions, FakeTrials
+from mmrepro.accept import running
+from mmrepro.accept.running import StepRun, beside
 from mmrepro.accept.sampling import Sample
-from mmrepro.accept.session import STARTS_FILE, Options, Session, exit_code
+from mmrepro.accept.session import STARTS_FILE, Accepting, exit_code
 from mmrepro.accept.steps import Child, Ended, Judged, Needs, Part, Step
+from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.events import CampaignEvent, RunEnded
+from mmrepro.campaign.local import LocalPlaces
+from mmrepro.campaign.work import Here
 from mmrepro.errors import ExitCode, UsageError
-from mmrepro.incident.acceptance import PartRecord, Row, Status, StepRecord
+from mmrepro.incident.acceptance import Acceptance, PartRecord, Row, Status
+from mmrepro.records import Moment
+from mmrepro.signature import Outcome
+
+BAD = Outcome.REPRODUCED
 
 STATUSES = {0: Status.PASSED, 1: Status.FAILED, 3: Status.NOT_TESTED}
 
@@ -32,56 +43,75 @@ def step(name: str, **changes: Any) -> Step:
     return Step(name, f"step {name}", child, **given)
 
 
-class Fake:
+class Fake(Accepting):
     """Children, a clock and an environment, in one.
 
     ``codes``: of each step; what is not there ends with 0 after ``takes`` seconds.
     """
 
     def __init__(self, folder: Path, **codes: int | type[BaseException] | None) -> None:
-        self.folder, self.codes = folder, codes
+        self.to, self.codes = folder, codes
         self.now, self.takes = 0.0, 10.0
         self.ran: list[str] = []
         self.limits: dict[str, float] = {}
-        self.provided = Provided(Path("python"))
+        self.unavailable = ""
         self.told: list[tuple[str, bool]] = []
         self.summaries: list[int] = []
+        self.during: Callable[[], object] = lambda: None
 
-    def __call__(self, child: Child, device: str, place: Any, **more: Any) -> Ended:
-        self.ran.append(child.words[0])
-        self.limits[child.words[0]] = more["limit_s"]
-        place.incident.mkdir()  # raises where something of a broken-off run was left
-        outcome = self.codes.get(child.words[0], 0)
+    def child(
+        self, order: StepRun, here: Here, incident: Path, python: Path | None, limit_s: float
+    ) -> Ended:
+        name = order.step.child.words[0]
+        self.ran.append(name)
+        self.limits[name] = limit_s
+        incident.mkdir()  # raises where something of a broken-off run was left
+        self.during()
+        outcome = self.codes.get(name, 0)
         if isinstance(outcome, type):
             raise outcome
-        self.now += more["limit_s"] if outcome is None else self.takes
-        self.before = more["before"]
-        return Ended("cpu", outcome, self.takes, more["limit_s"], place.incident, place.report)
+        self.now += limit_s if outcome is None else self.takes
+        return Ended("cpu", outcome, self.takes, limit_s, incident, beside(incident, "xml"))
 
     def clock(self) -> float:
         return self.now
 
-    def get(self, needs: Sequence[Needs], left_s: float) -> Provided:
-        return self.provided
+    def written(self, acceptance: Acceptance, folder: Path) -> None:
+        self.summaries.append(sum(len(part.steps) for part in acceptance.parts))
 
-    def began(self, part: Part, step: Step) -> None: ...
-
-    def ended(self, part: Part, step: StepRecord, *, kept: bool) -> None:
-        self.told.append((step.step, kept))
-
-    def changed(self, parts: list[PartRecord]) -> None:
-        self.summaries.append(sum(len(part.steps) for part in parts))
+    def heard(self, event: CampaignEvent) -> None:
+        if isinstance(event, RunEnded):
+            self.told.append((event.what.rpartition(" ")[2], event.kept))
 
     def execute(
-        self,
-        *parts: Part,
-        budget_s: float = 1000.0,
-        device: Any = "cpu",
-        again: bool = False,
-        read: Callable[[], Sequence[Sample]] = list,
+        self, *parts: Part, budget_s: float = 1000.0, device: Any = "cpu", again: bool = False
     ) -> list[PartRecord]:
-        options = Options(device, budget_s, again=again)
-        return Session(self.folder, parts, options, self, self, read, self, self.clock).execute()
+        super().__init__(self.to, parts, blank(parts, device), write=self.written, again=again)
+        places = LocalPlaces(
+            FakeTrials(lambda cell, index: BAD), FakeProvisions(), clock=self.clock
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StepRun, "_run", lambda order, *how: self.child(order, *how))
+            patch.setattr(running, "existing", lambda spec: None)
+            patch.setattr(FakeProvisions, "provide", lambda *_: self.unavailable, raising=False)
+            patch.setattr(FakeProvisions, "failed", lambda *_: False, raising=False)
+            campaign = Campaign(self, places, [self.heard], budget_s=budget_s, clock=self.clock)
+            campaign.execute()
+        return self.records
+
+
+def blank(parts: Sequence[Part], device: Any) -> Acceptance:
+    return Acceptance(
+        mmrepro_version="0",
+        created=Moment.now(),
+        seconds=0.0,
+        budget_s=1.0,
+        device=device,
+        command="",
+        resume="",
+        host=HOST,
+        parts=[PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts],
+    )
 
 
 def statuses(records: list[PartRecord]) -> dict[str, Status]:
@@ -102,8 +132,8 @@ def test_all_steps_are_run_in_order_and_written_down(fake: Fake) -> None:
     assert fake.ran == ["a", "b", "c"]
     assert statuses(done) == dict.fromkeys("abc", Status.PASSED)
     assert exit_code(done) is ExitCode.AS_EXPECTED
-    assert fake.summaries == [1, 2, 3], "the summary is made whenever a step has ended"
-    result = PartRecord.model_validate_json((fake.folder / "one/result.json").read_bytes())
+    assert fake.summaries == [0, 1, 2, 3, 3], "at the start, at each step's end, and at the end"
+    result = PartRecord.model_validate_json((fake.to / "one/result.json").read_bytes())
     assert [one.step for one in result.steps] == ["a", "b"]
     assert result.status is Status.PASSED
     assert result.seconds == 20
@@ -113,18 +143,18 @@ def test_nothing_is_run_twice(fake: Fake) -> None:
     fake.codes = {"b": 1, "c": 3}
     first = fake.execute(ONE, TWO)
     assert exit_code(first) is ExitCode.NOT_AS_EXPECTED
-    again = Fake(fake.folder)
+    again = Fake(fake.to)
     assert again.execute(ONE, TWO) == first
     assert again.ran == []
     assert again.told == [("a", True), ("b", True), ("c", True)]
-    starts = (fake.folder / STARTS_FILE).read_text().splitlines()
+    starts = (fake.to / STARTS_FILE).read_text().splitlines()
     assert Counter(json.loads(line)["step"] for line in starts) == Counter("abc")
 
 
 def test_what_failed_is_run_once_more_when_asked_for(fake: Fake) -> None:
     fake.codes = {"b": 1, "c": 3}
     fake.execute(ONE, TWO)
-    again = Fake(fake.folder)
+    again = Fake(fake.to)
     assert exit_code(again.execute(ONE, TWO, again=True)) is ExitCode.AS_EXPECTED
     assert again.ran == ["b", "c"]
 
@@ -135,18 +165,20 @@ def test_what_was_whole_before_an_interruption_is_kept(
 ) -> None:
     fake.codes = {"b": how}
     with pytest.raises(how):
-        fake.execute(ONE, TWO)
-    again = Fake(fake.folder)
+        fake.execute(ONE)
+    assert fake.acceptance.state != "complete", "though each step that ran is whole"
+    again = Fake(fake.to)
     done = again.execute(ONE, TWO)
+    assert again.acceptance.state == "complete"
     assert again.ran == ["b", "c"], "and what it left of the second is out of the way"
     assert set(statuses(done).values()) == {Status.PASSED}
 
 
 def test_a_half_written_record_counts_for_nothing(fake: Fake) -> None:
     fake.execute(TWO)
-    record = fake.folder / "two/c.json"
+    record = fake.to / "two/c.json"
     record.write_text(record.read_text()[:-40])
-    again = Fake(fake.folder)
+    again = Fake(fake.to)
     again.execute(TWO)
     assert again.ran == ["c"]
 
@@ -154,7 +186,7 @@ def test_a_half_written_record_counts_for_nothing(fake: Fake) -> None:
 def test_another_child_under_the_same_name_is_another_step(fake: Fake) -> None:
     fake.execute(TWO)
     other = Part("two", "the second", (step("c", child=Child(("c", "--more"))),))
-    again = Fake(fake.folder)
+    again = Fake(fake.to)
     again.execute(other)
     assert again.ran == ["c"]
 
@@ -167,7 +199,7 @@ def test_what_does_not_fit_the_budget_is_not_begun(fake: Fake) -> None:
     assert last.over_budget
     assert not last.whole
     assert exit_code(done) is ExitCode.INCONCLUSIVE
-    again = Fake(fake.folder)
+    again = Fake(fake.to)
     assert exit_code(again.execute(ONE, TWO, budget_s=25.0)) is ExitCode.AS_EXPECTED
     assert again.ran == ["c"], "a new command has a new budget"
 
@@ -190,17 +222,18 @@ def test_a_step_that_outran_its_limit_is_broken_off_and_begun_anew(fake: Fake) -
     assert statuses(done) == {"a": Status.BROKEN_OFF, "b": Status.PASSED}
     assert done[0].status is Status.BROKEN_OFF
     assert exit_code(done) is ExitCode.INCONCLUSIVE
-    again = Fake(fake.folder)
+    again = Fake(fake.to)
     again.execute(ONE)
     assert again.ran == ["a"]
 
 
 def test_without_an_environment_a_part_is_not_tested_and_the_next_one_goes_on(fake: Fake) -> None:
-    fake.provided = Provided(None, "no environment of vllm 0.23.0 for cuda is here")
+    fake.unavailable = "The index cannot be reached."
     needy = Part("one", "", (step("a", child=Child(("a",), (Needs("vllm", "0.23.0"),))),))
     done = fake.execute(needy, TWO)
     assert fake.ran == ["c"]
-    assert done[0].rows[0].seen == "no environment of vllm 0.23.0 for cuda is here"
+    why = "no environment of vllm 0.23.0 (cpu) is here: The index cannot be reached."
+    assert done[0].rows[0].seen == why
     assert done[0].status is Status.NOT_TESTED
     assert exit_code(done) is ExitCode.AS_EXPECTED, "all that ran passed"
     assert exit_code(done[:1]) is ExitCode.INFRASTRUCTURE, "nothing could be run"
@@ -237,21 +270,14 @@ def test_an_inconclusive_run_is_whole_and_told_by_the_exit_code(fake: Fake) -> N
     assert done[0].status is Status.PASSED, "what was not tested takes nothing away"
 
 
-def test_a_step_sees_what_those_before_it_printed(fake: Fake) -> None:
-    fake.folder.joinpath("one").mkdir()
-    (fake.folder / "one/a.out").write_text('{"masks": []}')
-    fake.execute(ONE)
-    assert fake.before == {"a": {"masks": []}}
-
-
 def test_two_commands_do_not_work_in_one_folder(fake: Fake) -> None:
-    class Greedy(Fake):
-        def __call__(self, child: Child, device: str, place: Any, **more: Any) -> Ended:
-            with pytest.raises(UsageError, match="at work"):
-                Fake(self.folder).execute(TWO)
-            return super().__call__(child, device, place, **more)
+    def second() -> None:
+        with pytest.raises(UsageError, match="at work"):
+            Fake(fake.to).execute(TWO)
 
-    Greedy(fake.folder).execute(TWO)
+    fake.during = second
+    fake.execute(TWO)
+    assert fake.ran == ["c"]
 
 
 def test_secrets_and_home_folders_do_not_reach_a_summary(fake: Fake) -> None:
@@ -265,17 +291,24 @@ def test_secrets_and_home_folders_do_not_reach_a_summary(fake: Fake) -> None:
     assert str(Path.home()) not in done[0].rows[0].seen
 
 
-def test_the_gpu_is_read_while_a_step_runs(fake: Fake) -> None:
-    done = fake.execute(TWO, read=lambda: [Sample(0, 7.0, 2.0**30), Sample(1, None, None)])
-    first, second = done[0].gpu
+def read_by(monkeypatch: pytest.MonkeyPatch, read: Callable[[], Sequence[Sample]]) -> None:
+    monkeypatch.setattr(running, "nvml_samples", lambda: contextlib.nullcontext(read))
+
+
+def test_the_gpu_is_read_while_a_step_runs(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_by(monkeypatch, lambda: [Sample(0, 7.0, 2.0**30), Sample(1, None, None)])
+    first, second = fake.execute(TWO)[0].gpu
     assert (first.step, first.gpu) == ("c", 0)
     assert first.utilisation_pct is not None
     assert first.utilisation_pct.most == 7.0
     assert second.memory_bytes is None, "what NVML does not tell is not zero"
 
 
-def test_a_driver_that_fails_takes_nothing_with_it(fake: Fake) -> None:
+def test_a_driver_that_fails_takes_nothing_with_it(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lost() -> Sequence[Sample]:
         raise RuntimeError("GPU is lost")
 
-    assert statuses(fake.execute(TWO, read=lost)) == {"c": Status.PASSED}
+    read_by(monkeypatch, lost)
+    assert statuses(fake.execute(TWO)) == {"c": Status.PASSED}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.accept.parts import PARTS
-from mmrepro.accept.provide import Provided, Provider
+from mmrepro.accept.running import StepRun
 from mmrepro.accept.sampling import Sample, sampled, used
 from mmrepro.cli.app import app
 from mmrepro.errors import GpuUnavailable
@@ -84,7 +84,7 @@ def test_every_row_and_its_status_is_told() -> None:
     assert "1 passed, 1 failed, 1 not tested, 1 broken off" in text
     assert "| [race](#race) | it races | **✘ failed** |" in text
     assert "NVIDIA H100 80GB HBM3, 80 GiB, driver 580.159.04, CUDA 13.0, taken" in text
-    assert "| pinned | 0 | 3 | not told | 0.00 to 1.00 GiB |" in text
+    assert "| pinned | 0 | 3 | not told | 0 B to 1 GiB |" in text
     assert "`mmrepro run pinned --device cuda`, 12.5 s: `pinned/report.md`" in text
     assert "does &#124; it?" in text, "what was seen is no Markdown"
     assert "--resume" not in text, "nothing is left"
@@ -146,7 +146,7 @@ def test_the_command_line_is_checked(tmp_path: Path) -> None:
     out = str(tmp_path / "it")
     assert "--out DIR" in fails()
     assert "no part 'rage'" in fails("--only", "rage", "--out", out)
-    assert "no length of time" in fails("--budget", "soon", "--out", out)
+    assert "not a length of time" in fails("--budget", "soon", "--out", out)
     assert "no acceptance to go on with" in fails("--resume", "--out", out)
     assert not (tmp_path / "it").exists()
     told = acceptance(PartRecord(part="race", title="", steps=[]))
@@ -181,7 +181,8 @@ def test_on_a_gpu_the_one_that_is_taken_is_told(
     recorded = json.loads((Path(__file__).parents[1] / "nvml_h100.json").read_text())
     taken = choose(read_gpus(Replayed(recorded["snapshots"]["before"])), {})
     monkeypatch.setattr("mmrepro.cli.accept_run.take", lambda: taken)
-    monkeypatch.setattr(Provider, "get", lambda *_: Provided(None, "no environment is here"))
+    nothing = None, "no environment is here", False
+    monkeypatch.setattr(StepRun, "_python", lambda *_: nothing)
     words = ["accept", "--device", "cuda", "--only", "race", "--out", str(tmp_path / "it")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 4

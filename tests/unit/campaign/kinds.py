@@ -15,17 +15,26 @@ from fake_player import NO_START, FakedReplaying, FakePlayer
 from fake_plays import SERVER, Answers, fake_case, fake_op
 from fuzz_sessions import FakedFuzzing, server, write_replay
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
+from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.session import Ablating
+from mmrepro.accept.running import StepRun, beside
+from mmrepro.accept.session import Accepting
+from mmrepro.accept.steps import EVERYWHERE, GPU_ONLY, Child, Ended, Judged, Part, Step
 from mmrepro.bisect.points import field_of
 from mmrepro.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Policy
 from mmrepro.campaign.local import LocalPlaces
-from mmrepro.campaign.work import Places
+from mmrepro.campaign.work import Began, Here, Places
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case
+from mmrepro.errors import EngineStartError
+from mmrepro.evidence import Evidence
 from mmrepro.fuzz.options import FuzzOptions
 from mmrepro.fuzz.store import EPISODES
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident.bisection import BISECTION_FILE
+from mmrepro.incident.ablation import ABLATION_FILE, Ablation
+from mmrepro.incident.acceptance import Row, Status
+from mmrepro.incident.bisection import BISECTION_FILE, Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.machine.journal import JournalKind
 from mmrepro.matrix.nights import begin
@@ -34,15 +43,23 @@ from mmrepro.records import Record
 from mmrepro.replay.options import ReplayOptions
 from mmrepro.replay.seen import STUCK
 from mmrepro.replay.store import VERDICTS
+from mmrepro.run.options import RunOptions
 from mmrepro.signature import Outcome
+from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
+from worlds import World, WorldTrials, as_in_0_23, environment
 
 Say = Callable[[str], None]
 
 
-def written(document: Record, folder: Path) -> None:
+def written(document: Bisection | Ablation, folder: Path) -> None:
     """The document alone: reports of it are drawn elsewhere."""
-    (folder / BISECTION_FILE).write_text(document.model_dump_json())
+    name = BISECTION_FILE if isinstance(document, Bisection) else ABLATION_FILE
+    (folder / name).write_text(document.model_dump_json())
+
+
+def unwritten(document: Record, folder: Path) -> None:
+    """Nowhere: nothing of it is read again."""
 
 
 class Opened(NamedTuple):
@@ -118,9 +135,9 @@ def replay(folder: Path, say: Say, jobs: int = 1) -> Opened:
     traffic = folder.parent / "traffic"
     write_case(fake_case([fake_op(f"r{n}") for n in range(3)]), traffic)
     place = _place(VERDICTS, folder)
-    options = ReplayOptions(file=traffic, server=SERVER, jobs=jobs, repeat=1, **place)
-    policy = FakedReplaying(options, write=written)
-    policy.player = Saying(engine, folder.resolve(), say)
+    options = ReplayOptions(file=traffic, server=SERVER, repeat=1, **place)
+    policy = FakedReplaying(options, write=unwritten)
+    policy.player, policy.jobs = Saying(engine, folder.resolve(), say), jobs
     return Opened(policy, policy.local_places())
 
 
@@ -132,9 +149,9 @@ def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
             return {NO_START: ""}
         return {op.id: "200" for op in case.operations}
 
-    options = FuzzOptions(server=server(), jobs=jobs, **_place(EPISODES, folder))
-    policy = FakedFuzzing(options, write=written, write_replay=write_replay)
-    policy.player = Saying(engine, folder.resolve(), say)
+    options = FuzzOptions(server=server(), **_place(EPISODES, folder))
+    policy = FakedFuzzing(options, write=unwritten, write_replay=write_replay)
+    policy.player, policy.jobs = Saying(engine, folder.resolve(), say), jobs
     return Opened(policy, policy.local_places())
 
 
@@ -142,9 +159,65 @@ def _place(kind: JournalKind, folder: Path) -> dict[str, Any]:
     return {"resume" if kind.is_in(folder) else "out": folder}
 
 
+def accept(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """Seven steps of two parts: one fails, one is late, one is not for this device."""
+
+    class Made(StepRun):
+        def _run(self, here: Here, incident: Path, *rest: Any) -> Ended:
+            say(self.began.id)
+            if here.stopped():
+                raise KeyboardInterrupt
+            beside(incident, "out").write_text("{}")
+            code = {"s2": 1, "s5": None}.get(self.step.name, 0)
+            return Ended("cpu", code, 1.0, 1.0, incident, incident)
+
+    class Policy(Accepting):
+        def order_of(self, want: Began) -> Made:
+            return Made(**vars(super().order_of(want)))
+
+    def judge(ended: Ended) -> Judged:
+        status = Status.PASSED if ended.exit_code == 0 else Status.FAILED
+        return Judged([Row(asked="it", status=status, seen=str(ended.exit_code))])
+
+    def step(n: int) -> Step:
+        devices = GPU_ONLY if n == 4 else EVERYWHERE
+        return Step(f"s{n}", f"step {n}", Child(("run",)), judge, 1.0, 2.0, devices, "no GPU")
+
+    parts = [
+        Part(name, name, [step(n) for n in some])
+        for name, some in (("a", range(3)), ("b", range(3, 7)))
+    ]
+    policy = Policy(folder, parts, blank(parts, "cpu"), write=lambda acceptance, folder: None)
+    return Opened(
+        policy, LocalPlaces(FakeTrials(lambda cell, index: Lost.USAGE), FakeProvisions(), jobs)
+    )
+
+
+def ablate(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """Two factors of the ghost key, one of which cures; a run of one is lost at first."""
+
+    class Trials(WorldTrials):
+        def run(self, cell: Cell, *rest: Path, index: int, **more: Any) -> Attempt:
+            say(f"{cell.flips} {index}")
+            lost = cell.flips == ("concurrency",) and index == 1
+            one = WorldTrials(World(broken if lost else as_in_0_23), self.environment)
+            return one.run(cell, *rest, index=index, **more)
+
+    def broken(flips: frozenset[str]) -> Evidence:
+        raise EngineStartError("the port was taken.")
+
+    run = RunOptions(device="cpu", scenario="ghost-key-eviction")
+    options = AblateOptions(run, ("mm-cache", "concurrency"), out=folder)
+    policy = Ablating(GHOST, options, write=written)
+    trials = Trials(World(), environment(folder.parent / "environment"))
+    return Opened(policy, LocalPlaces(trials, FakeProvisions(), jobs))
+
+
 KINDS: dict[str, Callable[..., Opened]] = {
     "matrix": matrix,
     "bisect": bisect,
     "replay": replay,
     "fuzz": fuzz,
+    "ablate": ablate,
+    "accept": accept,
 }

@@ -22,17 +22,10 @@ from mmrepro.records import Record
 MADE = "made.txt"
 """Beside a campaign's folder: a line for each run that a place began to make."""
 MOVES = {
-    *("created", "finished", "id", "at", "command", "resume", "seconds", "host"),
-    *("elapsed_s", "kept_s", "pursuing_s", "after_s"),
+    *("created", "finished", "id", "at", "command", "resume", "seconds", "host", "elapsed_s"),
+    *("reused", "kept_s", "pursuing_s", "after_s"),
 }
 """Fields of a document that are of one call, not of what was found."""
-
-
-ONE_MORE = {
-    *("runs", "points", "plays", "starts", "steps", "needed"),
-    *("episodes", "features", "counted"),
-}
-"""Fields that say how many runs it took, or what the further ones showed."""
 
 
 @pytest.fixture(params=KINDS)
@@ -241,6 +234,13 @@ def test_two_places_reach_the_same_conclusion(kind: str, tmp_path: Path) -> None
     two.parent.mkdir()
     alone, beside = execute(kind, one), execute(kind, two, 2)
     assert concluded(alone) == concluded(beside)
+
+
+ONE_MORE = {
+    *("runs", "points", "plays", "starts", "steps", "needed"),
+    *("episodes", "features", "counted"),
+}
+"""Fields that say how many runs it took, or what the further ones showed."""
 
 
 def concluded(document: Any) -> Any:

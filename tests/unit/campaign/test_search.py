@@ -149,6 +149,38 @@ def test_several_wishes_of_one_line_go_to_several_places() -> None:
     assert document == "complete: [9, 1]", "in the order in which they were asked for"
 
 
+def parts(search: Sums) -> None:
+    """A sum of two squares, each a line that asks for one more before."""
+
+    def square(number: int) -> int:
+        search.of(number + 1)
+        return search.of(number)[0]
+
+    search.said.append(sum(search.beside([lambda: square(1), lambda: square(5)])))
+    search.said += search.beside([lambda: 0])
+
+
+def test_parts_of_a_line_go_on_beside_each_other() -> None:
+    both = threading.Barrier(2, timeout=20)
+    document, _ = executed(Sums(parts), Place("a", both=both), Place("b", both=both))
+    assert document == "complete: [26, 0]"
+    document, heard = executed(Sums(parts), Place(""))
+    assert document == "complete: [26, 0]"
+    began = [event.what for event in heard if isinstance(event, RunBegan)]
+    assert began == ["2", "1", "6", "5"], "on one place one part after the other"
+
+
+def test_a_line_whose_part_has_no_time_hears_so() -> None:
+    def work(search: Sums) -> None:
+        try:
+            parts(search)
+        except Spent:
+            search.said.append("spent")
+
+    document, _ = executed(Sums(work, most=3), Place(""))
+    assert document == "out-of-time: ['spent']"
+
+
 def test_who_has_no_time_hears_so_and_may_conclude() -> None:
     def work(search: Sums) -> None:
         try:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+from mmrepro.campaign.trial import TrialOptions
+from mmrepro.cli.campaign import placed
 from mmrepro.cli.matrix_run import _without_address
+from mmrepro.cli.where import words
+from mmrepro.cluster import machines
+from mmrepro.cluster.remote import Engines
 from mmrepro.errors import UsageError
 from mmrepro.matrix.file import load
 from typer.testing import CliRunner
@@ -47,3 +53,22 @@ def test_jobs_are_for_one_machine(tmp_path: Path) -> None:
     assert isinstance(done.exception, UsageError)
     assert "--jobs is for one machine" in str(done.exception)
     assert not (tmp_path / "n").exists()
+
+
+def test_places_are_the_clusters_for_orders_of_any_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[object, ...]] = []
+    connected = contextlib.nullcontext("a cluster")
+    monkeypatch.setattr(machines, "connected", lambda address: connected)
+    monkeypatch.setattr(machines, "Machines", lambda *given: made.append(given))
+    options = TrialOptions(timeout_s=5.0)
+    with placed(None, "auto") as where:
+        where.places(print, options, device="cuda", disk=7, needs={"cpus": 2.0})
+        where.places(print, options)
+    (_, outfit, needs, _), (_, plain, usual, _) = made
+    assert (outfit, needs) == (Engines(options, 7), machines.Needs(cpus=2.0))
+    assert (plain, usual) == (Engines(options), machines.Needs())
+
+
+def test_the_address_is_not_in_the_command_that_goes_on() -> None:
+    assert words(2, "192.0.2.7:6379", "1h") == ("--jobs", "2", "--ray", "auto", "--budget", "1h")
+    assert words(None, "", "") == ()

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_player import FakePlayer
+from fake_plays import SERVER, fake_case, fake_op
 from filelock import FileLock
 from matrix_nights import FakeProvisions, FakeTrials, planned
 from mmrepro.campaign.groups import groups_of
-from mmrepro.campaign.trial import TrialOptions
-from mmrepro.campaign.work import Began, CellsUntilWhole
+from mmrepro.campaign.trial import TrialOptions, Trials
+from mmrepro.campaign.work import Began, CellsUntilWhole, Here
 from mmrepro.cluster import remote
 from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, carry_out, greet, with_incident
 from mmrepro.cluster.transport import unpacked
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.machine.cache import CACHE_VARIABLE
+from mmrepro.play.players import Players, Servers
+from mmrepro.replay.attempts import CaseResult, CaseRun
 from mmrepro.signature import Outcome
 
 CELLS = [planned(name, "0.1") for name in ("a", "b")]
@@ -45,13 +51,10 @@ class FakeOutfit:
     provided: FakeProvisions
     machines: list[str]
 
-    def trials(self, machine: str) -> FakeTrials:
+    def here(self, machine: str, campaign: str, say: Callable[[str], None]) -> Here:
         self.machines.append(machine)
-        return self.made
-
-    def provisions(self, night: str, say: Callable[[str], None]) -> FakeProvisions:
-        say(f"fetching for {night}")
-        return self.provided
+        say(f"fetching for {campaign}")
+        return Here(self.made, self.provided, machine)
 
 
 def outfit(**more: object) -> FakeOutfit:
@@ -153,7 +156,7 @@ def test_an_incident_that_cannot_be_sent_makes_a_lost_run(tmp_path: Path) -> Non
     (told,) = with_incident(done, ORDER, tmp_path)
     assert isinstance(told, Attempt)
     assert (told.lost, told.outcome, told.incident) == (Lost.INFRASTRUCTURE, None, "")
-    assert "1024 MiB" in told.error
+    assert "1 GiB" in told.error
     assert (told.cell, told.index, told.created) == (done.cell, 1, done.created)
     assert not (tmp_path / done.incident).exists()
 
@@ -181,6 +184,29 @@ def test_a_greeting_tells_code_apart(tmp_path: Path) -> None:
 def test_each_machine_keeps_its_own_bound_of_the_disk(as_in_a_worker: Path) -> None:
     as_in_a_worker.mkdir(parents=True)
     engines = Engines(TrialOptions(), disk=10**9)
-    engines.provisions("n1", print)
+    here = engines.here("alpha", "n1", print)
     assert (as_in_a_worker / "disk-n1.json").is_file()
-    assert engines.trials("alpha").options.machine == "alpha"
+    assert isinstance(here.trials, Trials)
+    assert (here.machine, here.trials.options.machine) == ("alpha", "alpha")
+
+
+def test_an_attempt_at_a_case_is_made_there_and_its_files_come_before_its_result(
+    as_in_a_worker: Path, tmp_path: Path
+) -> None:
+    player = FakePlayer(lambda case: {op.id: "200" for op in case.operations})
+
+    class Replays(FakeOutfit):
+        def here(self, machine: str, *more: Any) -> Here:
+            players = Players(make=lambda *_: player)
+            return replace(super().here(machine, *more), players=players)
+
+    case = fake_case([fake_op("r1")])
+    order = CaseRun("whole/1", "whole", Servers(SERVER), "plays/0001", case, tmp_path)
+    one = Replays(**vars(outfit()))
+    sent = list(carry_out(pickle.loads(pickle.dumps(order)), one, "alpha"))
+    began, parcel, made = sent[-3:]
+    assert began == order.began
+    assert isinstance(parcel, Parcel)
+    assert isinstance(made, CaseResult)
+    assert (made.place, made.machine, player.plays) == ("plays/0001", "alpha", 1)
+    assert made.played is not None

@@ -52,7 +52,7 @@ def test_links_and_pipes_are_left_out(incident: Path, tmp_path: Path) -> None:
 
 
 def test_one_that_is_too_large_is_not_sent(incident: Path) -> None:
-    with pytest.raises(NotCarried, match="up to 0 MiB are brought"):
+    with pytest.raises(NotCarried, match="up to 49 KiB are brought"):
         packed(incident, limit=50_000)
 
 

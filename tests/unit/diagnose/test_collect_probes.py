@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from looked import NOW, Told, collector, told
 from made_up import at, logs
+from mmrepro.base.processes import Stat
 from mmrepro.diagnose import collect, discover
 from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
@@ -324,8 +325,9 @@ def test_when_a_process_began(monkeypatch: pytest.MonkeyPatch) -> None:
     assert discover.began(Target(target(root_pid=2**22 + 1))) is None
     began = discover.began(Target(target(root_pid=os.getpid())))
     assert began is not None
-    monkeypatch.setattr(discover.procfs, "stat", lambda pid: ("S", 1, 300))
-    monkeypatch.setattr(discover.os, "sysconf", {"SC_CLK_TCK": 100}.get)
+    began_at_300 = Stat(5, "n", "S", 1, 0, 0, 1, 300, 0)
+    monkeypatch.setattr(discover.processes, "stat", lambda pid: began_at_300)
+    monkeypatch.setattr(discover.processes, "TICKS_PER_S", 100)
     monkeypatch.setattr(discover.time, "clock_gettime", {discover.time.CLOCK_BOOTTIME: 50.0}.get)
     monkeypatch.setattr(discover.time, "time", lambda: 1000.0)
     # Three seconds after boot, 47 s ago, and two seconds for clocks that are rough.

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
+from mmrepro.base import processes
 from mmrepro.diagnose import discover, kernel, sockets
 from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES, Signs
@@ -29,20 +30,24 @@ TABLE6 = """  sl  local_address                         remote_address          
 """  # noqa: E501
 
 
+def listening(table: str) -> list[processes.Socket]:
+    return [row for row in processes.rows(table) if row.state == processes.LISTEN]
+
+
 def test_listening_sockets_are_read_from_the_kernels_table() -> None:
-    found = sockets.parse_listeners(TABLE)
+    found = listening(TABLE)
     assert [(s.address, s.port, s.uid, s.inode) for s in found] == [
         ("127.0.0.1", 8080, 1000, 4711),
         ("0.0.0.0", 8080, 0, 4712),
     ]
-    assert [(s.address, s.inode) for s in sockets.parse_listeners(TABLE6)] == [("::1", 99)]
+    assert [(s.address, s.inode) for s in listening(TABLE6)] == [("::1", 99)]
     first, _, third, broken = TABLE.splitlines()[1:]
-    assert len(sockets.parse_listeners("\n".join([third, broken, "", first]))) == 1
+    assert len(listening("\n".join([third, broken, "", first]))) == 1
 
 
 @given(st.text(max_size=300))
 def test_any_table_is_read_without_raising(text: str) -> None:
-    assert isinstance(sockets.parse_listeners("head\n" + text), list)
+    assert all(isinstance(row.address, str) for row in processes.rows("head\n" + text))
 
 
 def test_a_namespaces_own_addresses() -> None:
@@ -130,10 +135,10 @@ def test_hidden_sockets_are_found_by_the_command_line(
     small: tuple[int, int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pid, port, _ = small
-    monkeypatch.setattr(sockets, "owners", lambda inodes: ([], 40))
+    monkeypatch.setattr(processes, "holders", lambda inodes: ([], 40))
     words = ["python", "-m", "vllm.x", "--server-port", str(port)]
-    real = discover.command_of
-    monkeypatch.setattr(discover, "command_of", lambda p: words if p == pid else real(p))
+    real = discover.processes.arguments
+    monkeypatch.setattr(discover.processes, "arguments", lambda p: words if p == pid else real(p))
     target = discover.find(f"http://127.0.0.1:{port}")
     assert target.facts.root_pid == pid
     assert "40 processes are closed" in target.unseen[0]
@@ -160,12 +165,12 @@ def test_the_release_is_read_from_the_distributions_folder(tmp_path: Path) -> No
         (packages / name).mkdir(parents=True)
     target = Target(TargetFacts(url="http://x", place="local", root_pid=os.getpid()))
     target.engine = ENGINES["vllm"]
-    real = discover.command_of
-    discover.command_of = lambda pid: [str(tmp_path / "bin" / "python")]  # type: ignore[assignment]
+    real = discover.processes.arguments
+    discover.processes.arguments = lambda pid: [str(tmp_path / "bin" / "python")]  # type: ignore[assignment]
     try:
         discover.find_release(target)
     finally:
-        discover.command_of = real  # type: ignore[assignment]
+        discover.processes.arguments = real  # type: ignore[assignment]
     assert target.facts.release == "0.23.0"
     assert target.facts.site_packages == str(packages)
 

@@ -89,13 +89,15 @@ def test_folders_of_the_interpreter_and_of_loaded_libraries(
         b"7f00-7f01 r-xp 0 0 0 /opt/v/lib/python3.11/site-packages/torch/lib/x.so\n7f r /usr/x.so\n"
     )
     read = {"maps": maps}
-    monkeypatch.setattr(discover.procfs, "read", lambda pid, name, limit=0: read.get(name, b""))
-    monkeypatch.setattr(discover, "command_of", lambda pid: [str(tmp_path / "bin" / "python"), "x"])
+    monkeypatch.setattr(discover.processes, "read", lambda pid, name, limit=0: read.get(name, b""))
+    monkeypatch.setattr(
+        discover.processes, "arguments", lambda pid: [str(tmp_path / "bin" / "python"), "x"]
+    )
     found = discover.package_folders(Target(target(root_pid=os.getpid())))
     assert found == [packages, Path("/opt/v/lib/python3.11/site-packages")]
-    monkeypatch.setattr(discover, "command_of", lambda pid: ["python", "x"])
+    monkeypatch.setattr(discover.processes, "arguments", lambda pid: ["python", "x"])
     assert discover.package_folders(Target(target())) == found[1:]
-    monkeypatch.setattr(discover, "command_of", lambda pid: [])
+    monkeypatch.setattr(discover.processes, "arguments", lambda pid: [])
     assert discover.package_folders(Target(target())) == found[1:]
     assert discover.package_folders(Target(target(root_pid=None, processes=[]))) == []
 
@@ -115,12 +117,7 @@ def test_a_path_as_the_process_sees_it(
 ) -> None:
     links = {"/proc/5/ns/mnt": mnt, "/proc/self/ns/mnt": "mnt:[1]", "/proc/5/root": root}
 
-    def readlink(path: str) -> str:
-        if not links[path]:
-            raise PermissionError(path)
-        return links[path]
-
-    its_os(monkeypatch, readlink=readlink)
+    monkeypatch.setattr(discover.processes, "link", lambda pid, name: links[f"/proc/{pid}/{name}"])
     assert discover.inside(5, "/a/b") == Path(inside)
 
 
@@ -197,8 +194,8 @@ def test_no_more_is_read_than_what_is_needed(monkeypatch: pytest.MonkeyPatch) ->
         asked.append((name, limit))
         return b""
 
-    monkeypatch.setattr(discover.procfs, "read", read)
-    discover.command_of(5)
+    monkeypatch.setattr(discover.processes, "read", read)
+    discover.processes.arguments(5)
     discover.package_folders(Target(target(processes=[])))
     assert asked == [("cmdline", 65_536), ("cmdline", 65_536), ("maps", 16_777_216)]
 

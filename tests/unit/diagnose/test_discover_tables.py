@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mmrepro.base import processes
+from mmrepro.base.processes import Socket, Stat
 from mmrepro.diagnose import discover, sockets
 from mmrepro.diagnose.discover import Target
 from mmrepro.engines import ENGINES
-from mmrepro.probes.proc import Stat
 from seen import target
 
 VLLM = "python -m vllm.entrypoints.openai.api_server"
@@ -38,44 +40,24 @@ def its_os(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     made = Table()
 
-    def stat(pid: int) -> tuple[str, int, int] | None:
-        known = made.processes.get(pid)
-        return ("S", known[0], 0) if known else None
-
-    def owner(path: str) -> Any:
-        pid = int(path.rpartition("/")[2])
-        if pid not in made.uids:
-            raise FileNotFoundError(path)
-        return SimpleNamespace(st_uid=made.uids[pid])
-
-    def read_stat(pid: int) -> Stat | None:
+    def stat(pid: int) -> Stat | None:
         if pid not in made.processes:
             return None
-        one = Stat.__new__(Stat)
-        fields = {
-            "name": f"n{pid}",
-            "state": made.states.get(pid, "S"),
-            "ppid": made.processes[pid][0],
-        }
-        for name, value in fields.items():
-            object.__setattr__(one, name, value)
-        return one
+        state, parent = made.states.get(pid, "S"), made.processes[pid][0]
+        return Stat(pid, f"n{pid}", state, parent, 0, 0, 1, 0, 0)
 
     def read(pid: int, name: str, limit: int = 1 << 20) -> bytes:
         return made.files.get((pid, name), b"")[:limit]
 
-    monkeypatch.setattr(discover.procfs, "stat", stat)
-    monkeypatch.setattr(discover.procfs, "pids", lambda: list(made.processes))
-    monkeypatch.setattr(discover.procfs, "read", read)
-    its_os(monkeypatch, stat=owner)
+    monkeypatch.setattr(processes, "stat", stat)
+    monkeypatch.setattr(processes, "pids", lambda: list(made.processes))
+    monkeypatch.setattr(processes, "read", read)
+    monkeypatch.setattr(processes, "owner", lambda pid: made.uids.get(pid))
     monkeypatch.setattr(
-        discover, "command_of", lambda pid: made.processes.get(pid, (0, ""))[1].split()
+        processes, "arguments", lambda pid: made.processes.get(pid, (0, ""))[1].split()
     )
-    monkeypatch.setattr(
-        discover.proc, "tree", lambda root: [p for p in made.processes if p >= root]
-    )
-    monkeypatch.setattr(discover.proc, "read_stat", read_stat)
-    monkeypatch.setattr(discover.proc, "cmdline", lambda pid: made.processes[pid][1])
+    monkeypatch.setattr(processes, "tree", lambda root: [p for p in made.processes if p >= root])
+    monkeypatch.setattr(processes, "cmdline", lambda pid: made.processes[pid][1])
     return made
 
 
@@ -88,9 +70,12 @@ def listening(
 ) -> list[Any]:  # fmt: skip
     asked: list[Any] = []
 
-    def listeners(port: int, namespace: Any) -> list[sockets.Listener]:
+    def listeners(port: int, namespace: Any) -> list[Socket]:
         asked.append((port, namespace))
-        return [sockets.Listener(a, port, 1000, 70 + n) for n, a in enumerate(found)]
+        packed = [ipaddress.ip_address(a).packed for a in found]
+        swapped = [[p[at : at + 4][::-1] for at in range(0, len(p), 4)] for p in packed]
+        words = [b"".join(one).hex() for one in swapped]  # of a little-endian machine
+        return [Socket(w, port, 0, "0A", 0, 1000, 70 + n) for n, w in enumerate(words)]
 
     def owned(inodes: Any) -> Any:
         asked.append(list(inodes))
@@ -100,7 +85,7 @@ def listening(
     monkeypatch.setattr(sockets, "is_ours", lambda address: ours)
     monkeypatch.setattr(sockets, "namespace_with", lambda address: inside)
     monkeypatch.setattr(sockets, "listeners", listeners)
-    monkeypatch.setattr(sockets, "owners", owned)
+    monkeypatch.setattr(processes, "holders", owned)
     return asked
 
 
@@ -286,7 +271,7 @@ def test_processes_that_end_while_they_are_looked_at(
     del table.processes[5]
     discover.refresh(found)
     assert [p.pid for p in found.facts.processes] == [7]
-    monkeypatch.setattr(discover.proc, "tree", lambda root: [5, 7])  # 5 ended after this list
+    monkeypatch.setattr(processes, "tree", lambda root: [5, 7])  # 5 ended after this list
     discover.refresh(found)
     assert [p.pid for p in found.facts.processes] == [7]
     untouched = Target(target(root_pid=None))
@@ -333,5 +318,5 @@ def test_titles_of_kernel_names_serve_where_there_is_no_command(table: Table) ->
 
 
 def test_words_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discover.procfs, "read", lambda pid, name, limit: b"a\0b c\0\0\0\xff\0\0")
-    assert discover.command_of(5) == ["a", "b c", "\ufffd"]
+    monkeypatch.setattr(processes, "read", lambda pid, name, limit: b"a\0b c\0\0\0\xff\0\0")
+    assert processes.arguments(5) == ["a", "b c", "\ufffd"]

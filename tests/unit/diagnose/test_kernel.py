@@ -51,7 +51,7 @@ def test_a_core_that_was_seen_and_is_not_any_more_is_dead(monkeypatch: pytest.Mo
 def test_exit_codes_and_tracers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "last_oom_kill", lambda: "")
     monkeypatch.setattr(kernel, "exit_code", {CORE: 9, FRONT: None}.get)
-    monkeypatch.setattr(kernel.proc, "tracer_of", {CORE: 77}.get)
+    monkeypatch.setattr(kernel.processes, "tracer", {CORE: 77}.get)
     evidence = Evidence()
     kernel.note(Target(target(states="ZZ")), evidence)
     assert evidence.facts == {f"exit:{CORE}": 9, CORE_ALIVE: False}
@@ -79,7 +79,7 @@ def test_the_exit_status_is_the_52nd_field(
     """proc_pid_stat(5); a name may hold parentheses and blanks."""
     fields = [state, *(b"%d" % n for n in range(1, 49)), b"9"]
     raw = b"7 (a) Z b) " + b" ".join(fields[:after]) + b"\n"
-    monkeypatch.setattr(kernel.procfs, "read", lambda pid, name: raw)
+    monkeypatch.setattr(kernel.processes, "read", lambda pid, name: raw)
     assert kernel.exit_code(7) == code
 
 

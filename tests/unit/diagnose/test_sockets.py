@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from mmrepro.base import processes
+from mmrepro.base.processes import Stat
 from mmrepro.diagnose import sockets
 from test_discover import TABLE, TABLE6
 
@@ -17,7 +18,7 @@ Links = Mapping[str, str | Exception]
 
 
 def its_links(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
-    """What /proc's links lead to, in ``sockets`` alone; the processes are those that have any."""
+    """What /proc's links lead to; the processes are those that have any."""
 
     def readlink(path: str) -> str:
         to = links.get(path, FileNotFoundError(path))
@@ -31,26 +32,22 @@ def its_links(monkeypatch: pytest.MonkeyPatch, links: Links) -> None:
         return [p.rpartition("/")[2] for p in links if p.startswith(f"{folder}/")]
 
     pids = dict.fromkeys(int(p.split("/")[2]) for p in links if p.split("/")[2].isdigit())
-    monkeypatch.setattr(sockets.procfs, "pids", lambda: list(pids))
+    monkeypatch.setattr(processes, "pids", lambda: list(pids))
     changed = {**vars(os), "readlink": readlink, "listdir": listdir}
-    monkeypatch.setattr(sockets, "os", SimpleNamespace(**changed))
+    monkeypatch.setattr(processes, "os", SimpleNamespace(**changed))
 
 
-def test_listeners_of_both_families_on_the_port(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sockets, "Path", lambda text: tmp_path / text.lstrip("/"))
-    for owner in ("self", "7"):
-        (tmp_path / "proc" / owner / "net").mkdir(parents=True)
-    (tmp_path / "proc/self/net/tcp").write_text(TABLE)
-    (tmp_path / "proc/self/net/tcp6").write_text(TABLE6)
-    (tmp_path / "proc/7/net/tcp6").write_text(TABLE6)
+def test_listeners_of_both_families_on_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {("self", "net/tcp"): TABLE, ("self", "net/tcp6"): TABLE6, (7, "net/tcp6"): TABLE6}
+    monkeypatch.setattr(
+        processes, "read", lambda pid, name, limit: tables.get((pid, name), "").encode()
+    )
     assert [s.inode for s in sockets.listeners(8080)] == [4711, 4712, 99]
     assert [s.inode for s in sockets.listeners(8080, 7)] == [99]
     assert sockets.listeners(8081) == sockets.listeners(8079) == []
 
 
-def test_owners_are_all_that_hold_one_of_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holders_are_all_that_hold_one_of_the_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     links: dict[str, str | Exception] = {
         "/proc/3/fd/0": "/dev/null",
         "/proc/4/fd": PermissionError(),
@@ -65,10 +62,12 @@ def test_owners_are_all_that_hold_one_of_the_sockets(monkeypatch: pytest.MonkeyP
         "/proc/10/fd": PermissionError(),
     }
     its_links(monkeypatch, links)
-    monkeypatch.setattr(sockets.procfs, "stat", lambda pid: None if pid == 7 else ("S", 1, 0))
-    assert sockets.owners([70, 71]) == ([5, 9], 3)
-    assert sockets.owners([70]) == ([5], 3)
-    assert sockets.owners([]) == ([], 3)
+    monkeypatch.setattr(
+        processes, "stat", lambda pid: None if pid == 7 else Stat(pid, "n", "S", 1, 0, 0, 1, 0, 0)
+    )
+    assert processes.holders([70, 71]) == ([5, 9], 3)
+    assert processes.holders([70]) == ([5], 3)
+    assert processes.holders([]) == ([], 3)
 
 
 def test_the_namespace_of_a_container_is_found_behind_others(
@@ -87,7 +86,7 @@ def test_the_namespace_of_a_container_is_found_behind_others(
         own = {4: "10.0.0.4", 5: "10.0.0.5", 6: "10.0.0.6", 8: "10.0.0.8"}.get(pid, "10.0.0.9")
         return f"|-- {own}\n   /32 host LOCAL\n".encode()
 
-    monkeypatch.setattr(sockets.procfs, "read", read)
+    monkeypatch.setattr(processes, "read", read)
     assert sockets.namespace_with("10.0.0.8") == 8
     assert asked == [5, 8], "each other namespace once, and not our own"
     assert sockets.namespace_with("10.0.0.5") == 5

@@ -62,7 +62,7 @@ def planned_with(phases: list[str], described: str, rate: float = 0.0) -> Downlo
 
 def test_what_is_in_the_cache_is_not_counted() -> None:
     plan = planned_with(["not cached: old-thing==1.0", "would download 1 package"], PYLOCK)
-    assert str(plan) == ("1 package to download, 3 MB; up to 6 MB on disk, 1 s at 100 Mbit/s")
+    assert str(plan) == ("1 package to download, 3 MiB; up to 5 MiB on disk, 1 s at 100 Mbit/s")
     assert planned_with(["resolved 3 packages"], PYLOCK) == Download(0, 0)
     assert str(Download(0, 0)) == "nothing to download: all is in uv's cache"
 
@@ -70,9 +70,9 @@ def test_what_is_in_the_cache_is_not_counted() -> None:
 def test_the_time_is_that_of_the_rate_seen() -> None:
     plan = planned_with(DEBUG, PYLOCK, rate=40e6)
     assert str(plan) == (
-        "2 packages to download, 2.0 GB; up to 3.8 GB on disk, 50 s at the 40 MB/s seen"
+        "2 packages to download, 1.9 GiB; up to 3.5 GiB on disk, 50 s at the 38 MiB/s seen"
     )
-    assert "3 min at 100 Mbit/s" in str(planned_with(DEBUG, PYLOCK))
+    assert "2 min 40 s at 100 Mbit/s" in str(planned_with(DEBUG, PYLOCK))
 
 
 def test_an_index_without_sizes() -> None:

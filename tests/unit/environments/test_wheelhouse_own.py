@@ -10,7 +10,6 @@ from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
-from mmrepro.cli.wheelhouse import size_in_bytes
 from mmrepro.environments.uv import Distribution, run_uv
 from mmrepro.environments.wheelhouse import install, make_target, own
 from mmrepro.environments.wheelhouse.target import fitting, have_of, make_target as target_of
@@ -131,23 +130,3 @@ def test_the_wheel_that_an_installer_there_would_take() -> None:
         assert best is not None
         assert best.filename == names[taken - 1]
     assert fitting([Distribution(name, None, "") for name in names[:5]], target) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("60MiB", 60 << 20),
-        ("60M", 60 << 20),
-        ("60MB", 60_000_000),
-        ("1.5g", 3 << 29),
-        ("4096", 4096),
-    ],
-)
-def test_sizes(text: str, size: int) -> None:
-    assert size_in_bytes(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MiB", "-3M", "3 parsecs"])
-def test_sizes_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="is no size"):
-        size_in_bytes(text)

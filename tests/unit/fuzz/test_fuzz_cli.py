@@ -34,7 +34,7 @@ def told(*args: str) -> tuple[int, str]:
     ("args", "says"),
     [
         (("vlm",), "vlm"),
-        (("vllm", "--budget", "soon"), "no length of time"),
+        (("vllm", "--budget", "soon"), "not a length of time"),
         (("vllm", "--budget", "3s"), "not enough for one episode"),
         (("vllm", "--env", "x"), "NAME=VALUE"),
         (("minivllm", "--from", "/nowhere.har"), "nowhere.har cannot be read"),

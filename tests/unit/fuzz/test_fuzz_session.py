@@ -312,7 +312,7 @@ def test_the_command_of_a_session_begins_another_one(tmp_path: Path) -> None:
     assert isinstance(session, Fuzzing)
     told = session.options.command(tmp_path)
     assert told == (
-        "mmrepro fuzz vllm --release 0.23.0 '--server-arg=--a b' --budget 3600s --seed 7 --blind "
+        "mmrepro fuzz vllm --release 0.23.0 '--server-arg=--a b' --budget 1h --seed 7 --blind "
         f"--no-shrink --repeat 2 --resume {tmp_path}"
     )
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 import pytest
-from made_nights import BEGAN, cell, moment, night, told
+from made_nights import cell, moment, night, told
 from mmrepro.history.concerns import Concern, concerns
-from mmrepro.history.ledger import History, NightRuns
+from mmrepro.history.ledger import NightRuns
 from mmrepro.incident.ledger import Cell, EventKind, NightState
 from mmrepro.signature import Outcome
 
@@ -162,34 +160,6 @@ def test_what_is_over_stays_so_until_it_is_told_anew() -> None:
 def test_a_night_that_was_killed_tells_what_it_found() -> None:
     killed = night(2, {MID: "n"}, state=NightState.RUNNING)
     assert one("flaky", MID, night(1, {MID: "r"}), killed).since == "n2"
-
-
-def test_nights_that_are_missing() -> None:
-    def at(hours: float, *nights: NightRuns) -> dict[str, str]:
-        found = concerns(History(nights), BEGAN + timedelta(hours=hours))
-        return {i: c.over for i, c in found.items() if i.startswith("night-missing")}
-
-    first, second = night(1, {MID: "r"}, hours=0), night(2, {MID: "r"}, hours=50)
-    assert at(36, first) == {
-        "night-missing:": "Night n1 began on 2026-11-01 03:00 UTC and is complete."
-    }
-    assert at(37, first)["night-missing:n1"] == ""
-    over = "Night n2 began on 2026-11-03 05:00 UTC and is complete."
-    assert at(51, first, second)["night-missing:n1"] == over
-    assert at(99, first, second)["night-missing:n2"] == ""
-    assert at(99) == {"night-missing:": ""}
-    empty = night(2, {MID: ""}, hours=35)
-    assert "night-missing:n1" not in at(36, first, empty), "which shows no life, and ends nothing"
-    third = night(3, {MID: "r"}, hours=50)
-    assert at(51, first, empty, third)["night-missing:n1"].startswith("Night n3 began")
-
-
-def test_a_night_that_ends_late_does_not_end_the_waiting() -> None:
-    """Only the next one does."""
-    running = night(1, {MID: "r"}, hours=0, state=NightState.RUNNING)
-    now = BEGAN + timedelta(hours=25)
-    assert concerns(History([running]), now)["night-missing:n1"].over == ""
-    assert "night-missing:n1" not in concerns(History([night(1, {MID: "r"}, hours=0)]), now)
 
 
 def test_the_time_of_a_night_is_not_its_name() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 from made_nights import attempt, cell, night
 from mmrepro.errors import BadLedger, LedgerBusy, NoSpace
 from mmrepro.history.ledger import AnyRecord, History, Ledger, read
-from mmrepro.incident.ledger import LEDGER_FILE, Event, EventKind, Lost, NightState, Planned
+from mmrepro.incident.ledger import LEDGER_FILE, Cell, Event, EventKind, Lost, NightState, Planned
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
@@ -249,3 +249,14 @@ def test_a_night_that_goes_on_has_its_events_found_anew(tmp_path: Path) -> None:
         ledger.append(night(1).night)
         ledger.append(event)
     assert read(tmp_path).night("n1").events == [event]
+
+
+def test_a_cell_without_flips_has_the_id_of_before_there_were_any() -> None:
+    cell = Cell(
+        scenario="ghost-key-eviction", engine="vllm", release="0.23.0", device="cpu",
+        mitigations=("x",),
+    )  # fmt: skip
+    assert cell.id == "ghost-key-eviction-x-0.23.0-cpu-fdd52cd4"
+    flipped = cell.model_copy(update={"flips": ("mm-cache",)})
+    assert "-mm-cache-0.23.0-cpu-" in flipped.id
+    assert flipped.row == "ghost-key-eviction +x --flip mm-cache"

@@ -12,7 +12,7 @@ from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
 from mmrepro.campaign import campaign
 from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.cli import matrix_run
+from mmrepro.cli import campaign as conducting
 from mmrepro.cli.app import app
 from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import read
@@ -40,8 +40,8 @@ def matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Matrix:
             MADE.append(options)
             return FakeTrials(world)
 
-        monkeypatch.setattr(matrix_run, "Trials", trials)
-        monkeypatch.setattr(matrix_run, "Provisions", lambda *rest: FakeProvisions())
+        monkeypatch.setattr(conducting, "Trials", trials)
+        monkeypatch.setattr(conducting, "Provisions", lambda *rest: FakeProvisions())
         done = CliRunner().invoke(app, ["matrix", *arguments])
         if isinstance(done.exception, MmreproError):
             return int(done.exception.exit_code), done.stdout, done.exception.message
@@ -225,8 +225,8 @@ def test_no_more_jobs_than_free_gpus(
         asked.append(jobs)
         return LocalPlaces(trials, provisions, jobs, name)
 
-    monkeypatch.setattr(matrix_run, "LocalPlaces", places)
-    monkeypatch.setattr(matrix_run, "free_devices", lambda reading: free)
+    monkeypatch.setattr(conducting, "LocalPlaces", places)
+    monkeypatch.setattr(conducting, "free_devices", lambda reading: free)
     on_gpu = [word if word != "cpu" else "cuda" for word in RUN]
     _, out, _ = matrix(always(BAD), *on_gpu, "--jobs", "4")
     _, cpu, _ = matrix(always(BAD), *RUN, "--jobs", "4", "--night", "cpu")
@@ -239,7 +239,7 @@ def test_no_more_jobs_than_free_gpus(
 def test_no_machine_left_writes_the_reports_and_says_how_to_go_on(
     matrix: Matrix, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(matrix_run, "LocalPlaces", lambda *rest: FakePlaces([]))
+    monkeypatch.setattr(conducting, "LocalPlaces", lambda *rest: FakePlaces([]))
     monkeypatch.setattr(campaign, "WAIT_S", 0.05)
     code, _, told = matrix(always(BAD), *RUN, "--night", "x")
     assert code == 4

@@ -60,7 +60,7 @@ def test_environments_go_when_the_next_one_does_not_fit(
     assert there.dropped == ["b", "c"], "what is in use is left alone"
     why = again.make_room(20 * GIB, frozenset())
     assert "about 20 GiB, does not fit into the 25 GiB" in why
-    assert "10.0 GiB were added" in why
+    assert "10 GiB were added" in why
 
 
 def manifest(folder: Path, *packages: str) -> None:
@@ -117,12 +117,12 @@ def test_one_environment_is_fetched_once(built: list[str], monkeypatch: pytest.M
     begun, go_on = threading.Event(), threading.Event()
     calls: list[tuple[str, int]] = []
 
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int) -> int:
+    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
         calls.append((spec.release, nice))
         begun.set()
         assert go_on.wait(20)
         built.append(spec.release)
-        return 0
+        return ""
 
     monkeypatch.setattr(Provisions, "_build", build)
     one = Provisions(TrialOptions())
@@ -142,9 +142,9 @@ def test_what_cannot_be_fetched_is_tried_once_and_left_to_the_run(
 ) -> None:
     calls: list[str] = []
 
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int) -> int:
+    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
         calls.append(spec.release)
-        return 4
+        return "no wheel"
 
     monkeypatch.setattr(Provisions, "_build", build)
     one = Provisions(TrialOptions())
@@ -157,10 +157,10 @@ def test_what_cannot_be_fetched_is_tried_once_and_left_to_the_run(
 def test_the_bound_is_asked_and_told(
     tmp_path: Path, built: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build(self: Provisions, spec: EnvironmentSpec, nice: int) -> int:
+    def build(self: Provisions, spec: EnvironmentSpec, nice: int, within_s: None) -> str:
         built.append(spec.release)
         there.used += 10 * GIB
-        return 0
+        return ""
 
     monkeypatch.setattr(Provisions, "_build", build)
     there = Disk(monkeypatch)

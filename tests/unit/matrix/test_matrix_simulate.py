@@ -1,4 +1,4 @@
-"""`matrix simulate`: arithmetic where it can be done by hand, and a real night beside it."""
+"""`benchmarks/matrix_simulate.py`: arithmetic that can be done by hand, and a real nightly run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+import matrix_simulate
 import pytest
+from _fleet import Fleet, Simulated, Times, copies, simulate
 from matrix_nights import FakePlaces, FakeProvisions, FakeTrials, attempt, execute, night, planned
+from matrix_simulate import ASSUMED_BYTES, NEAR, NONE, OWN, Packages
 from mmrepro.campaign.groups import ASSUMED_BUILD_S, Group, groups_of
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here, Order, Working
-from mmrepro.cli.app import app
 from mmrepro.environments.spec import Manifest
 from mmrepro.environments.store import Size, Stored
-from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import Ledger
 from mmrepro.matrix import plan as planning
-from mmrepro.matrix.measured import ASSUMED_BYTES, NEAR, NONE, OWN, Measured
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Slicing
-from mmrepro.matrix.simulate import Fleet, Played, Times, copies, simulate
 from mmrepro.records import WheelFacts
 from mmrepro.signature import Outcome
-from typer.testing import CliRunner
 
 MIB = 2**20
 
@@ -55,7 +53,7 @@ def times(
     )
 
 
-def played(groups: list[Group], with_times: Times, fleet: Fleet) -> Played:
+def result(groups: list[Group], with_times: Times, fleet: Fleet) -> Simulated:
     return simulate(groups, with_times, [fleet])[0]
 
 
@@ -68,7 +66,7 @@ def test_identical_cells_come_to_the_arithmetic_answer(
     sizes: tuple[int, ...], machines: int
 ) -> None:
     groups = plan(*sizes)
-    told = played(groups, times(groups), Fleet(machines))
+    told = result(groups, times(groups), Fleet(machines))
     rounds = math.ceil(sum(sizes) / machines)
     assert told.makespan_s == pytest.approx(10.0 * rounds)
     assert told.runs == sum(sizes)
@@ -78,20 +76,20 @@ def test_identical_cells_come_to_the_arithmetic_answer(
 
 def test_one_machine_fetches_the_next_environment_beside_the_runs() -> None:
     groups = plan(4, 4, 1)
-    told = played(groups, times(groups, run=10, build=30, setup=2), Fleet(1))
+    told = result(groups, times(groups, run=10, build=30, setup=2), Fleet(1))
     # 30, 2 + 40; the second is there by then: 2 + 40; the third one too, and has one run: 10.
     assert told.makespan_s == 30 + 42 + 42 + 10
     assert (told.builds, told.orders, told.longest_s) == (3, 3, 72)
     assert told.fetched_bytes == told.disk_bytes == (3 * 5 + 100) * MIB, "one torch on a machine"
-    slow = played(groups, times(groups, run=10, build=100), Fleet(1))
+    slow = result(groups, times(groups, run=10, build=100), Fleet(1))
     assert slow.makespan_s == 100 + 100 + 100 + 10, "runs wait for what is being fetched"
-    there = played(groups, times(groups, run=10, build=100), Fleet(1, fetched=True))
+    there = result(groups, times(groups, run=10, build=100), Fleet(1, fetched=True))
     assert (there.makespan_s, there.builds, there.disk_bytes) == (90, 0, 0)
 
 
 def test_two_machines_share_the_environments_and_one_helps() -> None:
     groups = plan(8, 40)
-    told = played(groups, times(groups, run=10, build=20), Fleet(2))
+    told = result(groups, times(groups, run=10, build=20), Fleet(2))
     assert told.builds == 3, "both build the large one, one the small one"
     assert told.fetched_bytes == (3 * 5 + 2 * 100) * MIB
     assert 480 / 2 + 20 < told.makespan_s <= 480 / 2 + 20 + 20 + 10
@@ -99,32 +97,32 @@ def test_two_machines_share_the_environments_and_one_helps() -> None:
 
 def test_what_is_not_worth_a_build_is_left_to_the_one_that_has_it() -> None:
     groups = plan(10)
-    told = played(groups, times(groups, run=10, build=200), Fleet(4))
+    told = result(groups, times(groups, run=10, build=200), Fleet(4))
     assert (told.makespan_s, told.builds) == (300, 1)
 
 
 def test_repeats_jobs_and_a_time_limit() -> None:
     groups = plan(4, 4)
-    assert played(groups, times(groups, repeat=3), Fleet(1)).makespan_s == 240
-    assert played(groups, times(groups), Fleet(1, jobs=2)).makespan_s == 40
-    built = played(groups, times(groups, build=30), Fleet(1, jobs=2))
+    assert result(groups, times(groups, repeat=3), Fleet(1)).makespan_s == 240
+    assert result(groups, times(groups), Fleet(1, jobs=2)).makespan_s == 40
+    built = result(groups, times(groups, build=30), Fleet(1, jobs=2))
     assert built.makespan_s == 30 + 30 + 40, "a machine builds one environment at a time"
-    late = played(groups, times(groups, build=20), Fleet(1, max_time_s=45))
+    late = result(groups, times(groups, build=20), Fleet(1, max_time_s=45))
     assert (late.runs, late.left, late.makespan_s, late.builds) == (2, 6, 40, 2)
-    early = played(groups, times(groups, build=20), Fleet(1, max_time_s=25))
+    early = result(groups, times(groups, build=20), Fleet(1, max_time_s=25))
     assert (early.runs, early.left, early.builds) == (0, 8, 0), "nothing is fetched for nothing"
 
 
 def test_a_bounded_disk_drops_environments_and_fetches_them_again() -> None:
     groups = plan(2, 2, 2)
     bounded = Fleet(1, disk=110 * MIB)
-    told = played(groups, times(groups), bounded)
+    told = result(groups, times(groups), bounded)
     assert (told.dropped, told.disk_bytes) == (2, 105 * MIB)
     assert told.fetched_bytes == 3 * 105 * MIB
     assert told.again_bytes == 2 * 100 * MIB, "torch went with each of them"
-    none = played(groups, times(groups), Fleet(1, disk=100 * MIB))
+    none = result(groups, times(groups), Fleet(1, disk=100 * MIB))
     assert (none.left, none.builds) == (6, 0)
-    wide = played(groups, times(groups), Fleet(1, disk=300 * MIB))
+    wide = result(groups, times(groups), Fleet(1, disk=300 * MIB))
     assert (wide.dropped, wide.disk_bytes, wide.again_bytes) == (0, 115 * MIB, 0)
 
 
@@ -132,7 +130,7 @@ def test_ten_thousand_cells_on_sixty_four_machines() -> None:
     made = [p for p, _ in copies([p for g in plan(*[4] * 40) for p in g.cells], 10_000)]
     groups = groups_of(made)
     began = time.process_time()
-    told = played(groups, times(groups, run=30, build=60, setup=8), Fleet(64))
+    told = result(groups, times(groups, run=30, build=60, setup=8), Fleet(64))
     assert time.process_time() - began < 10
     assert (told.runs, told.left) == (10_000, 0)
     assert told.efficiency > 0.85
@@ -233,7 +231,7 @@ def a_real_night(folder: Path) -> bool:
 
     def said(machines: int = 3, build: float = build) -> float:
         known = Times(measured, lambda group: build, setup=slow)
-        return played(groups_of(cells), known, Fleet(machines)).makespan_s
+        return result(groups_of(cells), known, Fleet(machines)).makespan_s
 
     others = [said(2), said(4), said(build=0.0), sum(measured.values()) / 3]
     by_chance = any(other == pytest.approx(took, rel=0.1) for other in others)
@@ -272,7 +270,7 @@ def stored(folder: Path, release: str, build_seconds: float, **packages: int) ->
 
 
 def test_an_environment_that_is_not_here_is_like_the_nearest_older_one(tmp_path: Path) -> None:
-    here = Measured(
+    here = Packages(
         [
             stored(tmp_path, "1.0", 20, mini_vllm=5, torch=100),
             stored(tmp_path, "3.0", 40, mini_vllm=7, torch=200),
@@ -281,15 +279,15 @@ def test_an_environment_that_is_not_here_is_like_the_nearest_older_one(tmp_path:
     first, between, last = (planned("a", r).cell.release for r in ("1.0", "2.0", "4.0"))
     one, two, four = (groups_of([planned("a", r)])[0] for r in (first, between, last))
     assert (here.basis(one), here.build_s(one)) == (OWN, 20)
-    assert here.packages(one) == {"mini_vllm-1.0": 5, "torch-1.0": 100}
+    assert here.of(one) == {"mini_vllm-1.0": 5, "torch-1.0": 100}
     assert (here.basis(two), here.build_s(two)) == (NEAR, 30)
-    assert here.packages(two) == {"minivllm 2.0 ": 5, "torch-1.0": 100}
-    assert here.packages(four) == {"minivllm 4.0 ": 7, "torch-3.0": 200}
-    nothing, known = Measured([]), groups_of([planned("a", "0.1")])[0]
+    assert here.of(two) == {"minivllm 2.0 ": 5, "torch-1.0": 100}
+    assert here.of(four) == {"minivllm 4.0 ": 7, "torch-3.0": 200}
+    nothing, known = Packages([]), groups_of([planned("a", "0.1")])[0]
     assert (nothing.basis(one), nothing.build_s(one)) == (NONE, ASSUMED_BUILD_S)
-    assert list(nothing.packages(one).values()) == [ASSUMED_BYTES], "there is no such release"
+    assert list(nothing.of(one).values()) == [ASSUMED_BYTES], "there is no such release"
     assert known.spec is not None
-    assert list(nothing.packages(known).values()) == [known.spec.disk_bytes]
+    assert list(nothing.of(known).values()) == [known.spec.disk_bytes]
 
 
 # ---------------------------------------------------------------- the command
@@ -309,52 +307,33 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def command(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["matrix", "simulate", *arguments])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    assert done.exit_code == 0
-    return done.stdout
+def test_the_command(asked: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*words: str, code: int = 0) -> str:
+        assert matrix_simulate.main(words) == code
+        return "".join(capsys.readouterr())
 
-
-def test_the_command_says_what_is_measured_and_what_is_assumed(asked: Path) -> None:
-    told = command("--machines", "1,3")
-    assert "3 cells in 1 environment; the runs alone take 2 min 00 s." in told
-    assert "Measured: run times: medians of the attempts in nights: 2 by the cell, 1 by the" in told
-    assert "of engines that this machine has none of, 180 s and" in told
-    assert "no machine has any at the start" in told
-
-
-def test_the_document_for_machines(asked: Path) -> None:
-    told = json.loads(
-        command("--cells", "12", "--machines", "2", "--fetched", "--repeat", "2", "--json")
-    )
-    assert (told["cells"], told["environments"], told["run_s"]) == (12, 1, 960.0)
-    (one,) = told["nights"]
+    text = printed("--machines", "1,3")
+    for part in (
+        "3 cells in 1 environment; the runs alone take 2 min 00 s.",
+        "Measured: run times: medians of the attempts in nights: 2 by the cell, 1 by the",
+        "of engines that this machine has none of, 180 s and",
+        "no machine has any at the start",
+    ):
+        assert part in text
+    words = ("--cells", "12", "--machines", "2", "--fetched", "--repeat", "2", "--json")
+    document = json.loads(printed(*words))
+    assert (document["cells"], document["environments"], document["run_s"]) == (12, 1, 960.0)
+    (one,) = document["nights"]
     assert (one["runs"], one["builds"]) == (24, 0)
     assert 480 < one["makespan_s"] < 480 + 8 * one["orders"]
-    assert told["assumed"][0] == (
-        "9 of the 12 cells are copies of the plan's 3, in the same environments"
-    )
-    assert told["assumed"][1] == "environments: every machine has all of them"
-
-
-def test_a_plan_of_its_own_needs_no_index(asked: Path) -> None:
-    told = command(
-        "--scenario", "borrowed-faults:ghost-key-lru", "--releases", "own", "--machines", "1"
-    )
-    assert "1 cell in 1 environment" in told
-
-
-@pytest.mark.parametrize("more", ["--machines=4096", f"--machines={'1000,' * 40}1", "--jobs=64"])
-def test_what_would_take_minutes(asked: Path, more: str) -> None:
-    with pytest.raises(MmreproError, match="would take minutes") as caught:
-        command("--cells", "10000", more)
-    assert caught.value.exit_code == 2
-
-
-@pytest.mark.parametrize("machines", ["0", "two", "1,", "5000"])
-def test_numbers_of_machines(asked: Path, machines: str) -> None:
-    with pytest.raises(MmreproError, match="is not numbers from 1 to 4096") as caught:
-        command("--machines", machines)
-    assert caught.value.exit_code == 2
+    assert document["assumed"] == [
+        "9 of the 12 cells are copies of the plan's 3, in the same environments",
+        "environments: every machine has all of them",
+        document["assumed"][2],
+    ]
+    own = ("--scenario", "borrowed-faults:ghost-key-lru", "--releases", "own", "--machines", "1")
+    assert "1 cell in 1 environment" in printed(*own)
+    for machines in ("0", "two", "1,", "5000"):
+        assert "is not numbers from 1 to 4096" in printed("--machines", machines, code=2)
+    for more in ("--machines=4096", "--jobs=64"):
+        assert "would take minutes" in printed("--cells", "10000", more, code=2)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials, attempt, planned
+from mmrepro.campaign import provisions as module
 from mmrepro.campaign.groups import groups_of
+from mmrepro.campaign.trial import TrialOptions, cell_of, run_options
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here
+from mmrepro.environments.starts import starts_seen
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned
+from mmrepro.run.options import RunOptions
+from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
+from mmrepro.supervise.warm import Refused
+from worlds import environment
 
 BAD = Outcome.REPRODUCED
 
@@ -114,3 +122,56 @@ def test_a_closed_order_leaves_no_parent(tmp_path: Path) -> None:
     assert provisions.told[-1] == "warm 3"
     working.close()
     assert provisions.told[-1] == "cold"
+
+
+def test_cells_of_one_environment_are_entered_without_leaving_it() -> None:
+    provisions = FakeProvisions()
+    here = Here(FakeTrials(lambda cell, index: BAD), provisions)
+    first, second, other = (groups_of([planned(n, r)])[0] for n, r in ("a1", "b1", "a2"))
+    for group in (first, first, second, other):
+        assert here.enter(group, 2) == ""
+    assert provisions.told == [
+        *("expect 1", "prepare 1", "warm 2", "warm 2", "cold", "cold", "done 1"),
+        *("expect 1", "prepare 2", "warm 2"),
+    ]
+    here.leave()
+    assert provisions.told[-2:] == ["cold", "done 2"]
+
+
+def test_a_parent_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that whoever looks a run up knows in which mode it would be made."""
+    asked: list[object] = []
+
+    def refuse(self: object, spec: object) -> None:
+        asked.append(spec)
+        raise Refused("it has threads")
+
+    monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))
+    place = environment(tmp_path / "environments/vllm-0.23.0-cpu")
+    monkeypatch.setattr(module, "existing", lambda spec: place)
+    monkeypatch.setattr(module.Parents, "get", refuse)
+    cell = planned("ghost-key-eviction", "0.23.0").cell.model_copy(update={"engine": "vllm"})
+    one = module.Provisions(TrialOptions())
+    with one.warm([(cell, 1)]):
+        assert not asked, "one run has no use for a parent"
+    for _ in range(2):
+        with one.warm([(cell, 2)]):
+            assert len(asked) == 1, "once refused, it is not tried again"
+    (seen,) = starts_seen(place.state_dir).modes.values()
+    assert (seen.works, seen.certain, seen.why) == (False, True, "it has threads")
+
+
+def test_a_file_below_the_home_folder_is_named_relative_to_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    scenario = load_scenario("ghost-key-eviction")
+    run = RunOptions(scenario=str(tmp_path / "mine.py"), server_args=("--x",))
+    cell = cell_of(scenario, run, "cpu", release="0.23.0", flips=("mm-cache",))
+    assert (cell.scenario, cell.flips, cell.server_args) == ("mine.py", ("mm-cache",), ("--x",))
+    assert run_options(cell, TrialOptions()).command("") == (
+        "mmrepro run mine.py --release 0.23.0 --device cpu --server-arg=--x --flip mm-cache"
+    )
+    given = replace(run, scenario="/elsewhere/mine.py")
+    assert cell_of(scenario, given, "cpu", release="0.23.0").scenario == "/elsewhere/mine.py"

@@ -20,8 +20,8 @@ from mmrepro.models import TinyQwen3
 from mmrepro.reproducers.minivllm.chat import grid_of
 from mmrepro.reproducers.minivllm.config import ModelConfig, VisionConfig
 from mmrepro.reproducers.minivllm.server import VERSION, arguments
-from mmrepro.run.launch import launch_plan
 from mmrepro.run.options import RunOptions
+from mmrepro.run.start import ServerSpec
 from mmrepro.scenario.registry import load_scenario
 
 MODEL = TinyQwen3()
@@ -32,7 +32,9 @@ def plan(*options: str, device: str = "cpu", mitigations: tuple[str, ...] = ()) 
         python=Path("/venv/bin/python"), spec=SimpleNamespace(release=RELEASE, device=device)
     )
     run = RunOptions(server_args=options, mitigations=mitigations)
-    return launch_plan(load_scenario("mm-prefill-contract"), run, environment, Path("/model"), 8000)
+    return ServerSpec(load_scenario("mm-prefill-contract"), run, environment, Path("/model")).plan(
+        8000
+    )
 
 
 def test_there_is_one_release_and_the_engine_says_the_same() -> None:

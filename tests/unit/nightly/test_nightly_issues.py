@@ -1,4 +1,4 @@
-"""`.ci/nightly/issues.py` with a fake `gh`: what it does, what it leaves when `gh` fails."""
+"""`nightly.py issues` with a fake `gh`: what it does, and what it leaves when `gh` fails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from made_nights import cell, night, written
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / ".ci" / "nightly" / "issues.py"
+SCRIPT = ROOT / ".ci" / "nightly" / "nightly.py"
 CELLS = [cell("0.23.0", f"ghost-{n}") for n in range(3)]
 FINE, GONE = dict.fromkeys(CELLS, "r"), dict.fromkeys(CELLS, "l")
 
@@ -38,9 +38,8 @@ def gh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str
 
 
 def run(folder: Path, *arguments: str, code: int = 0) -> str:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder), *arguments], capture_output=True, text=True
-    )
+    words = [sys.executable, str(SCRIPT), "issues", str(folder), *arguments]
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -125,7 +124,8 @@ def test_its_token_is_not_handed_on(
     spy.write_text(
         "import json, os, pathlib\n"
         "pathlib.Path(os.environ['FAKE_GH']).with_name('seen').write_text(' '.join(os.environ))\n"
-        "print(json.dumps({'actions': [], 'held': []}))\n"
+        "names = ('nights', 'concerns', 'cells', 'events', 'notes', 'warning')\n"
+        "print(json.dumps({name: [] for name in names}))\n"
     )
     monkeypatch.setenv("MMREPRO", f"{sys.executable} {spy}")
     monkeypatch.setenv("GH_TOKEN", "secret")

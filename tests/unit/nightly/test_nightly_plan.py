@@ -44,6 +44,6 @@ def test_a_length_of_time_that_is_none(tmp_path: Path) -> None:
         env={**os.environ, "PATH": path, "MAX_TIME": "soon", "NIGHT_FILE": str(night)},
     )  # fmt: skip
     assert done.returncode == 2
-    assert "'soon' is no length of time." in done.stderr
+    assert "'soon' is not a length of time." in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "plan/night").exists()

@@ -175,7 +175,7 @@ def option() -> str:
         ('"ghost-key-eviction", device="tpu"', "The argument 'device': Input should be 'auto'"),
         (
             '"ghost-key-eviction", timeout="soon"',
-            "The argument 'timeout': 'soon' is no length of time",
+            "The argument 'timeout': 'soon' is not a length of time",
         ),
         ('"./none.py"', "There is no scenario file none.py."),
     ],

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
-from mmrepro.probes import connections
+from mmrepro.base import processes
+from mmrepro.base.processes import rows
 from mmrepro.probes.base import ProbeStatus, Subject, run_probe
-from mmrepro.probes.connections import ConnectionsProbe, rows
+from mmrepro.probes.connections import ConnectionsProbe
 from mmrepro.probes.data import ConnectionsData
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout"
@@ -47,17 +50,12 @@ def test_rows_are_read_and_others_skipped() -> None:
 def test_clients_are_counted_by_what_state_they_are_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for owner in ("self", "7"):
-        (tmp_path / f"proc/{owner}/net").mkdir(parents=True)
-        (tmp_path / f"proc/{owner}/net/tcp").write_text(TABLE)
-    monkeypatch.setattr(connections, "Path", lambda text: tmp_path / text.lstrip("/"))
-    monkeypatch.setattr(connections.os, "listdir", lambda path: [])
+    own: list[SimpleNamespace] = []
+    monkeypatch.setattr(processes, "sockets", lambda pid: list(rows(TABLE)) if pid == 7 else None)
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda self, kind: own)
     found = run_probe(ConnectionsProbe(8000, 7), tmp_path, 5)
     assert found.data == ConnectionsData(port=8000, clients=2, unread=1, left=1)
-    monkeypatch.setattr(connections.os, "listdir", lambda path: ["0", "3"])
-    monkeypatch.setattr(
-        connections.os, "readlink", lambda path: "socket:[5]" if path.endswith("3") else "/dev/null"
-    )
+    own += [SimpleNamespace(laddr=()), SimpleNamespace(laddr=SimpleNamespace(port=0xD431))]
     ours = run_probe(ConnectionsProbe(8000, 7), tmp_path, 5)
     assert ours.data == ConnectionsData(port=8000, clients=1, unread=1, left=1)
 

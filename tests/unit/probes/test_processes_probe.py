@@ -9,7 +9,8 @@ import time
 import psutil
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.probes import proc
+from mmrepro.base import processes
+from mmrepro.probes._traced import wait_until
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.processes import CpuMeter, ProcessesProbe, role_from_title
 
@@ -64,7 +65,7 @@ def test_a_process_that_ends_in_between_is_vanished(start_victim, evidence, monk
 
     def end_the_child(_seconds: float) -> None:
         os.kill(child, signal.SIGKILL)
-        assert proc.wait_until(lambda: not proc.alive(child), 5)
+        assert wait_until(lambda: not processes.alive(child), 5)
 
     monkeypatch.setattr("mmrepro.probes.processes.time.sleep", lambda s: None)
     probe = ProcessesProbe(victim.pid, 0.1)
@@ -97,19 +98,19 @@ def test_nothing_there_is_unavailable(start_victim, evidence):
 def test_the_meter_tells_a_spinning_process_from_a_blocked_one(start_victim):
     spinning, blocked = start_victim("spinning"), start_victim("blocked")
     meter = CpuMeter(spinning.pid, also=[blocked.pid], role_of=lambda name, line: line[-60:])
-    roles = {proc.cmdline(pid)[-60:]: pid for pid in (spinning.pid, blocked.pid)}
+    roles = {processes.cmdline(pid)[-60:]: pid for pid in (spinning.pid, blocked.pid)}
     first = meter.read()
     assert set(first) == set(roles)
     assert set(first.values()) == {0.0}
     ticks = _cpu_ticks(spinning.pid)
-    assert proc.wait_until(lambda: _cpu_ticks(spinning.pid) > ticks + 20, 20)
+    assert wait_until(lambda: _cpu_ticks(spinning.pid) > ticks + 20, 20)
     use = {roles[role]: pct for role, pct in meter.read().items()}
     assert use[spinning.pid] > 10
     assert use[blocked.pid] < 5
 
 
 def _cpu_ticks(pid: int) -> int:
-    stat = proc.read_stat(pid)
+    stat = processes.stat(pid)
     return stat.user_ticks + stat.system_ticks
 
 
@@ -148,12 +149,12 @@ def test_roles(name, cmdline, role):
 
 @given(st.binary(max_size=300))
 def test_any_stat_line_is_read_or_refused(content):
-    proc.parse_stat(content)
+    processes.parse_stat(content)
 
 
 @given(st.text(max_size=15))
 def test_a_name_with_blanks_and_parentheses_is_read(name):
     tail = " S 1 0 0 0 0 0 0 0 0 0 11 22 0 0 20 0 3 0 777 0 5 0\n"
-    stat = proc.parse_stat(b"42 (" + name.encode("utf-8", "replace") + b")" + tail.encode())
+    stat = processes.parse_stat(b"42 (" + name.encode("utf-8", "replace") + b")" + tail.encode())
     assert (stat.pid, stat.state, stat.ppid, stat.threads) == (42, "S", 1, 3)
     assert (stat.user_ticks, stat.system_ticks, stat.start_ticks) == (11, 22, 777)

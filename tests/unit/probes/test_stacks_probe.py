@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.probes import proc, py_spy
+from mmrepro.base import processes
+from mmrepro.probes import py_spy
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.data import StackSample
 from mmrepro.probes.py_spy import Dump, Outcome, parse_dump
@@ -77,7 +78,7 @@ def test_what_no_sample_shows_is_looked_for_with_pauses(start_victim, evidence):
     samples = run_probe(probe, evidence, 20).data.samples
     assert [s.blocking for s in samples[-2:]] == [True, True]
     assert len(samples) == 5
-    assert proc.read_stat(victim.pid).state not in ("T", "t")
+    assert processes.stat(victim.pid).state not in ("T", "t")
 
 
 @pytest.mark.parametrize("quiet", [{"until": None}, {"blocking_fallback": False}])
@@ -151,7 +152,7 @@ def test_a_stopped_process_is_sampled_and_left_stopped(start_victim, evidence):
     os.waitpid(victim.pid, os.WUNTRACED)
     result = run_probe(StacksProbe([victim.pid], samples=1), evidence, 10)
     assert result.ok, result.reason
-    assert py_spy.proc.read_stat(victim.pid).state == "T"
+    assert processes.stat(victim.pid).state == "T"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")

@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
-from mmrepro.probes import _strace, proc
+from mmrepro.base import processes
+from mmrepro.probes import _strace
 from mmrepro.probes._strace import StraceRefused, parse_table
 from mmrepro.probes._syscall_names import syscall_name
+from mmrepro.probes._traced import wait_until
 from mmrepro.probes.base import ProbeStatus, run_probe
 from mmrepro.probes.syscalls import Load, SyscallsProbe, judge, waiting_threads
 
@@ -35,15 +37,15 @@ def collect_with_a_core(pid: int, evidence, use_strace: bool):
 
 
 def assert_runs_untraced(pid: int) -> None:
-    assert proc.tracer_of(pid) == 0
-    assert proc.read_stat(pid).state in "RSD"
+    assert processes.tracer(pid) == 0
+    assert processes.stat(pid).state in "RSD"
 
 
 @pytest.mark.parametrize("use_strace", METHODS)
 def test_a_spinning_process_spins_in_user_space(start_victim, evidence, use_strace):
     victim = start_victim("spinning")
     # Its main thread gets to its read only once the spinning thread lends it the GIL.
-    assert proc.wait_until(lambda: [*waiting_threads(victim.pid)[2].values()] == ["read"], 10)
+    assert wait_until(lambda: [*waiting_threads(victim.pid)[2].values()] == ["read"], 10)
     data = collect_with_a_core(victim.pid, evidence, use_strace)
     assert data.verdict == "spinning-in-user-space", data.why
     assert data.method == ("strace" if use_strace else "proc")
@@ -102,7 +104,7 @@ def test_a_stopped_process_is_blocked_and_left_stopped(start_victim, evidence):
     data = collect(victim.pid, evidence, use_strace=False, window_s=0.2)
     assert data.verdict == "blocked"
     assert "stopped" in data.why
-    assert proc.read_stat(victim.pid).state == "T"
+    assert processes.stat(victim.pid).state == "T"
 
 
 def test_a_refused_strace_falls_back_to_proc_and_says_so(start_victim, evidence, monkeypatch):

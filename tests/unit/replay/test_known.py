@@ -17,7 +17,8 @@ from mmrepro.incident.replay import FindingClass, PlayFacts, Sighting
 from mmrepro.replay import known
 from mmrepro.replay.known import best, by_log, diagnosed, mitigation
 from mmrepro.replay.seen import STUCK, UNSENT, Looked, Named, Seen
-from mmrepro.scenario import Drive, Failure, Finding, Scenario, Truth
+from mmrepro.scenario import Drive, Finding, Scenario, Truth
+from mmrepro.scenario.more import Failure
 
 CASE = fake_case([fake_op("r1"), fake_op("r2")])
 

@@ -26,7 +26,8 @@ from mmrepro.collide import interpreter
 from mmrepro.collide.search import Place, identify
 from mmrepro.errors import EngineStartError, InfrastructureError
 from mmrepro.incident.replay import FindingClass
-from mmrepro.scenario import Failure, Finding, Truth
+from mmrepro.scenario import Finding, Truth
+from mmrepro.scenario.more import Failure
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenario.sglang import patches
 from mmrepro.scenarios.borrowed_faults.pad_value import PAD_RANGE, digest

@@ -10,9 +10,7 @@ import jsonschema
 import pytest
 from hostile import HOSTILE, plant
 from markdown_it import MarkdownIt
-from mmrepro.cli.ablate_progress import AblationProgress
 from mmrepro.errors import BadIncident
-from mmrepro.evidence import Event
 from mmrepro.incident import (
     ClaimResult,
     ClaimStatus,
@@ -42,7 +40,6 @@ from mmrepro.reports.ablation import (
 )
 from mmrepro.reports.ablation_terminal import print_ablation
 from mmrepro.signature import Outcome, Truth
-from mmrepro.text.sanitize import plain
 from rich.console import Console
 from test_report_hostile import ACTIVE, Tags, shape
 
@@ -204,32 +201,3 @@ def test_hostile_text_changes_no_structure(text: str) -> None:
     out = io.StringIO()
     print_ablation(planted, Console(file=out, force_terminal=False, width=200), "folder")
     assert not ACTIVE.search(out.getvalue())
-
-
-def test_the_live_table_shows_what_runs_and_how_long_it_still_takes() -> None:
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=160, height=60)
-    display = AblationProgress(console, seconds_each=30.0, runs=4)
-    display.ablation = sample()
-    with display:
-        display.began(("budget", "cure"), "together", 1)
-        display.event(Event(at=NOW, phase="start", source="stage", text="start-up"))
-        display.event(Event(at=NOW, phase="start", source="harness", text="[b]port\x1b[2J taken"))
-        console.print(display._draw())
-        display.ended(sample().cells[1])
-    text = plain(out.getvalue())
-    assert "budget + cure, run 1" in text
-    assert re.search(r"start-up +\d+ s +about (1 min 5\d|2 min 00) s left", text), text
-    assert "hides it" in text
-    assert "[b]port taken" in text
-
-
-def test_without_a_terminal_each_cell_is_a_line() -> None:
-    out = io.StringIO()
-    display = AblationProgress(Console(file=out, force_terminal=False), 30.0, 4)
-    with display:
-        display.ended(sample().cells[1])
-        display.ended(sample().cells[2].model_copy(update={"reused": 1}))
-    first, second = out.getvalue().splitlines()
-    assert first == "cure: cured (), in 31.5 s"
-    assert second == "budget: hidden: the cause is still there (), reused"

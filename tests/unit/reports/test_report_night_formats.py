@@ -136,7 +136,7 @@ def test_the_document_for_machines_is_stable() -> None:
     document = json.loads(night_json(REALISTIC))
     assert list(document) == [
         "schema_version", "night", "before", "headline", "counts", "shifts", "notes", "events",
-        "cells",
+        "cells", "warning", "concerns", "nights",
     ]  # fmt: skip
     [back] = [
         c for c in document["cells"]
@@ -146,6 +146,16 @@ def test_the_document_for_machines_is_stable() -> None:
     assert [r["role"] for r in back["runs"]] == ["planned", "confirm", "confirm"]
     assert back["affected"] == ">=0.14.0,<0.24.0"
     assert document["events"][0]["what"] == "bug-returned"
+    [returned] = [c for c in document["concerns"] if c["what"] == "bug-returned"]
+    assert (returned["cell"]["id"], returned["since"], returned["over"]) == (
+        back["id"], document["night"]["id"], ""
+    )  # fmt: skip
+    assert returned["verdict"] == returned["tonight"]
+    assert (returned["verdict"]["reproduced"], returned["verdict"]["conclusive"]) == (3, 3)
+    assert [n["id"] for n in document["nights"]][-2:] == [
+        document["before"],
+        document["night"]["id"],
+    ]
     assert document["before"] == "2026-11-16"
 
 

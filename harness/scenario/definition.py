@@ -1,52 +1,57 @@
-"""What a scenario is: one known failure mode of one engine."""
+"""What a scenario is: one known failure mode of one engine, and how its parts are judged."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import shlex
+import typing
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeVar, get_args
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
+from mmrepro.engines import Engine, get_engine
 from mmrepro.engines.changes import Mitigation, Patch
-from mmrepro.errors import UsageError
-from mmrepro.evidence import Evidence
-from mmrepro.incident import (
-    ClaimResult,
-    Exhibit,
-    Fidelity,
-    KeyStack,
-    Reference,
-    ScenarioFacts,
-    SymptomRow,
-)
+from mmrepro.errors import BrokenScenario, UsageError
+from mmrepro.evidence import Evidence, Missing
+from mmrepro.incident import ClaimResult, Exhibit, KeyStack, Reference, ScenarioFacts, SymptomRow
 from mmrepro.models import TinyModel, TinyQwen2VL
-from mmrepro.probes.data import StackSample
-from mmrepro.scenario import tables
-from mmrepro.scenario.bind import Check, bind, observable, own
-from mmrepro.scenario.declare import Claim, Declared, Hypothesis, Row, many, tagged
-from mmrepro.scenario.parts import Control, Factor, Failure, LiveFacts, RunFacts, SourceRef
-from mmrepro.scenario.standing import NOT_LOOKED_UP, FailureClass, Severity, Upstream
-from mmrepro.signature import (
-    Condition,
-    Finding,
-    Outcome,
-    Part,
-    combine,
-    evaluate,
+from mmrepro.probes.data import ProbeData, StackSample, StacksData
+from mmrepro.records import Fidelity
+from mmrepro.scenario.parts import (
+    OPPOSITE,
+    PROJECTS,
+    STATUS,
+    Check,
+    Claim,
+    Control,
+    Declared,
+    Factor,
+    Hypothesis,
+    LiveFacts,
+    Many,
+    Row,
+    RunFacts,
+    SourceRef,
+    many,
+    named,
+    tagged,
 )
-from mmrepro.signature.decide import FLIP, all_met, guarded
-from mmrepro.traffic.drive import Drive
+from mmrepro.scenario.standing import NOT_LOOKED_UP, FailureClass, Severity, Upstream
+from mmrepro.signature import Condition, Finding, Outcome, Part, Truth, combine, evaluate
+from mmrepro.signature.decide import FLIP, all_met, guarded, trigger_arrived
+from mmrepro.signature.views import View
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-T = TypeVar("T")
-
 if TYPE_CHECKING:
     from mmrepro.incident.ablation import Ablation
+    from mmrepro.scenario.silent import Failure
+    from mmrepro.traffic.drive import Drive
+
+T = TypeVar("T")
 
 
 class Scenario(ABC):
@@ -131,11 +136,11 @@ class Scenario(ABC):
 
     @property
     def summary(self) -> str:
-        return _told(self, "What:")
+        return _section(self, "What:")
 
     @property
     def explanation(self) -> str:
-        return _told(self, "Why:")
+        return _section(self, "Why:")
 
     @property
     def report(self) -> str:
@@ -178,16 +183,25 @@ class Scenario(ABC):
 
     def conditions(self, facts: RunFacts) -> list[Condition]:
         """The signature: what is declared, and that what was flipped took effect."""
-        flipped = [f for f in self.factors if f.name in facts.flips]
+        flipped = [
+            Declared(
+                FLIP.format(f.name),
+                "flip",
+                f"{f.name} is flipped: {f.setting} instead of {f.failing}",
+                f.took_effect,
+            )
+            for f in self.factors
+            if f.name in facts.flips
+        ]
         return [
             *(self._bound(declared, facts) for declared in self.declared()),
-            *(self._bound(_flip(f), facts) for f in flipped),
+            *(self._bound(one, facts) for one in flipped),
         ]
 
     def declared(self) -> list[Declared]:
         """All conditions that the class declares, as attributes or methods: preconditions, then
         the symptom, then the cause."""
-        methods = tagged(type(self)).declared
+        methods = tagged(type(self), Declared)
         found = [*self.preconditions, *self.symptoms, *self.causes]
         found += [replace(one, check=getattr(self, name)) for name, one in methods.items()]
         return sorted(found, key=lambda one: get_args(Part).index(one.part))
@@ -197,7 +211,7 @@ class Scenario(ABC):
         for row in self.rows:
             if isinstance(row.by, str):
                 yield f"the row {row.name!r}", row.by
-        for one in (*self.claims, *tagged(type(self)).claims.values()):
+        for one in (*self.claims, *tagged(type(self), Claim).values()):
             for name in (*many(one.by or ()), *many(one.given)):
                 if isinstance(name, str) and name not in ("symptom", "cause", "arrived"):
                     yield f"the claim {one.id!r}", name
@@ -211,9 +225,6 @@ class Scenario(ABC):
         return Condition(
             declared.id, declared.part, statement, check, required=declared.required, waived=waived
         )
-
-    def _observable(self, check: Check | None) -> bool:
-        return check is not None and observable(own(check, self))
 
     def filled(self, text: str) -> str:
         """``text`` with the attribute called so in the place of ``{name}``: variants share it."""
@@ -231,6 +242,7 @@ class Scenario(ABC):
             return self.conditions(run)
         observed = {declared.id: declared for declared in self.live_only}
         for declared in self.declared():
+            assert declared.check is not None
             live = declared.live
             if declared.part == "precondition":  # a look brings no trigger
                 continue
@@ -238,7 +250,7 @@ class Scenario(ABC):
                 observed.setdefault(live.id, live)
             elif live == "optional":
                 observed.setdefault(declared.id, replace(declared, required=False))
-            elif live or (live is None and self._observable(declared.check)):
+            elif live or (live is None and observable(_own(declared.check, self))):
                 observed.setdefault(declared.id, declared)
         ordered = sorted(observed.values(), key=lambda declared: declared.part == "cause")
         return [self._bound(declared, run) for declared in ordered]
@@ -317,12 +329,21 @@ class Scenario(ABC):
         return []
 
     def symptom_rows(self, evidence: Evidence, facts: RunFacts) -> list[SymptomRow]:
-        """The table of symptoms: what is declared in ``rows``."""
-        return tables.symptom_rows(self, evidence, facts)
+        """The table of symptoms: ``rows``; where there are none, each condition of the symptom."""
+        run = _Judged(self, evidence, facts)
+        rows = self.rows or tuple(
+            Row(self.filled(c.statement), c.id, reported=c.reported, abnormal_if=c.abnormal)
+            for c in self.declared()
+            if c.part == "symptom"
+        )
+        return [run.row(row) for row in rows]
 
     def claim_results(self, evidence: Evidence, facts: RunFacts) -> list[ClaimResult]:
-        """The original report's statements, judged by this run: what is declared."""
-        return tables.claim_results(self, evidence, facts)
+        """The original report's statements, judged by this run: ``claims``, then the methods."""
+        run = _Judged(self, evidence, facts)
+        methods = tagged(type(self), Claim)
+        found = [run.claim(claim, claim.by) for claim in self.claims]
+        return found + [run.claim(claim, getattr(self, name)) for name, claim in methods.items()]
 
     def key_stack(self, evidence: Evidence) -> KeyStack | None:
         return None
@@ -419,16 +440,11 @@ def with_variants(default: Scenario, *others: Scenario) -> Scenario:
     return default
 
 
-def _flip(factor: Factor) -> Declared:
-    said = f"{factor.name} is flipped: {factor.setting} instead of {factor.failing}"
-    return Declared(FLIP.format(factor.name), "flip", said, factor.took_effect)
-
-
 def _paragraphs(text: str | None) -> list[str]:
     return [" ".join(part.split()) for part in inspect.cleandoc(text or "").split("\n\n")]
 
 
-def _told(scenario: Scenario, mark: str) -> str:
+def _section(scenario: Scenario, mark: str) -> str:
     """The paragraphs from ``mark`` to the next mark, of the first docstring that has it."""
     for cls in type(scenario).__mro__:
         found: list[str] = []
@@ -442,3 +458,186 @@ def _told(scenario: Scenario, mark: str) -> str:
         if found:
             return "\n\n".join(found)
     return ""
+
+
+# ---------------------------------------------------------------------- what a check asks for
+
+
+def bind(check: Callable[..., Any], scenario: Scenario, facts: RunFacts) -> Callable[..., Any]:
+    """``check`` as a function of evidence alone: the rest goes by the types of its parameters.
+
+    Raises:
+        BrokenScenario: it asks for something that there is not.
+    """
+    method = _own(check, scenario)
+    wanted = parameters(method)
+
+    def given(kind: type, evidence: Evidence) -> object:
+        if issubclass(kind, View):
+            return kind(evidence)
+        if issubclass(kind, ProbeData):
+            return _probed(kind, evidence)
+        if issubclass(kind, RunFacts):
+            return facts
+        return get_engine(scenario.engine) if issubclass(kind, Engine) else evidence
+
+    return lambda evidence: method(*(given(kind, evidence) for kind in wanted))
+
+
+def _own(check: Callable[..., Any], scenario: Scenario) -> Callable[..., Any]:
+    """A function of the scenario's class, named in the class's body, as the method that it is."""
+    name = getattr(check, "__name__", "")
+    ours = any(vars(cls).get(name) is check for cls in type(scenario).__mro__)
+    return getattr(scenario, name) if ours else check
+
+
+def observable(check: Callable[..., Any]) -> bool:
+    """Whether one who only looks at a server has all that ``check`` asks for."""
+    return all(
+        (issubclass(kind, View) and kind.observable) or issubclass(kind, ProbeData | Engine)
+        for kind in parameters(check)
+    )
+
+
+def parameters(check: Callable[..., Any]) -> tuple[type, ...]:
+    """Types of the positional parameters, those with a default left out."""
+    return _parameters(getattr(check, "__func__", check), bound=hasattr(check, "__self__"))
+
+
+@lru_cache(maxsize=1024)
+def _parameters(function: Callable[..., Any], *, bound: bool) -> tuple[type, ...]:
+    where = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', function)}"
+    wanted = list(inspect.signature(function).parameters.values())
+    try:
+        hints = typing.get_type_hints(function) if wanted else {}
+    except NameError as error:
+        raise BrokenScenario(
+            f"{where}: {error}; the types of a check's parameters are needed when it runs, so "
+            "import them outside TYPE_CHECKING."
+        ) from error
+    found = []
+    for parameter in wanted[1 if bound else 0 :]:
+        if parameter.default is not inspect.Parameter.empty:
+            continue
+        kind = hints.get(parameter.name, Evidence)
+        known = (Evidence, RunFacts, Engine, View, ProbeData)
+        if not (isinstance(kind, type) and issubclass(kind, known)):
+            raise BrokenScenario(
+                f"{where} asks for {parameter.name}: {kind!r}, which no evidence is.",
+                hint="Evidence, Requests, Logs, Metrics, Processes, StacksData, RunFacts, …",
+            )
+        found.append(kind)
+    return tuple(found)
+
+
+def _probed(kind: type[ProbeData], evidence: Evidence) -> ProbeData:
+    """The data of the check: all stack samples in one, else the last. Raises Missing."""
+    found = [data for _, data in evidence.results(kind, "check")]
+    if not found:
+        raise Missing(evidence.why_missing(kind.model_fields["kind"].default, "check"))
+    if issubclass(kind, StacksData):
+        samples = [s for data in found if isinstance(data, StacksData) for s in data.samples]
+        return StacksData(samples=samples)
+    return found[-1]
+
+
+# ---------------------------------------------------------------------- rows and claims, judged
+
+
+class _Judged:
+    """One run of a scenario, and what was found of each of its conditions."""
+
+    def __init__(self, scenario: Scenario, evidence: Evidence, facts: RunFacts) -> None:
+        self.scenario, self.evidence, self.facts = scenario, evidence, facts
+        judged = evaluate(scenario.conditions(facts), evidence)
+        gate = guarded(scenario.gate_check, evidence)
+
+        def whole(part: Part) -> Finding:
+            results = [r for r in judged if r.required and r.part == part]
+            observed = "; ".join(f"{r.id}: {r.observed}" for r in results)
+            return Finding(combine([r.truth for r in results]), observed)
+
+        self.results: Mapping[str, Finding] = {
+            "symptom": whole("symptom"),
+            "cause": whole("cause"),
+            "arrived": all_met(gate, Finding.of(*trigger_arrived(judged))),
+            **{r.id: Finding(r.truth, r.observed, tuple(r.evidence)) for r in judged},
+        }
+
+    def row(self, row: Row) -> SymptomRow:
+        found = self.found(row.by)
+        known = found.truth is not Truth.UNKNOWN and row.abnormal_if is not None
+        return SymptomRow(
+            check=self.text(row.name),
+            healthy=self.text(row.healthy),
+            observed=found.observed,
+            abnormal=(found.truth is Truth.MET) == row.abnormal_if if known else None,
+            reported=row.reported,
+        )
+
+    def text(self, text: str | Callable[..., str | Finding]) -> str:
+        if isinstance(text, str):
+            return text
+        try:
+            found = bind(text, self.scenario, self.facts)(self.evidence)
+        except Missing:
+            return ""
+        return found.observed if isinstance(found, Finding) else str(found)
+
+    def claim(self, claim: Claim, by: str | Many | Check | None) -> ClaimResult:
+        filled = self.scenario.filled
+        claim = replace(
+            claim,
+            text=filled(claim.text),
+            source=filled(named(claim.source)) or self.scenario.report,
+            otherwise=filled(claim.otherwise),
+            untested=filled(claim.untested),
+        )
+        found = self._tested(claim, by)
+        note = f" ({claim.note})" if claim.note and found.truth is not Truth.UNKNOWN else ""
+        truth = OPPOSITE.get(found.truth, found.truth) if claim.refuted else found.truth
+        observed = found.observed + note
+        if claim.solved and truth is Truth.MET:
+            truth = Truth.UNKNOWN
+            observed += f": consistent with it, no more: {claim.solved}"
+        return ClaimResult(
+            id=claim.id,
+            text=claim.text,
+            source=named(claim.source),
+            status=STATUS[truth],
+            observed=observed,
+        )
+
+    def _tested(self, claim: Claim, by: str | Many | Check | None) -> Finding:
+        if claim.untested:
+            return Finding.unknown(claim.untested)
+        project = named(claim.source).partition("#")[0]
+        taught = self.facts.fidelity is Fidelity.TEACHING_ENGINE
+        if taught and project in PROJECTS and project != self.scenario.engine:
+            return Finding.unknown(f"a run of a teaching engine tells nothing of {project}")
+        if claim.releases and self.facts.version not in SpecifierSet(claim.releases):
+            return Finding.unknown(
+                f"this run is of {self.facts.release}; it is said of {claim.releases}"
+            )
+        for condition in many(claim.given):
+            if self.found(condition).truth is not Truth.MET:
+                without = f" without {condition}" if isinstance(condition, str) else ""
+                why = claim.otherwise or f"not tested{without}"
+                return Finding.unknown(f"{why}: {self.found(condition).observed}")
+        if not by:
+            return Finding.unknown("not tested")
+        return self._held(claim, all_met(*(self.found(one) for one in many(by))))
+
+    def _held(self, claim: Claim, found: Finding) -> Finding:
+        """``found``, unless it would refute the claim by a release of which nobody said it."""
+        against = found.truth is (Truth.MET if claim.refuted else Truth.NOT_MET)
+        where = claim.refutable_on
+        if not (against and where) or self.facts.version in SpecifierSet(where):
+            return found
+        return Finding.unknown(f"said of {where}; on {self.facts.release}: {found.observed}")
+
+    def found(self, by: str | Check) -> Finding:
+        """Of a condition, by its id, or of a check. An id that there is not is unknown."""
+        if isinstance(by, str):
+            return self.results.get(by) or Finding.unknown(f"there is no condition {by} here")
+        return guarded(bind(by, self.scenario, self.facts), self.evidence)

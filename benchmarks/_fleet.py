@@ -1,7 +1,7 @@
-"""A night on machines that there are not: the same dispatcher, against a clock that is only a sum.
+"""A nightly run on machines that do not exist: its own dispatcher, and a clock that is a sum.
 
 Each order takes what its environment, its set-up and its runs are expected to take. Nothing fails,
-nothing surprises, and no run slows another one.
+nothing is unexpected, and no run slows another one.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
 
 from mmrepro.campaign.dispatch import SETUP_S, Costs, Dispatcher, Slice
 from mmrepro.campaign.groups import Group
 from mmrepro.incident.ledger import Planned
-from mmrepro.records import Record
-from pydantic import Field
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Fleet:
     Attributes:
         jobs: orders at a time on each.
         fetched: all environments are there from the start.
-        disk: bytes that a night may add on each.
+        disk: bytes that the nightly run may add on each.
         max_time_s: no run is started that does not end within it.
     """
 
@@ -59,37 +56,52 @@ class Fleet:
     max_time_s: float | None = None
 
 
-class Played(Record):
-    """A night as it would go."""
+@dataclass(frozen=True)
+class Simulated:
+    """A nightly run as it would go.
+
+    Attributes:
+        jobs: orders at a time on each machine.
+        makespan_s: from the start to the end of the last run.
+        efficiency: what one machine takes alone, divided by what all of them have time for.
+        longest_s: the longest order, its environment included.
+        idle_s: of all machines together.
+        builds: environments that were fetched and built.
+        fetched_bytes: unpacked.
+        disk_bytes: added on the fullest machine.
+        dropped: environments, for --disk.
+        again_bytes: of what had been dropped there before.
+        left: cells without time, or without room on the disk.
+    """
 
     machines: int
-    jobs: Annotated[int, Field(description="orders at a time on each machine")]
-    makespan_s: Annotated[float, Field(description="from the start to the end of the last run")]
-    efficiency: Annotated[float, Field(description="of one machine's time, by machine")] = 1.0
+    jobs: int
+    makespan_s: float
+    efficiency: float
     runs: int
     orders: int
-    longest_s: Annotated[float, Field(description="of the orders, its environment included")]
-    idle_s: Annotated[float, Field(description="of all machines together")]
-    builds: Annotated[int, Field(description="environments that were fetched and built")]
-    fetched_bytes: Annotated[int, Field(description="unpacked")]
-    disk_bytes: Annotated[int, Field(description="added on the fullest machine")]
-    dropped: Annotated[int, Field(description="environments, for --disk")]
-    again_bytes: Annotated[int, Field(description="of what had been dropped there before")]
-    left: Annotated[int, Field(description="cells without time, or without room on the disk")]
+    longest_s: float
+    idle_s: float
+    builds: int
+    fetched_bytes: int
+    disk_bytes: int
+    dropped: int
+    again_bytes: int
+    left: int
 
 
-def simulate(groups: Sequence[Group], times: Times, fleets: Sequence[Fleet]) -> list[Played]:
+def simulate(groups: Sequence[Group], times: Times, fleets: Sequence[Fleet]) -> list[Simulated]:
     """Each of the fleets; the efficiency is that against one such machine."""
-    played: dict[Fleet, Played] = {}
+    known: dict[Fleet, Simulated] = {}
     for fleet in (one for wanted in fleets for one in (wanted, replace(wanted, machines=1))):
-        if fleet not in played:
-            played[fleet] = _Night(groups, times, fleet).play()
-    told = []
+        if fleet not in known:
+            known[fleet] = _Run(groups, times, fleet).result()
+    results = []
     for fleet in fleets:
-        alone, these = played[replace(fleet, machines=1)].makespan_s, played[fleet]
+        alone, these = known[replace(fleet, machines=1)].makespan_s, known[fleet]
         efficiency = alone / (fleet.machines * these.makespan_s) if these.makespan_s else 1.0
-        told.append(these.model_copy(update={"efficiency": round(efficiency, 3)}))
-    return told
+        results.append(replace(these, efficiency=round(efficiency, 3)))
+    return results
 
 
 class _Machine:
@@ -162,7 +174,7 @@ class _Machine:
         self.drops += 1
 
 
-class _Night:
+class _Run:
     def __init__(self, groups: Sequence[Group], times: Times, fleet: Fleet) -> None:
         self._times, self._fleet = times, fleet
         names = [planned.cell.id for group in groups for planned in group.cells]
@@ -175,7 +187,7 @@ class _Night:
         self._busy_s = self._longest_s = 0.0
         self._runs = self._orders = self._left = 0
 
-    def play(self) -> Played:
+    def result(self) -> Simulated:
         now = 0.0
         idle = [(job, m) for m in range(self._fleet.machines) for job in range(self._fleet.jobs)]
         ends: list[tuple[float, int, tuple[int, int], Slice]] = []
@@ -198,7 +210,7 @@ class _Night:
             machines[place[1]].busy[slice.group.name] -= 1
             self._dispatcher.ended(slice)
             idle = [*waiting, place]
-        return self._told(now)
+        return self._summary(now)
 
     def _work(self, machine: _Machine, slice: Slice, began: float) -> float:
         """When the order ends."""
@@ -225,12 +237,13 @@ class _Night:
         self._longest_s = max(self._longest_s, now - began)
         return now
 
-    def _told(self, makespan_s: float) -> Played:
+    def _summary(self, makespan_s: float) -> Simulated:
         fleet, machines = self._fleet, self._machines.values()
-        return Played(
+        return Simulated(
             machines=fleet.machines,
             jobs=fleet.jobs,
             makespan_s=makespan_s,
+            efficiency=1.0,
             runs=self._runs,
             orders=self._orders,
             longest_s=self._longest_s,
@@ -244,22 +257,19 @@ class _Night:
         )
 
 
-# ---------------------------------------------------------------- more cells than there are
-
-
 def copies(cells: Sequence[Planned], number: int) -> list[tuple[Planned, str]]:
     """So many cells, and of each the id of the one that it is or is a copy of.
 
     A copy is in the same environment; it differs by an option that no scenario knows.
     """
-    told = []
+    made = []
     for position in range(number):
         original = cells[position % len(cells)]
         again = position // len(cells)
         if not again:
-            told.append((original, original.cell.id))
+            made.append((original, original.cell.id))
             continue
         options = (*original.cell.options, f"copy={again}")
         cell = original.cell.model_copy(update={"options": options})
-        told.append((original.model_copy(update={"cell": cell}), original.cell.id))
-    return told
+        made.append((original.model_copy(update={"cell": cell}), original.cell.id))
+    return made

@@ -9,11 +9,10 @@ import pytest
 from hostile import HOSTILE
 from hypothesis import given, strategies as st
 from markdown_it import MarkdownIt
-from mmrepro.history.concerns import Concern, concerns
-from mmrepro.history.issues import Close, Issue, Label, Open, Update, mark_in, mark_of
 from mmrepro.incident.ledger import Cell, Event, EventKind
-from mmrepro.reports.issue_markdown import as_json, body, quiet, title, updated
-from mmrepro.text.sanitize import one_line
+from night_document import one_line, quiet, watch
+from night_documents import Json, document
+from night_issues import body, concerns_of, decide, mark_in, mark_of, title, updated
 from night_samples import HEALTHY, REPRODUCED, attempt, cell, one_night, realistic, runs_of
 
 URL = "https://github.com/o/r/actions/runs/7"
@@ -37,7 +36,7 @@ TEXTS = st.one_of(
 )
 
 
-def found(text: str) -> Concern:
+def found(text: str) -> Json:
     of = Cell(scenario=text or "x", variant=text, engine=text, release=text, device="cpu",
               server_args=(text,), options=(text,), mitigations=(text,))  # fmt: skip
     run = attempt(of, "n", 1, REPRODUCED, expected=HEALTHY)
@@ -47,8 +46,8 @@ def found(text: str) -> Concern:
         Event(night="n", what=EventKind.BUG_RETURNED, identity=f"bug:{text}", cell=of.id,
               text=text, before=text, changed=[text])
     )  # fmt: skip
-    (concern,) = concerns(history).values()
-    return concern
+    (concern,) = document(history)["concerns"]
+    return concern  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("text", READ)
@@ -64,17 +63,16 @@ def test_nothing_foreign_is_more_than_words(text: str) -> None:
     assert len(made) < 20_000
     check(made)
     assert mark_in(made) == mark_of(concern)
-    issue = Issue(number=1, body=made, labels=[Label(name="mmrepro-nightly")])
-    concern.night = "later"
-    again = updated(Update(issue, concern, text), URL)
+    issue = {"number": 1, "body": made, "labels": [{"name": "mmrepro-nightly"}]}
+    concern["night"] = "later"
+    again = updated(made, concern, URL)
     check(again)
     assert mark_in(again) == mark_of(concern)
     assert "**Night later:**" in again
-    close = as_json(Close(issue, concern.identity, text))
-    check(str(close["comment"]))
-    comment = str(as_json(Update(issue, concern, text))["comment"])
-    assert comment
-    check(comment)
+    for changes in ({"over": text or "x"}, {"state": f"{text}!"}):
+        (action,) = decide({concern["identity"]: {**concern, **changes}}, [issue]).actions
+        assert action["comment"]
+        check(action["comment"])
     assert "\n" not in title(concern)
     assert len(title(concern)) <= 200
 
@@ -107,20 +105,20 @@ def test_quiet_keeps_the_words(text: str) -> None:
 
 
 def test_what_a_body_tells() -> None:
-    history = realistic()
-    (concern,) = [c for c in concerns(history).values() if c.event.what is EventKind.BUG_RETURNED]
+    known = document(realistic())["concerns"]
+    (concern,) = [one for one in known if one["what"] == "bug-returned"]
     made = body(concern, URL)
     assert title(concern) == "bug returned: ghost-key-eviction on vllm 0.33.0"
-    for told in (
+    for part in (
         "**Bug returned**: ghost-key-eviction is back in vllm 0.33.0",
-        "reproduced, 3 of 3 conclusive runs reproduce it (95 %: 44% to 100%). Told first in night",
+        "reproduced, 3 of 3 conclusive runs reproduce it (95 %: 44% to 100%). Found first in night",
         f"[The run that says so](<{URL}>)",
         "| engine | vllm 0.33.0 (cpu) |",
         "| expected | not-reproduced |",
         "```sh\nmmrepro run ghost-key-eviction --release 0.33.0\n```",
         "```sh\nmmrepro bisect ghost-key-eviction --find introduced --bad 0.33.0 --device cpu\n```",
     ):
-        assert told in made
+        assert part in made
 
 
 def test_only_mark_and_status_are_rewritten() -> None:
@@ -129,10 +127,10 @@ def test_only_mark_and_status_are_rewritten() -> None:
     history.take(
         Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
     )
-    concern = concerns(history)["x"]
+    (concern,) = document(history)["concerns"]
     old = "Ada's first words.\r\n" + body(concern).replace("\n", "\r\n") + "\r\nAda's last words."
-    concern.night = "n2"
-    new = updated(Update(Issue(number=1, body=old), concern, "reproduced"))
+    concern["night"] = "n2"
+    new = updated(old, concern)
     assert new != old
     without = re.compile(
         r"<!-- mmrepro-issue .*? -->|<!-- mmrepro-status.*?/mmrepro-status -->", re.S
@@ -140,7 +138,7 @@ def test_only_mark_and_status_are_rewritten() -> None:
     assert without.sub("", new) == without.sub("", old)
     assert new.count("<!-- mmrepro-status -->") == 1
     bare = old.replace("<!-- /mmrepro-status -->", "")
-    put_back = updated(Update(Issue(number=1, body=bare), concern, "reproduced"))
+    put_back = updated(bare, concern)
     assert put_back.rstrip().endswith("<!-- /mmrepro-status -->")
 
 
@@ -152,13 +150,14 @@ def test_an_address_that_is_none_is_no_link() -> None:
 
 def test_of_a_missing_night() -> None:
     history = one_night((cell(), HEALTHY, runs_of(cell(), HEALTHY, HEALTHY)))
-    now = datetime(2026, 11, 12, tzinfo=UTC)
-    concern = concerns(history, now)["night-missing:n"]
+    made = document(history)
+    known = concerns_of(made, watch(made, datetime(2026, 11, 12, tzinfo=UTC)))
+    concern = known["night-missing:n"]
     assert title(concern) == "night missing: none since n"
-    told = body(concern)
+    text = body(concern)
     assert (
         "The last night, n, began on 2026-11-09 01:00 UTC and is complete; the next one was due on "
-    )
-    assert "due on 2026-11-10 01:00 UTC." in told
-    check(told)
-    assert as_json(Open(concern))["labels"] == ["mmrepro-nightly"]
+        "2026-11-10 01:00 UTC."
+    ) in text
+    assert "**Night missing**: 71 h after n began no other night had, and one is due every" in text
+    check(text)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from github_runner import as_the_runner_reads_it, unescaped
 from hostile import HOSTILE
 from hypothesis import given, strategies as st
+from made_nights import night as made_night, written
 from mmrepro.incident.ledger import Event, EventKind, NightState, Planned
-from mmrepro.reports.annotations import Annotation, annotations_of, escaped
-from mmrepro.text.sanitize import one_line
+from night_document import one_line
+from night_documents import Script, document
 from night_samples import (
     HEALTHY,
     REPRODUCED,
@@ -22,8 +24,8 @@ from night_samples import (
     one_night,
     realistic,
     runs_of,
-    shown,
 )
+from nightly import Annotation, annotations_of, escaped
 
 NASTY = [
     *HOSTILE,
@@ -51,7 +53,7 @@ def test_each_of_these_is_words(text: str) -> None:
 
 @given(title=TEXTS, text=TEXTS, level=st.sampled_from(["error", "warning", "notice"]))
 def test_the_runner_reads_what_was_meant(title: str, text: str, level: str) -> None:
-    line = Annotation(level, title, text).line  # type: ignore[arg-type]
+    line = Annotation(level, title, text).line
     assert len(line.splitlines()) == 1
     read = as_the_runner_reads_it(line)
     assert read is not None
@@ -78,7 +80,7 @@ def test_nothing_in_a_ledger_becomes_a_command(text: str) -> None:
     run.explanation = run.command = lost.error = text
     history = one_night((of, HEALTHY, [run]), (cell("0.24.0"), HEALTHY, [lost]), title=text)
     history.take(Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text=text))
-    lines = [one.line for one in annotations_of(shown(history))]
+    lines = [one.line for one in annotations_of(document(history))]
     assert len(lines) == 2
     for line in lines:
         read = as_the_runner_reads_it(line)
@@ -87,7 +89,7 @@ def test_nothing_in_a_ledger_becomes_a_command(text: str) -> None:
 
 
 def test_the_worst_first_and_the_last_says_how_many_more() -> None:
-    night_shown = shown(realistic())
+    night_shown = document(realistic())
     everything = annotations_of(night_shown, 50)
     assert len(everything) > 5
     levels = [one.level for one in everything]
@@ -107,11 +109,11 @@ def test_the_worst_first_and_the_last_says_how_many_more() -> None:
 def test_each_cell_is_told_once() -> None:
     of = cell()
     history = one_night((of, HEALTHY, runs_of(of, HEALTHY, REPRODUCED)))
-    assert [a.title for a in annotations_of(shown(history))] == ["not as expected"]
+    assert [a.title for a in annotations_of(document(history))] == ["not as expected"]
     history.take(
         Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
     )
-    (told,) = annotations_of(shown(history))
+    (told,) = annotations_of(document(history))
     assert told.title == "drift"
     assert told.text == "It drifts. Repeat it: mmrepro run ghost-key-eviction --release 0.23.0"
 
@@ -135,7 +137,7 @@ def test_how_bad_a_cell_is(outcomes: list[None], level: str | None) -> None:
     made.nights[0].events.append(
         Event(night="n", what=EventKind.NEW_RELEASE, identity="r", text="new")
     )
-    found = annotations_of(shown(made))
+    found = annotations_of(document(made))
     assert [a.level for a in found] == [level, "notice"] if level else ["notice"]
 
 
@@ -145,10 +147,10 @@ def test_in_quarantine_it_is_a_notice_and_an_expired_entry_a_warning() -> None:
     history.take(
         Event(night="n", what=EventKind.DRIFT, identity="x", cell=of.id, text="It drifts.")
     )
-    known = shown(history, excused(("ghost-key-eviction", "0.23.0")))
+    known = document(history, excused(("ghost-key-eviction", "0.23.0")))
     (told,) = annotations_of(known)
     assert (told.level, told.title) == ("notice", "in quarantine")
-    unused = shown(history, excused(("ghost-key-eviction", "0.23.0"), ("other", "1")))
+    unused = document(history, excused(("ghost-key-eviction", "0.23.0"), ("other", "1")))
     assert [a.level for a in annotations_of(unused)] == ["warning", "notice"]
 
 
@@ -156,6 +158,24 @@ def test_a_night_that_did_not_end_says_so() -> None:
     history = history_of(
         [night("n", state=NightState.OUT_OF_TIME), Planned(night="n", cell=cell())]
     )
-    told = annotations_of(shown(history))
+    told = annotations_of(document(history))
     assert told[0].text == "This night is out of time; 1 of 1 cells did not run."
     assert told[0].level == "warning"
+
+
+def test_the_command(tmp_path: Path, script: Script) -> None:
+    runs = {cell(f"0.{n}.0", scenario="ghost"): "r" for n in range(12)}
+    folder = written(tmp_path, made_night(1, runs, expected=HEALTHY), ago=1)
+    code, text = script("annotate", folder)
+    assert (code, len(text.splitlines())) == (0, 10)
+    assert all(line.startswith("::error title=") for line in text.splitlines())
+    assert "3 more were not shown (3 errors)" in text.splitlines()[-1]
+    assert script("annotate", folder, "--night", "n7")[0] == 2
+
+
+def test_a_note(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    assert script("note", "error", "A machine", "is gone\n") == (0, "A machine: is gone\n\n")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    line = script("note", "error", "A machine", "is gone: 5 %\nof it")[1]
+    assert line == "::error title=A machine::is gone: 5 %25 of it\n"

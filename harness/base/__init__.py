@@ -1,0 +1,1 @@
+"""What every folder may use: units, and the reader of processes."""

@@ -1,0 +1,398 @@
+"""From what was asked for to a server that is ready, and to its end.
+
+``start`` gives a ``Started``: the server, and all that its start decided. ``Started.note`` is where
+that is written into the incident.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mmrepro.base import processes
+from mmrepro.base.units import duration
+from mmrepro.engines import Engine, LaunchPlan, LaunchRequest, get_engine, spec_for
+from mmrepro.engines.base import root_cause_lines, worth_another
+from mmrepro.environments.build import ensure
+from mmrepro.environments.spec import Environment, EnvironmentSpec
+from mmrepro.environments.uv import Notice
+from mmrepro.errors import EngineStartError, UnknownRelease, UsageError, WarmParentDied
+from mmrepro.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.evidence.sampler import GpuSampler, Sampler
+from mmrepro.incident import Incident, ServerFacts, Setting, WarmParentFacts
+from mmrepro.incident.journal import Journal
+from mmrepro.machine.files import write_file
+from mmrepro.machine.gpu import Choice
+from mmrepro.reproducers import reproducer_path
+from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.starter import SAFER, Starter, StartStages, mode_setting
+from mmrepro.scenario import Control, Scenario
+from mmrepro.supervise import EngineProcess, free_port
+from mmrepro.supervise.readiness import answers
+from mmrepro.supervise.warm import Refused
+from packaging.version import InvalidVersion, Version
+
+READY_POLL_S = 0.05
+REPLACED_START_LIMIT_S = 120.0
+"""For a start in a mode that replaces something; a cold one may take the run's whole time."""
+USAGE_CODE = 2
+"""argparse's exit code: the mode of the start has nothing to do with it."""
+GRACE_HUNG_S, GRACE_S = 1.0, 6.0
+START_ATTEMPTS = 5
+
+# ---------------------------------------------------------------------- what was asked for
+
+
+def chosen_release(scenario: Scenario, options: RunOptions) -> str:
+    """The release that is run: a mitigation's, the one asked for, or the scenario's own.
+
+    Raises:
+        UsageError: a mitigation that is a release contradicts ``--release``.
+        UnknownRelease: it is no version at all.
+    """
+    mitigations = [scenario.mitigation(name) for name in options.mitigations]
+    replaced = [m.release for m in mitigations if m.release]
+    if options.commit:
+        if replaced:
+            raise UsageError(
+                f"--mitigation release means {replaced[0]}, but --commit says "
+                f"{options.commit[:12]}."
+            )
+        return target(scenario, options).release
+    if replaced and options.release and options.release != replaced[0]:
+        raise UsageError(
+            f"--mitigation release means {replaced[0]}, but --release says {options.release}."
+        )
+    release = (replaced or [options.release or scenario.release])[0]
+    try:
+        Version(release)
+    except InvalidVersion as error:
+        raise UnknownRelease(
+            f"{release!r} is not a release of {scenario.engine}.",
+            hint=f"mmrepro show {scenario.name}",
+        ) from error
+    return release
+
+
+def target(scenario: Scenario, options: RunOptions) -> EnvironmentSpec:
+    """The environment that is run, as asked for. Raises as ``chosen_release`` and ``spec_for``."""
+    if options.commit:
+        return spec_for(
+            scenario.engine,
+            options.release,
+            options.device,
+            commit=options.commit,
+            date=options.commit_date,
+        )
+    return spec_for(scenario.engine, chosen_release(scenario, options), options.device)
+
+
+def changes(scenario: Scenario, flips: Iterable[str]) -> list[Setting]:
+    """What a run sets on purpose: toggled factors, the options of its control server."""
+    settings = [
+        Setting(name=f"factor {f.name}", value=f.setting, why=f"flipped; was {f.failing}")
+        for f in map(scenario.factor, flips)
+    ]
+    if (control := scenario.control_server) is not None:
+        options = shlex.join(control.server_args)
+        settings.append(Setting(name="control server", value=options, why=control.description))
+    return settings
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """A server that is to be started: the run's own, or its ``control`` server.
+
+    Attributes:
+        control: given, the server has its options and no mitigation.
+        gpu: what a GPU run takes.
+        tries_cold: if it does not start, in a mode that replaces nothing; not where that is known
+            to make no difference.
+    """
+
+    scenario: Scenario
+    options: RunOptions
+    environment: Environment
+    model: Path
+    control: Control | None = None
+    gpu: Choice | None = None
+    tries_cold: bool = True
+
+    @property
+    def engine(self) -> Engine:
+        return get_engine(self.scenario.engine)
+
+    def plan(self, port: int) -> LaunchPlan:
+        """The server's command and variables; nothing is started. Raises UsageError."""
+        scenario, options, engine = self.scenario, self.options, self.engine
+        mitigations = []
+        if self.control is None:
+            mitigations = [scenario.mitigation(name) for name in options.mitigations]
+            mitigations += [scenario.factor(name).flip for name in options.flips]
+        if options.contract_probe:
+            if (watch := engine.contract_watch()) is None:
+                raise UsageError(
+                    f"There is no contract probe for {engine.name}.",
+                    hint="leave --contract-probe out",
+                )
+            mitigations.append(watch)
+        return engine.plan(
+            LaunchRequest(
+                environment=self.environment,
+                model=self.model,
+                port=port,
+                max_model_len=scenario.max_model_len,
+                server_args=(
+                    *scenario.server_args_with(options.options),
+                    *options.server_args,
+                    *(self.control.server_args if self.control else ()),
+                ),
+                mitigations=tuple(mitigations),
+                patches=scenario.patches_for(chosen_release(scenario, options)),
+                server_env=scenario.server_env,
+                gpu=tuple(self.gpu.settings()) if self.gpu else (),
+            )
+        )
+
+    def log(self, journal: Journal) -> Path:
+        return journal.recorder.dir / ("control.log" if self.control else "engine.log")
+
+
+def have_environment(wanted: EnvironmentSpec, journal: Journal) -> Environment:
+    """The environment, found or built; the journal gets the progress. Raises as ``ensure``."""
+
+    def progress(text: str) -> None:
+        source = BUILD_NOTICE if isinstance(text, Notice) else BUILD
+        journal.recorder.event(text, source=source)
+
+    return ensure(wanted, progress=progress)
+
+
+def note_environment(journal: Journal, environment: Environment) -> None:
+    """Write down what the engine was installed as; the list with hashes is copied."""
+    engine = journal.incident.engine
+    engine.commit = environment.spec.commit
+    engine.wheel = environment.wheel
+    engine.python = environment.python_version
+    engine.resolved_until = environment.resolved_until
+    engine.packages = environment.packages
+    engine.settings = list(environment.notes)
+    copy = journal.recorder.dir / environment.lock_file.name
+    with contextlib.suppress(OSError):
+        write_file(copy, environment.lock_file.read_bytes())
+        engine.packages_file = copy.name
+
+
+# ---------------------------------------------------------------------- the start
+
+
+@dataclass(eq=False, repr=False)
+class Started:
+    """A start of a server: what it decided, and the server that came of it.
+
+    Attributes:
+        refusals: why the mode is no faster one.
+        restarts: starts of the run so far that were repeated, for a reason that is chance.
+        began: monotonic seconds; ``seconds``: until it was ready, by ``stages``; None: it is not.
+        parent: the warm parent whose fork it is.
+        process, sampler: there once the process is; of a control server nothing is sampled.
+    """
+
+    spec: ServerSpec
+    mode: StartMode
+    refusals: tuple[str, ...]
+    restarts: tuple[Setting, ...]
+    plan: LaunchPlan
+    url: str
+    began: float = field(default_factory=time.monotonic)
+    seconds: float | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+    parent: WarmParentFacts | None = None
+    process: EngineProcess = field(init=False)
+    sampler: Sampler = field(init=False)
+
+    @property
+    def core_pid(self) -> int | None:
+        """The process that schedules; None if it is gone."""
+        for pid in self.process.process_ids():
+            role = self.spec.engine.role_of(processes.name(pid), processes.cmdline(pid))
+            if self.spec.engine.core_role in role:
+                return pid
+        return None
+
+    @property
+    def settings(self) -> list[Setting]:
+        """All that was set or replaced, for the report."""
+        return [
+            *self.spec.environment.notes,
+            mode_setting(self.mode, self.refusals),
+            *self.plan.settings,
+            *changes(self.spec.scenario, self.spec.options.flips),
+            *self.restarts,
+        ]
+
+    def note(self, incident: Incident) -> None:
+        """Write the start down; nothing else does."""
+        # Where mmrepro itself lies is no fact of the run: reports are the same from any checkout.
+        here = str(reproducer_path("").absolute())
+        variables = {k: v.replace(here, "{reproducers}") for k, v in self.plan.env.items()}
+        engine, plan = incident.engine, self.plan
+        engine.command, engine.environment, engine.settings = plan.argv, variables, self.settings
+        engine.start_mode, engine.warm_parent = self.mode, self.parent
+        engine.start_seconds, engine.start_stages = self.seconds, self.stages
+        incident.stand_ins, incident.fidelity = plan.stand_ins, plan.fidelity
+
+
+def start(
+    spec: ServerSpec, journal: Journal, starter: Starter, restarts: tuple[Setting, ...] = ()
+) -> Started:
+    """Start a server and wait until it is ready; one that does not become ready is stopped.
+
+    A port that was taken, and a start that an engine is known to fail at random, are tried anew;
+    one that failed in a mode that replaces something is tried cold. The incident holds the last
+    attempt, whatever came of it. ``restarts``: earlier ones.
+
+    Raises:
+        EngineStartError: it ended, or was not ready in time, at the last attempt.
+        SupervisorError: its process could not be started.
+    """
+    plan, environment = spec.plan(free_port()), spec.environment
+    mode, refusals = starter.choose(plan, environment)
+    failed: list[tuple[StartMode, str]] = []
+    number = 1
+    while True:
+        port = free_port()
+        url = f"http://127.0.0.1:{port}"
+        started = Started(spec, mode, tuple(refusals), restarts, spec.plan(port), url)
+        try:
+            _launch(started, journal, starter)
+            _until_ready(started, journal, starter, failed)
+            return started
+        except (Refused, WarmParentDied) as refusal:  # nothing was started: it counts as no attempt
+            if isinstance(refusal, Refused):  # and one that died may live the next time
+                starter.note_unusable(mode, plan, environment, str(refusal), certain=True)
+            because = f"not {mode}: {refusal}"
+            mode, refusals = SAFER[mode], [*refusals, because]
+        except EngineStartError as error:
+            race = worth_another(spec.engine, error.detail)
+            tries_cold = spec.tries_cold and mode in SAFER and not error.usage
+            if number == START_ATTEMPTS or not (race or tries_cold):
+                raise
+            log = spec.log(journal)
+            log.rename(log.with_name(f"{log.stem}-start-{number}{log.suffix}"))
+            number += 1
+            if race:
+                because = f"{race}; starting it again"
+                restarts = (*restarts, Setting(name="start-up", value="repeated", why=race))
+            else:
+                because = f"a start in mode {mode} failed: {error.message}"
+                failed.append((mode, error.message))
+                mode, refusals = StartMode.COLD, [*refusals, because]
+        finally:
+            started.note(journal.incident)
+        journal.recorder.event(because, level="warning")
+
+
+def _launch(started: Started, journal: Journal, starter: Starter) -> None:
+    """Make the server's process. Raises Refused, WarmParentDied or SupervisorError: none."""
+    spec, plan, mode = started.spec, started.plan, started.mode
+    if mode is StartMode.WARM and not starter.parent_of(plan, spec.environment):
+        with journal.stage("warm parent"):
+            starter.warm(plan, spec.environment)
+    started.began = time.monotonic()
+    started.process, started.parent = starter.start(
+        plan, spec.environment, mode, cwd=journal.folder, log=spec.log(journal), grace_s=GRACE_S
+    )
+    started.sampler = Sampler(
+        journal.recorder,
+        started.process.engine_pid,
+        started.url + spec.engine.metrics_path,
+        spec.engine.metrics,
+        spec.engine.role_of,
+        GpuSampler(journal.recorder) if spec.gpu else None,
+    )
+
+
+def _until_ready(
+    started: Started, journal: Journal, starter: Starter, failed: Sequence[tuple[StartMode, str]]
+) -> None:
+    """Wait for a server that exists; stop it if it fails. Raises EngineStartError.
+
+    ``failed``: modes in which it did not become ready, and why: if it does now, it was the mode.
+    """
+    spec, plan, recorder = started.spec, started.plan, journal.recorder
+    try:
+        if spec.control is None:
+            started.sampler.start()
+        pid = started.process.engine_pid
+        recorder.event(f"engine started as process {pid}, start mode {started.mode}")
+        stages = StartStages(spec.engine.start_marks, started.process.log, started.began)
+        ready = _wait(started, stages)
+        started.sampler.read_metrics()
+        started.seconds = round(ready - started.began, 2)
+        started.stages = stages.ended(ready)
+        recorder.event(f"engine ready after {started.seconds:.1f} s")
+        starter.note(started.mode, plan, spec.environment, started.seconds, started.parent)
+        for mode, why in failed:
+            starter.note_unusable(mode, plan, spec.environment, why, certain=False)
+    except BaseException:
+        _stop(started, journal, GRACE_HUNG_S)
+        raise
+
+
+def _wait(started: Started, stages: StartStages) -> float:
+    """When it was ready, monotonic seconds. Raises EngineStartError: it ended, or is late."""
+    spec, limit_s = started.spec, started.spec.options.timeout_s
+    if started.mode in SAFER:
+        limit_s = min(limit_s, REPLACED_START_LIMIT_S)
+    while not answers(started.url + spec.engine.ready_path):
+        stages.look()
+        code = started.process.exit_code
+        if code is not None or time.monotonic() - started.began > limit_s:
+            late = f"was not ready after {duration(limit_s)}"
+            what = late if code is None else f"ended with {code} while it started"
+            lines = root_cause_lines(started.process.log)
+            why = f" The log says: {lines[0]}" if lines else ""
+            raise EngineStartError(
+                f"{spec.engine.name} {spec.environment.spec.release} {what}.{why}",
+                hint=f"less {started.process.log}",
+                detail=lines,
+                usage=code == USAGE_CODE,
+                ended_with=code,
+            )
+        time.sleep(READY_POLL_S)
+    return time.monotonic()
+
+
+@contextlib.contextmanager
+def in_service(server: Started, journal: Journal, *, keep: bool = False) -> Iterator[None]:
+    """While a server is observed; then it is stopped, or, all being well, left if ``keep``."""
+    try:
+        yield
+    except BaseException:
+        journal.recorder.phase = "stop"
+        _stop(server, journal, GRACE_HUNG_S)
+        raise
+    if keep:
+        server.process.detach()
+        journal.incident.server = ServerFacts(url=server.url, pid=server.process.pid)
+    else:
+        hung = any(request.timed_out for request in journal.recorder.evidence.requests)
+        _stop(server, journal, GRACE_HUNG_S if hung else GRACE_S)
+
+
+def _stop(server: Started, journal: Journal, grace_s: float) -> None:
+    """``grace_s``: seconds between SIGTERM and SIGKILL."""
+    server.sampler.stop()
+    with journal.stage("stop"):
+        report = server.process.stop(grace_s)
+    journal.incident.left_behind += report.left
+    if report.shm_removed:
+        names = ", ".join(report.shm_removed)
+        journal.recorder.event(f"removed shared memory that the engine left: {names}")
+    for command in report.forced:
+        journal.recorder.event(f"needed SIGKILL: {command}")
