@@ -25,8 +25,10 @@ class LocalPlaces:
         players: Players | None = None,
     ) -> None:
         """``machine``: its label in the ledger; ``players``: others than the usual ones."""
-        shared = Children(), clock, players or Players()
-        self._places = [_Place(Here(trials, provisions, machine, *shared)) for _ in range(jobs)]
+        children, shared = Children(), players or Players()
+        self._places = [
+            _Place(Here(trials, provisions, machine, children, clock, shared)) for _ in range(jobs)
+        ]
         self._here = self._places[0].here
 
     def there(self) -> Sequence[_Place]:

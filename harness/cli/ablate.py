@@ -100,13 +100,13 @@ def ablate(
 def _run(scenario: Scenario, options: AblateOptions, console: Console, *, quiet: bool) -> Ablation:
     from mmrepro.ablate.session import Ablating
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, here
+    from mmrepro.cli.campaign import Where, conduct
     from mmrepro.reports.ablation import write_ablation
     from mmrepro.reports.ablation_terminal import print_ablation
 
     running = Ablating(scenario, options, write=write_ablation)
     trials = TrialOptions(timeout_s=options.run.timeout_s, start_mode=options.run.start_mode)
-    ablation = conduct(running, lambda say: here(trials, say), console)
+    ablation = conduct(running, lambda say: Where().places(say, trials), console)
     if not quiet:
         print_ablation(ablation, console, str(running.folder))
     return ablation

@@ -35,6 +35,7 @@ from mmrepro.cli.progress import LiveView
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.evidence import Event
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
+from mmrepro.evidence.recorder import Listener
 from mmrepro.machine.gpu import free_devices, read_gpus
 from mmrepro.play.players import Players
 from mmrepro.records import Moment
@@ -130,14 +131,19 @@ class Where:
                 say(
                     f"--jobs {jobs}, not {self.jobs}: {free} GPUs are free, and each run takes one."
                 )
-        sparse = Sparse(say)
+        provisions, players = Provisions(options, bound, say), Players(_builds(say))
+        return LocalPlaces(Trials(options), provisions, jobs, options.machine, players=players)
 
-        def built(event: Event) -> None:
-            if event.source in (BUILD, BUILD_NOTICE):
-                sparse(event.text)
 
-        trials, provisions = Trials(options), Provisions(options, bound, say)
-        return LocalPlaces(trials, provisions, jobs, options.machine, players=Players(built))
+def _builds(say: Say) -> Listener:
+    """Reports the environments that are built."""
+    sparse = Sparse(say)
+
+    def built(event: Event) -> None:
+        if event.source in (BUILD, BUILD_NOTICE):
+            sparse(event.text)
+
+    return built
 
 
 @contextlib.contextmanager

@@ -22,10 +22,17 @@ from mmrepro.records import Record
 MADE = "made.txt"
 """Beside a campaign's folder: a line for each run that a place began to make."""
 MOVES = {
-    *("created", "finished", "id", "at", "command", "resume", "seconds", "host", "elapsed_s"),
-    *("reused", "kept_s", "pursuing_s", "after_s"),
+    *("created", "finished", "id", "at", "command", "resume", "seconds", "host"),
+    *("elapsed_s", "kept_s", "pursuing_s", "after_s", "reused"),
 }
 """Fields of a document that are of one call, not of what was found."""
+
+
+ONE_MORE = {
+    *("runs", "points", "plays", "starts", "steps", "needed"),
+    *("episodes", "features", "counted"),
+}
+"""Fields that say how many runs it took, or what the further ones showed."""
 
 
 @pytest.fixture(params=KINDS)
@@ -123,13 +130,22 @@ def killed_at(kind: str, folder: Path, line: int, how: str) -> int:
     return in_a_child(work)
 
 
-@pytest.mark.parametrize("how", ["before", "torn", "after"])
-def test_killed_at_every_line_it_goes_on(kind: str, how: str, tmp_path: Path) -> None:
+HOWS = ("before", "torn", "after")
+
+
+@pytest.mark.parametrize(
+    "hows", [HOWS, *(pytest.param((how,), id=how, marks=pytest.mark.slow) for how in HOWS)]
+)
+def test_killed_at_every_line_it_goes_on(
+    kind: str, hows: tuple[str, ...], tmp_path: Path
+) -> None:
+    """In turn before, in and after a line; each way at each line every night."""
     whole = tmp_path / "whole" / "c"
     lines, document = journal_lines(kind, whole)
     runs = Counter(made(whole))
     assert lines > 5
     for line in range(lines):
+        how = hows[line % len(hows)]
         folder = tmp_path / f"{line}" / "c"
         folder.parent.mkdir()
         assert killed_at(kind, folder, line, how) == signal.SIGKILL
@@ -234,13 +250,6 @@ def test_two_places_reach_the_same_conclusion(kind: str, tmp_path: Path) -> None
     two.parent.mkdir()
     alone, beside = execute(kind, one), execute(kind, two, 2)
     assert concluded(alone) == concluded(beside)
-
-
-ONE_MORE = {
-    *("runs", "points", "plays", "starts", "steps", "needed"),
-    *("episodes", "features", "counted"),
-}
-"""Fields that say how many runs it took, or what the further ones showed."""
 
 
 def concluded(document: Any) -> Any:
