@@ -57,6 +57,7 @@ class Option:
         name: ``--release``, ``--shrink/--no-shrink``; "": as the field is called.
         shown: what the help says of the default, where the value itself does not say it.
         least, most: bounds of a number.
+        short: its name in one letter.
         choices: words that are taken, where the type does not list them.
         argument: it has no name; ``metavar`` stands for it.
         required: code may leave it out, the command line may not.
@@ -78,6 +79,7 @@ class Option:
     group: str = WHAT
     _: KW_ONLY
     name: str = ""
+    short: str = ""
     shown: str = ""
     least: float | None = None
     most: float | None = None

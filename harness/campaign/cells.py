@@ -86,7 +86,7 @@ class CellSearch(Search[DocumentT, Attempt]):
             created=Moment.now(),
             state="interrupted",
             failure=f"the {self.kind} has not ended; to resume, run: {self.resume_command}",
-            command=self.command(),
+            command=self.command(jobs=None, ray="", budget_s=None),
             scenario=scenario.facts,
             engine=scenario.engine,
             device=device,
@@ -100,8 +100,8 @@ class CellSearch(Search[DocumentT, Attempt]):
     def command(self, **changed: Any) -> str:
         """The command that repeats it. A cluster's address is left out: others read documents."""
         asked = self._asked_for
-        name, ray = asked.scenario or self.scenario.name, asked.ray and "auto"
-        return asked.command_line(scenario=name, ray=ray, **changed)
+        here = {"scenario": asked.scenario or self.scenario.name, "ray": asked.ray and "auto"}
+        return asked.command_line(**{**here, **changed})
 
     # ------------------------------------------------------------------ what a kind has
 

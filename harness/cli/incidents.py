@@ -70,7 +70,7 @@ class IncidentsCommand(Command):
         OUTPUT,
     )
     verbose: bool = option(
-        False, "Print what goes on with each campaign, too.", group=OUTPUT, name="--verbose/-v"
+        False, "Print what goes on with each campaign, too.", group=OUTPUT, short="-v"
     )
     json: bool = common.JSON(False)
 

@@ -84,7 +84,9 @@ def _parameter(one: Declared) -> inspect.Parameter:
     info: Any = (
         typer.Argument(**common)
         if option.argument
-        else typer.Option(one.name, rich_help_panel=option.group, **common)
+        else typer.Option(
+            *filter(None, (one.name, option.short)), rich_help_panel=option.group, **common
+        )
     )
     return inspect.Parameter(
         one.field,

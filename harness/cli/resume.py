@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.incident.head import Listed
@@ -15,13 +18,17 @@ IN_THE_PLAN = ("--scenario", "--night", "--shard")
 """Options of a nightly run whose outcome is written down; no other kind has them."""
 
 
-def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of the campaign.", metavar="DIR")],
-    more: Annotated[
-        list[str] | None,
-        typer.Argument(help="After --: options of its own command.", metavar="[-- OPTIONS]"),
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class ResumeCommand(Command):
+    COMMAND: ClassVar[str] = "resume"
+    folder: Path = option(Path(), "Folder of the campaign.", "DIR", argument=True, required=True)
+    more: tuple[str, ...] = option(
+        (), "After --: options of its own command.", "[-- OPTIONS]", argument=True
+    )
+
+
+@command(ResumeCommand)
+def resume(asked: ResumeCommand) -> None:
     """Go on with the campaign in a folder: a matrix, bisection, ablation, acceptance, replay or
     fuzz session. No run that has ended is made again.
 
@@ -29,7 +36,7 @@ def resume(
     """
     from mmrepro.cli.app import app
 
-    words = [*words_of(_unfinished(folder), folder), *(more or ())]
+    words = [*words_of(_unfinished(asked.folder), asked.folder), *asked.more]
     typer.echo(shlex.join(["mmrepro", *words]), err=True)
     code = app(words, prog_name="mmrepro", standalone_mode=False)
     raise typer.Exit(code if isinstance(code, int) else 0)

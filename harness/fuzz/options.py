@@ -53,7 +53,8 @@ class FuzzCommand(ServerCommand):
             )
 
     def written(self) -> Self:
-        return replace(self, engine=self.engine or self.server.engine)
+        """A cluster's address is left out: others read documents."""
+        return replace(self, engine=self.engine or self.server.engine, ray=self.ray and "auto")
 
     @property
     def decides(self) -> dict[str, str]:

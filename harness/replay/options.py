@@ -138,12 +138,14 @@ class ReplayCommand(ServerCommand):
             )
 
     def written(self) -> Self:
-        """Name the whole server: what a case or the engine's scenarios have may change."""
+        """Name the whole server: what a case or the engine's scenarios have may change. A
+        cluster's address is left out: others read documents."""
         server = self.server
         if server is NO_SERVER:
             return self
         return replace(
             self,
+            ray=self.ray and "auto",
             engine=server.engine,
             release=server.release,
             model=server.model,

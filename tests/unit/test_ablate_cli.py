@@ -78,7 +78,7 @@ def test_places_time_and_events_are_typed_as_of_every_campaign(
     assert late.returncode == ExitCode.INCONCLUSIVE, "no run is expected to end in a second"
     assert world.calls == []
     failure = json.loads((out / "ablation.json").read_text())["failure"]
-    assert failure.endswith(f"--factors mm-cache --out {out} --jobs 2 --budget 1s")
+    assert failure.endswith(f"--jobs 2 --budget 1s --out {out} --factors mm-cache")
     said = [json.loads(line)["event"] for line in events.read_text().splitlines()]
     assert said == ["began", "ended"]
     resumed = here("resume", out)

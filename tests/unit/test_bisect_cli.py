@@ -141,7 +141,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert child.returncode == 130
     assert "(0 runs of 9 points; what has ended is kept)" in told
     assert (
-        f"to resume, run: mmrepro bisect ghost-key-eviction --device cpu --resume --out {out}"
+        f"to resume, run: mmrepro bisect ghost-key-eviction --device cpu --out {out} --resume"
         in told
     )
     assert json.loads((out / "bisection.json").read_text())["state"] == "interrupted"
@@ -207,7 +207,7 @@ def test_time_and_places_are_asked_for_as_of_every_campaign(tmp_path: Path) -> N
     code, _, told = typed(*where, "--events", str(events))
     assert code == ExitCode.INCONCLUSIVE, "no run of 60 s, as is assumed, would end in time"
     document = json.loads((out / "bisection.json").read_text())
-    assert document["resume"].endswith(f"--out {out} --resume --jobs 2 --budget 30s")
+    assert document["resume"].endswith(f"--jobs 2 --budget 30s --out {out} --resume")
     assert document["failure"].startswith("its time is over; to resume, run: mmrepro bisect")
     heard = [json.loads(line) for line in events.read_text().splitlines()]
     assert [one["event"] for one in heard] == ["began", "ended"]

@@ -185,7 +185,7 @@ def test_every_option_arrives(fake: type[FakeReplaying]) -> None:
     assert server.env == {"A": "b=c"}
     assert (asked.time, asked.anonymise, asked.scale, asked.shrink) == ("order", False, True, False)
     assert (asked.host, asked.concurrency, asked.repeat, asked.budget) == ("a.example", 4, 5, 60)
-    assert asked.where == ("--jobs", "2")
+    assert asked.jobs == 2
     assert (asked.seed, asked.start_mode, asked.timeout_s) == (7, "cold", 99)
     assert asked.out == Path("o")
     again = asked.argv()[1:]
