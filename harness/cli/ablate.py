@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.where import Budget, Events, Jobs, Ray
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
 
 if TYPE_CHECKING:
     from mmrepro.ablate.options import AblateOptions
     from mmrepro.ablate.plan import AblationPlan
+    from mmrepro.campaign.provisions import Say
+    from mmrepro.campaign.work import Places
     from mmrepro.incident.ablation import Ablation
     from mmrepro.scenario import Scenario
     from rich.console import Console
@@ -48,6 +51,10 @@ def ablate(
         ),
     ] = StartMode.AUTO,
     timeout: Annotated[float, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.")] = 600.0,
+    jobs: Jobs = None,
+    ray: Ray = "",
+    budget: Budget = "",
+    events: Events = "",
     fresh: Annotated[bool, typer.Option("--fresh", help="Run every cell anew.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the cells and the time they take; run none.")
@@ -66,6 +73,7 @@ def ablate(
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
     from mmrepro.ablate.options import AblateOptions
+    from mmrepro.base.units import parse_duration
     from mmrepro.cli.console import table_console
     from mmrepro.run.options import RunOptions
     from mmrepro.scenario.registry import load_scenario
@@ -87,26 +95,41 @@ def ablate(
         fresh=fresh,
         out=out,
     )
-    console = table_console(stderr=json)
+    console = table_console(stderr=json or events == "-")
     if dry_run:
         _dry_run(loaded, options, console, json=json)
         return
-    ablation = _run(loaded, options, console, quiet=json)
+    how = {"budget_s": parse_duration(budget) if budget else None, "events": events}
+    ablation = _run(loaded, options, console, quiet=json, jobs=jobs, ray=ray, **how)
     if json:
         typer.echo(ablation.model_dump_json(indent=1))
     raise typer.Exit(_exit_code(ablation))
 
 
-def _run(scenario: Scenario, options: AblateOptions, console: Console, *, quiet: bool) -> Ablation:
+def _run(
+    scenario: Scenario,
+    options: AblateOptions,
+    console: Console,
+    *,
+    quiet: bool,
+    jobs: int | None,
+    ray: str,
+    **how: Any,
+) -> Ablation:
     from mmrepro.ablate.session import Ablating
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import Where, conduct
+    from mmrepro.cli.campaign import conduct, placed
     from mmrepro.reports.ablation import write_ablation
     from mmrepro.reports.ablation_terminal import print_ablation
 
     running = Ablating(scenario, options, write=write_ablation)
     trials = TrialOptions(timeout_s=options.run.timeout_s, start_mode=options.run.start_mode)
-    ablation = conduct(running, lambda say: Where().places(say, trials), console)
+    with placed(jobs, ray) as where:
+
+        def places(say: Say) -> Places:
+            return where.places(say, trials, device=running.document.device)
+
+        ablation = conduct(running, places, console, **how)
     if not quiet:
         print_ablation(ablation, console, str(running.folder))
     return ablation

@@ -9,6 +9,7 @@ import typer
 from mmrepro.base import units
 from mmrepro.cli.bounds import WEEK_S
 from mmrepro.cli.replay import usual_server, variables
+from mmrepro.cli.where import Events, Ray
 from mmrepro.errors import ExitCode
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.run.options import StartMode
@@ -91,6 +92,8 @@ def fuzz(
         float, typer.Option(min=1, max=WEEK_S, help="Seconds that a server may take to be ready.")
     ] = 600.0,
     jobs: Annotated[int, typer.Option(min=1, max=64, help="Servers at a time.")] = 1,
+    ray: Ray = "",
+    events: Events = "",
     resume: Annotated[
         Path | None,
         typer.Option(
@@ -139,8 +142,8 @@ def fuzz(
         resume=resume,
         out=out,
     )
-    console = table_console(stderr=json)
-    made, folder = _run(options, console, quiet=json)
+    console = table_console(stderr=json or events == "-")
+    made, folder = _run(options, console, quiet=json, ray=ray, events=events)
     if json:
         from mmrepro.reports.fuzz_json import fuzz_json
 
@@ -205,16 +208,21 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
     return head.decides, budget_s
 
 
-def _run(options: FuzzOptions, console: Console, *, quiet: bool) -> tuple[Fuzz, Path]:
+def _run(
+    options: FuzzOptions, console: Console, *, quiet: bool, ray: str, events: str
+) -> tuple[Fuzz, Path]:
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import Where, conduct
+    from mmrepro.cli.campaign import conduct, placed
     from mmrepro.fuzz.session import Fuzzing
     from mmrepro.reports.fuzz import write_fuzz
     from mmrepro.reports.fuzz_terminal import print_fuzz
     from mmrepro.reports.replay import write_replay
 
     running = Fuzzing(options, write=write_fuzz, write_replay=write_replay)
-    made = conduct(running, lambda say: Where(options.jobs).places(say, TrialOptions()), console)
+    with placed(options.jobs if options.jobs > 1 else None, ray) as where:
+        made = conduct(
+            running, lambda say: where.places(say, TrialOptions()), console, events=events
+        )
     if not quiet:
         print_fuzz(made, console, str(running.folder))
     return made, running.folder

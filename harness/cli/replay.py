@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from mmrepro.cli.bounds import WEEK_S
+from mmrepro.cli.where import Events, Ray
 from mmrepro.errors import ExitCode
 from mmrepro.run.options import StartMode
 
@@ -114,6 +115,8 @@ def replay(
     timeout: Annotated[
         float, typer.Option(min=1, max=WEEK_S, help="Seconds that a server may take to be ready.")
     ] = 600.0,
+    ray: Ray = "",
+    events: Events = "",
     resume: Annotated[
         Path | None,
         typer.Option(help="Go on with the replay in this folder; no play is repeated."),
@@ -159,8 +162,8 @@ def replay(
         resume=resume,
         out=out,
     )
-    console = table_console(stderr=json)
-    made, folder = _run(options, console, quiet=json)
+    console = table_console(stderr=json or events == "-")
+    made, folder = _run(options, console, quiet=json, ray=ray, events=events)
     if json:
         from mmrepro.reports.replay_json import replay_json
 
@@ -236,15 +239,20 @@ def variables(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _run(options: ReplayOptions, console: Console, *, quiet: bool) -> tuple[Replay, Path]:
+def _run(
+    options: ReplayOptions, console: Console, *, quiet: bool, ray: str, events: str
+) -> tuple[Replay, Path]:
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import Where, conduct
+    from mmrepro.cli.campaign import conduct, placed
     from mmrepro.replay.session import Replaying
     from mmrepro.reports.replay import write_replay
     from mmrepro.reports.replay_terminal import print_replay
 
     running = Replaying(options, write=write_replay)
-    made = conduct(running, lambda say: Where(running.places).places(say, TrialOptions()), console)
+    with placed(options.jobs if ray else running.places, ray) as where:
+        made = conduct(
+            running, lambda say: where.places(say, TrialOptions()), console, events=events
+        )
     if not quiet:
         print_replay(made, console, str(running.folder))
     return made, running.folder
