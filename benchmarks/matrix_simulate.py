@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from _fleet import Fleet, Simulated, Times, copies, simulate
+from mmrepro.base.units import duration, parse_duration, parse_size
 from mmrepro.campaign.dispatch import SETUP_S
 from mmrepro.campaign.groups import (
     ASSUMED_BUILD_S,
@@ -29,17 +30,16 @@ from mmrepro.campaign.groups import (
 )
 from mmrepro.campaign.schedule import REPEAT
 from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix_ledger import DEFAULT_OUT
-from mmrepro.cli.matrix_run import Asked, planned_of, settings_of
-from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.matrix_run import planned_of
 from mmrepro.environments.store import Stored
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.ledger import History, read
 from mmrepro.incident.ledger import LEDGER_FILE, Planned
+from mmrepro.matrix import selectors
 from mmrepro.matrix.file import MatrixFile, load
 from mmrepro.matrix.measured import Measured, version_of
+from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
 from mmrepro.reports.night_words import plural
-from mmrepro.reports.words import duration
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -69,7 +69,7 @@ def options(words: Sequence[str] | None = None) -> argparse.Namespace:
     run.add_argument("--scenario", action="append", default=[])
     run.add_argument("--engine", default="")
     run.add_argument("--releases", default="")
-    run.add_argument("--device", type=DeviceChoice, choices=list(DeviceChoice))
+    run.add_argument("--device", choices=("auto", "cpu", "cuda"))
     run.add_argument("--mitigation", action="append")
     run.add_argument("--repeat", type=at_least_one(1000), help="runs of each cell")
     run.add_argument("--max-time", default="", help="e.g. 45m")
@@ -100,12 +100,21 @@ class at_least_one:  # noqa: N801 - argparse shows its name
 
 def answer(asked: argparse.Namespace) -> None:
     """Print what a nightly run would take. Raises MmreproError."""
-    names = ("engine", "releases", "mitigation", "device", "repeat", "max_time", "disk")
-    own = settings_of(**{name: getattr(asked, name) for name in names})
+    own = MatrixRunCommand(
+        file=asked.file,
+        scenarios=tuple(asked.scenario),
+        engine=asked.engine,
+        releases=tuple(selectors.parse(asked.releases)) if asked.releases else (),
+        device=asked.device,
+        mitigation=tuple(asked.mitigation or ()),
+        repeat=asked.repeat,
+        max_time=parse_duration(asked.max_time) if asked.max_time else None,
+        disk=parse_size(asked.disk) if asked.disk else None,
+    )
     given = load(asked.file) if asked.file is not None else MatrixFile()
-    settings = own.over(given.matrix)
+    settings = own.settings.over(given.matrix)
     history, source = _history(asked.ledger, settings.out)
-    planned = _cells(Asked(asked.file, tuple(asked.scenario), own), given, history, source)
+    planned = _cells(own, given, history, source)
     repeat = settings.repeat or REPEAT
     numbers = _numbers(asked.machines)
     work = (asked.cells or len(planned)) * sum(numbers) * asked.jobs
@@ -161,7 +170,9 @@ def _history(ledger: Path | None, out: str | None) -> tuple[History, str]:
     return read(folder), str(folder)
 
 
-def _cells(asked: Asked, given: MatrixFile, history: History, source: str) -> list[Planned]:
+def _cells(
+    asked: MatrixRunCommand, given: MatrixFile, history: History, source: str
+) -> list[Planned]:
     if asked.file is not None or asked.scenarios or history.newest is None:
         return planned_of(asked, given)[0]
     if not history.newest.planned:

@@ -21,7 +21,7 @@ from mmrepro.engines import get_engine
 from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment
 from mmrepro.machine.cache import cache_root
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import Starter, StartStages, parent_spec
 from mmrepro.scenario import Scenario
@@ -57,7 +57,7 @@ def first_answer(url: str) -> str:
 
 
 class Bench:
-    def __init__(self, scenario: Scenario, options: RunOptions, environment: Environment) -> None:
+    def __init__(self, scenario: Scenario, options: RunCommand, environment: Environment) -> None:
         self.scenario, self.options, self.environment = scenario, options, environment
         self.engine = get_engine(scenario.engine)
         self.model = scenario.model.write(cache_root() / "models")
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     asked = parser.parse_args()
     scenario = load_scenario(SCENARIOS[asked.engine])
-    options = RunOptions(release=asked.release)
+    options = RunCommand(release=asked.release)
     environment = ensure(target(scenario, options), progress=print)
     bench = Bench(scenario, options, environment)
     modes = (StartMode.COLD, StartMode.FORK, StartMode.WARM)

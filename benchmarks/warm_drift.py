@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mmrepro.base import processes
 from mmrepro.environments.build import ensure
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, parent_spec
 from mmrepro.scenario.registry import load_scenario
@@ -57,7 +57,7 @@ def main() -> int:
     parser.add_argument("--release", default="0.23.0")
     asked = parser.parse_args()
     scenario = load_scenario("ghost-key-eviction")
-    options = RunOptions(release=asked.release)
+    options = RunCommand(release=asked.release)
     environment = ensure(target(scenario, options), progress=print)
     bench = Bench(scenario, options, environment)
     with tempfile.TemporaryDirectory() as folder:

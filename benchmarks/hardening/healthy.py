@@ -34,14 +34,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests" / "engine"))
 
 from live_server import Server, ask, serving
-from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import ServerState as S
 from mmrepro.models import TinyModel, TinyQwen2VL, TinyQwen3
 from mmrepro.run.options import StartMode
 from mmrepro.watch.build import watch_of
 from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Health
-from mmrepro.watch.loop import WatchOptions
+from mmrepro.watch.options import WatchCommand
 from servers import Simulated
 
 COUNT, EACH = 50, 10
@@ -188,7 +189,7 @@ def look(start: Start, server: Server, one: Healthy, folder: Path) -> Row:
         headers = WITH_KEY if asked_for and one.way.given else {}
         watching = threading.Thread(target=watch, args=(url, headers, row))
         watching.start()
-        found = diagnose(DiagnoseOptions(url=url, headers=headers, out=folder / str(began)))
+        found = diagnose(DiagnoseCommand(url=url, headers=headers, out=folder / str(began)))
         watching.join()
     state, known = found.diagnosis.state, found.diagnosis.found
     row.state, row.seconds = state.value, time.monotonic() - began
@@ -201,9 +202,9 @@ def look(start: Start, server: Server, one: Healthy, folder: Path) -> Row:
 
 
 def watch(url: str, headers: dict[str, str], row: Row) -> None:
-    options = WatchOptions(interval_s=INTERVAL_S)
+    options = WatchCommand(url=url, http="9400", interval_s=INTERVAL_S, headers=headers)
     health = Health(grace_s=0.0)
-    made = watch_of(url, options, health, headers=headers, listener=lambda *_: None)
+    made = watch_of(options, health, listener=lambda *_: None)
     assert isinstance(made.checker, Checker)
     made.checker = simulated = Simulated(made.checker, apart_s=INTERVAL_S)
     for _ in range(CHECKS):

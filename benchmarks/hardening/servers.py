@@ -33,13 +33,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import mmrepro.reports
 from fakes import KINDS, WHERE, Kind
-from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import ServerState as S
 from mmrepro.machine.lateness import Lateness
 from mmrepro.watch.build import watch_of
 from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Check, CheckOutcome, Health
-from mmrepro.watch.loop import WatchOptions
+from mmrepro.watch.options import WatchCommand
 from mmrepro.watch.server import state
 
 COUNT = 200
@@ -169,7 +170,7 @@ def guarded(step: Callable[..., None], url: str, hostile: Hostile, row: Row, *mo
 
 
 def diagnosed(url: str, hostile: Hostile, row: Row, folder: Path) -> None:
-    options = DiagnoseOptions(
+    options = DiagnoseCommand(
         url=url,
         deadline_s=DEADLINE_S,
         samples=3,
@@ -216,11 +217,13 @@ def watched(url: str, hostile: Hostile, row: Row) -> None:
     told: list[str] = []
     health = Health(failures=2, grace_s=0.0)
     watch = watch_of(
-        url,
-        WatchOptions(),
+        WatchCommand(
+            url=url,
+            http="9400",
+            deadline_s=CHECK_DEADLINE_S,
+            headers={"Authorization": f"Bearer {KEY}"},
+        ),
         health,
-        deadline_s=CHECK_DEADLINE_S,
-        headers={"Authorization": f"Bearer {KEY}"},
         listener=lambda _, text: told.append(text),
     )
     assert isinstance(watch.checker, Checker)

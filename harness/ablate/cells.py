@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mmrepro import errors
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.store import CellStore
 from mmrepro.engines import get_engine
 from mmrepro.environments.build import existing
@@ -30,7 +30,7 @@ class KnownCells:
     """The runs of cells that the cache has, by all that decides their outcome."""
 
     scenario: Scenario
-    options: AblateOptions
+    options: AblateCommand
     release: str
     device: Device
     store: CellStore = field(init=False)

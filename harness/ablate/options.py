@@ -1,34 +1,38 @@
-"""What the command line asks of an ablation."""
+"""Options of an ablation."""
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
+from mmrepro.base import common_options as common
+from mmrepro.base.options import names_of, option
 from mmrepro.errors import UsageError
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, SeveralRuns
 from mmrepro.scenario import Factor, Scenario
 
 
 @dataclass(frozen=True)
-class AblateOptions:
-    """Arguments of ``mmrepro ablate``.
+class AblateCommand(SeveralRuns):
+    """Options of ``mmrepro ablate``; its ``run`` gets ``flips`` and ``out`` for each cell."""
 
-    Attributes:
-        run: of every cell; its ``flips`` and ``out`` are set for each.
-        factors: names; empty: all that the scenario declares.
-        repeat: runs of each cell.
-        threshold: failing runs of a cell that make it fail.
-        fresh: take nothing from the cache.
-    """
-
-    run: RunOptions
-    factors: tuple[str, ...] = ()
-    repeat: int = 1
-    threshold: int = 1
-    fresh: bool = False
-    out: Path | None = None
+    COMMAND: ClassVar[str] = "ablate"
+    release: str = common.RELEASE("")
+    factors: tuple[str, ...] = option(
+        (),
+        "Only these factors, separated by commas; see mmrepro show SCENARIO.",
+        "FACTOR,…",
+        read=names_of,
+        write=",".join,
+    )
+    """Empty: all that the scenario declares."""
+    repeat: int = common.REPEAT(1, help="Number of runs of each cell.")
+    threshold: int = option(1, "Failing runs that make a cell fail.", "N", least=1, most=1000)
+    fresh: bool = common.FRESH(False)
+    out: Path | None = common.OUT(
+        None, help="Folder of the results; name it again to continue.", shown="ablations/…"
+    )
 
     def chosen(self, scenario: Scenario) -> tuple[Factor, ...]:
         """The factors, in the order in which the scenario declares them. Raises UsageError."""
@@ -46,27 +50,5 @@ class AblateOptions:
         wanted = {scenario.factor(name).name for name in self.factors}
         return tuple(f for f in scenario.factors if not wanted or f.name in wanted)
 
-    def of_cell(self, flips: tuple[str, ...], out: Path | None = None) -> RunOptions:
+    def of_cell(self, flips: tuple[str, ...], out: Path | None = None) -> RunCommand:
         return replace(self.run, flips=flips, out=out)
-
-    def command(self, scenario: str, out: Path | None = None) -> str:
-        """The command that repeats the ablation; with ``out``, the one that resumes it."""
-        parts = ["mmrepro", "ablate", self.run.scenario or scenario]
-        if self.run.variant:
-            parts += ["--variant", self.run.variant]
-        if self.run.release:
-            parts += ["--release", self.run.release]
-        if self.run.device != "auto":
-            parts += ["--device", self.run.device]
-        if self.run.start_mode is not StartMode.AUTO:
-            parts += ["--start-mode", self.run.start_mode]
-        parts += [f"--server-arg={arg}" for arg in self.run.server_args]
-        if self.factors:
-            parts += ["--factors", ",".join(self.factors)]
-        if self.repeat > 1:
-            parts += ["--repeat", str(self.repeat)]
-        if self.threshold > 1:
-            parts += ["--threshold", str(self.threshold)]
-        if out is not None:
-            parts += ["--out", str(out)]
-        return shlex.join(parts)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from mmrepro.ablate.cells import KnownCells
 from mmrepro.ablate.ddmin import bound
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.search import Flips, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.incident.ablation import CellState, Role
@@ -41,7 +41,7 @@ class AblationPlan(Record):
     seconds_from: Annotated[str, Field(description="what the estimate is based on")]
 
 
-def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
+def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
     """The cells that are certain, as far as the cache tells what follows. Raises UsageError.
 
     Where a cell's outcome is not known yet, the plan goes on as if its flips changed nothing.
@@ -67,7 +67,9 @@ def plan(scenario: Scenario, options: AblateOptions) -> AblationPlan:
                 runs=left,
                 reused=len(states),
                 seconds=round(left * each.seconds, 1),
-                command=options.of_cell(flips).command(scenario.name),
+                command=options.of_cell(flips).command_line(
+                    scenario=options.scenario or scenario.name
+                ),
             )
         )
         if whole:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrepro.ablate.cells import KnownCells, cell_run, error_of
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.search import Flips, Search, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
 from mmrepro.campaign.cells import CellSearch, Write
@@ -66,7 +66,7 @@ class Ablating(CellSearch[Ablation]):
     parents = STARTS
 
     def __init__(
-        self, scenario: Scenario, options: AblateOptions, *, write: Write[Ablation]
+        self, scenario: Scenario, options: AblateCommand, *, write: Write[Ablation]
     ) -> None:
         """``write`` writes the documents below the folder, each time that they have grown."""
         self.options, self.factors = options, options.chosen(scenario)
@@ -80,6 +80,7 @@ class Ablating(CellSearch[Ablation]):
         """Why the latest lost run was lost."""
         super().__init__(scenario, options, device, write, self.release)
         self._works = [self._work]
+        self.start = self._cell(())
 
     def standing(self) -> str:
         return f"{len(self.document.cells)} cells are whole"
@@ -137,9 +138,7 @@ class Ablating(CellSearch[Ablation]):
         Raises:
             MmreproError: every other run would meet it as well.
         """
-        run = self.options.run
-        cell = cell_of(self.scenario, run, self.device, release=self.release, flips=flips)
-        self.cells[cell.id] = cell
+        cell = self._cell(flips)
         parts = self.known.parts(flips)
         if (before := self._of_before(cell, number, parts)) is not None:
             want = Began(cell.id, before.index, before.role, _name(flips))
@@ -151,6 +150,11 @@ class Ablating(CellSearch[Ablation]):
         if attempt.lost is Lost.INFRASTRUCTURE:
             attempt = self._tried(cell, flips, number, "retry")
         return self._shown(self._made(attempt, number)), False
+
+    def _cell(self, flips: Flips) -> Ran:
+        run = self.options.run
+        cell = cell_of(self.scenario, run, self.device, release=self.release, flips=flips)
+        return self.cells.setdefault(cell.id, cell)
 
     def _of_before(self, cell: Ran, number: int, parts: dict[str, str] | None) -> Attempt | None:
         """That run as an earlier call of this ablation made it, if it would be the same now.

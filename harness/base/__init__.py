@@ -1,1 +1,1 @@
-"""What every folder may use: units, and the reader of processes."""
+"""What every folder may use: units, options, and the reader of processes."""

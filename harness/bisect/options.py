@@ -1,45 +1,65 @@
-"""What the command line asks of a bisection."""
+"""Options of a bisection."""
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
+from mmrepro.base import common_options as common
+from mmrepro.base.options import LIMITS, option
 from mmrepro.bisect.search import Direction
 from mmrepro.errors import UsageError
 from mmrepro.incident.bisection import By, Find
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import SeveralRuns
+
+
+def read_repeat(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise UsageError(f"--repeat {text} is neither auto nor a number from 1 to 1000.")
+    return int(text)
 
 
 @dataclass(frozen=True)
-class BisectOptions:
-    """Arguments of ``mmrepro bisect``.
+class BisectCommand(SeveralRuns):
+    """Options of ``mmrepro bisect``; its ``run`` gets a release or commit for each point."""
 
-    Attributes:
-        run: of every point; its ``release``, ``commit`` and ``out`` are set for each.
-        good, bad: points that are said to be so; empty: by the scenario.
-        commits: file with the list of commits.
-        repeat: runs of each point; None: as many as it needs.
-        out: the bisection's folder; an existing one is gone on with only if ``resume``.
-        where: words of the command that goes on with it: --ray, --jobs, --budget.
-    """
-
-    run: RunOptions
-    find: Find = "both"
-    by: By = "release"
-    good: str = ""
-    bad: str = ""
-    commits: Path | None = None
-    repeat: int | None = None
-    confidence: float = 0.95
-    linear: bool = False
-    keep_environments: bool = False
-    resume: bool = False
-    out: Path | None = None
-    where: tuple[str, ...] = ()
+    COMMAND: ClassVar[str] = "bisect"
+    find: Find = option("both", "Where the failure came in, where it was fixed, or both.")
+    good: str = option("", "Search no further than this one.", "VERSION")
+    bad: str = option("", "Start from this one.", "VERSION", shown="the scenario's release")
+    by: By = option("release", "Releases of the package index, or a list of commits.")
+    commits: Path | None = option(
+        None, "Lines SHA [DATE] [SUBJECT], as git log prints them.", "FILE"
+    )
+    index: str = common.INDEX("")
+    mitigations: tuple[str, ...] = common.MITIGATION(())
+    options: tuple[str, ...] = common.OPTION(())
+    repeat: int | None = common.REPEAT(
+        None,
+        help="Number of runs of each point; auto: as many as it needs.",
+        metavar="auto|N",
+        shown="auto",
+        read=read_repeat,
+    )
+    confidence: float = option(
+        0.95, "How sure a boundary must be where runs contradict each other.", "PROBABILITY"
+    )
+    linear: bool = option(False, "Try the points one after another.", group=LIMITS)
+    keep_environments: bool = option(
+        False,
+        "Keep the environments that were fetched for this.",
+        group=LIMITS,
+        name="--keep-environments/--no-keep-environments",
+    )
+    resume: bool = common.RESUME(False, help="Continue what is in --out; no run is repeated.")
+    out: Path | None = common.OUT(None, shown="bisections/…")
 
     def __post_init__(self) -> None:
+        if self.resume and self.out is None:
+            raise UsageError("--resume needs the folder to go on with.", hint="--resume --out DIR")
         if not 0.5 <= self.confidence < 1:
             raise UsageError(
                 f"--confidence {self.confidence:g} is not a probability from 0.5 to below 1.",
@@ -58,37 +78,3 @@ class BisectOptions:
     def directions(self) -> tuple[Direction, ...]:
         """The sides that are looked at, in their order."""
         return ("introduced", "fixed") if self.find == "both" else (self.find,)
-
-    def command(self, scenario: str, out: Path | None = None) -> str:
-        """The command that repeats the bisection; with ``out``, the one that goes on with it.
-
-        The address of the commits' index is not in it: it may hold a password.
-        """
-        run = self.run
-        parts = ["mmrepro", "bisect", run.scenario or scenario, "--find", self.find]
-        if run.variant:
-            parts += ["--variant", run.variant]
-        if run.device != "auto":
-            parts += ["--device", run.device]
-        if run.start_mode is not StartMode.AUTO:
-            parts += ["--start-mode", run.start_mode]
-        parts += [f"--server-arg={arg}" for arg in run.server_args]
-        for name in run.mitigations:
-            parts += ["--mitigation", name]
-        for option in run.options:
-            parts += ["--option", option]
-        for name, value in (("--good", self.good), ("--bad", self.bad)):
-            parts += [name, value] if value else []
-        if self.by != "release":
-            parts += ["--by", self.by]
-        if self.commits is not None:
-            parts += ["--commits", str(self.commits)]
-        if self.repeat is not None:
-            parts += ["--repeat", str(self.repeat)]
-        if self.confidence != 0.95:
-            parts += ["--confidence", f"{self.confidence:g}"]
-        parts += ["--linear"] if self.linear else []
-        parts += ["--keep-environments"] if self.keep_environments else []
-        if out is not None:
-            parts += ["--out", str(out), "--resume", *self.where]
-        return shlex.join(parts)

@@ -6,7 +6,7 @@ import math
 from typing import Annotated
 
 from mmrepro.ablate.store import CellStore
-from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.points import Field
 from mmrepro.bisect.search import Direction
 from mmrepro.engines import spec_for
@@ -47,7 +47,7 @@ class BisectionPlan(Record):
     seconds_from: str
 
 
-def plan(scenario: Scenario, options: BisectOptions, field: Field) -> BisectionPlan:
+def plan(scenario: Scenario, options: BisectCommand, field: Field) -> BisectionPlan:
     """Asks the package index for the releases, and nobody else; runs nothing."""
     store = CellStore(scenario.full_name, scenario.engine, scenario.release, field.device)
     estimate = store.estimate()
@@ -65,7 +65,7 @@ def plan(scenario: Scenario, options: BisectOptions, field: Field) -> BisectionP
 
 
 def _side(
-    scenario: Scenario, options: BisectOptions, field: Field, direction: Direction
+    scenario: Scenario, options: BisectCommand, field: Field, direction: Direction
 ) -> SidePlan:
     far, step = field.far(direction), -1 if direction == "introduced" else 1
     side = field.points[field.bad : far + step if far + step >= 0 else None : step]

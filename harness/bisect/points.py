@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.search import Direction
 from mmrepro.campaign.trial import cell_of
 from mmrepro.engines import get_engine
@@ -42,7 +42,7 @@ class Field:
 
 
 def field_of(
-    scenario: Scenario, options: BisectOptions, listed: Sequence[Point] | None = None
+    scenario: Scenario, options: BisectCommand, listed: Sequence[Point] | None = None
 ) -> Field:
     """What there is to search.
 
@@ -77,7 +77,7 @@ def field_of(
     return Field(points, bad, oldest, newest, device)
 
 
-def points_of(scenario: Scenario, options: BisectOptions) -> list[Point]:
+def points_of(scenario: Scenario, options: BisectCommand) -> list[Point]:
     """All releases of the index for this machine, or the commits of the list, oldest first."""
     if options.commits is not None:
         return read_commits(options.commits)
@@ -94,12 +94,12 @@ def points_of(scenario: Scenario, options: BisectOptions) -> list[Point]:
     ]
 
 
-def cell_at(point: Point, scenario: Scenario, options: BisectOptions, device: Device) -> Cell:
+def cell_at(point: Point, scenario: Scenario, options: BisectCommand, device: Device) -> Cell:
     release = "" if point.commit else point.release
     return cell_of(scenario, options.run, device, release=release, commit=point.commit)
 
 
-def _default_bad(scenario: Scenario, points: list[Point], options: BisectOptions) -> int:
+def _default_bad(scenario: Scenario, points: list[Point], options: BisectCommand) -> int:
     """The scenario's own release; of commits the outermost. Raises UsageError."""
     if points[0].commit:
         if options.find == "both":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
-from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.points import Field, cell_at
 from mmrepro.bisect.search import Conclusion, Direction, Found, search
 from mmrepro.bisect.telling import limits, side_of, verdict_of
@@ -45,11 +45,12 @@ class Bisecting(CellSearch[Bisection]):
 
     kind, night = "bisection", "bisect"
     root, file, model = "bisections", BISECTION_FILE, Bisection
+    going_on: ClassVar[Mapping[str, Any]] = {"resume": True}
 
     def __init__(
         self,
         scenario: Scenario,
-        options: BisectOptions,
+        options: BisectCommand,
         field: Field,
         *,
         write: Callable[[Bisection, Path], object],
@@ -61,7 +62,7 @@ class Bisecting(CellSearch[Bisection]):
         super().__init__(scenario, options, field.device, write, options.find)
         self.dates = {point.commit: point.uploaded for point in field.points if point.commit}
         found = [cell_at(point, scenario, options, field.device) for point in field.points]
-        self._cells = found
+        self._cells, self.start = found, found[field.bad]
         self.cells = {cell.id: cell for cell in found}
         self._numbers = {cell.id: number for number, cell in enumerate(found)}
         self._asked: Counter[int] = Counter()

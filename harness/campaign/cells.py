@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import mmrepro
 from mmrepro.campaign.campaign import Campaign, State
@@ -24,26 +24,13 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.machine.files import is_there
 from mmrepro.records import Moment
 from mmrepro.run.key import gpu_models
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import SeveralRuns
 from mmrepro.scenario import Scenario
 from mmrepro.text.redact import Redactor
 from pydantic import ValidationError
 
 DocumentT = TypeVar("DocumentT", bound=SearchDocument)
 Write = Callable[[DocumentT, Path], object]
-
-
-class CellOptions(Protocol):
-    """What every search over cells is asked."""
-
-    @property
-    def run(self) -> RunOptions: ...
-
-    @property
-    def out(self) -> Path | None: ...
-
-    def command(self, scenario: str, out: Path | None = None) -> str:
-        """That repeats it; with ``out``, the one that goes on with it."""
 
 
 class CellSearch(Search[DocumentT, Attempt]):
@@ -55,7 +42,9 @@ class CellSearch(Search[DocumentT, Attempt]):
         night: names the campaign in the ledger.
         root: new folders are below it.
         parents: as of :class:`CellRun`.
+        going_on: options of the command that goes on, beside the folder.
         cells: those that may be run, by id.
+        start: the cell that is run first.
         dates: of commits, RFC 3339.
         ahead: whose environment is worth fetching beside the next run.
         document: valid, if partial, at every moment.
@@ -66,12 +55,14 @@ class CellSearch(Search[DocumentT, Attempt]):
     root: ClassVar[str]
     file: ClassVar[str]
     model: type[DocumentT]
+    start: Cell
     parents: ClassVar[int] = 1
+    going_on: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self,
         scenario: Scenario,
-        options: CellOptions,
+        options: SeveralRuns,
         device: Device,
         write: Write[DocumentT],
         suffix: str,
@@ -95,7 +86,7 @@ class CellSearch(Search[DocumentT, Attempt]):
             created=Moment.now(),
             state="interrupted",
             failure=f"the {self.kind} has not ended; to resume, run: {self.resume_command}",
-            command=options.command(scenario.name),
+            command=self.command(),
             scenario=scenario.facts,
             engine=scenario.engine,
             device=device,
@@ -104,7 +95,13 @@ class CellSearch(Search[DocumentT, Attempt]):
 
     @property
     def resume_command(self) -> str:
-        return self._asked_for.command(self.scenario.name, self.folder)
+        return self.command(out=self.folder, **self.going_on)
+
+    def command(self, **changed: Any) -> str:
+        """The command that repeats it. A cluster's address is left out: others read documents."""
+        asked = self._asked_for
+        name, ray = asked.scenario or self.scenario.name, asked.ray and "auto"
+        return asked.command_line(scenario=name, ray=ray, **changed)
 
     # ------------------------------------------------------------------ what a kind has
 
@@ -168,8 +165,8 @@ class CellSearch(Search[DocumentT, Attempt]):
         )
         self._ledger.append(self._night)
         self._estimates = Estimates(self._ledger.history)
-        # All cells share scenario and device: by these a cluster's machines are chosen.
-        campaign.places.expect([self.group(cell) for cell in list(self.cells.values())[:1]])
+        # All cells share its scenario and device: by these a cluster's machines are chosen.
+        campaign.places.expect([self.group(self.start)])
 
     def order_of(self, want: Began) -> Order:
         group = self.group(self.cells[want.id])

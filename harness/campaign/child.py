@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO
 
+from mmrepro.base.options import ONLY_ARGUMENTS
 from mmrepro.machine.child_env import die_with_parent
 
 GRACE_S = 30.0
@@ -25,9 +26,12 @@ def spawn(
     stdout: int | IO[bytes] = subprocess.DEVNULL,
     stderr: int | IO[bytes] = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start ``mmrepro ARGUMENTS``; as :func:`spawn_program`."""
+    """Start ``mmrepro ARGUMENTS``; as :func:`spawn_program`. What a file or a variable says of
+    options is in the arguments already, where it holds."""
     command = [sys.executable, "-m", "mmrepro", *arguments]
-    return spawn_program(command, variables, nice=nice, stdout=stdout, stderr=stderr)
+    return spawn_program(
+        command, {**variables, **ONLY_ARGUMENTS}, nice=nice, stdout=stdout, stderr=stderr
+    )
 
 
 def spawn_program(

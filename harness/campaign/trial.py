@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
 from mmrepro.machine.cache import Device
 from mmrepro.records import Moment
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.scenario import Scenario
 from pydantic import ValidationError
 
@@ -48,9 +47,9 @@ def variables(options: TrialOptions) -> dict[str, str]:
     return {**os.environ, "NO_COLOR": "1", **options.env}
 
 
-def run_options(cell: Cell, options: TrialOptions) -> RunOptions:
+def run_options(cell: Cell, options: TrialOptions) -> RunCommand:
     """The cell as `mmrepro run` has it."""
-    return RunOptions(
+    return RunCommand(
         scenario=cell.scenario,
         variant=cell.variant,
         release=cell.release,
@@ -66,7 +65,7 @@ def run_options(cell: Cell, options: TrialOptions) -> RunOptions:
     )
 
 
-def cell_of(scenario: Scenario, run: RunOptions, device: Device, **which: Any) -> Cell:
+def cell_of(scenario: Scenario, run: RunCommand, device: Device, **which: Any) -> Cell:
     """The cell of ``run``. ``which``: its release or commit, and flips.
 
     A file below the home folder is named relative to the current one: a ledger is made to be shown.
@@ -118,7 +117,7 @@ class Trials:
             created=created,
             seconds=round(time.monotonic() - began, 2),
             machine=self.options.machine,
-            command=made.command(cell.scenario),
+            command=made.command_line(),
             incident=str(folder.relative_to(root)) if (folder / INCIDENT_FILE).is_file() else "",
         )
         return attempt.model_copy(update=outcome_of(incident_in(folder), code, words))
@@ -127,10 +126,9 @@ class Trials:
         """End all runs in progress; those that come later are not started."""
         self._children.stop()
 
-    def _child(self, made: RunOptions, folder: Path, cell: Cell) -> tuple[int | None, str]:
+    def _child(self, made: RunCommand, folder: Path, cell: Cell) -> tuple[int | None, str]:
         """Exit code (None: too late, and killed) and the last words on stderr."""
-        arguments = shlex.split(made.command(cell.scenario))[1:]
-        arguments += ["--timeout", f"{made.timeout_s:g}", "--out", str(folder), "--json"]
+        arguments = made.argv(out=folder, json=True)
         start = partial(spawn, arguments, variables(self.options), stderr=subprocess.PIPE)
         with self._children.running(start) as child:
             try:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import mmrepro
 import typer
+from mmrepro.accept.options import AcceptCommand
 from mmrepro.accept.parts import PARTS, chosen
 from mmrepro.accept.session import TONES, Accepting, exit_code
 from mmrepro.accept.steps import Part
-from mmrepro.base import units
 from mmrepro.base.units import duration
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.cli.campaign import Where, conduct
@@ -37,32 +37,19 @@ IMPATIENT = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_RETRIES": "1"}
 """Where there is no network uv is to say so soon; what the user has set stays."""
 
 
-def execute(
-    out: Path | None,
-    device: Device,
-    budget_s: float,
-    only: Sequence[str],
-    *,
-    resume: bool,
-    again: bool,
-    as_json: bool,
-    events: str,
-) -> ExitCode:
+def execute(asked: AcceptCommand, device: Device) -> ExitCode:
     """Run the parts, or go on with them. Raises MmreproError and KeyboardInterrupt."""
+    out = asked.out
     if out is None:
         raise UsageError(
             "--out DIR says where the summary and the incidents go.",
             hint="mmrepro accept --out accepted",
         )
     gpu = take() if device == "cuda" else Choice()
-    earlier = _earlier(out, device, resume=resume)
+    earlier = _earlier(out, device, resume=asked.resume)
     folder = prepared(out)
     known = earlier.parts if earlier else []
-    parts = chosen(only or ([part.part for part in known] if resume else ()))
-    words = ["mmrepro", "accept", "--device", device]
-    for part in parts if only else ():
-        words += ["--only", part.name]
-    words += ["--budget", units.exact_duration(budget_s), "--out"]
+    parts = chosen(asked.only or ([part.part for part in known] if asked.resume else ()))
     # One summary of a folder, whatever parts each command was asked for.
     records = {part.name: PartRecord(part=part.name, title=part.shows, steps=[]) for part in parts}
     records |= {part.part: part for part in known}
@@ -70,10 +57,10 @@ def execute(
         mmrepro_version=mmrepro.__version__,
         created=earlier.created if earlier else Moment.now(),
         seconds=0.0,
-        budget_s=budget_s,
+        budget_s=asked.budget_s,
         device=device,
-        command=shlex.join([*words, out.name]),
-        resume=shlex.join([*words, str(out), "--resume"]),
+        command=asked.command_line(out=Path(out.name)),
+        resume=asked.command_line(out=out, resume=True),
         host=host_facts(gpu.names).model_copy(update={"gpu_facts": gpu.facts()}),
         parts=[records[part.name] for part in PARTS if part.name in records],
     )
@@ -84,19 +71,19 @@ def execute(
         write=write_acceptance,
         report=write_reports,
         variables={one.name: one.value for one in gpu.settings()},
-        again=again,
+        again=asked.again,
     )
-    console = table_console(stderr=as_json or events == "-")
+    console = table_console(stderr=asked.json or asked.events == "-")
     builds = TrialOptions(env={n: v for n, v in IMPATIENT.items() if n not in os.environ})
     made = conduct(
         policy,
         lambda say: Where().places(say, builds),
         console,
-        budget_s=budget_s,
-        events=events,
+        budget_s=asked.budget_s,
+        events=asked.events,
     )
     done = policy.records
-    if as_json:
+    if asked.json:
         typer.echo(document_json(made).rstrip("\n"))
     else:
         table = Table("part", "status", "rows", "time", box=None, pad_edge=False)

@@ -42,6 +42,7 @@ app = typer.Typer(
     cls=lazy_group(COMMANDS),
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     # Plain help: it needs no rich, and `mmrepro --help` takes a third of the time.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

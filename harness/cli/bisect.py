@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
-from mmrepro.cli.bounds import WEEK_S
-from mmrepro.cli.commits import IndexOption
-from mmrepro.cli.run import DeviceChoice
-from mmrepro.cli.where import Budget, Events, Jobs, Ray, words
+from mmrepro.bisect.options import BisectCommand
+from mmrepro.cli.options import command
 from mmrepro.errors import ExitCode
-from mmrepro.run.options import StartMode
 
 if TYPE_CHECKING:
-    from mmrepro.bisect.options import BisectOptions
     from mmrepro.bisect.plan import BisectionPlan
     from mmrepro.bisect.points import Field
     from mmrepro.campaign.provisions import Say
@@ -26,81 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class FindChoice(StrEnum):
-    INTRODUCED = "introduced"
-    FIXED = "fixed"
-    BOTH = "both"
-
-
-class ByChoice(StrEnum):
-    RELEASE = "release"
-    COMMIT = "commit"
-
-
-def bisect(
-    scenario: Annotated[str, typer.Argument(help="Name of a scenario, or a FILE.py with one.")],
-    find: Annotated[
-        FindChoice, typer.Option(help="Where it came in, where it went, or both.")
-    ] = FindChoice.BOTH,
-    good: Annotated[str, typer.Option(help="Search no further than this one.")] = "",
-    bad: Annotated[
-        str, typer.Option(help="Start from this one.  [default: the scenario's release]")
-    ] = "",
-    by: Annotated[
-        ByChoice, typer.Option(help="Releases of the package index, or a list of commits.")
-    ] = ByChoice.RELEASE,
-    commits: Annotated[
-        Path | None, typer.Option(help="Lines SHA [DATE] [SUBJECT], as git log prints them.")
-    ] = None,
-    index: IndexOption = "",
-    variant: Annotated[
-        str, typer.Option(help="Variant of the scenario; see mmrepro show SCENARIO.")
-    ] = "",
-    device: Annotated[
-        DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
-    ] = DeviceChoice.AUTO,
-    server_arg: Annotated[
-        list[str] | None, typer.Option(help="One more option for the server, in every run.")
-    ] = None,
-    mitigation: Annotated[
-        list[str] | None, typer.Option(help="Apply a mitigation; see mmrepro show SCENARIO.")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=VALUE: an option of the scenario.")
-    ] = None,
-    repeat: Annotated[
-        str, typer.Option(metavar="auto|N", help="Runs of each point; auto: as many as it needs.")
-    ] = "auto",
-    confidence: Annotated[
-        float, typer.Option(help="How sure a boundary must be where runs contradict each other.")
-    ] = 0.95,
-    linear: Annotated[bool, typer.Option("--linear", help="One after another.")] = False,
-    start_mode: Annotated[
-        StartMode,
-        typer.Option(
-            envvar="MMREPRO_START_MODE", help="How servers are started; see mmrepro run --help."
-        ),
-    ] = StartMode.AUTO,
-    timeout: Annotated[float, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.")] = 600.0,
-    keep_environments: Annotated[
-        bool, typer.Option("--keep-environments", help="Keep those that were fetched for this.")
-    ] = False,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Go on with the bisection in --out; no run is repeated."),
-    ] = False,
-    jobs: Jobs = None,
-    ray: Ray = "",
-    budget: Budget = "",
-    events: Events = "",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the points and the expected runs; run none.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="The bisection's folder.  [default: bisections/…]")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@command(BisectCommand)
+def bisect(options: BisectCommand) -> None:
     """Find the release (or commit) that a failure came in with, or the one that it went with.
 
     Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the last
@@ -108,78 +29,29 @@ def bisect(
 
     Example:  mmrepro bisect ghost-key-eviction --find both
     """
-    from mmrepro.base.units import parse_duration
-    from mmrepro.bisect.options import BisectOptions
     from mmrepro.bisect.points import field_of
     from mmrepro.cli.campaign import placed
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import table_console
-    from mmrepro.errors import UsageError
-    from mmrepro.run.options import RunOptions
     from mmrepro.scenario.registry import load_scenario
 
-    loaded = load_scenario(scenario).with_variant(variant)
-    if resume and out is None:
-        raise UsageError("--resume needs the folder to go on with.", hint="--resume --out DIR")
-    options = BisectOptions(
-        run=RunOptions(
-            device=device.value,
-            server_args=tuple(server_arg or ()),
-            mitigations=tuple(dict.fromkeys(mitigation or ())),
-            options=tuple(option or ()),
-            timeout_s=timeout,
-            scenario=scenario,
-            variant=variant,
-            start_mode=start_mode,
-        ),
-        find=find.value,
-        by=by.value,
-        good=good,
-        bad=bad,
-        commits=commits,
-        repeat=_repeat(repeat),
-        confidence=confidence,
-        linear=linear,
-        keep_environments=keep_environments,
-        resume=resume,
-        out=out,
-        where=words(jobs, ray, budget),
-    )
-    if by is ByChoice.COMMIT:
-        use_index(index)
-    console = table_console(stderr=json or events == "-")
+    loaded = load_scenario(options.scenario).with_variant(options.variant)
+    if options.by == "commit":
+        use_index(options.index)
+    console = table_console(stderr=options.json or options.events == "-")
     field = field_of(loaded, options)
-    if dry_run:
-        _dry_run(loaded, options, field, console, json=json)
+    if options.dry_run:
+        _dry_run(loaded, options, field, console, json=options.json)
         return
-    budget_s = parse_duration(budget) if budget else None
-    with placed(jobs, ray) as where:
-        how = {"budget_s": budget_s, "events": events}
-        bisection = _run(loaded, options, field, where, console, quiet=json, **how)
-    if json:
+    with placed(options.jobs, options.ray) as where:
+        bisection = _run(loaded, options, field, where, console)
+    if options.json:
         typer.echo(bisection.model_dump_json(indent=1))
     raise typer.Exit(exit_code(bisection))
 
 
-def _repeat(text: str) -> int | None:
-    from mmrepro.errors import UsageError
-
-    if text == "auto":
-        return None
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise UsageError(f"--repeat {text} is neither auto nor a number from 1 to 1000.")
-    return int(text)
-
-
 def _run(
-    scenario: Scenario,
-    options: BisectOptions,
-    field: Field,
-    where: Where,
-    console: Console,
-    *,
-    quiet: bool,
-    **how: Any,
+    scenario: Scenario, options: BisectCommand, field: Field, where: Where, console: Console
 ) -> Bisection:
     from mmrepro.bisect.session import Bisecting
     from mmrepro.campaign.trial import TrialOptions
@@ -197,14 +69,15 @@ def _run(
     def places(say: Say) -> Places:
         return where.places(say, trials, device=field.device)
 
+    how = {"budget_s": options.budget_s, "events": options.events}
     bisection = conduct(running, places, console, **how)
-    if not quiet:
+    if not options.json:
         print_bisection(bisection, console, str(running.folder))
     return bisection
 
 
 def _dry_run(
-    scenario: Scenario, options: BisectOptions, field: Field, console: Console, *, json: bool
+    scenario: Scenario, options: BisectCommand, field: Field, console: Console, *, json: bool
 ) -> None:
     from mmrepro.bisect.plan import plan
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from mmrepro.base import units
+from mmrepro.base import common_options as common, units
+from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.reports.bundle_file import BundleManifest
@@ -15,23 +18,25 @@ MAX_SECRETS = 1000
 MAX_SECRETS_BYTES = 1 << 20
 
 
-def bundle(
-    incident: Annotated[
-        Path, typer.Argument(help="Folder of an incident or a replay.", metavar="DIR")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write.  [default: NAME-OF-DIR.zip]")
-    ] = None,
-    max_mib: Annotated[
-        float, typer.Option(min=0.1, max=1024, help="Largest size of the file.")
-    ] = 10.0,
-    secrets_file: Annotated[
-        Path | None,
-        typer.Option(help="Texts to replace wherever they occur, one a line.", metavar="FILE"),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class BundleCommand(Command):
+    COMMAND: ClassVar[str] = "bundle"
+    incident: Path = option(
+        Path(), "Folder of an incident or a replay.", "DIR", argument=True, required=True
+    )
+    out: Path | None = common.OUT(
+        None, help="The file to write.", metavar="FILE", shown="NAME-OF-DIR.zip"
+    )
+    max_mib: float = option(10.0, "Largest size of the file.", "MIB", OUTPUT, least=0.1, most=1024)
+    secrets_file: Path | None = option(
+        None, "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
+    )
+    force: bool = common.FORCE(False)
+    json: bool = common.JSON(False)
+
+
+@command(BundleCommand)
+def bundle(asked: BundleCommand) -> None:
     """Pack an incident or a replay into one file: redacted, listed, checksummed, small.
 
     Of a replay random texts and images of the same lengths go out, not those that were played.
@@ -49,9 +54,10 @@ def bundle(
     from mmrepro.reports.replay import load_replay
     from mmrepro.reports.replay_bundle import write_replay_bundle
 
+    incident, force, secrets_file = asked.incident, asked.force, asked.secrets_file
     folder = incident if is_folder(incident) else incident.parent
-    target = out or Path(f"{Path(os.path.realpath(folder)).name}.zip")
-    limit, secrets = int(max_mib * 2**20), _lines(secrets_file) if secrets_file else ()
+    target = asked.out or Path(f"{Path(os.path.realpath(folder)).name}.zip")
+    limit, secrets = int(asked.max_mib * 2**20), _lines(secrets_file) if secrets_file else ()
     if incident.name == REPLAY_FILE or is_file(incident / REPLAY_FILE):
         manifest = write_replay_bundle(
             folder, load_replay(incident), target, max_bytes=limit, secrets=secrets, force=force
@@ -60,7 +66,7 @@ def bundle(
         manifest = write_bundle(
             folder, load(incident), target, max_bytes=limit, secrets=secrets, force=force
         )
-    if json:
+    if asked.json:
         import json as jsonlib
 
         document = {"bundle": str(target), "bytes": target.stat().st_size}

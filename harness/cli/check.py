@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import command
 
 # Heavy modules are imported inside: see env.py.
 if TYPE_CHECKING:
     from mmrepro.check import HostReport, Part
 
 
-def check(
-    need: Annotated[
-        list[str] | None,
-        typer.Option(help="A part that this machine must have as well, e.g. gpu. May be repeated."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class CheckCommand(Command):
+    COMMAND: ClassVar[str] = "check"
+    need: tuple[str, ...] = option(
+        (), "A part that this machine must have as well, e.g. gpu. May be repeated.", "PART"
+    )
+    json: bool = common.JSON(False)
+
+
+@command(CheckCommand)
+def check(asked: CheckCommand) -> None:
     """Tell what of this machine a run can use, and what each missing part costs.
 
     Exit status 0: the main job can run here; 4: it cannot, or a part that is needed is missing.
@@ -27,8 +35,8 @@ def check(
     from mmrepro.check import examine
     from mmrepro.errors import ExitCode
 
-    report = examine(need or ())
-    if json:
+    report = examine(asked.need)
+    if asked.json:
         print(report.model_dump_json(indent=1))
     else:
         _print(report)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json as jsonlib
-from typing import Annotated
+from dataclasses import dataclass
+from typing import ClassVar
 
 import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import command
 from mmrepro.incident import ClaimStatus
 
 
-def claims(
-    scenario: Annotated[
-        list[str] | None, typer.Argument(help="Only those that these scenarios mirror.")
-    ] = None,
-    status: Annotated[
-        ClaimStatus | None, typer.Option(help="Only those that are so.", show_default=False)
-    ] = None,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="The whole page, as docs/claims.md has it.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class ClaimsCommand(Command):
+    COMMAND: ClassVar[str] = "claims"
+    scenarios: tuple[str, ...] = common.SCENARIOS(())
+    status: ClaimStatus | None = option(None, "Only those with this status.")
+    markdown: bool = common.MARKDOWN(False)
+    json: bool = common.JSON(False)
+
+
+@command(ClaimsCommand)
+def claims(asked: ClaimsCommand) -> None:
     """List the claims of the original reports, and the run that judged each.
 
     Example:  mmrepro claims ghost-key-eviction --status refuted
@@ -30,9 +33,10 @@ def claims(
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.scenarios.data import claims as file
 
+    status, markdown, json = asked.status, asked.markdown, asked.json
     if markdown and json:
         raise UsageError("--markdown and --json are two forms.", hint="mmrepro claims --json")
-    names = {load_scenario(name).name for name in scenario or ()}
+    names = {load_scenario(name).name for name in asked.scenarios}
     found = [
         one
         for one in load(file())

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import LIMITS, Command, option
 from mmrepro.base.units import duration
-from mmrepro.cli.run import DeviceChoice
+from mmrepro.cli.options import command
 from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -18,43 +21,36 @@ PAD_BITS = 30
 """Bits of SGLang's pad value up to 0.5.22; a pair that agrees in fewer is only an exercise."""
 
 
-def collide(
-    engine: Annotated[str, typer.Option(help="Engine; sglang is the one that can be asked.")] = (
-        "sglang"
-    ),
-    release: Annotated[str, typer.Option(help="Its release.")] = "0.5.6",
-    bits: Annotated[
-        int, typer.Option(help="Low bits of the hash that must agree; the pad value has 30.")
-    ] = PAD_BITS,
-    seed: Annotated[int, typer.Option(help="Of the two families' pictures.")] = 1,
-    size: Annotated[int, typer.Option(help="Pixels a side, a multiple of 28 from 56 on.")] = 84,
-    second_size: Annotated[
-        int | None, typer.Option(help="Of the second family's.  [default: --size]")
-    ] = None,
-    first: Annotated[
-        Path | None, typer.Option(help="Your own picture for the first family.")
-    ] = None,
-    second: Annotated[Path | None, typer.Option(help="And for the second.")] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="Folder of the model whose image processor is used.")
-    ] = None,
-    device: Annotated[
-        DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
-    ] = DeviceChoice.AUTO,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Processes.  [default: one a core]")
-    ] = None,
-    max_images: Annotated[
-        int | None, typer.Option(min=2, help="Give up after so many images.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the pair.  [default: collisions/…]")
-    ] = None,
-    check: Annotated[
-        Path | None, typer.Option(help="Search nothing: ask the engine about the pair in FOLDER.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class CollideCommand(Command):
+    COMMAND: ClassVar[str] = "collide"
+    engine: str = common.ENGINE_NAME(
+        "sglang", help="Engine; sglang is the one that can be asked.", configurable=False
+    )
+    release: str = common.RELEASE("0.5.6", help="Its release.", shown="", configurable=False)
+    bits: int = option(PAD_BITS, "Low bits of the hash that must agree; the pad value has 30.", "N")
+    seed: int = common.SEED(1, least=None)
+    size: int = option(84, "Pixels a side, a multiple of 28 from 56 on.", "N")
+    second_size: int | None = option(
+        None, "Pixels a side of the second family's.", "N", shown="--size"
+    )
+    first: Path | None = option(None, "Your own image for the first family.", "FILE")
+    second: Path | None = option(None, "And for the second.", "FILE")
+    model: Path | None = common.MODEL(
+        None, help="Folder of the model whose image processor is used."
+    )
+    device: str = common.DEVICE("auto")
+    jobs: int | None = common.JOBS(None, help="Number of processes.", shown="one a core", most=256)
+    max_images: int | None = option(None, "Give up after so many images.", "N", LIMITS, least=2)
+    out: Path | None = common.OUT(None, help="Folder for the pair.", shown="collisions/…")
+    check: Path | None = option(
+        None, "Search nothing: ask the engine about the pair in this folder.", "DIR"
+    )
+    json: bool = common.JSON(False)
+
+
+@command(CollideCommand)
+def collide(asked: CollideCommand) -> None:
     """Find two different pictures with one pad value, by the engine's own hash.
 
     Example:  mmrepro collide --engine sglang --release 0.5.6 --bits 30
@@ -65,45 +61,55 @@ def collide(
     from mmrepro.errors import UsageError
     from rich.console import Console
 
-    if (first is None) != (second is None):
+    if (asked.first is None) != (asked.second is None):
         raise UsageError("--first and --second belong together: two families, two pictures.")
-    pictures = (first, second) if first and second else None
+    pictures = (asked.first, asked.second) if asked.first and asked.second else None
     # What is wrong with the command is said before an environment is built for minutes.
-    if check is not None:
-        require_pictures(check)
+    if asked.check is not None:
+        require_pictures(asked.check)
     else:
-        pictures_of(bits=bits, seed=seed, size=size, second_size=second_size, pictures=pictures)
-    folder = out or _unused(Path("collisions") / f"{engine}-{release}-{bits}-seed{seed}")
+        pictures_of(
+            bits=asked.bits,
+            seed=asked.seed,
+            size=asked.size,
+            second_size=asked.second_size,
+            pictures=pictures,
+        )
+    folder = asked.out or _unused(
+        Path("collisions") / f"{asked.engine}-{asked.release}-{asked.bits}-seed{asked.seed}"
+    )
     with SearchBar(Console(stderr=True)) as bar:
-        place = place_for(engine, release, device=device.value, model=model, progress=bar.stage)
-        if check is not None:
-            facts, images = verify_pair(place, check, bar)
+        place = place_for(
+            asked.engine, asked.release, device=asked.device, model=asked.model, progress=bar.stage
+        )
+        if asked.check is not None:
+            facts, images = verify_pair(place, asked.check, bar)
         else:
             pair = find_pair(
                 place,
                 folder,
-                bits=bits,
-                seed=seed,
-                size=size,
-                second_size=second_size,
+                bits=asked.bits,
+                seed=asked.seed,
+                size=asked.size,
+                second_size=asked.second_size,
                 pictures=pictures,
-                jobs=jobs,
-                max_images=max_images,
+                jobs=asked.jobs,
+                max_images=asked.max_images,
                 progress=bar,
             )
-    console = Console(stderr=json)
-    if check is not None:
-        if json:
+    console = Console(stderr=asked.json)
+    if asked.check is not None:
+        if asked.json:
             typer.echo(_checked_json(facts.model_dump(), images))
         _tell_images(images, console)
         same = images["A"].pad_value == images["B"].pad_value
-        console.print(f"{engine} {release}: " + _verdict(same), highlight=False)
+        console.print(f"{asked.engine} {asked.release}: " + _verdict(same), highlight=False)
         raise typer.Exit(ExitCode.AS_EXPECTED if same else ExitCode.NOT_AS_EXPECTED)
-    if json:
+    if asked.json:
         typer.echo(_pair_json(pair, folder))
     _tell_pair(pair, folder, console)
     # Fewer bits than the pad value has: an exercise, and it succeeded.
-    good = pair.collides or bits < PAD_BITS
+    good = pair.collides or asked.bits < PAD_BITS
     raise typer.Exit(ExitCode.AS_EXPECTED if good else ExitCode.NOT_AS_EXPECTED)
 
 

@@ -3,24 +3,6 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated
-
-import typer
-
-CommitOption = Annotated[
-    str, typer.Option(help="In place of a release: this commit's wheel, from --index.")
-]
-CommitDateOption = Annotated[
-    str, typer.Option(help="Resolve the commit's requirements as of then.  [default: today]")
-]
-IndexOption = Annotated[
-    str,
-    typer.Option(
-        envvar="MMREPRO_COMMIT_INDEX",
-        show_envvar=True,
-        help="Address of the commits' wheels; {commit} stands for the commit.",
-    ),
-]
 
 
 def use_index(address: str, commit: str = "any", date: str = "") -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from mmrepro.base import units
-from mmrepro.cli.commits import CommitDateOption, CommitOption, IndexOption
+from mmrepro.base import common_options as common, units
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import DeclaredCommand, command
 from mmrepro.cli.wheelhouse import wheelhouse as wheelhouse_command
 
 # What is heavy (pydantic, rich, the environments) is imported by the command that needs it, so
@@ -26,10 +28,15 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
-def list_(
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class EnvListCommand(Command):
+    COMMAND: ClassVar[str] = "env list"
+    json: bool = common.JSON(False)
+
+
+@app.command("list", cls=DeclaredCommand)
+@command(EnvListCommand)
+def list_(asked: EnvListCommand) -> None:
     """Show what is cached, how large it is and when it was last used.
 
     Example: mmrepro env list
@@ -38,7 +45,7 @@ def list_(
     from mmrepro.machine.cache import environments_root
 
     stored = list_environments()
-    if json:
+    if asked.json:
         import json as json_module
 
         print(json_module.dumps([_facts(one) for one in stored], indent=1))
@@ -71,36 +78,33 @@ def list_(
     console.print(f"in {environments_root()}; own: not shared with uv's cache", soft_wrap=True)
 
 
-@app.command()
-def create(
-    engine: Annotated[str, typer.Argument(help="Engine, e.g. vllm.")],
-    release: Annotated[str, typer.Argument(help="Its release, e.g. 0.23.0.")] = "",
-    commit: CommitOption = "",
-    commit_date: CommitDateOption = "",
-    index: IndexOption = "",
-    device: Annotated[
-        str, typer.Option(help="auto (cuda where there is an NVIDIA driver), cpu or cuda.")
-    ] = "auto",
-    wheelhouse: Annotated[
-        Path | None,
-        typer.Option(
-            help="Build it from this folder, made by `mmrepro env wheelhouse`, without a network.",
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None,
-    python: Annotated[
-        str, typer.Option(help="With --wheelhouse: the interpreter, e.g. the one that has torch.")
-    ] = "",
-    system_site_packages: Annotated[
-        bool,
-        typer.Option(
-            "--system-site-packages",
-            help="With --wheelhouse: see that interpreter's packages after its own. Done in any "
-            "case where the wheelhouse was made with --have.",
-        ),
-    ] = False,
-) -> None:
+@dataclass(frozen=True)
+class EnvCreateCommand(Command):
+    COMMAND: ClassVar[str] = "env create"
+    engine: str = common.ENGINE_NAME("", argument=True, required=True)
+    release: str = common.RELEASE("", help="Its release, e.g. 0.23.0.", shown="", argument=True)
+    commit: str = common.COMMIT("")
+    commit_date: str = common.COMMIT_DATE("")
+    index: str = common.INDEX("")
+    device: str = common.DEVICE("auto", choices=())
+    wheelhouse: Path | None = option(
+        None,
+        "Build it from this folder, made by `mmrepro env wheelhouse`, without a network.",
+        "DIR",
+    )
+    python: str = option(
+        "", "With --wheelhouse: the interpreter, e.g. the one that has torch.", "PYTHON"
+    )
+    system_site_packages: bool = option(
+        False,
+        "With --wheelhouse: use that interpreter's packages after its own. Done in any case where "
+        "the wheelhouse was made with --have.",
+    )
+
+
+@app.command(cls=DeclaredCommand)
+@command(EnvCreateCommand)
+def create(asked: EnvCreateCommand) -> None:
     """Build the environment of one release now, so that a run need not.
 
     Example: mmrepro env create vllm 0.23.0 --device cpu
@@ -109,25 +113,30 @@ def create(
     from mmrepro.engines import spec_for
     from mmrepro.environments.build import ensure
     from mmrepro.errors import UsageError
+    from mmrepro.machine.files import is_folder
 
-    if commit or index:
-        use_index(index, commit, commit_date)
-    if not release and not commit:
-        raise UsageError("Which release?", hint=f"mmrepro env create {engine} RELEASE")
-    if wheelhouse is None and (python or system_site_packages):
+    if asked.commit or asked.index:
+        use_index(asked.index, asked.commit, asked.commit_date)
+    if not asked.release and not asked.commit:
+        raise UsageError("Which release?", hint=f"mmrepro env create {asked.engine} RELEASE")
+    if asked.wheelhouse is not None and not is_folder(asked.wheelhouse):
+        raise UsageError(f"There is no folder {asked.wheelhouse}.", hint="mmrepro env wheelhouse")
+    if asked.wheelhouse is None and (asked.python or asked.system_site_packages):
         raise UsageError(
             "--python and --system-site-packages are for --wheelhouse.",
             hint="an environment from the index gets a Python that its wheel fits",
         )
-    spec = spec_for(engine, release, device, commit=commit, date=commit_date)
+    spec = spec_for(
+        asked.engine, asked.release, asked.device, commit=asked.commit, date=asked.commit_date
+    )
     title = f"{spec.engine} {spec.release} ({spec.device})"
     with reporting(title) as (console, progress):
         made = ensure(
             spec,
             progress=progress,
-            wheelhouse=wheelhouse,
-            python=python,
-            system_site_packages=system_site_packages,
+            wheelhouse=asked.wheelhouse,
+            python=asked.python,
+            system_site_packages=asked.system_site_packages,
         )
     words = "was there already" if made.reused else "built"
     console.print(
@@ -147,28 +156,27 @@ def reporting(title: str) -> Iterator[tuple[Console, Progress]]:
         yield console, progress
 
 
-app.command("wheelhouse")(wheelhouse_command)
+app.command("wheelhouse", cls=DeclaredCommand)(wheelhouse_command)
 
 
-@app.command()
-def prune(
-    engine: Annotated[str, typer.Argument(help="Only of this engine.")] = "",
-    release: Annotated[str, typer.Argument(help="Only this release of it.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="All environments.")] = False,
-    older_than: Annotated[
-        float | None,
-        typer.Option("--older-than", min=0, max=36500, help="Unused for so many DAYS."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    uv_cache: Annotated[
-        bool,
-        typer.Option(
-            "--uv-cache",
-            help="Also take their packages out of uv's cache, where most of the space is. "
-            "Other projects download them again when they need them.",
-        ),
-    ] = False,
-) -> None:
+@dataclass(frozen=True)
+class EnvPruneCommand(Command):
+    COMMAND: ClassVar[str] = "env prune"
+    engine: str = common.ENGINE_NAME("", help="Only of this engine.", argument=True)
+    release: str = common.RELEASE("", help="Only this release of it.", shown="", argument=True)
+    everything: bool = option(False, "All environments.", name="--all")
+    older_than: float | None = option(None, "Unused for so many days.", "DAYS", least=0, most=36500)
+    dry_run: bool = common.DRY_RUN(False, help="Only say what would go.")
+    uv_cache: bool = option(
+        False,
+        "Also take their packages out of uv's cache, where most of the space is. Other projects "
+        "download them again when they need them.",
+    )
+
+
+@app.command(cls=DeclaredCommand)
+@command(EnvPruneCommand)
+def prune(asked: EnvPruneCommand) -> None:
     """Remove environments; without arguments only what broken-off builds left behind.
 
     One that is being built or used is never removed.
@@ -178,17 +186,18 @@ def prune(
     from mmrepro.environments import store
     from mmrepro.errors import UsageError
 
-    if everything and engine:
+    engine, dry_run = asked.engine, asked.dry_run
+    if asked.everything and engine:
         raise UsageError("--all and ENGINE exclude each other.", hint="mmrepro env prune --all")
     done = store.prune(
-        everything=everything,
+        everything=asked.everything,
         engine=engine,
-        release=release,
-        older_than_days=older_than,
+        release=asked.release,
+        older_than_days=asked.older_than,
         dry_run=dry_run,
     )
     _print_pruned(done, dry_run=dry_run)
-    if uv_cache and not dry_run and done.packages:
+    if asked.uv_cache and not dry_run and done.packages:
         _clean_uv_cache(sorted(done.packages))
 
 

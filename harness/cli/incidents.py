@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
-from mmrepro.base import units
+from mmrepro.base import common_options as common, units
+from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,41 +40,43 @@ class Ended(StrEnum):
     DIAGNOSIS = "diagnosis"
 
 
-def incidents(
-    roots: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Folders to look below.  [default: incidents, ablations, bisections, nights, "
-            "replays, fuzz and other campaigns' folders, in the current one]",
-            metavar="DIR…",
-        ),
-    ] = None,
-    scenario: Annotated[str, typer.Option(help="Only of this one; * stands for anything.")] = "",
-    engine: Annotated[str, typer.Option(help="Only of this engine.")] = "",
-    release: Annotated[
-        str, typer.Option(help="Only of this release, or of a range: '>=0.14, <0.24'.")
-    ] = "",
-    outcome: Annotated[
-        list[Ended] | None, typer.Option(help="Only those that ended so; may be repeated.")
-    ] = None,
-    since: Annotated[
-        str, typer.Option(help="Only those since then: 90m, 12h, 2d, 3w, or a date (UTC).")
-    ] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
-    open_: Annotated[
-        str,
-        typer.Option(
-            "--open",
-            help="Open the HTML report of one in the browser: its number in this list, its id or "
-            "its folder's name.",
-            metavar="N|ID",
-        ),
-    ] = "",
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print what goes on with each campaign, too.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class IncidentsCommand(Command):
+    COMMAND: ClassVar[str] = "incidents"
+    roots: tuple[Path, ...] = option(
+        (),
+        "Folders to look below.",
+        "DIR…",
+        argument=True,
+        shown="incidents, ablations, bisections, nights and other ledgers' folders, in the "
+        "current one",
+    )
+    scenario: str = option("", "Only of this one; * stands for anything.", "NAME")
+    engine: str = common.ENGINE_NAME("", help="Only of this engine.", configurable=False)
+    release: str = common.RELEASE(
+        "",
+        help="Only of this release, or of a range: '>=0.14, <0.24'.",
+        shown="",
+        configurable=False,
+    )
+    outcome: tuple[Ended, ...] = option((), "Only those that ended so. May be repeated.")
+    since: str = option("", "Only those since then: 90m, 12h, 2d, 3w, or a date (UTC).", "TIME")
+    limit: int = option(20, "Maximum number of lines.", "N", OUTPUT, least=1)
+    open_: str = option(
+        "",
+        "Open the HTML report of one in the browser: its number in this list, its id or its "
+        "folder's name.",
+        "N|ID",
+        OUTPUT,
+    )
+    verbose: bool = option(
+        False, "Print what goes on with each campaign, too.", group=OUTPUT, name="--verbose/-v"
+    )
+    json: bool = common.JSON(False)
+
+
+@command(IncidentsCommand)
+def incidents(asked: IncidentsCommand) -> None:
     """List the incidents that lie here, newest first, then the campaigns.
 
     Example:  mmrepro incidents --scenario ghost-key-eviction --since 2d
@@ -79,36 +84,36 @@ def incidents(
     from mmrepro.incident.head import campaigns_in, read_head, record_folders
     from mmrepro.incident.model import INCIDENT_FILE
 
-    wanted = _filter(scenario, engine, release, {str(one) for one in outcome or ()}, since)
-    places = _places(roots)
+    wanted, places = _filter(asked), _places(asked.roots)
     there = list(record_folders(places))
     read = [read_head(folder) for folder, files in there if INCIDENT_FILE in files]
+    filtered = asked.engine or asked.release or asked.outcome
     campaigns = [
         one
         for folder, files in there
         if INCIDENT_FILE not in files
         for one in campaigns_in(folder, files)
-        if one.head is None or _of(one.head, scenario, since, filtered=engine or release or outcome)
+        if one.head is None or _of(one.head, asked.scenario, asked.since, filtered=filtered)
     ]
     campaigns.sort(key=lambda one: one.created, reverse=True)
     whole = [(one, one.head) for one in read if one.head is not None and wanted(one.head)]
     whole.sort(key=lambda pair: pair[1].created.wall.timestamp(), reverse=True)
     broken = [one for one in read if one.head is None]
-    if open_:
-        _open(_chosen(whole, open_))
-    elif json:
-        _document(whole, broken, campaigns, limit)
+    if asked.open_:
+        _open(_chosen(whole, asked.open_))
+    elif asked.json:
+        _document(whole, broken, campaigns, asked.limit)
     else:
-        _table(whole, broken, campaigns, limit, places, verbose=verbose)
+        _table(whole, broken, campaigns, asked.limit, places, verbose=asked.verbose)
 
 
-def _places(roots: Sequence[Path] | None) -> list[Path]:
+def _places(roots: Sequence[Path]) -> list[Path]:
     """Raises UsageError: a folder that was named is not there."""
     from mmrepro.errors import UsageError
     from mmrepro.incident.head import CAMPAIGN_FILES
     from mmrepro.machine.files import is_folder
 
-    for root in roots or ():
+    for root in roots:
         if not is_folder(root):
             raise UsageError(f"There is no folder {root}.")
     if roots:
@@ -127,14 +132,14 @@ def _of(head: CampaignHead, scenario: str, since: str, *, filtered: object) -> b
     return not since or head.created.wall.timestamp() >= _time(since).timestamp()
 
 
-def _filter(
-    scenario: str, engine: str, release: str, outcomes: set[str], since: str
-) -> Callable[[Head], bool]:
+def _filter(asked: IncidentsCommand) -> Callable[[Head], bool]:
     """Raises UsageError: a range or a time that is none."""
     from fnmatch import fnmatchcase
 
-    begin = _time(since) if since else None
-    of_release = _releases(release)
+    scenario, engine = asked.scenario, asked.engine
+    outcomes = {str(one) for one in asked.outcome}
+    begin = _time(asked.since) if asked.since else None
+    of_release = _releases(asked.release)
 
     def wanted(head: Head) -> bool:
         if scenario and not fnmatchcase(head.scenario.name, scenario):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.incident import Incident
@@ -15,20 +19,24 @@ if TYPE_CHECKING:
 STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "red"}
 
 
-def judge(
-    incidents: Annotated[
-        list[Path], typer.Argument(help="Incidents' folders, or bundles.", metavar="DIR…")
-    ],
-    scenario: Annotated[
-        str,
-        typer.Option(
-            help="Judge by this scenario: a name, or a path that ends in .py.  "
-            "[default: the one that was run]",
-            metavar="NAME|FILE",
-        ),
-    ] = "",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class JudgeCommand(Command):
+    COMMAND: ClassVar[str] = "judge"
+    incidents: tuple[Path, ...] = option(
+        (), "Folders of incidents, or bundles.", "DIR…", argument=True, required=True
+    )
+    scenario: str = option(
+        "",
+        "Judge by this scenario: a name, or a path that ends in .py.",
+        "NAME|FILE",
+        shown="the one that was run",
+        configurable=False,
+    )
+    json: bool = common.JSON(False)
+
+
+@command(JudgeCommand)
+def judge(asked: JudgeCommand) -> None:
     """Judge recorded evidence again, without an engine: each condition and claim, then and now.
 
     It is how a signature is improved on runs that were made, and how a stranger checks a verdict.
@@ -40,10 +48,10 @@ def judge(
     from mmrepro.run.judge import rejudge
 
     judged: list[tuple[Path, Incident, Rejudged]] = []
-    for path in incidents:
+    for path in asked.incidents:
         incident = load(path)
-        judged.append((path, incident, rejudge(incident, _scenario(incident, scenario))))
-    if json:
+        judged.append((path, incident, rejudge(incident, _scenario(incident, asked.scenario))))
+    if asked.json:
         import json as jsonlib
 
         typer.echo(jsonlib.dumps([_document(*one) for one in judged], indent=1))

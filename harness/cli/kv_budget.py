@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from mmrepro.base import units
+from mmrepro.base import common_options as common, units
+from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.cli.options import command
 from mmrepro.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -33,79 +36,52 @@ class Device(StrEnum):
 SIZE = "SIZE"  # every number is text here: what is no number gets a sentence, not a stack of them
 
 
-def _size(help: str) -> Any:
-    return typer.Option(metavar=SIZE, help=help)
+@dataclass(frozen=True)
+class KvBudgetCommand(Command):
+    COMMAND: ClassVar[str] = "kv-budget"
+    engine: Engine | None = option(None, "Engine.", shown="told by the setting, else lmdeploy")
+    release: str = option(
+        "", "Its release: lmdeploy 0.6.4, vllm 0.32.0 or sglang 0.5.23.", "VERSION"
+    )
+    device: Device = option(Device.GPU, "For vllm: gpu or cpu.")
+    cache_max_entry_count: str = option("", "LMDeploy: share of what is free for the cache.", "X")
+    gpu_memory_utilization: str = option("", "vLLM: share of the device for everything.", "X")
+    mem_fraction_static: str = option("", "SGLang: share for weights and cache.", "X")
+    kv_space: str = option("", "vLLM on a CPU: VLLM_CPU_KVCACHE_SPACE.", "GIB")
+    need: str = option("", "Find the smallest setting for such a prompt.", "TOKENS")
+    images: str = option("", "With so many images in it.", "M")
+    image_tokens: str = option("", "Tokens of one image.", "TOKENS", shown="by --model")
+    image_size: str = option("", "Pixels of one image.", "WxH", shown="the largest there is")
+    free: str = option(
+        "", "Free: after the weights (lmdeploy, sglang), before (vllm). 6784MiB, 80GB.", SIZE
+    )
+    total: str = option("", "The device (vllm); free before the weights (sglang).", SIZE)
+    runtime: str = option(
+        "", "Set aside: LMDeploy's prefill reserve; all but the cache in vLLM.", SIZE
+    )
+    block_bytes: str = option(
+        "", "One block on one device (sglang: one token), if not from a model.", SIZE
+    )
+    block_size: str = option("", "Tokens of a block.", "TOKENS")
+    model: Path | None = option(None, "Folder of a model or its config.json.", "DIR|FILE")
+    layers: str = option("", "Without --model: layers.", "N")
+    kv_heads: str = option("", "And KV heads.", "N")
+    head_dim: str = option("", "And elements of a head.", "N")
+    vocab_size: str = option("", "For LMDeploy's reserve.", "N")
+    dtype_bytes: str = option("2", "Bytes of the model's element: 2 or 4.", "N")
+    tp: str = option("1", "Tensor parallel devices.", "N")
+    quant_policy: str = option("0", "LMDeploy: 0, 4, 8, 16, 17 or 42.", "N")
+    kv_dtype: str = option("auto", "vLLM, SGLang: auto, fp8_e4m3, …", "TYPE")
+    context: str = option("", "--session-len, --max-model-len.", "TOKENS")
+    max_prefill_tokens: str = option("", "LMDeploy's --max-prefill-token-num.", "N")
+    max_batches: str = option("", "LMDeploy's --max-batch-size.", "N")
+    decimals: str = option("2", "Decimals of the setting, 1 to 4.", "N")
+    json: bool = common.JSON(False)
+    svg: Path | None = option(None, "Draw the curve into this file.", "FILE", OUTPUT)
 
 
-def kv_budget(
-    engine: Annotated[
-        Engine | None, typer.Option(help="Engine; else told by the setting, else lmdeploy.")
-    ] = None,
-    release: Annotated[
-        str, typer.Option(help="Its release: lmdeploy 0.6.4, vllm 0.32.0 or sglang 0.5.23.")
-    ] = "",
-    device: Annotated[Device, typer.Option(help="For vllm: gpu or cpu.")] = Device.GPU,
-    cache_max_entry_count: Annotated[
-        str, typer.Option(metavar="X", help="LMDeploy: share of what is free for the cache.")
-    ] = "",
-    gpu_memory_utilization: Annotated[
-        str, typer.Option(metavar="X", help="vLLM: share of the device for everything.")
-    ] = "",
-    mem_fraction_static: Annotated[
-        str, typer.Option(metavar="X", help="SGLang: share for weights and cache.")
-    ] = "",
-    kv_space: Annotated[
-        str, typer.Option(metavar="GIB", help="vLLM on a CPU: VLLM_CPU_KVCACHE_SPACE.")
-    ] = "",
-    need: Annotated[
-        str, typer.Option(metavar="TOKENS", help="Find the smallest setting for such a prompt.")
-    ] = "",
-    images: Annotated[str, typer.Option(metavar="M", help="With so many images in it.")] = "",
-    image_tokens: Annotated[
-        str, typer.Option(metavar="TOKENS", help="Tokens of one; else from --model.")
-    ] = "",
-    image_size: Annotated[
-        str, typer.Option(metavar="WxH", help="Pixels of one; else the largest there is.")
-    ] = "",
-    free: Annotated[
-        str, _size("Free: after the weights (lmdeploy, sglang), before (vllm). 6784MiB, 80GB.")
-    ] = "",
-    total: Annotated[str, _size("The device (vllm); free before the weights (sglang).")] = "",
-    runtime: Annotated[
-        str, _size("Set aside: LMDeploy's prefill reserve; all but the cache in vLLM.")
-    ] = "",
-    block_bytes: Annotated[
-        str, _size("One block on one device (sglang: one token), if not from a model.")
-    ] = "",
-    block_size: Annotated[str, typer.Option(metavar="TOKENS", help="Tokens a block.")] = "",
-    model: Annotated[Path | None, typer.Option(help="A model's folder or its config.json.")] = None,
-    layers: Annotated[str, typer.Option(metavar="N", help="Without --model: layers.")] = "",
-    kv_heads: Annotated[str, typer.Option(metavar="N", help="And KV heads.")] = "",
-    head_dim: Annotated[str, typer.Option(metavar="N", help="And elements a head.")] = "",
-    vocab_size: Annotated[str, typer.Option(metavar="N", help="For LMDeploy's reserve.")] = "",
-    dtype_bytes: Annotated[
-        str, typer.Option(metavar="N", help="Bytes of the model's element: 2 or 4.")
-    ] = "2",
-    tp: Annotated[str, typer.Option(metavar="N", help="Tensor parallel devices.")] = "1",
-    quant_policy: Annotated[
-        str, typer.Option(metavar="N", help="LMDeploy: 0, 4, 8, 16, 17 or 42.")
-    ] = "0",
-    kv_dtype: Annotated[
-        str, typer.Option(metavar="TYPE", help="vLLM, SGLang: auto, fp8_e4m3, …")
-    ] = "auto",
-    context: Annotated[
-        str, typer.Option(metavar="TOKENS", help="--session-len, --max-model-len.")
-    ] = "",
-    max_prefill_tokens: Annotated[
-        str, typer.Option(metavar="N", help="LMDeploy's --max-prefill-token-num.")
-    ] = "",
-    max_batches: Annotated[
-        str, typer.Option(metavar="N", help="LMDeploy's --max-batch-size.")
-    ] = "",
-    decimals: Annotated[str, typer.Option(metavar="N", help="Of the setting, 1 to 4.")] = "2",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-    svg: Annotated[Path | None, typer.Option(help="Draw the curve into this file.")] = None,
-) -> None:
+@command(KvBudgetCommand)
+def kv_budget(asked: KvBudgetCommand) -> None:
     """Compute an engine's KV cache from its memory and its setting, and back.
 
     Exit codes: 0 the engine starts and the prompt fits some setting; 1 not so; 2 usage.
@@ -118,49 +94,50 @@ def kv_budget(
 
     settings = _settings(
         {
-            "--cache-max-entry-count": cache_max_entry_count,
-            "--gpu-memory-utilization": gpu_memory_utilization,
-            "--mem-fraction-static": mem_fraction_static,
-            "--kv-space": kv_space,
+            "--cache-max-entry-count": asked.cache_max_entry_count,
+            "--gpu-memory-utilization": asked.gpu_memory_utilization,
+            "--mem-fraction-static": asked.mem_fraction_static,
+            "--kv-space": asked.kv_space,
         }
     )
-    chosen = str(engine or _engine_of(settings))
-    cpu = device is Device.CPU or "--kv-space" in settings
+    chosen = str(asked.engine or _engine_of(settings))
+    cpu = asked.device is Device.CPU or "--kv-space" in settings
     if cpu and chosen != "vllm":
         raise UsageError("--device cpu is for vllm; the others size their cache as on a GPU.")
-    read = _read(model)
-    steps = quantity.parse_count(decimals, "--decimals", most=4)
-    asked = inputs.Question(
+    read = _read(asked.model)
+    steps = quantity.parse_count(asked.decimals, "--decimals", most=4)
+    question = inputs.Question(
         engine=chosen,
-        release=inputs.check_release(chosen, release),
-        free=_bytes(free, "--free", least=1 << 20) or 0,
-        total=_bytes(total, "--total", least=1 << 20) or 0,
-        runtime=_bytes(runtime, "--runtime", least=0),
-        block_bytes=_bytes(block_bytes, "--block-bytes") or 0,
-        block_size=_count(block_size, "--block-size", most=1 << 20),
+        release=inputs.check_release(chosen, asked.release),
+        free=_bytes(asked.free, "--free", least=1 << 20) or 0,
+        total=_bytes(asked.total, "--total", least=1 << 20) or 0,
+        runtime=_bytes(asked.runtime, "--runtime", least=0),
+        block_bytes=_bytes(asked.block_bytes, "--block-bytes") or 0,
+        block_size=_count(asked.block_size, "--block-size", most=1 << 20),
         geometry=_geometry(
             read,
-            layers=_count(layers, "--layers", most=10_000),
-            kv_heads=_count(kv_heads, "--kv-heads", most=10_000),
-            head_dim=_count(head_dim, "--head-dim", most=100_000),
-            dtype_bytes=_count(dtype_bytes, "--dtype-bytes", most=4),
+            layers=_count(asked.layers, "--layers", most=10_000),
+            kv_heads=_count(asked.kv_heads, "--kv-heads", most=10_000),
+            head_dim=_count(asked.head_dim, "--head-dim", most=100_000),
+            dtype_bytes=_count(asked.dtype_bytes, "--dtype-bytes", most=4),
         ),
-        vocab_size=_count(vocab_size, "--vocab-size", most=1 << 32),
-        tp=_count(tp, "--tp", most=4096),
-        kv_dtype=kv_dtype,
-        quant_policy=quantity.parse_count(quant_policy, "--quant-policy", least=0, most=99),
-        context=_count(context, "--context"),
-        max_prefill_tokens=_count(max_prefill_tokens, "--max-prefill-tokens")
+        vocab_size=_count(asked.vocab_size, "--vocab-size", most=1 << 32),
+        tp=_count(asked.tp, "--tp", most=4096),
+        kv_dtype=asked.kv_dtype,
+        quant_policy=quantity.parse_count(asked.quant_policy, "--quant-policy", least=0, most=99),
+        context=_count(asked.context, "--context"),
+        max_prefill_tokens=_count(asked.max_prefill_tokens, "--max-prefill-tokens")
         or lmdeploy.MAX_PREFILL_TOKENS,
-        max_batches=_count(max_batches, "--max-batches", most=1 << 20) or lmdeploy.MAX_BATCHES,
+        max_batches=_count(asked.max_batches, "--max-batches", most=1 << 20)
+        or lmdeploy.MAX_BATCHES,
         cpu=cpu,
         settings=settings,
     )
-    result = answer(asked, _need(need, images, image_tokens, image_size, read), steps)
+    result = answer(question, _need(asked, read), steps)
     points = curve.points(result.plan, min(steps, 2))
-    if svg is not None:
-        _write_svg(svg, points, result)
-    _print(result, points, json=json)
+    if asked.svg is not None:
+        _write_svg(asked.svg, points, result)
+    _print(result, points, json=asked.json)
     if not result.works:
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
@@ -228,13 +205,12 @@ def _geometry(
     return Geometry(layers, kv_heads, head_dim, head_dim, dtype_bytes)
 
 
-def _need(
-    need: str, images: str, image_tokens: str, image_size: str, read: Model | None
-) -> Need | None:
+def _need(asked: KvBudgetCommand, read: Model | None) -> Need | None:
     from mmrepro.kv_budget.quantity import parse_count, parse_pixels
     from mmrepro.kv_budget.result import Need
 
-    count = _count(images, "--images", most=100_000)
+    need, image_tokens, image_size = asked.need, asked.image_tokens, asked.image_size
+    count = _count(asked.images, "--images", most=100_000)
     if not count:
         if image_tokens or image_size:
             raise UsageError("--image-tokens and --image-size need --images: how many there are.")

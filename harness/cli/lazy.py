@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
+from mmrepro.cli.options import DeclaredCommand
 from typer.core import TyperGroup
 
 Named = dict[str, tuple[str, str]]
@@ -49,5 +50,5 @@ def _command(name: str, place: str, told: str) -> Any:
         command = typer.main.get_group(found)
         command.name, command.short_help = name, told
         return command
-    app.command(name, short_help=told)(found)
+    app.command(name, cls=DeclaredCommand, short_help=told)(found)
     return typer.main.get_command(app)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
-from mmrepro.base import units
-from mmrepro.cli.bounds import WEEK_S
+from mmrepro.base import common_options as common, units
+from mmrepro.base.options import LIMITS, Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.engines import Engine
@@ -18,15 +20,18 @@ if TYPE_CHECKING:
 PEEK_BYTES = 1 << 20
 
 
-def logs(
-    files: Annotated[list[Path], typer.Argument(help="Log files.", metavar="LOG...")],
-    engine: Annotated[str, typer.Option(help="Whose logs they are.")] = "auto",
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Not the files that were rotated away from them.")
-    ] = False,
-    deadline: Annotated[float, typer.Option(min=1, max=WEEK_S, help="Seconds to read.")] = 600.0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class LogsCommand(Command):
+    COMMAND: ClassVar[str] = "logs"
+    files: tuple[Path, ...] = option((), "Log files.", "LOG…", argument=True, required=True)
+    engine: str = common.ENGINE_NAME("auto", help="Engine that wrote them.")
+    alone: bool = option(False, "Leave out the files that were rotated away from them.")
+    deadline: float = option(600.0, "Time to read.", "SECONDS", LIMITS, least=1, most=common.WEEK_S)
+    json: bool = common.JSON(False)
+
+
+@command(LogsCommand)
+def logs(asked: LogsCommand) -> None:
     """Read logs as one timeline: last progress, first error, requests that were never scheduled.
 
     Exit status: 0 they were read; 3 they could not be, or not to the end.
@@ -39,19 +44,20 @@ def logs(
     from mmrepro.probes.base import run_probe
     from mmrepro.probes.log_files import LogFilesProbe
 
-    chosen = _engine(engine, files)
+    files = list(asked.files)
+    chosen = _engine(asked.engine, files)
     probe = LogFilesProbe(
         files,
         scenario_patterns(chosen),
         chosen.progress_pattern if chosen else None,
         added=chosen.added_pattern or None if chosen else None,
-        rotated=not alone,
+        rotated=not asked.alone,
     )
     with tempfile.TemporaryDirectory(prefix="mmrepro-logs-") as folder:
-        result = run_probe(probe, Path(folder), deadline)
+        result = run_probe(probe, Path(folder), asked.deadline)
     if result.data is None or not result.data.bytes_read:
         raise UsageError(f"No log could be read: {result.reason}.", hint="mmrepro logs FILE")
-    if json:
+    if asked.json:
         typer.echo(result.model_dump_json(indent=1))
     else:
         _tell(result.data, chosen)

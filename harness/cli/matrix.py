@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 import typer
-from mmrepro.base import units
-from mmrepro.cli.bounds import WEEK_S
-from mmrepro.cli.matrix_ledger import (
-    DEFAULT_OUT,
-    Excused,
-    Folder,
-    Json,
-    NightName,
-    chosen_night,
-    quarantine_of,
-)
-from mmrepro.cli.run import DeviceChoice
-from mmrepro.cli.where import Budget, Events, Jobs, Ray
-from mmrepro.run.options import StartMode
+from mmrepro.base import common_options as common
+from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.cli.matrix_ledger import chosen_night, quarantine_of
+from mmrepro.cli.options import DeclaredCommand, command
+from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
 
 app = typer.Typer(
     name="matrix",
@@ -29,81 +21,9 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def run(
-    file: Annotated[
-        Path | None, typer.Argument(help="FILE.toml with the rows; see docs/matrix.md.")
-    ] = None,
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME, NAME:VARIANT, NAME:all, a FILE.py, or all. May be repeated."),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="Only scenarios of this engine.")] = "",
-    releases: Annotated[
-        str,
-        typer.Option(
-            help="affected, boundary, after, newest, own, A..B or versions, separated by commas.  "
-            "[default: own,newest]"
-        ),
-    ] = "",
-    device: Annotated[
-        DeviceChoice | None,
-        typer.Option(help="auto takes a GPU where there is one.  [default: auto]"),
-    ] = None,
-    mitigation: Annotated[
-        list[str] | None,
-        typer.Option(help="none, each (one more cell for each), or a name.  [default: none]"),
-    ] = None,
-    server_arg: Annotated[
-        list[str] | None, typer.Option(help="One more option for the server, in every cell.")
-    ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME=VALUE: an option of the scenario.")
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Runs of each cell.  [default: 1]")
-    ] = None,
-    confirm: Annotated[
-        int | None,
-        typer.Option(min=0, max=100, help="More runs of a cell that surprises.  [default: 3]"),
-    ] = None,
-    jobs: Jobs = None,
-    max_time: Annotated[str, typer.Option(help="The same as --budget.")] = "",
-    budget: Budget = "",
-    timeout: Annotated[
-        float | None, typer.Option(min=1, max=WEEK_S, help="Seconds for one run.  [default: 600]")
-    ] = None,
-    disk: Annotated[
-        str, typer.Option(help="What the night may add to the disk, e.g. 40G.  [default: no bound]")
-    ] = "",
-    quarantine: Annotated[
-        Path | None, typer.Option(help="TOML with the cells that are not to fail the night.")
-    ] = None,
-    every: Annotated[
-        str, typer.Option(help="When the next night is due, e.g. 24h; a missing one is told.")
-    ] = "",
-    start_mode: Annotated[
-        StartMode | None,
-        typer.Option(help="As for mmrepro run.  [default: warm, so that all nights are alike]"),
-    ] = None,
-    shard: Annotated[
-        str, typer.Option(help="I/N: the Ith of N machines' part; join with matrix merge.")
-    ] = "",
-    machine: Annotated[str, typer.Option(help="This machine's label in the ledger.")] = "",
-    ray: Ray = "",
-    events: Events = "",
-    out: Annotated[
-        Path | None, typer.Option(help=f"The ledger's folder.  [default: {DEFAULT_OUT}]")
-    ] = None,
-    night: Annotated[str, typer.Option(help="Name of the night.  [default: the UTC date]")] = "",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest night that is unfinished.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the cells and the time they take; run none.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@app.command(cls=DeclaredCommand)
+@command(MatrixRunCommand)
+def run(asked: MatrixRunCommand) -> None:
     """Run a night: every scenario on every release that is asked for, each in its own process.
 
     The same command on the same night goes on with it; what has ended is kept.
@@ -111,39 +31,8 @@ def run(
 
     Example:  mmrepro matrix run --scenario ghost-key-eviction --releases boundary,newest
     """
-    from mmrepro.cli.matrix_run import Asked, execute, settings_of
+    from mmrepro.cli.matrix_run import execute
 
-    settings = settings_of(
-        engine=engine,
-        releases=releases,
-        mitigation=mitigation,
-        device=device,
-        repeat=repeat,
-        max_time=max_time or budget,
-        disk=disk,
-        confirm=confirm,
-        jobs=jobs,
-        timeout=timeout,
-        quarantine=str(quarantine) if quarantine is not None else None,
-        every=units.parse_duration(every) if every else None,
-        start_mode=start_mode,
-        machine=machine or None,
-        ray=ray or None,
-        out=str(out) if out is not None else None,
-    )
-    asked = Asked(
-        file=file,
-        scenarios=tuple(scenario or ()),
-        server_args=tuple(server_arg or ()),
-        options=tuple(option or ()),
-        settings=settings,
-        shard=shard,
-        night=night,
-        resume=resume,
-        dry_run=dry_run,
-        json=json,
-        events=events,
-    )
     raise typer.Exit(execute(asked))
 
 
@@ -155,16 +44,21 @@ class Format(StrEnum):
     JUNIT = "junit"
 
 
-@app.command()
-def report(
-    ledger: Folder = Path(DEFAULT_OUT),
-    night: NightName = "",
-    format: Annotated[Format, typer.Option(help="What to print.")] = Format.TERMINAL,
-    quarantine: Excused = None,
-    write: Annotated[
-        Path | None, typer.Option(help="Write all files of the report into this folder instead.")
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class MatrixReportCommand(Command):
+    COMMAND: ClassVar[str] = "matrix report"
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    night: str = common.NIGHT("")
+    format: Format = option(Format.TERMINAL, "What to print.", group=OUTPUT)
+    quarantine: Path | None = common.QUARANTINE(None)
+    write: Path | None = option(
+        None, "Write all files of the report into this folder instead.", "DIR", OUTPUT
+    )
+
+
+@app.command(cls=DeclaredCommand)
+@command(MatrixReportCommand)
+def report(asked: MatrixReportCommand) -> None:
     """Tell a night again, from the ledger alone.
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
@@ -178,11 +72,12 @@ def report(
     from mmrepro.reports.night_markdown import render_night_markdown
     from mmrepro.reports.night_terminal import print_night
 
+    ledger, format = asked.ledger, asked.format
     history = read(ledger)
-    chosen = chosen_night(ledger, night, history)
-    excused = quarantine_of(quarantine)
-    if write is not None:
-        for path in write_night(history, chosen, write, excused):
+    chosen = chosen_night(ledger, asked.night, history)
+    excused = quarantine_of(asked.quarantine)
+    if asked.write is not None:
+        for path in write_night(history, chosen, asked.write, excused):
             typer.echo(str(path))
         return
     shown = night_view(history, chosen, excused)
@@ -198,15 +93,24 @@ def report(
     typer.echo(text.rstrip("\n"))
 
 
-@app.command()
-def diff(
-    ledger: Folder = Path(DEFAULT_OUT),
-    before: Annotated[
-        str, typer.Argument(help="A night, or DIR:NIGHT of another ledger.  [default: the last]")
-    ] = "",
-    now: Annotated[str, typer.Argument(help="Likewise.  [default: the newest]")] = "",
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class MatrixDiffCommand(Command):
+    COMMAND: ClassVar[str] = "matrix diff"
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    before: str = option(
+        "",
+        "A nightly run, or DIR:NIGHT of another ledger.",
+        "BEFORE",
+        argument=True,
+        shown="the last",
+    )
+    now: str = option("", "Likewise.", "NOW", argument=True, shown="the newest")
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(MatrixDiffCommand)
+def diff(asked: MatrixDiffCommand) -> None:
     """Say what changed from one night to another.
 
     Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another failure.
@@ -219,9 +123,10 @@ def diff(
     from mmrepro.history.ledger import read
     from mmrepro.reports.night_terminal import print_events
 
-    after = chosen_night(ledger, now)
-    if before:
-        first = chosen_night(ledger, before)
+    ledger = asked.ledger
+    after = chosen_night(ledger, asked.now)
+    if asked.before:
+        first = chosen_night(ledger, asked.before)
     else:
         earlier = read(ledger).before(after.night)
         if not earlier:
@@ -231,7 +136,7 @@ def diff(
             )
         first = earlier[-1]
     found = find(first, after)
-    if json:
+    if asked.json:
         import json as json_module
 
         told = [event.model_dump(mode="json") for event in found]
@@ -243,12 +148,17 @@ def diff(
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
 
-@app.command()
-def history(
-    ledger: Folder = Path(DEFAULT_OUT),
-    scenario: Annotated[str, typer.Option(help="Each cell of this one.")] = "",
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class MatrixHistoryCommand(Command):
+    COMMAND: ClassVar[str] = "matrix history"
+    ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
+    scenario: str = option("", "Each cell of this one.", "NAME", configurable=False)
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(MatrixHistoryCommand)
+def history(asked: MatrixHistoryCommand) -> None:
     """Show every row over the nights, oldest first.
 
     Example:  mmrepro matrix history nights --scenario ghost-key-eviction
@@ -258,22 +168,27 @@ def history(
     from mmrepro.reports.night_json import history_json
     from mmrepro.reports.night_terminal import print_history
 
-    known = read(ledger)
-    if json:
+    known, scenario = read(asked.ledger), asked.scenario
+    if asked.json:
         typer.echo(history_json(known, scenario).rstrip("\n"))
         return
     print_history(known, table_console(), scenario)
 
 
-@app.command()
-def merge(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Ledgers' folders: of shards, or of nights.", metavar="DIR")
-    ],
-    out: Annotated[Path, typer.Option(help="The ledger that they are added to.")],
-    incidents: Annotated[bool, typer.Option(help="Copy the incidents as well.")] = True,
-    quarantine: Excused = None,
-) -> None:
+@dataclass(frozen=True)
+class MatrixMergeCommand(Command):
+    COMMAND: ClassVar[str] = "matrix merge"
+    folders: tuple[Path, ...] = option(
+        (), "Folders of ledgers: of shards, or of nights.", "DIR…", argument=True, required=True
+    )
+    out: Path = common.OUT(Path(), help="The ledger that they are added to.", required=True)
+    incidents: bool = option(True, "Copy the incidents as well.", name="--incidents/--no-incidents")
+    quarantine: Path | None = common.QUARANTINE(None)
+
+
+@app.command(cls=DeclaredCommand)
+@command(MatrixMergeCommand)
+def merge(asked: MatrixMergeCommand) -> None:
     """Make one ledger of several, and its reports; what is there already is kept.
 
     Example:  mmrepro matrix merge shard-1 shard-2 --out nights
@@ -282,8 +197,8 @@ def merge(
     from mmrepro.history.merge import merge as join
     from mmrepro.reports.night import write_night
 
-    excused = quarantine_of(quarantine)
-    done = join(folders, out, incidents=incidents)
+    out, excused = asked.out, quarantine_of(asked.quarantine)
+    done = join(list(asked.folders), out, incidents=asked.incidents)
     if done.nothing:
         typer.echo(f"{out} has all of that already.")
         return

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mmrepro.history.ledger import History, NightRuns
     from mmrepro.history.quarantine import Quarantine
-
-DEFAULT_OUT = "nights"
-Folder = Annotated[Path, typer.Argument(help="The ledger's folder.", metavar="DIR")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-NightName = Annotated[str, typer.Option("--night", help="Which one.  [default: the newest]")]
-Excused = Annotated[
-    Path | None,
-    typer.Option("--quarantine", help="TOML with the cells that are not to fail the night."),
-]
 
 
 def chosen_night(ledger: Path, name: str, read_before: History | None = None) -> NightRuns:

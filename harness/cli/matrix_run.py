@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import mmrepro
 import typer
-from mmrepro.base import units
 from mmrepro.campaign.groups import Estimates
 from mmrepro.campaign.provisions import Say
 from mmrepro.campaign.schedule import CONFIRM, REPEAT, left
 from mmrepro.campaign.work import Places
 from mmrepro.cli.campaign import Where, conduct, placed
 from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix_ledger import DEFAULT_OUT
 from mmrepro.cli.matrix_progress import print_dry_run
-from mmrepro.cli.run import DeviceChoice
 from mmrepro.errors import ExitCode, NoPlaceLeft, UsageError
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
 from mmrepro.machine.facts import host_facts
-from mmrepro.matrix import selectors
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
 from mmrepro.matrix.measured import Measured
 from mmrepro.matrix.nights import begin, night_options, unfinished
+from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
 from mmrepro.matrix.plan import dry_run, plan, sharded
 from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import Moment
@@ -44,50 +39,9 @@ from mmrepro.run.key import gpu_models
 from rich.console import Console
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line says; ``settings``: those that a file has too."""
-
-    file: Path | None
-    scenarios: tuple[str, ...]
-    settings: Settings
-    server_args: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    shard: str = ""
-    night: str = ""
-    resume: bool = False
-    dry_run: bool = False
-    json: bool = False
-    events: str = ""
-
-
-def settings_of(
-    *,
-    engine: str,
-    releases: str,
-    mitigation: list[str] | None,
-    device: DeviceChoice | None,
-    repeat: int | None,
-    max_time: str,
-    disk: str,
-    **others: Any,
-) -> Settings:
-    """What the options say, "" or None: nothing. Raises UsageError: one is none of its kind."""
-    return Settings(
-        engine=engine or None,
-        releases=list(selectors.parse(releases)) if releases else None,
-        mitigation=mitigation or None,
-        device=device.value if device is not None else None,
-        repeat=repeat,
-        max_time=units.parse_duration(max_time) if max_time else None,
-        disk=units.parse_size(disk) if disk else None,
-        **others,
-    )
-
-
-def execute(asked: Asked) -> ExitCode:
+def execute(asked: MatrixRunCommand) -> ExitCode:
     """Run the night, or go on with it, or print what it would be. Raises MmreproError."""
-    given = load(asked.file) if asked.file is not None else MatrixFile()
+    asked, given = asked.under(load(asked.file) if asked.file is not None else MatrixFile())
     settings = asked.settings.over(given.matrix)
     folder = Path(settings.out or DEFAULT_OUT)
     console = table_console(stderr=asked.json or asked.events == "-")
@@ -118,14 +72,14 @@ def execute(asked: Asked) -> ExitCode:
 def _run(
     ledger: Ledger,
     runs: NightRuns,
-    asked: Asked,
+    asked: MatrixRunCommand,
     given: MatrixFile,
     settings: Settings,
     where: Where,
     notes: Sequence[str],
     console: Console,
 ) -> ExitCode:
-    again = _resume_command(asked, ledger.folder)
+    again = asked.resumed(ledger.folder)
     options = night_options(settings, runs.night.machine)
     quarantine = _quarantine(settings, runs, console)
     slicing = Slicing(sliced=where.cluster is not None, build_s=Measured().build_s)
@@ -143,7 +97,8 @@ def _run(
 
     idle = not policy.todo and runs.night.state is NightState.COMPLETE
     try:
-        conduct(policy, places, console, budget_s=settings.max_time, events=asked.events)
+        budget_s = asked.budget_s or settings.max_time
+        conduct(policy, places, console, budget_s=budget_s, events=asked.events)
     except (KeyboardInterrupt, NoPlaceLeft):
         write_night(ledger.history, runs, ledger.folder, quarantine)
         raise
@@ -168,7 +123,7 @@ class Ended:
     idle: bool = True
 
 
-def _tell(ended: Ended, asked: Asked, console: Console) -> ExitCode:
+def _tell(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
     night = ended.runs.night
     shown = night_view(ended.history, ended.runs, ended.quarantine)
     code = exit_code(
@@ -213,7 +168,7 @@ def _quarantine(settings: Settings, runs: NightRuns, console: Console) -> Quaran
 
 
 def _nothing_unfinished(
-    ledger: Ledger, asked: Asked, settings: Settings, folder: Path, console: Console
+    ledger: Ledger, asked: MatrixRunCommand, settings: Settings, folder: Path, console: Console
 ) -> ExitCode:
     newest = ledger.history.newest
     if newest is None:
@@ -228,7 +183,7 @@ def _nothing_unfinished(
 # ---------------------------------------------------------------- the plan
 
 
-def planned_of(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str]]:
+def planned_of(asked: MatrixRunCommand, given: MatrixFile) -> tuple[list[Planned], list[str]]:
     """The cells that are asked for, and what was left out of them. Raises MmreproError."""
     rows = _rows(asked, given)
     made = plan(_name(asked), rows, asked.settings, given.matrix)
@@ -238,7 +193,7 @@ def planned_of(asked: Asked, given: MatrixFile) -> tuple[list[Planned], list[str
     return cells, made.notes
 
 
-def _rows(asked: Asked, given: MatrixFile) -> list[Rows]:
+def _rows(asked: MatrixRunCommand, given: MatrixFile) -> list[Rows]:
     """The file's, those with a scenario of the command line if that names any; or that one's."""
     arguments, options = list(asked.server_args), list(asked.options)
     if asked.file is None or not given.cell:
@@ -266,16 +221,16 @@ def _named(name: str, wanted: Sequence[str]) -> bool:
     return "all" in wanted or name in wanted or name.partition(":")[0] in wanted
 
 
-def _name(asked: Asked) -> str:
+def _name(asked: MatrixRunCommand) -> str:
     return asked.night or f"{datetime.now(UTC):%Y-%m-%d}"
 
 
-def _night(asked: Asked, settings: Settings) -> Night:
+def _night(asked: MatrixRunCommand, settings: Settings) -> Night:
     try:
         return Night(
             id=_name(asked),
             created=Moment.now(),
-            command=shlex.join(["mmrepro", *_without_address(sys.argv[1:])]),
+            command=asked.command_line(ray="auto" if asked.ray else ""),
             mmrepro_version=mmrepro.__version__,
             machine=settings.machine or "",
             host=host_facts(gpu_models()),
@@ -290,39 +245,11 @@ def _night(asked: Asked, settings: Settings) -> Night:
         ) from error
 
 
-def _without_address(arguments: Iterable[str]) -> list[str]:
-    """As the ledger has them, which others read: the cluster's address is left out."""
-    told: list[str] = []
-    for word in arguments:
-        if told and told[-1] == "--ray":
-            word = "auto"
-        told.append("--ray=auto" if word.startswith("--ray=") else word)
-    return told
-
-
-def _resume_command(asked: Asked, folder: Path) -> str:
-    words = ["mmrepro", "matrix", "run", *([str(asked.file)] if asked.file else [])]
-    words += ["--resume", "--out", str(folder)]
-    own = asked.settings
-    for option, value in (
-        ("--jobs", own.jobs),
-        ("--max-time", units.exact_duration(own.max_time) if own.max_time else None),
-        ("--timeout", f"{own.timeout:g}" if own.timeout else None),
-        ("--disk", units.exact_size(own.disk) if own.disk else None),
-        ("--quarantine", own.quarantine),
-        ("--start-mode", own.start_mode),
-        ("--ray", own.ray),
-    ):
-        if value is not None:
-            words += [option, str(value)]
-    return shlex.join(words)
-
-
 # ---------------------------------------------------------------- --dry-run
 
 
 def _dry_run(
-    asked: Asked, given: MatrixFile, settings: Settings, folder: Path, console: Console
+    asked: MatrixRunCommand, given: MatrixFile, settings: Settings, folder: Path, console: Console
 ) -> ExitCode:
     history = read(folder) if (folder / LEDGER_FILE).is_file() else History()
     notes: list[str] = []

@@ -4,51 +4,52 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from mmrepro.scenario import Scenario
 
 
-def new(
-    scenario: Annotated[
-        str, typer.Argument(help="Its name: small letters, digits, dashes.", metavar="SCENARIO")
-    ],
-    engine: Annotated[str, typer.Option(help="vllm, sglang, lmdeploy or minivllm.")] = "",
-    release: Annotated[
-        str,
-        typer.Option(
-            help="Release of the engine that fails.  [default: the known scenarios' last]"
-        ),
-    ] = "",
-    from_: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="Of this finding of mmrepro replay: its folder.", metavar="FINDING"
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for what is written.")] = Path(),
-    force: Annotated[
-        bool, typer.Option("--force", help="Write over files that are there.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class NewCommand(Command):
+    COMMAND: ClassVar[str] = "new"
+    scenario: str = option(
+        "", "Its name: small letters, digits, dashes.", "SCENARIO", argument=True, required=True
+    )
+    engine: str = common.ENGINE_NAME("", configurable=False)
+    release: str = common.RELEASE("", shown="the known scenarios' last", configurable=False)
+    source: Path | None = option(
+        None,
+        "Write the scenario of this finding of mmrepro replay: its folder.",
+        "FINDING",
+        name="--from",
+    )
+    out: Path = common.OUT(Path(), help="Folder for what is written.")
+    force: bool = common.FORCE(False)
+    json: bool = common.JSON(False)
+
+
+@command(NewCommand)
+def new(asked: NewCommand) -> None:
     """Write a scenario file that runs, and a test that fails until it is filled in.
 
     With --from it is of a finding of mmrepro replay, and sends the finding's own requests.
 
     Example:  mmrepro new odd-image --engine minivllm
     """
-    if from_ is not None:
-        _of_finding(scenario, from_, (engine, release), out, force=force, json=json)
+    if asked.source is not None:
+        _of_finding(asked, asked.source)
         return
-    plan = _plan(scenario, engine, release)
-    files = _write(plan, out, force=force)
+    plan = _plan(asked.scenario, asked.engine, asked.release)
+    files = _write(plan, asked.out, force=asked.force)
     following = f"mmrepro run {_typed(files[0])}"
-    if json:
+    if asked.json:
         import json as jsonlib
 
         document = {
@@ -178,22 +179,21 @@ def _write(plan: Blank, out: Path, *, force: bool) -> tuple[Path, Path]:
     return files
 
 
-def _of_finding(
-    name: str, place: Path, own: tuple[str, str], out: Path, *, force: bool, json: bool
-) -> None:
-    """``own``: --engine and --release. Raises UsageError: they are given; else as below."""
+def _of_finding(asked: NewCommand, place: Path) -> None:
+    """Raises UsageError: --engine or --release are given; else as below."""
     from mmrepro.cli.new_from import scenario_from
     from mmrepro.errors import UsageError
 
-    if any(own):
+    name = asked.scenario
+    if asked.engine or asked.release:
         raise UsageError(
             "--from says which engine and release it is of: --engine and --release are not given.",
             hint=f"mmrepro new {name} --from {place}",
         )
     _check_name(name)
-    file, folder, told = scenario_from(place, name, out, force=force)
+    file, folder, told = scenario_from(place, name, asked.out, force=asked.force)
     server, following = told.finding.server, f"mmrepro run {_typed(file)}"
-    if json:
+    if asked.json:
         import json as jsonlib
 
         document = {

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import tempfile
-from enum import StrEnum
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
 import typer
+from mmrepro.base.options import LIMITS, OUTPUT, Command, option
+from mmrepro.cli.options import command
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.probes import PROBES
 
-Kind = StrEnum("Kind", list(PROBES))  # type: ignore[misc]  # mypy wants them spelled out
+
+@dataclass(frozen=True)
+class ProbeCommand(Command):
+    COMMAND: ClassVar[str] = "probe"
+    kind: str = option(
+        "", "Kind of evidence.", "KIND", argument=True, required=True, choices=tuple(PROBES)
+    )
+    url: str = option("", "Server, e.g. http://127.0.0.1:8000.", "URL")
+    pid: int = option(0, "Process.", "PID")
+    log: Path | None = option(None, "Log file.", "FILE")
+    model: str = option("tiny", "Served model, for inference.", "NAME")
+    deadline: float = option(15.0, "Time limit.", "SECONDS", LIMITS, least=0.1, most=3600)
+    raw: Path | None = option(None, "Folder for raw output.", "DIR", OUTPUT)
 
 
-def probe(
-    kind: Annotated[Kind, typer.Argument(help="Kind of evidence.")],
-    url: Annotated[str, typer.Option(help="Server, e.g. http://127.0.0.1:8000.")] = "",
-    pid: Annotated[int, typer.Option(help="Process.")] = 0,
-    log: Annotated[Path | None, typer.Option(help="Log file.")] = None,
-    model: Annotated[str, typer.Option(help="Served model, for inference.")] = "tiny",
-    deadline: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds.")] = 15.0,
-    raw: Annotated[Path | None, typer.Option(help="Folder for raw output.")] = None,
-) -> None:
+@command(ProbeCommand)
+def probe(asked: ProbeCommand) -> None:
     """Collect one kind of evidence and print it as JSON.
 
     Example:  mmrepro probe stacks --pid 4576
@@ -30,13 +37,16 @@ def probe(
     from mmrepro.probes import probe_class
     from mmrepro.probes.base import Subject, run_probe
 
-    subject = Subject(url=url, pid=pid, log=log, model=model, deadline_s=deadline)
-    chosen = probe_class(kind.value)
+    kind, deadline = asked.kind, asked.deadline
+    subject = Subject(
+        url=asked.url, pid=asked.pid, log=asked.log, model=asked.model, deadline_s=deadline
+    )
+    chosen = probe_class(kind)
     if chosen.needs and not getattr(subject, chosen.needs):
         raise UsageError(
             f"The probe {kind} needs --{chosen.needs}.", hint=f"mmrepro probe {kind} --help"
         )
-    folder = raw or Path(tempfile.mkdtemp(prefix="mmrepro-probe-"))
+    folder = asked.raw or Path(tempfile.mkdtemp(prefix="mmrepro-probe-"))
     result = run_probe(chosen.on(subject), folder, deadline)
     typer.echo(result.model_dump_json(indent=1))
     if not result.ok:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import typer
+from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.errors import UsageError
@@ -24,22 +27,26 @@ class Format(StrEnum):
     ISSUE = "issue"
 
 
-def report_command(
-    incident: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of an incident, ablation, bisection, replay, finding or fuzzing session, "
-            "or a bundle.",
-            metavar="DIR",
-        ),
-    ],
-    format: Annotated[
-        Format,
-        typer.Option(
-            help="What to print on stdout; issue: the engine's own bug-report form, to paste."
-        ),
-    ] = Format.MD,
-) -> None:
+@dataclass(frozen=True)
+class ReportCommand(Command):
+    COMMAND: ClassVar[str] = "report"
+    incident: Path = option(
+        Path(),
+        "Folder of an incident, ablation, bisection, replay, finding or fuzzing session, or a "
+        "bundle.",
+        "DIR",
+        argument=True,
+        required=True,
+    )
+    format: Format = option(
+        Format.MD,
+        "What to print on stdout; issue: the engine's own bug-report form, to paste.",
+        group=OUTPUT,
+    )
+
+
+@command(ReportCommand)
+def report_command(asked: ReportCommand) -> None:
     """Make a report again, from an incident's folder alone.
 
     Example:  mmrepro report incidents/ghost-key-eviction-0.23.0-20261121-030000 --format html
@@ -51,6 +58,7 @@ def report_command(
     from mmrepro.reports.fuzz import is_fuzz
     from mmrepro.reports.replay import is_finding, is_replay
 
+    incident, format = asked.incident, asked.format
     if is_fuzz(incident):
         typer.echo(_of_fuzz(incident, format).rstrip("\n"))
         return
@@ -179,9 +187,14 @@ class Document(StrEnum):
     CASE = "case"
 
 
-def schema(
-    of: Annotated[Document, typer.Option(help="Of which document.")] = Document.INCIDENT,
-) -> None:
+@dataclass(frozen=True)
+class SchemaCommand(Command):
+    COMMAND: ClassVar[str] = "schema"
+    of: Document = option(Document.INCIDENT, "Which document.", group=OUTPUT)
+
+
+@command(SchemaCommand)
+def schema(asked: SchemaCommand) -> None:
     """Print the JSON Schema of incident.json, of a case, or of another document of mmrepro's.
 
     Example:  mmrepro schema > incident.schema.json
@@ -207,6 +220,6 @@ def schema(
         Document.FUZZ_JSON: ToldFuzz,
         Document.CASE: Case,
     }
-    document = models[of].model_json_schema()
+    document = models[asked.of].model_json_schema()
     document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     typer.echo(json.dumps(document, indent=1))

@@ -2,126 +2,39 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
-from mmrepro.cli.bounds import WEEK_S
-from mmrepro.cli.commits import CommitDateOption, CommitOption, IndexOption
+from mmrepro.cli.options import command
 from mmrepro.errors import ExitCode
-from mmrepro.run.options import StartMode
+from mmrepro.run.options import RunCommand
 
 if TYPE_CHECKING:
     from mmrepro.incident import Incident
-    from mmrepro.run.options import RunOptions
     from mmrepro.run.starter import Starter
     from mmrepro.scenario import Scenario
     from rich.console import Console
 
 
-class DeviceChoice(StrEnum):
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-def run(
-    scenario: Annotated[str, typer.Argument(help="Name of a scenario, or a FILE.py with one.")],
-    variant: Annotated[
-        str, typer.Option(help="Variant of the scenario; see mmrepro show SCENARIO.")
-    ] = "",
-    release: Annotated[
-        str, typer.Option(help="Release of the engine.  [default: the scenario's]")
-    ] = "",
-    commit: CommitOption = "",
-    commit_date: CommitDateOption = "",
-    index: IndexOption = "",
-    device: Annotated[
-        DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
-    ] = DeviceChoice.AUTO,
-    model: Annotated[
-        Path | None, typer.Option(help="Serve this model's folder instead of a tiny one.")
-    ] = None,
-    server_arg: Annotated[
-        list[str] | None,
-        typer.Option(help="One more option for the server, e.g. --server-arg=--dtype=float32."),
-    ] = None,
-    mitigation: Annotated[
-        list[str] | None, typer.Option(help="Apply a mitigation; see mmrepro show SCENARIO.")
-    ] = None,
-    flip: Annotated[
-        list[str] | None,
-        typer.Option(help="Flip a factor, as mmrepro ablate does; see mmrepro show SCENARIO."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME or NAME=VALUE: an option of the scenario; see mmrepro show."),
-    ] = None,
-    repeat: Annotated[int, typer.Option(min=1, max=1000, help="Run it this many times.")] = 1,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=1, max=WEEK_S, help="Seconds for one run, building the environment apart."
-        ),
-    ] = 600.0,
-    out: Annotated[
-        Path | None, typer.Option(help="The incident's folder.  [default: incidents/…]")
-    ] = None,
-    start_mode: Annotated[
-        StartMode,
-        typer.Option(
-            envvar="MMREPRO_START_MODE",
-            help="cold: the engine's own start; fork: one import of the engine; warm: forked from "
-            "a process that has imported it. auto: warm for several starts, else fork.",
-        ),
-    ] = StartMode.AUTO,
-    keep_server: Annotated[
-        bool, typer.Option("--keep-server", help="Leave the server running; its pid is printed.")
-    ] = False,
-    contract_probe: Annotated[
-        bool,
-        typer.Option(
-            "--contract-probe",
-            help="Hold each step of the engine against the multimodal prefill contract.",
-        ),
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@command(RunCommand)
+def run(options: RunCommand) -> None:
     """Reproduce a known failure on the real engine and write an incident.
 
     Example:  mmrepro run ghost-key-eviction --release 0.24.0
     """
     from mmrepro.cli.commits import use_index
     from mmrepro.errors import UsageError
-    from mmrepro.run.options import RunOptions
     from mmrepro.run.starter import Starter
     from mmrepro.scenario.registry import load_scenario
     from rich.console import Console
 
-    chosen = load_scenario(scenario).with_variant(variant)
-    if commit or index:
-        use_index(index, commit, commit_date)
-    if keep_server and repeat > 1:
+    chosen = load_scenario(options.scenario).with_variant(options.variant)
+    if options.commit or options.index:
+        use_index(options.index, options.commit, options.commit_date)
+    repeat, json = options.repeat, options.json
+    if options.keep_server and repeat > 1:
         raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
-    options = RunOptions(
-        release=release,
-        commit=commit,
-        commit_date=commit_date,
-        device=device.value,
-        model=model,
-        server_args=tuple(server_arg or ()),
-        mitigations=tuple(dict.fromkeys(mitigation or ())),
-        flips=tuple(dict.fromkeys(flip or ())),
-        timeout_s=timeout,
-        out=out,
-        keep_server=keep_server,
-        contract_probe=contract_probe,
-        scenario=scenario,
-        variant=variant,
-        options=tuple(option or ()),
-        start_mode=start_mode,
-    )
     console = Console(stderr=json)
     several = repeat > 1 or chosen.control_server is not None
     with Starter(options.start_mode, several=several) as starter:
@@ -143,7 +56,7 @@ def run(
 
 
 def _one(
-    scenario: Scenario, options: RunOptions, starter: Starter, console: Console, *, quiet: bool
+    scenario: Scenario, options: RunCommand, starter: Starter, console: Console, *, quiet: bool
 ) -> Incident:
     from mmrepro.cli.progress import Progress
     from mmrepro.errors import UsageError

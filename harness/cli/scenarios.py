@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json as jsonlib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
+from mmrepro.base import common_options as common
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.scenario import Scenario
@@ -28,29 +32,26 @@ def standing(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def list_scenarios(
-    scenario: Annotated[
-        list[str] | None, typer.Argument(help="Only these.  [default: all]")
-    ] = None,
-    alive: Annotated[
-        bool,
-        typer.Option("--alive", help="Which are alive in the newest release, by recorded runs."),
-    ] = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="The whole catalogue, as docs/catalogue.md has it.")
-    ] = False,
-    ledger: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Of --alive and --markdown: the runs of these nights as well."
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class ListCommand(Command):
+    COMMAND: ClassVar[str] = "list"
+    scenarios: tuple[str, ...] = common.SCENARIOS(())
+    alive: bool = option(False, "Which are still unfixed in the newest release, by recorded runs.")
+    markdown: bool = common.MARKDOWN(False)
+    ledger: Path | None = common.LEDGER(
+        None, help="With --alive or --markdown: the runs of this ledger as well.", argument=False
+    )
+    json: bool = common.JSON(False)
+
+
+@command(ListCommand)
+def list_scenarios(asked: ListCommand) -> None:
     """List the known failure modes.
 
     Example:  mmrepro list --alive
     """
+    alive, markdown, json = asked.alive, asked.markdown, asked.json
+    scenario, ledger = asked.scenarios, asked.ledger
     if (markdown and (alive or json)) or (ledger is not None and not (alive or markdown)):
         from mmrepro.errors import UsageError
 
@@ -61,12 +62,12 @@ def list_scenarios(
     if alive:
         from mmrepro.cli.scenarios_alive import tell_alive
 
-        tell_alive(scenario or (), ledger, json)
+        tell_alive(scenario, ledger, json)
         return
     if markdown:
         from mmrepro.cli.scenarios_alive import page
 
-        typer.echo(page(scenario or (), ledger), nl=False)
+        typer.echo(page(scenario, ledger), nl=False)
         return
     from mmrepro.errors import BrokenScenario
     from mmrepro.scenario.registry import load_scenario, scenario_names
@@ -111,11 +112,16 @@ def list_scenarios(
     Console().print(table)
 
 
-def show(
-    scenario: Annotated[str, typer.Argument(help="Name or path of a scenario.")],
-    variant: Annotated[str, typer.Option(help="Show this variant of it.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class ShowCommand(Command):
+    COMMAND: ClassVar[str] = "show"
+    scenario: str = common.SCENARIO("")
+    variant: str = common.VARIANT("", configurable=False)
+    json: bool = common.JSON(False)
+
+
+@command(ShowCommand)
+def show(asked: ShowCommand) -> None:
     """Show one failure mode: what happens, why, its signature, mitigations and references.
 
     Example:  mmrepro show ghost-key-eviction
@@ -124,11 +130,11 @@ def show(
     from mmrepro.scenario import LiveFacts, RunFacts
     from mmrepro.scenario.registry import load_scenario
 
-    loaded = load_scenario(scenario).with_variant(variant)
+    loaded = load_scenario(asked.scenario).with_variant(asked.variant)
     facts = RunFacts(loaded.release, Fidelity.CPU, frozenset(), 0.0)
     conditions = loaded.conditions(facts)
     live = {c.id for c in loaded.live_conditions(LiveFacts(loaded.engine, loaded.release))}
-    if json:
+    if asked.json:
         document = {
             "name": loaded.name,
             "variant": loaded.variant,
@@ -210,5 +216,5 @@ def show(
     out.print("\n[bold]References")
     for reference in loaded.references:
         out.print(Padding(f"{reference.id}  {reference.title}  {reference.url}", (0, 2)))
-    chosen = f" --variant {variant}" if variant else ""
+    chosen = f" --variant {asked.variant}" if asked.variant else ""
     out.print(f"\nRun it:  [bold]mmrepro run {loaded.name}{chosen}")

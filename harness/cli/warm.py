@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
-from mmrepro.base import units
-from mmrepro.cli.bounds import WEEK_S
-from mmrepro.cli.run import DeviceChoice
+from mmrepro.base import common_options as common, units
+from mmrepro.base.options import LIMITS, Command, option
+from mmrepro.cli.options import DeclaredCommand, command
 
 if TYPE_CHECKING:
     from mmrepro.supervise.warm import WarmParent
@@ -20,29 +21,32 @@ app = typer.Typer(
 )
 
 
-@app.command()
-def start(
-    scenario: Annotated[str, typer.Argument(help="Name of a scenario, or a FILE.py with one.")],
-    variant: Annotated[str, typer.Option(help="Variant of the scenario.")] = "",
-    release: Annotated[
-        str, typer.Option(help="Release of the engine.  [default: the scenario's]")
-    ] = "",
-    mitigation: Annotated[
-        list[str] | None, typer.Option(help="As for mmrepro run: one with a patch needs its own.")
-    ] = None,
-    flip: Annotated[list[str] | None, typer.Option(help="As for mmrepro run.")] = None,
-    contract_probe: Annotated[bool, typer.Option(help="As for mmrepro run.")] = False,
-    device: Annotated[
-        DeviceChoice, typer.Option(help="auto takes a GPU where there is one.")
-    ] = DeviceChoice.AUTO,
-    idle: Annotated[
-        float,
-        typer.Option(
-            min=1, max=WEEK_S, help="Seconds without a start after which it ends by itself."
-        ),
-    ] = 900.0,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class WarmStartCommand(Command):
+    COMMAND: ClassVar[str] = "warm start"
+    scenario: str = common.SCENARIO("")
+    variant: str = common.VARIANT("")
+    release: str = common.RELEASE("")
+    mitigations: tuple[str, ...] = common.MITIGATION(
+        (), help="As for mmrepro run: one with a patch needs its own."
+    )
+    flips: tuple[str, ...] = common.FLIP(())
+    contract_probe: bool = common.CONTRACT_PROBE(False)
+    device: str = common.DEVICE("auto")
+    idle: float = option(
+        900.0,
+        "Time without a start after which it ends by itself.",
+        "SECONDS",
+        LIMITS,
+        least=1,
+        most=common.WEEK_S,
+    )
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(WarmStartCommand)
+def start(asked: WarmStartCommand) -> None:
     """Import the engine of a scenario once, for the `mmrepro run`s that follow.
 
     Example:  mmrepro warm start ghost-key-eviction
@@ -50,7 +54,7 @@ def start(
     from mmrepro.environments.build import ensure
     from mmrepro.errors import InfrastructureError
     from mmrepro.machine.cache import cache_root
-    from mmrepro.run.options import RunOptions
+    from mmrepro.run.options import RunCommand
     from mmrepro.run.start import ServerSpec, target
     from mmrepro.run.starter import parent_spec, warm_root
     from mmrepro.scenario.registry import load_scenario
@@ -58,13 +62,13 @@ def start(
     from mmrepro.supervise.warm import Parents, Refused
     from rich.console import Console
 
-    loaded = load_scenario(scenario).with_variant(variant)
-    options = RunOptions(
-        release=release,
-        device=device.value,
-        mitigations=tuple(mitigation or ()),
-        flips=tuple(flip or ()),
-        contract_probe=contract_probe,
+    loaded = load_scenario(asked.scenario).with_variant(asked.variant)
+    options = RunCommand(
+        release=asked.release,
+        device=asked.device,
+        mitigations=asked.mitigations,
+        flips=asked.flips,
+        contract_probe=asked.contract_probe,
     )
     console = Console(stderr=True)
     with console.status(f"{loaded.full_name}: the engine is imported"):
@@ -72,26 +76,31 @@ def start(
         model = loaded.model.write(cache_root() / "models")
         plan = ServerSpec(loaded, options, environment, model).plan(free_port())
         spec = parent_spec(plan, environment)
-        parents = Parents(warm_root(), idle_s=idle)
+        parents = Parents(warm_root(), idle_s=asked.idle)
         there = parents.find(spec)
         try:
             parent = there or parents.get(spec)
         except Refused as refusal:
             raise InfrastructureError(
                 f"{spec.label} cannot be kept warm: {refusal}.",
-                hint=f"mmrepro run {scenario} --start-mode fork",
+                hint=f"mmrepro run {asked.scenario} --start-mode fork",
             ) from refusal
-    if json:
+    if asked.json:
         _print_json(_facts(parent))
         return
     words = "was warm already" if there else "is warm"
     print(f"{parent.label} {words}: {_described(parent)}")
 
 
-@app.command()
-def status(
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class WarmStatusCommand(Command):
+    COMMAND: ClassVar[str] = "warm status"
+    json: bool = common.JSON(False)
+
+
+@app.command(cls=DeclaredCommand)
+@command(WarmStatusCommand)
+def status(asked: WarmStatusCommand) -> None:
     """Show what is kept warm, what it takes, and when it ends.
 
     Example:  mmrepro warm status
@@ -100,7 +109,7 @@ def status(
     from mmrepro.supervise.warm import kept_parents
 
     living = kept_parents(warm_root())
-    if json:
+    if asked.json:
         _print_json([_facts(parent) for parent in living])
         return
     if not living:
@@ -109,12 +118,17 @@ def status(
         print(f"{parent.key}  {parent.label}: {_described(parent)}")
 
 
-@app.command()
-def stop(
-    key: Annotated[
-        str, typer.Argument(help="As `mmrepro warm status` shows it; default: all.")
-    ] = "",
-) -> None:
+@dataclass(frozen=True)
+class WarmStopCommand(Command):
+    COMMAND: ClassVar[str] = "warm stop"
+    key: str = option(
+        "", "Key, as mmrepro warm status shows it.", "KEY", argument=True, shown="all"
+    )
+
+
+@app.command(cls=DeclaredCommand)
+@command(WarmStopCommand)
+def stop(asked: WarmStopCommand) -> None:
     """End what is kept warm. Servers that were forked from it go on.
 
     Example:  mmrepro warm stop
@@ -123,6 +137,7 @@ def stop(
     from mmrepro.run.starter import warm_root
     from mmrepro.supervise.warm import kept_parents
 
+    key = asked.key
     living = kept_parents(warm_root())
     chosen = [parent for parent in living if not key or parent.key.startswith(key)]
     if key and not chosen:

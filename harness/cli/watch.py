@@ -5,72 +5,14 @@ from __future__ import annotations
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import typer
-from mmrepro.cli.bounds import WEEK_S
+from mmrepro.cli.options import command
+from mmrepro.watch.options import WatchCommand
 
 
-def watch(
-    url: Annotated[str, typer.Argument(help="The server, e.g. http://127.0.0.1:8000.")],
-    interval: Annotated[
-        float, typer.Option(min=0.5, max=86400, help="Seconds from one check to the next.")
-    ] = 10.0,
-    deadline: Annotated[
-        float | None,
-        typer.Option(min=0.1, max=600, help="Seconds for one check.  [default: see below]"),
-    ] = None,
-    failures: Annotated[
-        int, typer.Option(min=1, max=100, help="Failed checks in a row that end liveness.")
-    ] = 2,
-    successes: Annotated[
-        int, typer.Option(min=1, max=100, help="Answered checks in a row that bring it back.")
-    ] = 2,
-    grace: Annotated[
-        float,
-        typer.Option(
-            min=0, max=WEEK_S, help="Seconds that a server may take until its first answer."
-        ),
-    ] = 600.0,
-    stall: Annotated[
-        float,
-        typer.Option(
-            min=1,
-            help="Seconds of silence, no counter moving, that end liveness where its processes "
-            "cannot be seen to stand still.",
-        ),
-    ] = 60.0,
-    http: Annotated[
-        str,
-        typer.Option(
-            help="Serve /live, /ready and /metrics at PORT of this machine, or at HOST:PORT, and "
-            "go on when it is dead."
-        ),
-    ] = "",
-    once: Annotated[bool, typer.Option("--once", help="End with the first verdict.")] = False,
-    image: Annotated[
-        bool, typer.Option("--image", help="Send a small picture as well: checks the vision path.")
-    ] = False,
-    model: Annotated[
-        str, typer.Option(help="Served model to ask for.  [default: the first listed]")
-    ] = "",
-    log: Annotated[
-        list[Path] | None,
-        typer.Option(help="A log file for diagnoses.  [default: where its output goes]"),
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option(help="Sent with each request, e.g. 'Authorization: Bearer KEY'."),
-    ] = None,
-    no_diagnose: Annotated[
-        bool, typer.Option("--no-diagnose", help="Only tell, do not look for the cause.")
-    ] = False,
-    max_incidents: Annotated[int, typer.Option(min=1, max=1000, help="Diagnoses kept in all.")] = 5,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the incidents.  [default: incidents/]")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object a line on stdout.")] = False,
-) -> None:
+@command(WatchCommand)
+def watch(asked: WatchCommand) -> None:
     """Check a live server with a real small inference, and diagnose it when that fails.
 
     After a failed check the next one follows at once. The default deadline lets all of
@@ -83,33 +25,23 @@ def watch(
 
     Example:  mmrepro watch http://127.0.0.1:8000 --http 9400
     """
-    from mmrepro.cli.headers import parse_headers
     from mmrepro.errors import ExitCode
     from mmrepro.watch.build import diagnosed, watch_of
     from mmrepro.watch.health import Health
-    from mmrepro.watch.loop import WatchOptions
     from mmrepro.watch.server import WatchServer, parse_address
 
-    address = parse_address(http) if http else None
-    headers = parse_headers(header or ())
+    address = parse_address(asked.http) if asked.http else None
     running = watch_of(
-        url,
-        WatchOptions(interval, max_incidents, until_dead=address is None, once=once),
+        asked,
         Health(
-            failures=failures,
-            successes=successes,
-            grace_s=0.0 if once else grace,
-            stall_s=stall,
+            failures=asked.failures,
+            successes=asked.successes,
+            grace_s=0.0 if asked.once else asked.grace_s,
+            stall_s=asked.stall_s,
             started=time.monotonic(),
         ),
-        deadline_s=deadline,
-        image=image,
-        model=model,
-        headers=headers,
-        diagnose=None
-        if no_diagnose
-        else partial(diagnosed, url, model, headers, out, _write_reports, tuple(log or ())),
-        listener=_json_line if json else _line,
+        diagnose=partial(diagnosed, asked, _write_reports) if asked.diagnose else None,
+        listener=_json_line if asked.json else _line,
     )
     server = WatchServer(running, address) if address is not None else None
     if server is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
-import typer
-from mmrepro.base import units
+from mmrepro.base import common_options as common, units
+from mmrepro.base.options import Command, option
+from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
     from mmrepro.environments.wheelhouse import Made
@@ -16,48 +18,48 @@ MAX_LIST_BYTES = 4 << 20
 LARGEST = 12  # packages in the table; --json has all
 
 
-def wheelhouse(
-    engine: Annotated[str, typer.Argument(help="Engine, e.g. vllm.")],
-    release: Annotated[str, typer.Argument(help="Its release, e.g. 0.23.0.")],
-    into: Annotated[
-        Path, typer.Option(help="Folder for it; a wheelhouse that is there gets the engine added.")
-    ],
-    python: Annotated[str, typer.Option(help="Python of the target, e.g. 3.12.")],
-    device: Annotated[str, typer.Option(help="Device of the target: cuda or cpu.")] = "cuda",
-    platform: Annotated[
-        str,
-        typer.Option(
-            help="Of the target, as uv names it; default: this machine's kind with glibc 2.35, "
-            "which every newer glibc can run."
-        ),
-    ] = "",
-    have: Annotated[
-        Path | None,
-        typer.Option(
-            help="What the target's Python has, by `python -m pip list --format=freeze` there. Its "
-            "torch is then used as it is, and what it has in the right version is not carried.",
-            exists=True,
-            dir_okay=False,
-        ),
-    ] = None,
-    leave_out: Annotated[
-        list[str] | None,
-        typer.Option(help="Package to leave out, and what only it needs. Repeatable."),
-    ] = None,
-    lean: Annotated[
-        bool,
-        typer.Option(
-            "--lean",
-            help="Without what this release was seen not to import (environments/wheelhouse/"
-            "unneeded.toml).",
-        ),
-    ] = False,
-    max_part: Annotated[str, typer.Option(help="Largest size of a part.")] = "60MiB",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Resolve and say the sizes; download nothing.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class WheelhouseCommand(Command):
+    COMMAND: ClassVar[str] = "env wheelhouse"
+    engine: str = common.ENGINE_NAME("", argument=True, required=True)
+    release: str = common.RELEASE(
+        "", help="Its release, e.g. 0.23.0.", shown="", argument=True, required=True
+    )
+    into: Path = common.OUT(
+        Path(),
+        help="Folder for it; a wheelhouse that is there gets the engine added.",
+        required=True,
+    )
+    python: str = option("", "Python of the target, e.g. 3.12.", "VERSION", required=True)
+    device: str = common.DEVICE("cuda", help="Device of the target: cuda or cpu.", choices=())
+    platform: str = option(
+        "",
+        "Platform of the target, as uv names it.",
+        "NAME",
+        shown="this machine's kind with glibc 2.35, which every newer glibc can run",
+    )
+    have: Path | None = option(
+        None,
+        "What the target's Python has, by `python -m pip list --format=freeze` there. Its torch is "
+        "then used as it is, and what it has in the right version is not carried.",
+        "FILE",
+    )
+    leave_out: tuple[str, ...] = option(
+        (), "Package to leave out, and what only it needs. May be repeated.", "PACKAGE"
+    )
+    lean: bool = option(
+        False,
+        "Without what this release does not import (environments/wheelhouse/unneeded.toml).",
+    )
+    max_part: int = option(
+        60 << 20, "Largest size of a part.", "SIZE", shown="60MiB", read=units.parse_size
+    )
+    dry_run: bool = common.DRY_RUN(False, help="Resolve and say the sizes; download nothing.")
+    json: bool = common.JSON(False)
+
+
+@command(WheelhouseCommand)
+def wheelhouse(asked: WheelhouseCommand) -> None:
     """Carry an engine and mmrepro to a machine without a network, in parts of a bounded size.
 
     There: `python3 DIR/part-01/install.py`, then `mmrepro env create ENGINE RELEASE --wheelhouse
@@ -69,25 +71,25 @@ def wheelhouse(
     from mmrepro.engines import spec_for
     from mmrepro.environments.wheelhouse import make, make_target
 
-    spec = spec_for(engine, release, device)
-    target = make_target(python, platform, _installed(have) if have else "")
+    spec = spec_for(asked.engine, asked.release, asked.device)
+    target = make_target(asked.python, asked.platform, _installed(asked.have) if asked.have else "")
     with reporting(f"{spec.engine} {spec.release} ({spec.device})") as (_, progress):
         made = make(
             spec,
             target,
-            into,
-            leave_out=leave_out or [],
-            lean=lean,
-            max_part=units.parse_size(max_part, "--max-part"),
-            dry_run=dry_run,
+            asked.into,
+            leave_out=list(asked.leave_out),
+            lean=asked.lean,
+            max_part=asked.max_part,
+            dry_run=asked.dry_run,
             progress=progress,
         )
-    if json:
+    if asked.json:
         import json as json_module
 
         print(json_module.dumps(_facts(made), indent=1))
         return
-    _print(made, into)
+    _print(made, asked.into)
 
 
 def _installed(path: Path) -> str:

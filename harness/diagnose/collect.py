@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
 from mmrepro.diagnose import discover
 from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
 from mmrepro.diagnose.discover import Target
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.readings import View
 from mmrepro.engines.base import UVICORN_STARTS
 from mmrepro.evidence import Evidence
@@ -70,25 +70,10 @@ TOKENS = 8
 DEFAULT_ENDPOINTS = ("/health", "/v1/models")
 
 
-@dataclass(frozen=True)
-class LookOptions:
-    """What is looked at and for how long.
-
-    ``deadline_s``: of the one request, and of the watch where no request may be sent.
-    """
-
-    deadline_s: float = 15.0
-    samples: int = 5
-    request: bool = True
-    native: bool = False
-    model: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
 class Collector:
     """One look at one target. ``recorder`` gets every probe's result, in phase "check"."""
 
-    def __init__(self, target: Target, plan: LookOptions, recorder: Recorder) -> None:
+    def __init__(self, target: Target, plan: DiagnoseCommand, recorder: Recorder) -> None:
         self.target = target
         self.plan = plan
         self.recorder = recorder

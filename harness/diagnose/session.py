@@ -13,8 +13,9 @@ from mmrepro import __version__
 from mmrepro.base.units import size
 from mmrepro.diagnose import discover, general, kernel
 from mmrepro.diagnose.classes import LOG_GROWTH, classes
-from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
+from mmrepro.diagnose.collect import Collector, refused_stacks
 from mmrepro.diagnose.match import all_scenarios, match_all
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.patterns import union
 from mmrepro.diagnose.soon import known_hang
 from mmrepro.errors import MmreproError, NoSpace, UnwritableOutput
@@ -38,26 +39,6 @@ WORTH_MORE = frozenset(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiagnoseOptions(LookOptions):
-    """What to diagnose and how.
-
-    Attributes:
-        engine: its name, or "auto".
-        samples: of each process's stacks, in each of two rounds.
-        scenarios: names or files of scenarios that are tried besides the registered ones.
-        out: the incident's folder; None: one below ``incidents/``, kept unless it is healthy.
-        headers: sent with every request (an API key); never written anywhere.
-    """
-
-    url: str
-    pid: int = 0
-    logs: tuple[Path, ...] = ()
-    engine: str = "auto"
-    scenarios: tuple[str, ...] = ()
-    out: Path | None = None
-
-
 @dataclass(frozen=True)
 class Diagnosed:
     """``folder`` is None where nothing was kept: a healthy server, and no ``out``."""
@@ -67,7 +48,7 @@ class Diagnosed:
     folder: Path | None
 
 
-def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diagnosed:
+def diagnose(options: DiagnoseCommand, listener: Listener | None = None) -> Diagnosed:
     """Diagnose a live server; never writes to it, signals it or leaves anything running.
 
     Raises:
@@ -90,7 +71,7 @@ def diagnose(options: DiagnoseOptions, listener: Listener | None = None) -> Diag
     recorder.phase = "check"
     try:
         diagnosis = _look(options, target, recorder, taken, scenarios)
-        incident = build(diagnosis, recorder.evidence, folder, _command(options), scenarios)
+        incident = build(diagnosis, recorder.evidence, folder, options.command_line(), scenarios)
         kept = options.out is not None or diagnosis.exit_code != 0
         if kept:
             folder = write_incident(incident, folder, redactor)
@@ -115,7 +96,7 @@ def _private(listener: Listener | None, redactor: Redactor) -> Listener | None:
 
 
 def _look(
-    options: DiagnoseOptions,
+    options: DiagnoseCommand,
     target: discover.Target,
     recorder: Recorder,
     taken: Moment,
@@ -157,7 +138,7 @@ def _look(
 
 
 def _collect(
-    options: DiagnoseOptions,
+    options: DiagnoseCommand,
     target: discover.Target,
     collector: Collector,
     scenarios: Sequence[Scenario],
@@ -315,20 +296,3 @@ def _remove(folder: Path) -> None:
     discard(folder)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()  # "incidents", if it was made for this one
-
-
-def _command(options: DiagnoseOptions) -> str:
-    import shlex
-
-    words = ["mmrepro", "diagnose", options.url]
-    if options.pid:
-        words += ["--pid", str(options.pid)]
-    for log in options.logs:
-        words += ["--log", str(log)]
-    if options.engine != "auto":
-        words += ["--engine", options.engine]
-    for scenario in options.scenarios:
-        words += ["--scenario", scenario]
-    if not options.request:
-        words.append("--no-request")
-    return shlex.join(words)

@@ -19,7 +19,7 @@ from mmrepro.incident.fuzz import Found
 from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Sighting, bucket_words
 from mmrepro.oracle.buckets import alike
 from mmrepro.play.options import PlayOptions
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.order import as_sent
 from mmrepro.replay.plays import StartingPoint
 from mmrepro.replay.pursue import FATAL
@@ -126,7 +126,7 @@ def _replay(session: Fuzzing, source: Path, place: str, budget: int, start: Star
     case, _ = read_case(folder if goes_on else source)
     if not goes_on:
         write_case(case, prepared(folder), read_contents(case, source))
-    wanted = ReplayOptions(
+    wanted = ReplayCommand(
         file=source,
         server=case.server,
         shrink=options.shrink,

@@ -1,62 +1,59 @@
-"""What the command line asks of a session."""
+"""Options of a fuzz session."""
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Self
 
+from mmrepro.base import common_options as common
+from mmrepro.base.options import option
 from mmrepro.base.units import exact_duration
-from mmrepro.case.model import ServerWanted
 from mmrepro.errors import UsageError
 from mmrepro.fuzz.profiles import Profile
-from mmrepro.run.options import StartMode
+from mmrepro.replay.options import ServerCommand
 
-BUDGET_S, REPEAT, TIMEOUT_S = 1800.0, 3, 600.0
+BUDGET_S = 1800.0
 LEAST_S = 10.0
 
 
 @dataclass(frozen=True)
-class FuzzOptions:
-    """Arguments of ``mmrepro fuzz``.
+class FuzzCommand(ServerCommand):
+    """Options of ``mmrepro fuzz``; its ``server`` has the options of the profile."""
 
-    Attributes:
-        server: the one that is started, with the profile's options.
-        asked: what the command line said of it: the words that repeat it.
-        budget_s: seconds of playing, from the moment on that a first server has answered.
-        blind: nothing is named, and no known failure is kept away.
-        source: a recording, a case, or a folder of pictures, that is used and changed.
-        repeat: attempts on fresh servers that confirm a finding.
-        jobs: servers at a time.
-        resume: folder of a session that is gone on with.
-    """
-
-    server: ServerWanted
-    asked: tuple[str, ...] = field(default=())
-    profile: Profile = Profile.PRESSURE
-    budget_s: float = BUDGET_S
-    seed: int = 0
-    blind: bool = False
-    source: Path | None = None
-    shrink: bool = True
-    repeat: int = REPEAT
-    start_mode: StartMode = StartMode.AUTO
-    timeout_s: float = TIMEOUT_S
-    jobs: int = 1
-    resume: Path | None = None
-    out: Path | None = None
+    COMMAND: ClassVar[str] = "fuzz"
+    engine: str = common.ENGINE_NAME("", argument=True, required=True)
+    release: str = common.RELEASE("", shown="the known scenarios' last")
+    profile: Profile = option(
+        Profile.PRESSURE,
+        "pressure: small caches and KV; plain: the engine's defaults; text: pressure without "
+        "images; hazards: clients that do what the documentation warns of.",
+    )
+    blind: bool = option(False, "Name nothing, and keep no known failure away.")
+    source: Path | None = option(
+        None,
+        "Use and change the requests of a recording or case, or the images of a folder.",
+        "FILE",
+        name="--from",
+    )
+    budget_s: float = common.BUDGET(
+        BUDGET_S,
+        help="Time for it, e.g. 10m or 2h; building an environment does not count.",
+        shown="30m",
+    )
+    jobs: int | None = common.JOBS(None, help="Number of servers at a time.", shown="1")
+    out: Path | None = common.OUT(None, shown="fuzz/…")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.budget_s < LEAST_S:
             raise UsageError(
                 f"--budget {exact_duration(self.budget_s)} is not enough for one episode.",
                 hint="--budget 30m",
             )
-        if self.resume is not None and self.out is not None:
-            raise UsageError(
-                "--resume names the folder to go on with: --out is for a new one.",
-                hint=f"--resume {self.resume}",
-            )
+
+    def written(self) -> Self:
+        return replace(self, engine=self.engine or self.server.engine)
 
     @property
     def decides(self) -> dict[str, str]:
@@ -70,20 +67,3 @@ class FuzzOptions:
             "--no-shrink": "" if self.shrink else "yes",
             "--repeat": str(self.repeat),
         }
-
-    def command(self, resume: Path | None = None) -> str:
-        """The command that begins such a session; with ``resume``, the one that goes on with it."""
-        parts = ["mmrepro", "fuzz", self.server.engine, *self.asked]
-        parts += ["--budget", exact_duration(self.budget_s)]
-        parts += ["--profile", self.profile] if self.profile is not Profile.PRESSURE else []
-        parts += ["--seed", str(self.seed)] if self.seed else []
-        parts += ["--blind"] if self.blind else []
-        parts += ["--from", str(self.source)] if self.source is not None else []
-        parts += [] if self.shrink else ["--no-shrink"]
-        parts += ["--repeat", str(self.repeat)] if self.repeat != REPEAT else []
-        if self.start_mode is not StartMode.AUTO:
-            parts += ["--start-mode", self.start_mode]
-        parts += ["--timeout", f"{self.timeout_s:g}"] if self.timeout_s != TIMEOUT_S else []
-        parts += ["--jobs", str(self.jobs)] if self.jobs != 1 else []
-        parts += ["--resume", str(resume)] if resume is not None else []
-        return shlex.join(parts)

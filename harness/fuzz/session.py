@@ -19,7 +19,7 @@ from mmrepro.fuzz import minimisations
 from mmrepro.fuzz.episodes import Episodes
 from mmrepro.fuzz.knowledge import Knowledge
 from mmrepro.fuzz.limits import look_at_limits
-from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.playing import play_episode
 from mmrepro.fuzz.profiles import Profile
 from mmrepro.fuzz.source import Source, read_source
@@ -64,7 +64,7 @@ class Fuzzing(CaseSearch[Fuzz]):
 
     def __init__(
         self,
-        options: FuzzOptions,
+        options: FuzzCommand,
         *,
         write: Callable[[Fuzz, Path], object],
         write_replay: WriteReplay,
@@ -72,7 +72,7 @@ class Fuzzing(CaseSearch[Fuzz]):
         """``write`` and ``write_replay`` write documents below a folder, each time that they have
         grown."""
         servers = Servers(options.server, options.start_mode, options.timeout_s)
-        super().__init__(servers, options.jobs, blind=options.blind)
+        super().__init__(servers, options.jobs or 1, blind=options.blind)
         self.options, self.write_replay = options, write_replay
         self._write_documents = write
         self.contents: Contents | Mapping[str, bytes]
@@ -89,7 +89,7 @@ class Fuzzing(CaseSearch[Fuzz]):
     @property
     def resume_command(self) -> str:
         """Goes on in the same folder; no episode that has ended is played again."""
-        return self.options.command(self.folder)
+        return self.options.command_line(out=None, resume=self.folder)
 
     def standing(self) -> str:
         """How many episodes there were, what was found, and the time that is left."""
@@ -268,7 +268,7 @@ class Fuzzing(CaseSearch[Fuzz]):
             if not EPISODES.is_in(options.resume):
                 raise UsageError(
                     f"{options.resume} holds no session to go on with.",
-                    hint=f"without --resume: {options.command()}",
+                    hint=f"without --resume: {options.command_line()}",
                 )
             self.folder = options.resume.resolve()
         source = read_source(options.source, options.server)
@@ -310,7 +310,7 @@ class Fuzzing(CaseSearch[Fuzz]):
             created=Moment.now(),
             state="interrupted",
             failure=f"the session has not ended; to resume, run: {self.resume_command}",
-            command=options.command(),
+            command=options.command_line(),
             resume=self.resume_command,
             server=options.server,
             profile=options.profile,

@@ -5,7 +5,6 @@ They still run and are still shown; only nobody is woken for them.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -14,7 +13,7 @@ from typing import Annotated
 
 from mmrepro.errors import UsageError
 from mmrepro.incident.ledger import Cell
-from mmrepro.machine.files import MAX_TOML_BYTES, read_file
+from mmrepro.machine.files import read_toml
 from mmrepro.records import Record
 from mmrepro.text.sanitize import one_line
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -104,12 +103,7 @@ def load(path: Path) -> Quarantine:
     Raises:
         UsageError: it cannot be read, or an entry lacks something; all that is wrong is told.
     """
-    try:
-        data = tomllib.loads(read_file(path, MAX_TOML_BYTES).decode())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}.", hint=_EXAMPLE) from error
+    data = read_toml(path, _EXAMPLE)
     tables = data.pop("quarantine", [])
     wrong = [f"{name!r} means nothing here" for name in data]
     if not isinstance(tables, list):

@@ -161,7 +161,8 @@ class CampaignHead(BaseModel):
     scenario: _Named | None = None
     server: _Server | None = None
     device: str = ""
-    cells: int | None = None
+    cells: int | list[Any] | None = None
+    """How many a nightly run has; an ablation's document has the cells themselves."""
 
     @property
     def what(self) -> str:
@@ -173,7 +174,7 @@ class CampaignHead(BaseModel):
             return f"{self.server.engine} {self.server.release}"
         if self.device:
             return f"on {self.device}"
-        return self.id + (f", {self.cells} cells" if self.cells is not None else "")
+        return self.id + (f", {self.cells} cells" if isinstance(self.cells, int) else "")
 
 
 @dataclass(frozen=True)

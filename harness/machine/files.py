@@ -15,9 +15,10 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from mmrepro.base import units
+from mmrepro.errors import UsageError
 
 MAX_TOML_BYTES: Final = 4 << 20
 _KINDS: Final = {
@@ -86,6 +87,18 @@ def read_file(path: Path, most: int) -> bytes:
     if len(content) > most:
         raise OSError(errno.EFBIG, f"it is too large: more than {units.size(most)}", path)
     return content
+
+
+def read_toml(path: Path, hint: str = "") -> dict[str, Any]:
+    """Return the document of a TOML file. Raises UsageError: it cannot be read, or is none."""
+    import tomllib
+
+    try:
+        return tomllib.loads(read_file(path, MAX_TOML_BYTES).decode())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid TOML: {error}.", hint=hint) from error
 
 
 def is_file(path: Path) -> bool:

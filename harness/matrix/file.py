@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mmrepro.base import units
 from mmrepro.errors import MmreproError, UsageError
-from mmrepro.machine.files import MAX_TOML_BYTES, read_file
+from mmrepro.machine.files import read_toml
 from mmrepro.matrix import selectors
 from mmrepro.run.options import StartMode
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -118,13 +117,7 @@ def load(path: Path) -> MatrixFile:
         UsageError: it cannot be read; the table and the key are named.
     """
     try:
-        document = tomllib.loads(read_file(path, MAX_TOML_BYTES).decode())
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not valid TOML: {error}.") from error
-    try:
-        made = MatrixFile.model_validate(document)
+        made = MatrixFile.model_validate(read_toml(path))
     except ValidationError as error:
         raise UsageError(
             f"{path}: {_first(error)}.", hint="docs/matrix.md lists the tables and their keys"

@@ -29,7 +29,7 @@ from mmrepro.play.served import replayed
 from mmrepro.play.tracebacks import of_engine, read_tracebacks
 from mmrepro.run import deadline, tables
 from mmrepro.run.deadline import Deadlines
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.runner import driving
 from mmrepro.run.start import (
     ServerSpec,
@@ -78,7 +78,7 @@ class Player:
         listener: Listener | None = None,
     ) -> None:
         self.server, self.folder, self.listener = server, folder, listener
-        self.options = RunOptions(timeout_s=timeout_s)
+        self.options = RunCommand(timeout_s=timeout_s)
         self.deadlines: Deadlines | None = None
         self.start_mode = ""
         self.fidelity = Fidelity.CPU
@@ -177,14 +177,14 @@ class Player:
 
     # ------------------------------------------------------------------ inner workings
 
-    def _journal(self, scenario: Scenario, options: RunOptions, folder: Path) -> Journal:
+    def _journal(self, scenario: Scenario, options: RunCommand, folder: Path) -> Journal:
         """Of a play in ``folder``. Raises as ``prepared`` and ``target``."""
         wanted = target(scenario, options)
         folder = prepared(folder, EVIDENCE_DIR)
         incident = tables.blank(scenario, options, wanted.release, wanted.device, folder)
         return Journal(incident, folder, self.listener)
 
-    def _started(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Started:
+    def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
         """A server that is ready. Raises as ``start`` and ``ensure``."""
         wanted = target(scenario, options)
         with self._known.lock:

@@ -10,7 +10,7 @@ from typing import Any
 from mmrepro.case.model import ServerWanted
 from mmrepro.errors import UsageError
 from mmrepro.models import TINY, TinyModel, TinyQwen2VL, TinyText
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import load_scenario
 
@@ -33,7 +33,7 @@ class _Replayed(Scenario):
         """The player sends what the case says."""
 
 
-def replayed(wanted: ServerWanted, options: RunOptions) -> tuple[Scenario, RunOptions]:
+def replayed(wanted: ServerWanted, options: RunCommand) -> tuple[Scenario, RunCommand]:
     """The scenario that starts ``wanted``, and the options with its model and mitigation.
 
     Raises:
@@ -57,7 +57,7 @@ def replayed(wanted: ServerWanted, options: RunOptions) -> tuple[Scenario, RunOp
             raise UsageError(f"{wanted.mitigation} is of {known.engine}, not of {wanted.engine}.")
         attributes["mitigations"], names = (known.mitigation(name),), (name,)
     made = type("Replayed", (_Replayed,), attributes)()
-    return made, RunOptions(
+    return made, RunCommand(
         model=given, mitigations=names, timeout_s=options.timeout_s, device=options.device
     )
 

@@ -27,7 +27,7 @@ from mmrepro.pytest_plugin.options import out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Runs
 from mmrepro.pytest_plugin.telling import Ran, failure, sentence
 from mmrepro.reports.writing import MARKDOWN_FILE
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.start import target
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
@@ -60,7 +60,7 @@ class Asked(BaseModel):
         """The cell. Raises UsageError: there is none such."""
         scenario = load_scenario(self.scenario).with_variant(self.variant)
         scenario.read_options(self.options)
-        wanted = RunOptions(
+        wanted = RunCommand(
             release=self.release, device=self.device, mitigations=tuple(self.mitigations)
         )
         spec = target(scenario, wanted)

@@ -10,8 +10,9 @@ from mmrepro.case.model import Case
 from mmrepro.case.pictures import pictures
 from mmrepro.case.played import Played, PlayState
 from mmrepro.diagnose.match import all_scenarios, match_all
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.patterns import union
-from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.diagnose.session import diagnose
 from mmrepro.engines import get_engine
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.incident.diagnosis import Fit, Match
@@ -34,7 +35,7 @@ TRIED = 3
 def diagnosed(deadline_s: float, url: str, pid: int, log: Path) -> Looked:
     """Diagnoses a server while it lives; the incident goes beside the attempt's evidence."""
     out = log.parent.parent / DIAGNOSIS_DIR
-    options = DiagnoseOptions(
+    options = DiagnoseCommand(
         url=url, pid=pid, logs=(log,), out=out, deadline_s=max(1.0, deadline_s)
     )
     try:

@@ -1,95 +1,153 @@
-"""What the command line asks of a replay."""
+"""Options of a replay, and what those of a fuzz session have in common with them."""
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal, Self
 
+from mmrepro.base import common_options as common
+from mmrepro.base.options import ENGINE, LIMITS, Command, option
 from mmrepro.case.model import ServerWanted
 from mmrepro.errors import UsageError
 from mmrepro.run.options import StartMode
 
-BUDGET, REPEAT, TIMEOUT_S = 40, 3, 600.0
+BUDGET, REPEATS, TIMEOUT_S = 40, 3, 600.0
+NO_SERVER = ServerWanted(engine="", release="")
 
 
 @dataclass(frozen=True)
-class ReplayOptions:
-    """Arguments of ``mmrepro replay``.
+class ServerCommand(Command):
+    """Options of a command that replays cases on a server of its own."""
 
-    Attributes:
-        file: the traffic: a HAR, Batch JSONL, an engine's log, or a case.
-        server: the one that is started; of a case file the case's own, with what was given on the
-            command line over it.
-        anonymise: None: as the file's kind has it (a case is left as it is).
-        host: of a HAR with several: the one whose requests are read.
-        concurrency: of a file without times: so many at once.
-        scale: lengths are fitted to ``server.max_model_len``.
-        budget: most starts of servers.
-        repeat: plays on fresh servers that confirm a finding.
-        jobs: servers at a time; None: chosen from the machine.
-        resume: folder of a replay that is gone on with: the case is read there, not from ``file``.
-        timeout_s: that a server may take to become ready.
-    """
-
-    file: Path
-    server: ServerWanted
-    time: Literal["real", "fast", "order"] = "fast"
-    anonymise: bool | None = None
-    scale: bool = False
-    host: str = ""
-    concurrency: int | None = None
-    shrink: bool = True
-    budget: int = BUDGET
-    repeat: int = REPEAT
-    jobs: int | None = None
-    seed: int = 0
-    start_mode: StartMode = StartMode.AUTO
-    timeout_s: float = TIMEOUT_S
-    resume: Path | None = None
-    out: Path | None = None
+    engine: str = common.ENGINE_NAME("", group=ENGINE, shown="a case's own")
+    release: str = common.RELEASE("", shown="a case's own, else the known scenarios' last")
+    model: str = common.MODEL(
+        "",
+        help="Name of a tiny model (qwen2-vl, dots-ocr, qwen3, text), or folder of a model.",
+        metavar="NAME|DIR",
+        shown="a case's own, else that of the engine's scenarios",
+    )
+    max_model_len: int | None = common.MAX_MODEL_LEN(None)
+    server_args: tuple[str, ...] = common.SERVER_ARG(())
+    env: tuple[str, ...] = common.SERVER_ENV(())
+    seed: int = common.SEED(0)
+    shrink: bool = common.SHRINK(True)
+    repeat: int = common.REPEAT(
+        REPEATS, help="Number of replays on fresh servers that confirm a finding.", most=100
+    )
+    start_mode: StartMode = common.START_MODE(
+        StartMode.AUTO,
+        help="How servers are started; see mmrepro run --help. auto means warm here.",
+    )
+    timeout_s: float = common.TIMEOUT(TIMEOUT_S, help="Time limit until a server is ready.")
+    ray: str = common.RAY("")
+    events: str = common.EVENTS("")
+    resume: Path | None = common.RESUME(
+        None, help="Continue what is in this folder; no run is repeated."
+    )
+    out: Path | None = common.OUT(None, shown="replays/…")
+    json: bool = common.JSON(False)
+    server: ServerWanted = field(default_factory=lambda: NO_SERVER)
+    """The one that is started; code sets it, by what the other fields ask of it."""
 
     def __post_init__(self) -> None:
-        if self.repeat < 1:
-            raise UsageError("--repeat is at least 1.", hint=f"--repeat {REPEAT}")
-        if self.budget < 2 + self.repeat:
-            raise UsageError(
-                f"--budget {self.budget} is not enough: one start for the deadlines, one for the "
-                f"traffic, and {self.repeat} that confirm what it shows.",
-                hint=f"--budget {BUDGET}",
-            )
         if self.resume is not None and self.out is not None:
             raise UsageError(
                 "--resume names the folder to go on with: --out is for a new one.",
                 hint=f"--resume {self.resume}",
             )
 
-    def command(self, resume: Path | None = None) -> str:
-        """The command that repeats the replay; with ``resume``, the one that goes on with it."""
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What is asked of the server, by the fields of :class:`ServerWanted`.
+
+        Raises:
+            UsageError: a variable is not NAME=VALUE.
+        """
+        env = {}
+        for text in self.env:
+            name, sign, value = text.partition("=")
+            if not (sign and name.isidentifier()):
+                raise UsageError(f"--env {text}: a variable is given as NAME=VALUE.")
+            env[name] = value
+        asked = {
+            "release": self.release,
+            "model": self.model,
+            "max_model_len": self.max_model_len,
+            "args": list(self.server_args),
+            "env": env,
+        }
+        return {name: value for name, value in asked.items() if value}
+
+
+@dataclass(frozen=True)
+class ReplayCommand(ServerCommand):
+    """Options of ``mmrepro replay``; a replay that is continued reads its case in ``resume``."""
+
+    COMMAND: ClassVar[str] = "replay"
+    file: Path = option(
+        Path(),
+        "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json.",
+        "FILE",
+        argument=True,
+        required=True,
+    )
+    max_model_len: int | None = common.MAX_MODEL_LEN(None, least=16, shown="2048")
+    time: Literal["real", "fast", "order"] = option(
+        "fast",
+        "fast: as fast as the recording's order allows; real: at its own times; order: one after "
+        "another.",
+    )
+    anonymise: bool | None = option(
+        None,
+        "Send random text of the same lengths and sharing in place of what people wrote.",
+        name="--anonymise/--no-anonymise",
+        shown="the real prompts are sent; what leaves the machine has random ones",
+    )
+    scale: bool = option(False, "Fit lengths to --max-model-len; what was too long stays so.")
+    host: str = option(
+        "",
+        "Of a HAR with several: read the requests to this one. Nothing is sent to it.",
+        "HOST[:PORT]",
+    )
+    concurrency: int | None = option(
+        None,
+        "Number of requests at once, of a file without times.",
+        "N",
+        shown="1",
+        least=1,
+        most=256,
+    )
+    budget: int = option(
+        BUDGET, "Maximum number of server starts.", "N", LIMITS, least=2, most=10_000
+    )
+    jobs: int | None = common.JOBS(
+        None, help="Number of servers at a time.", shown="as memory and cores allow"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.repeat < 1:
+            raise UsageError("--repeat is at least 1.", hint=f"--repeat {REPEATS}")
+        if self.budget < 2 + self.repeat:
+            raise UsageError(
+                f"--budget {self.budget} is not enough: one start for the deadlines, one for the "
+                f"traffic, and {self.repeat} that confirm what it shows.",
+                hint=f"--budget {BUDGET}",
+            )
+
+    def written(self) -> Self:
+        """Name the whole server: what a case or the engine's scenarios have may change."""
         server = self.server
-        parts = ["mmrepro", "replay", str(self.file), "--engine", server.engine]
-        parts += ["--release", server.release] if server.release else []
-        if server.model != ServerWanted.model_fields["model"].default:
-            parts += ["--model", server.model]
-        if server.max_model_len != ServerWanted.model_fields["max_model_len"].default:
-            parts += ["--max-model-len", str(server.max_model_len)]
-        parts += [f"--server-arg={arg}" for arg in server.args]
-        parts += [f"--env={name}={value}" for name, value in server.env.items()]
-        parts += ["--time", self.time] if self.time != "fast" else []
-        if self.anonymise is not None:
-            parts.append("--anonymise" if self.anonymise else "--no-anonymise")
-        parts += ["--scale"] if self.scale else []
-        parts += ["--host", self.host] if self.host else []
-        parts += [] if self.concurrency is None else ["--concurrency", str(self.concurrency)]
-        parts += [] if self.shrink else ["--no-shrink"]
-        parts += ["--budget", str(self.budget)] if self.budget != BUDGET else []
-        parts += ["--repeat", str(self.repeat)] if self.repeat != REPEAT else []
-        parts += ["--jobs", str(self.jobs)] if self.jobs is not None else []
-        parts += ["--seed", str(self.seed)] if self.seed else []
-        if self.start_mode is not StartMode.AUTO:
-            parts += ["--start-mode", self.start_mode]
-        parts += ["--timeout", f"{self.timeout_s:g}"] if self.timeout_s != TIMEOUT_S else []
-        if resume is not None:
-            parts += ["--resume", str(resume)]
-        return shlex.join(parts)
+        if server is NO_SERVER:
+            return self
+        return replace(
+            self,
+            engine=server.engine,
+            release=server.release,
+            model=server.model,
+            max_model_len=server.max_model_len,
+            server_args=tuple(server.args),
+            env=tuple(f"{name}={value}" for name, value in server.env.items()),
+        )

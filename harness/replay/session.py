@@ -18,7 +18,7 @@ from mmrepro.incident.replay import Replay
 from mmrepro.machine.files import is_there
 from mmrepro.play.players import Servers
 from mmrepro.replay.attempts import CaseSearch
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.rounds import Rounds, jobs_here
 from mmrepro.replay.store import VERDICTS, ReplayFolder, WriteReplay
 
@@ -30,7 +30,7 @@ class Replaying(CaseSearch[Replay]):
 
     kind = "replay"
 
-    def __init__(self, options: ReplayOptions, *, write: WriteReplay) -> None:
+    def __init__(self, options: ReplayCommand, *, write: WriteReplay) -> None:
         """``write`` writes the replay's documents, each time that it has grown."""
         servers = Servers(options.server, options.start_mode, options.timeout_s)
         super().__init__(servers, options.jobs or jobs_here())
@@ -42,7 +42,7 @@ class Replaying(CaseSearch[Replay]):
     @property
     def resume_command(self) -> str:
         """Goes on in the same folder; no attempt that has ended is made again."""
-        return self.options.command(self.folder)
+        return self.options.command_line(out=None, resume=self.folder)
 
     @property
     def replay(self) -> Replay:
@@ -93,7 +93,7 @@ class Replaying(CaseSearch[Replay]):
             if not VERDICTS.is_in(options.resume):
                 raise UsageError(
                     f"{options.resume} holds no replay to go on with.",
-                    hint=f"without --resume: {options.command()}",
+                    hint=f"without --resume: {options.command_line()}",
                 )
             self.folder = options.resume.resolve()
             return read_case(self.folder)[0].model_copy(update={"server": options.server})

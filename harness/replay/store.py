@@ -20,7 +20,7 @@ from mmrepro.machine import journal
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.journal import Journal, JournalKind, Line
 from mmrepro.records import Moment
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import Seen
 from mmrepro.run.deadline import Deadlines
 from mmrepro.text.redact import Redactor
@@ -116,7 +116,7 @@ class ReplayFolder:
     """
 
     def __init__(
-        self, folder: Path, case: Case, options: ReplayOptions, write: WriteReplay
+        self, folder: Path, case: Case, options: ReplayCommand, write: WriteReplay
     ) -> None:
         """``write`` writes the documents below the folder, each time that they have grown; the
         findings' folders with their ``case.json`` are there by then."""
@@ -188,14 +188,14 @@ class ReplayFolder:
 
     def _blank(self) -> Replay:
         options, case = self.options, self.case
-        resume = options.command(self.folder)
+        resume = options.command_line(out=None, resume=self.folder)
         return Replay(
             mmrepro_version=mmrepro.__version__,
             id=self.journal.head.id,
             created=Moment.now(),
             state="interrupted",
             failure=f"the replay has not ended; to resume, run: {resume}",
-            command=options.command(),
+            command=options.command_line(),
             resume=resume,
             origin=case.origin,
             server=case.server,
@@ -209,7 +209,7 @@ class ReplayFolder:
         )
 
 
-def _head(case: Case, options: ReplayOptions) -> Head:
+def _head(case: Case, options: ReplayCommand) -> Head:
     return Head(
         mmrepro_version=mmrepro.__version__,
         id=uuid.uuid4().hex[:12],

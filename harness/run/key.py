@@ -19,7 +19,7 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.machine.gpu import ORDER, choose, read_gpus, visible
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.closure import closure, folder_of
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.start import ServerSpec
 from mmrepro.run.starter import Starter
 from mmrepro.scenario import Scenario
@@ -60,7 +60,7 @@ DATA = {
 
 def decisive_parts(
     scenario: Scenario,
-    options: RunOptions,
+    options: RunCommand,
     environment: Environment,
     model: Path,
     starter: Starter,

@@ -1,11 +1,14 @@
-"""What the command line asks of a run."""
+"""Options of a run, and of the commands that make several."""
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
+
+from mmrepro.base import common_options as common
+from mmrepro.base.options import OUTPUT, Command, option
 
 
 class StartMode(StrEnum):
@@ -18,63 +21,71 @@ class StartMode(StrEnum):
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Arguments of ``mmrepro run``, checked by the runner.
+class ScenarioCommand(Command):
+    """What a single run, an ablation and a bisection have in common.
 
-    ``timeout_s`` bounds the run from the engine's start on; building an environment is not in it.
+    ``timeout_s`` bounds a run from the engine's start on; building an environment is not in it.
     ``scenario`` is the name or file as the user typed it.
     """
 
-    release: str = ""
-    commit: str = ""
-    """In place of a release: its wheel comes from the index of commits."""
-    commit_date: str = ""
-    """RFC 3339: the commit's requirements are resolved as of then."""
-    device: str = "auto"
-    model: Path | None = None
-    server_args: tuple[str, ...] = ()
-    mitigations: tuple[str, ...] = ()
-    flips: tuple[str, ...] = ()
-    """Names of the factors that are not left as in the failing baseline."""
-    timeout_s: float = 600.0
-    out: Path | None = None
-    keep_server: bool = False
-    contract_probe: bool = False
-    """Hold each step of the engine against the multimodal prefill contract."""
-    scenario: str = ""
-    variant: str = ""
-    start_mode: StartMode = StartMode.AUTO
-    options: tuple[str, ...] = ()
-    """The scenario's own options: NAME or NAME=VALUE."""
+    scenario: str = common.SCENARIO("")
+    variant: str = common.VARIANT("")
+    device: str = common.DEVICE("auto")
+    server_args: tuple[str, ...] = common.SERVER_ARG(())
+    start_mode: StartMode = common.START_MODE(StartMode.AUTO)
+    timeout_s: float = common.TIMEOUT(600.0)
+    json: bool = common.JSON(False)
 
-    def numbered(self, number: int) -> RunOptions:
+
+@dataclass(frozen=True)
+class RunCommand(ScenarioCommand):
+    """Options of ``mmrepro run``, checked by the runner."""
+
+    COMMAND: ClassVar[str] = "run"
+    release: str = common.RELEASE("")
+    commit: str = common.COMMIT("")
+    commit_date: str = common.COMMIT_DATE("")
+    """RFC 3339: the commit's requirements are resolved as of then."""
+    index: str = common.INDEX("")
+    model: Path | None = common.MODEL(None)
+    mitigations: tuple[str, ...] = common.MITIGATION(())
+    flips: tuple[str, ...] = common.FLIP(())
+    """Names of the factors that are not left as in the failing baseline."""
+    options: tuple[str, ...] = common.OPTION(())
+    contract_probe: bool = common.CONTRACT_PROBE(False)
+    start_mode: StartMode = common.START_MODE(
+        StartMode.AUTO,
+        help="cold: the engine's own start; fork: one import of the engine; warm: forked from a "
+        "process that has imported it; auto: warm for several starts, else fork.",
+    )
+    repeat: int = common.REPEAT(1, once=True)
+    keep_server: bool = option(
+        False, "Leave the server running and print its pid.", group=OUTPUT, once=True
+    )
+    out: Path | None = common.OUT(None, shown="incidents/…")
+
+    def numbered(self, number: int) -> RunCommand:
         """The same for run ``number`` of several: a folder of its own below ``out``."""
         return replace(self, out=self.out / f"run-{number}" if self.out else None)
 
-    def command(self, scenario: str) -> str:
-        """The one command that repeats the run."""
-        parts = ["mmrepro", "run", self.scenario or scenario]
-        if self.variant:
-            parts += ["--variant", self.variant]
-        if self.release:
-            parts += ["--release", self.release]
-        if self.commit:
-            parts += ["--commit", self.commit]
-        if self.commit_date:
-            parts += ["--commit-date", self.commit_date]
-        if self.device != "auto":
-            parts += ["--device", self.device]
-        if self.model:
-            parts += ["--model", str(self.model)]
-        if self.start_mode is not StartMode.AUTO:
-            parts += ["--start-mode", self.start_mode]
-        if self.contract_probe:
-            parts.append("--contract-probe")
-        parts += [f"--server-arg={arg}" for arg in self.server_args]
-        for name in self.mitigations:
-            parts += ["--mitigation", name]
-        for name in self.flips:
-            parts += ["--flip", name]
-        for option in self.options:
-            parts += ["--option", option]
-        return shlex.join(parts)
+
+NOT_OF_ONE_RUN = {"origins", "json", "out", "repeat"}
+
+
+@dataclass(frozen=True)
+class SeveralRuns(ScenarioCommand):
+    """Options of a command that makes runs of one scenario."""
+
+    jobs: int | None = common.JOBS(None, shown="1")
+    ray: str = common.RAY("")
+    budget_s: float | None = common.BUDGET(None)
+    events: str = common.EVENTS("")
+    dry_run: bool = common.DRY_RUN(False)
+    out: Path | None = common.OUT(None)
+
+    @property
+    def run(self) -> RunCommand:
+        """The options that all of its runs have."""
+        own = {one.name for one in fields(self)} - NOT_OF_ONE_RUN
+        same = [one.name for one in fields(RunCommand) if one.name in own]
+        return RunCommand(**{name: getattr(self, name) for name in same})

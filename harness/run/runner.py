@@ -20,7 +20,7 @@ from mmrepro.run import deadline, tables
 from mmrepro.run.judge import facts_of, judge
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
 from mmrepro.run.observe import Probing, read_log
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.reproduce import Interpreter
 from mmrepro.run.start import (
     ServerSpec,
@@ -39,7 +39,7 @@ from mmrepro.traffic import Traffic
 from mmrepro.traffic.drive import Drive
 
 
-def begin(scenario: Scenario, options: RunOptions, listener: Listener | None = None) -> Journal:
+def begin(scenario: Scenario, options: RunCommand, listener: Listener | None = None) -> Journal:
     """The folder of a run that can be made, and what it holds at first.
 
     Raises:
@@ -55,7 +55,7 @@ def begin(scenario: Scenario, options: RunOptions, listener: Listener | None = N
 
 
 def execute(
-    scenario: Scenario, options: RunOptions, journal: Journal, starter: Starter
+    scenario: Scenario, options: RunCommand, journal: Journal, starter: Starter
 ) -> Incident:
     """Run to the verdict. The incident is on disk afterwards, whatever happened.
 

@@ -28,7 +28,7 @@ from mmrepro.incident.journal import Journal
 from mmrepro.machine.files import write_file
 from mmrepro.machine.gpu import Choice
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.starter import SAFER, Starter, StartStages, mode_setting
 from mmrepro.scenario import Control, Scenario
 from mmrepro.supervise import EngineProcess, free_port
@@ -47,7 +47,7 @@ START_ATTEMPTS = 5
 # ---------------------------------------------------------------------- what was asked for
 
 
-def chosen_release(scenario: Scenario, options: RunOptions) -> str:
+def chosen_release(scenario: Scenario, options: RunCommand) -> str:
     """The release that is run: a mitigation's, the one asked for, or the scenario's own.
 
     Raises:
@@ -78,7 +78,7 @@ def chosen_release(scenario: Scenario, options: RunOptions) -> str:
     return release
 
 
-def target(scenario: Scenario, options: RunOptions) -> EnvironmentSpec:
+def target(scenario: Scenario, options: RunCommand) -> EnvironmentSpec:
     """The environment that is run, as asked for. Raises as ``chosen_release`` and ``spec_for``."""
     if options.commit:
         return spec_for(
@@ -115,7 +115,7 @@ class ServerSpec:
     """
 
     scenario: Scenario
-    options: RunOptions
+    options: RunCommand
     environment: Environment
     model: Path
     control: Control | None = None

@@ -29,7 +29,7 @@ from mmrepro.models import TinyModel
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.records import EVIDENCE_DIR, Moment
 from mmrepro.run.judge import Effect, effect
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.scenario import RunFacts, Scenario
 from mmrepro.scenario.parts import SourceRef
 from mmrepro.signature.views import log_count
@@ -43,7 +43,7 @@ MAX_PICTURE_BYTES = 1 << 20
 
 
 def blank(
-    scenario: Scenario, options: RunOptions, release: str, device: str, folder: Path
+    scenario: Scenario, options: RunCommand, release: str, device: str, folder: Path
 ) -> Incident:
     """The incident of a run that has just begun, valid as it is.
 
@@ -56,7 +56,7 @@ def blank(
         state="interrupted",
         failure="the run has not ended",
         incident_dir=str(folder),
-        command=options.command(scenario.name),
+        command=options.command_line(scenario=options.scenario or scenario.name),
         scenario=scenario.facts,
         engine=EngineFacts(name=scenario.engine, release=release),
         host=host_facts(),

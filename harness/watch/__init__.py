@@ -2,6 +2,6 @@
 
 from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Check, CheckOutcome, Health
-from mmrepro.watch.loop import Watch, WatchOptions
+from mmrepro.watch.loop import Watch
 
-__all__ = ["Check", "CheckOutcome", "Checker", "Health", "Watch", "WatchOptions"]
+__all__ = ["Check", "CheckOutcome", "Checker", "Health", "Watch"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from mmrepro.diagnose.discover import parse_url
 from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Health
-from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnosed, Listener, Watch, WatchOptions
+from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnosed, Listener, Watch
+from mmrepro.watch.options import WatchCommand
 
 MAX_DEADLINE_S = 15.0
 
@@ -24,31 +25,26 @@ def default_deadline(interval_s: float, failures: int) -> float:
 
 
 def watch_of(
-    url: str,
-    options: WatchOptions,
+    asked: WatchCommand,
     health: Health,
     *,
-    deadline_s: float | None = None,
-    image: bool = False,
-    model: str = "",
-    headers: Mapping[str, str] | None = None,
     diagnose: Callable[[float], Diagnosed] | None = None,
     listener: Listener,
 ) -> Watch:
-    """The watch of ``url``. Raises UsageError for what cannot be an address.
+    """The watch of a server. Raises UsageError for what cannot be an address.
 
     Args:
-        deadline_s: of one check; None: :func:`default_deadline`.
         diagnose: looks for the cause when a check fails, with a deadline in seconds; None: that
-            it failed is only told.
+            it failed is only reported.
     """
-    parse_url(url)
-    sent = dict(headers or {})
-    deadline = deadline_s or default_deadline(options.interval_s, health.failures)
-    picture = small_picture() if image else None
-    checker = Checker(url, deadline, model=model, image=picture, headers=sent)
+    parse_url(asked.url)
+    deadline = asked.deadline_s or default_deadline(asked.interval_s, health.failures)
+    picture = small_picture() if asked.image else None
+    checker = Checker(
+        asked.url, deadline, model=asked.model, image=picture, headers=dict(asked.headers)
+    )
     look = None if diagnose is None else partial(diagnose, max(1.0, deadline))
-    return Watch(checker, health, options, diagnose=look, listener=listener)
+    return Watch(checker, health, asked, diagnose=look, listener=listener)
 
 
 def small_picture() -> str:
@@ -60,26 +56,17 @@ def small_picture() -> str:
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
-def diagnosed(
-    url: str,
-    model: str,
-    headers: Mapping[str, str],
-    out: Path | None,
-    write: Callable[[Path], object],
-    logs: tuple[Path, ...],
-    deadline_s: float,
-) -> Diagnosed:
-    """Diagnose ``url``; the incident is kept below ``out``, ``write`` writes its reports.
+def diagnosed(asked: WatchCommand, write: Callable[[Path], object], deadline_s: float) -> Diagnosed:
+    """Diagnose the server; the incident is kept below ``out``, ``write`` writes its reports."""
+    from mmrepro.diagnose.options import DiagnoseCommand
+    from mmrepro.diagnose.session import diagnose
 
-    ``logs``: in the place of the files that its output is found to go to; (): those.
-    """
-    from mmrepro.diagnose.session import DiagnoseOptions, diagnose
-
-    folder = None if out is None else out / time.strftime("watch-%Y%m%d-%H%M%S")
-    asked = DiagnoseOptions(
-        url=url, deadline_s=deadline_s, model=model, out=folder, headers=headers, logs=logs
+    folder = None if asked.out is None else asked.out / time.strftime("watch-%Y%m%d-%H%M%S")
+    found = diagnose(
+        DiagnoseCommand(
+            asked.url, asked.model, asked.logs, asked.headers, folder, deadline_s=deadline_s
+        )
     )
-    found = diagnose(asked)
     if found.folder is not None:
         write(found.folder)
     known = [m.scenario for m in found.diagnosis.found]

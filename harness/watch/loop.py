@@ -13,6 +13,7 @@ from mmrepro.base.units import duration
 from mmrepro.errors import MmreproError
 from mmrepro.incident.diagnosis import CLASS_WORDS, Certainty, LiveClass, NamedClass
 from mmrepro.watch.health import Check, CheckOutcome, Health
+from mmrepro.watch.options import WatchCommand
 
 SUREST = list(Certainty)
 CONFIRM_PAUSE_S = 0.01
@@ -40,23 +41,6 @@ Listener = Callable[[str, str], None]
 """Gets an event's kind (check, dead, live, class, diagnosis, error) and a sentence."""
 
 
-@dataclass(frozen=True)
-class WatchOptions:
-    """How often, and how long.
-
-    Attributes:
-        interval_s: from one check's start to the next one's.
-        max_incidents: diagnoses kept in all; later failures are told, not diagnosed.
-        until_dead: end at the first loss of liveness.
-        once: end with the first verdict, either way.
-    """
-
-    interval_s: float = 10.0
-    max_incidents: int = 5
-    until_dead: bool = False
-    once: bool = False
-
-
 class Watch:
     """Runs until ``stop`` or as the options say. What it knows may be read from other threads."""
 
@@ -64,7 +48,7 @@ class Watch:
         self,
         checker: Checks,
         health: Health,
-        options: WatchOptions,
+        options: WatchCommand,
         *,
         diagnose: Diagnose | None = None,
         listener: Listener | None = None,

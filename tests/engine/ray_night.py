@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ray
-from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.points import field_of
 from mmrepro.bisect.session import Bisecting
 from mmrepro.campaign.campaign import Campaign, State
@@ -34,7 +34,7 @@ from mmrepro.machine.facts import host_facts
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import Moment
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
 
@@ -150,9 +150,9 @@ def matrix(night: Night, folder: Path, number: int) -> Nightly:
 
 def bisection(night: Night, folder: Path, number: int) -> Bisecting:
     """Of that many releases: the failure is in the middle half."""
-    run = RunOptions(scenario="ghost-key-eviction", device="cpu")
+    run = RunCommand(scenario="ghost-key-eviction", device="cpu")
     points = [Point(name=r, release=r, declared=r == "0.20.0") for r in RELEASES]
-    options = BisectOptions(run=run, bad="0.20.0", out=folder, resume=True)
+    options = BisectCommand(run=run, bad="0.20.0", out=folder, resume=True)
     scenario = load_scenario("ghost-key-eviction")
 
     def write(document: Bisection, to: Path) -> None:

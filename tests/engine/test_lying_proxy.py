@@ -22,7 +22,7 @@ from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.reference import comparable, greedy, reference_case
 from mmrepro.play.player import Player, PlayOptions
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.start import Started
 from mmrepro.scenario import Scenario
 from traces import healthy_trace
@@ -36,7 +36,7 @@ class Proxied(Player):
 
     proxy: LyingProxy | None = None
 
-    def _started(self, scenario: Scenario, options: RunOptions, journal: Journal) -> Started:
+    def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
         server = super()._started(scenario, options, journal)
         if self.proxy is None:
             return server

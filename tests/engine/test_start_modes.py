@@ -24,7 +24,7 @@ from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import FILE, starts_seen
 from mmrepro.environments.store import used_by
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE, Starter
 from mmrepro.scenario.registry import load_scenario
@@ -44,7 +44,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def ready() -> Environment:
     """The environment of all that is run here."""
-    return ensure(target(load_scenario("mm-prefill-contract"), RunOptions()))
+    return ensure(target(load_scenario("mm-prefill-contract"), RunCommand()))
 
 
 def mmrepro(*arguments: str) -> Finished:
@@ -186,7 +186,7 @@ def test_an_environment_that_cannot_be_warmed_is_forked_and_says_why(standing_in
         not seen["works"] for env in listed for seen in env["starts"].values() if env["starts"]
     )
     # From now on it is known, and not tried again where nobody asks for it.
-    plan = ServerSpec(load_scenario(mine), RunOptions(), ready(), alone).plan(1)
+    plan = ServerSpec(load_scenario(mine), RunCommand(), ready(), alone).plan(1)
     mode, reasons = Starter(several=True).choose(plan, ready())
     assert mode is StartMode.FORK
     assert reasons[0].startswith("not warm: its imports opened pipe:")

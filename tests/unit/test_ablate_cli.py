@@ -69,6 +69,23 @@ def test_ctrl_c(here: Here, world: World, tmp_path: Path) -> None:
     assert world.calls.count(()) == 1
 
 
+def test_places_time_and_events_are_typed_as_of_every_campaign(
+    here: Here, world: World, tmp_path: Path
+) -> None:
+    chosen = ("--device", "cpu", "--factors", "mm-cache", "--jobs", "2", "--budget", "1s")
+    out, events = tmp_path / "out", tmp_path / "events.jsonl"
+    late = here("ablate", GHOST, *chosen, "--out", out, "--events", events)
+    assert late.returncode == ExitCode.INCONCLUSIVE, "no run is expected to end in a second"
+    assert world.calls == []
+    failure = json.loads((out / "ablation.json").read_text())["failure"]
+    assert failure.endswith(f"--factors mm-cache --out {out} --jobs 2 --budget 1s")
+    said = [json.loads(line)["event"] for line in events.read_text().splitlines()]
+    assert said == ["began", "ended"]
+    resumed = here("resume", out)
+    assert resumed.returncode == 0, resumed.stderr
+    assert world.calls == [(), ("mm-cache",)]
+
+
 def test_a_dry_run_starts_nothing(here: Here, world: World, tmp_path: Path) -> None:
     said = here("ablate", GHOST, "--dry-run", "--device", "cpu")
     assert said.returncode == 0

@@ -15,7 +15,7 @@ import worlds
 from made_up import hang_run, healthy_run
 from matrix_nights import FakeProvisions
 from mmrepro.ablate import cells, plan
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.session import Ablating
 from mmrepro.campaign.campaign import Campaign
 from mmrepro.campaign.local import LocalPlaces
@@ -26,13 +26,13 @@ from mmrepro.incident import ClaimStatus
 from mmrepro.incident.ablation import Ablation, CellState, Conclusion, FactorClass
 from mmrepro.reports.ablation import load_ablation, write_ablation
 from mmrepro.run import key
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import StartMode
 from mmrepro.scenario.registry import load_scenario
 from worlds import World, WorldTrials, as_in_0_23, environment
 
 GHOST = load_scenario("ghost-key-eviction")
 Ablate = Callable[..., Ablation]
-RUN = RunOptions(device="cpu")
+CPU = {"device": "cpu"}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
     def run(
         world: World, *, jobs: int = 1, budget_s: float | None = None, **more: object
     ) -> Ablation:
-        options = AblateOptions(**{"run": RUN, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
+        options = AblateCommand(**{**CPU, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
         trials = WorldTrials(world, place, TrialOptions(start_mode=options.run.start_mode))
         policy = Ablating(GHOST, options, write=write_ablation)
         places = LocalPlaces(trials, FakeProvisions(), jobs)
@@ -113,8 +113,8 @@ def test_fewer_factors_reuse_what_is_theirs(ablate: Ablate, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "change",
     [
-        {"run": RunOptions(device="cpu", server_args=("--x",))},
-        {"run": RunOptions(device="cpu", release="0.22.0")},
+        {"server_args": ("--x",)},
+        {"release": "0.22.0"},
     ],
 )
 def test_what_decides_a_cell_is_in_its_key(
@@ -134,8 +134,7 @@ def test_a_run_of_one_start_mode_is_none_of_another(ablate: Ablate, tmp_path: Pa
     ablate(fell_back, **one)
     assert fell_back.calls == both
     forked, warm = World(), World()
-    fork = RunOptions(device="cpu", start_mode=StartMode.FORK)
-    ablate(forked, **one, run=fork, out=tmp_path / "forked")
+    ablate(forked, **one, start_mode=StartMode.FORK, out=tmp_path / "forked")
     assert forked.calls == [], "they were forks"
     ablate(warm, **one, out=tmp_path / "warm")
     assert warm.calls == both, "and no warm starts"
@@ -143,7 +142,7 @@ def test_a_run_of_one_start_mode_is_none_of_another(ablate: Ablate, tmp_path: Pa
     ablate(
         cold,
         **one,
-        run=RunOptions(device="cpu", start_mode=StartMode.COLD),
+        start_mode=StartMode.COLD,
         out=tmp_path / "cold",
     )
     assert cold.calls == both
@@ -221,7 +220,7 @@ def test_its_own_journal_is_gone_on_with_where_the_cache_is_lost(
     again = World()
     ablate(again, factors=("mm-cache",), fresh=True)
     assert again.calls == [(), ("mm-cache",)], "anew: neither the journal nor the cache"
-    ablate(broken := World(), factors=("mm-cache",), run=replace(RUN, server_args=("--x",)))
+    ablate(broken := World(), factors=("mm-cache",), server_args=("--x",))
     assert broken.calls == [(), ("mm-cache",)]
 
 
@@ -365,7 +364,7 @@ def test_a_check_that_crashes_leaves_the_cause_unknown(
 def test_a_scenario_without_factors() -> None:
     bare = type("Bare", (type(GHOST),), {"factors": ()})()
     with pytest.raises(UsageError, match="declares no factors"):
-        AblateOptions(RUN).chosen(bare)
+        AblateCommand().chosen(bare)
 
 
 def test_another_ablations_folder_is_left_alone(ablate: Ablate, tmp_path: Path) -> None:
@@ -389,7 +388,7 @@ def test_wrong_use(ablate: Ablate, tmp_path: Path, more: dict[str, object], says
 
 
 def test_the_plan_knows_the_cache_and_the_time(ablate: Ablate, tmp_path: Path) -> None:
-    options = AblateOptions(RUN, factors=("mm-cache", "concurrency"))
+    options = AblateCommand(device="cpu", factors=("mm-cache", "concurrency"))
     before = plan.plan(GHOST, options)
     assert [c.runs for c in before.cells] == [1, 1, 1, 1]
     assert before.more > 0
@@ -402,7 +401,7 @@ def test_the_plan_knows_the_cache_and_the_time(ablate: Ablate, tmp_path: Path) -
     after = plan.plan(GHOST, options)
     assert (after.seconds, after.more) == (0, 0)
     assert all(c.reused == 1 for c in after.cells)
-    fresh = plan.plan(GHOST, AblateOptions(RUN, options.factors, fresh=True))
+    fresh = plan.plan(GHOST, replace(options, fresh=True))
     assert [c.runs for c in fresh.cells] == [1, 1, 1, 1]
 
 

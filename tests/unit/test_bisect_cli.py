@@ -141,8 +141,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert child.returncode == 130
     assert "(0 runs of 9 points; what has ended is kept)" in told
     assert (
-        f"to resume, run: mmrepro bisect ghost-key-eviction --find both --device cpu --out {out} "
-        "--resume" in told
+        f"to resume, run: mmrepro bisect ghost-key-eviction --device cpu --resume --out {out}"
+        in told
     )
     assert json.loads((out / "bisection.json").read_text())["state"] == "interrupted"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from matrix_nights import FakeProvisions
-from mmrepro.bisect.options import BisectOptions
+from mmrepro.bisect.options import BisectCommand
 from mmrepro.bisect.plan import plan
 from mmrepro.bisect.points import Field, field_of, read_commits
 from mmrepro.bisect.session import Bisecting
@@ -27,7 +27,6 @@ from mmrepro.reports.bisection import (
     render_bisection_markdown,
     write_bisection,
 )
-from mmrepro.run.options import RunOptions
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
 
@@ -43,7 +42,7 @@ RELEASES = (
     "0.24.0",
     "0.32.0",
 )
-OPTIONS = BisectOptions(RunOptions(device="cpu", scenario="ghost-key-eviction"))
+OPTIONS = BisectCommand(device="cpu", scenario="ghost-key-eviction")
 
 Run = Callable[[str, int], Outcome | Lost]
 
@@ -350,17 +349,10 @@ def test_options_are_checked() -> None:
         ({"confidence": 1.0}, "no probability|not a probability"),
         ({"by": "commit"}, "needs the list"),
         ({"commits": Path("x")}, "--by commit"),
+        ({"resume": True}, "--resume needs the folder"),
     ):
         with pytest.raises(UsageError, match=words):
             replace(OPTIONS, **change)  # type: ignore[arg-type]
-
-
-def test_command_repeats_it() -> None:
-    options = replace(OPTIONS, find="fixed", bad="0.23.0", repeat=2, linear=True)
-    assert options.command("ghost-key-eviction", Path("b")) == (
-        "mmrepro bisect ghost-key-eviction --find fixed --device cpu --bad 0.23.0 --repeat 2 "
-        "--linear --out b --resume"
-    )
 
 
 def test_document_reads_itself(tmp_path: Path) -> None:

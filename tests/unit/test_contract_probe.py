@@ -15,7 +15,7 @@ import pytest
 from mmrepro.engines import ENGINES, get_engine
 from mmrepro.errors import UsageError
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.start import ServerSpec
 from mmrepro.scenario.registry import load_scenario
 
@@ -28,7 +28,7 @@ ENVIRONMENT: Any = SimpleNamespace(
 
 
 def started(scenario: str, *, probe: bool) -> Any:
-    options = RunOptions(contract_probe=probe)
+    options = RunCommand(contract_probe=probe)
     return ServerSpec(load_scenario(scenario), options, ENVIRONMENT, Path("/model")).plan(8000)
 
 
@@ -56,11 +56,6 @@ def test_engines_that_can_be_watched_name_the_log_line() -> None:
     for engine in ENGINES.values():
         if engine.contract_watch() is not None:
             assert "contract-violated" in engine.log_patterns
-
-
-def test_the_command_repeats_it() -> None:
-    assert "--contract-probe" in RunOptions(contract_probe=True).command("x")
-    assert "--contract-probe" not in RunOptions().command("x")
 
 
 # ---------------------------------------------------------------- what it reads

@@ -20,7 +20,7 @@ from mmrepro.machine.lease import leased
 from mmrepro.machine.nvml import Nvml
 from mmrepro.run import key
 from mmrepro.run.judge import facts_of
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from nvml_replayed import Replayed, gpu, machine, mig, process
 from test_run import Run, Tiny
 from worlds import environment
@@ -50,7 +50,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
         for module in (gpu_module, key):
             monkeypatch.setattr(module, "read_gpus", lambda: read_gpus(nvml))
         monkeypatch.setattr(sampler, "Nvml", lambda binding: Nvml(nvml))
-        options = RunOptions(device=device, model=tmp_path / "model", out=tmp_path / "out")
+        options = RunCommand(device=device, model=tmp_path / "model", out=tmp_path / "out")
         runs.append(Run(Tiny(), options, starter(ready)))
         return runs[-1]
 

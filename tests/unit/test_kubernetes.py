@@ -12,7 +12,8 @@ import pytest
 from mmrepro.cli.app import app
 from mmrepro.incident.diagnosis import LiveClass
 from mmrepro.watch.health import Health
-from mmrepro.watch.loop import Watch, WatchOptions
+from mmrepro.watch.loop import Watch
+from mmrepro.watch.options import WatchCommand
 from mmrepro.watch.server import WatchServer, parse_address
 from ruamel.yaml import YAML
 from test_watch_served import Never
@@ -87,7 +88,7 @@ def test_its_options_are_those_of_watch() -> None:
 
 
 def exported() -> tuple[str, WatchServer]:
-    server = WatchServer(Watch(Never(), Health(), WatchOptions()), ("127.0.0.1", 0))
+    server = WatchServer(Watch(Never(), Health(), WatchCommand(http="9400")), ("127.0.0.1", 0))
     return "http://{}:{}".format(*server.address), server
 
 

@@ -17,7 +17,7 @@ from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
 from mmrepro.models import TinyText
 from mmrepro.reproducers import reproducer_path
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.start import ServerSpec
 from mmrepro.scenario.more import Mitigation, Patch
 from mmrepro.scenario.registry import load_scenario
@@ -171,7 +171,7 @@ def test_the_stand_ins_name_nothing_of_the_harness() -> None:
 
 def test_the_control_server_differs_by_its_setting_only() -> None:
     scenario = load_scenario("undersized-kv-budget")
-    options = RunOptions(mitigations=("kv-budget",))
+    options = RunCommand(mitigations=("kv-budget",))
     environment, model = made("0.6.4"), Path("/models/internlm2-chat-tiny")
     own = ServerSpec(scenario, options, environment, model).plan(8123)
     other = ServerSpec(scenario, options, environment, model, scenario.control_server).plan(8123)
@@ -188,7 +188,7 @@ def test_the_memory_follows_the_release() -> None:
     scenario = load_scenario("undersized-kv-budget")
     free = {}
     for release in ("0.6.4", "0.18.0"):
-        options = RunOptions(release=release)
+        options = RunCommand(release=release)
         found = ServerSpec(scenario, options, made(release), Path("/models/m")).plan(8123)
         free[release] = int(found.env["MMREPRO_DEVICE_FREE_BYTES"])
     assert free == {"0.6.4": 111_155_328, "0.18.0": 52_667_520}

@@ -23,7 +23,7 @@ from mmrepro.engines import ENGINES
 from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
 from mmrepro.incident.replay import FindingClass, PlayFacts, Replay
 from mmrepro.replay import session
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.plays import attempt_ended, found, name_of
 from mmrepro.replay.pursue import LOUD
 from mmrepro.scenario.registry import load_scenario
@@ -43,16 +43,16 @@ class FakeReplaying:
     places = 1
     result: ClassVar[Replay]
     error: ClassVar[BaseException | None]
-    asked: ClassVar[ReplayOptions]
+    asked: ClassVar[ReplayCommand]
 
-    def __init__(self, options: ReplayOptions, *, write: Callable[[Replay, Path], object]) -> None:
+    def __init__(self, options: ReplayCommand, *, write: Callable[[Replay, Path], object]) -> None:
         type(self).asked = options
         self.options, self.write = options, write
         self.folder = options.resume or options.out or Path("replays/r")
 
     @property
     def resume_command(self) -> str:
-        return self.options.command(self.folder)
+        return self.options.command_line(out=None, resume=self.folder)
 
     def standing(self) -> str:
         return "2 of at most 40 starts"
@@ -188,8 +188,8 @@ def test_every_option_arrives(fake: type[FakeReplaying]) -> None:
     assert (asked.host, asked.concurrency, asked.repeat, asked.budget) == ("a.example", 4, 5, 60)
     assert (asked.jobs, asked.seed, asked.start_mode, asked.timeout_s) == (2, 7, "cold", 99)
     assert asked.out == Path("o")
-    again = asked.command().split()[2:]
-    typed(*(word.strip("'") for word in again), "--out", "o2")
+    again = asked.argv()[1:]
+    typed(*again, "--out", "o2")
     assert {**vars(fake.asked), "out": None} == {**vars(asked), "out": None}
 
 

@@ -25,7 +25,7 @@ from mmrepro.incident import Incident, folder
 from mmrepro.incident.journal import Journal
 from mmrepro.probes.data import LogsData
 from mmrepro.run.judge import facts_of, rejudge
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.runner import begin, execute
 from mmrepro.scenario import Control, Drive, Finding, Outcome, RunFacts, Scenario
 from mmrepro.scenario.more import Condition
@@ -87,7 +87,7 @@ class Controlled(Tiny):
 class Run:
     """A run in a test's folder: what it was given, and what it left."""
 
-    def __init__(self, scenario: Scenario, options: RunOptions, starter: FakeStarter) -> None:
+    def __init__(self, scenario: Scenario, options: RunCommand, starter: FakeStarter) -> None:
         self.starter = starter
         self.scenario, self.options = scenario, options
         self.journal: Journal = begin(scenario, options)
@@ -123,7 +123,7 @@ def make(tmp_path: Path, place: Environment) -> Iterator[MakeRun]:
     runs: list[Run] = []
 
     def run(scenario: Scenario, *starts: Goes, **more: object) -> Run:
-        options = RunOptions(
+        options = RunCommand(
             device="cpu",
             model=tmp_path / "model",
             out=tmp_path / "out",

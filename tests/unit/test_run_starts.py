@@ -12,7 +12,7 @@ from mmrepro.incident import Setting
 from mmrepro.incident.journal import Journal
 from mmrepro.run import start as start_module
 from mmrepro.run.deadline import Deadlines, of_gate
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import START_ATTEMPTS, ServerSpec, Started, start
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Finding
@@ -35,7 +35,7 @@ class Starts:
         self.journal = Journal(incident(), folder)
         self.made: list[FakeStarter] = []
         self.spec = ServerSpec(
-            GHOST, RunOptions(device="cpu"), environment(folder / "environment"), folder
+            GHOST, RunCommand(device="cpu"), environment(folder / "environment"), folder
         )
 
     def one(self, starter: FakeStarter, **more: tuple[Setting, ...]) -> Started:

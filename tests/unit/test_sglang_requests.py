@@ -18,7 +18,7 @@ EMBEDDING = KV.with_variant("embedding-cache")
 
 def test_options_are_read_refused_and_repeated() -> None:
     from mmrepro.errors import UsageError
-    from mmrepro.run.options import RunOptions
+    from mmrepro.run.options import RunCommand
 
     assert COLLISION.read_options(["search"]) == {"search": ""}
     assert COLLISION.read_options(["pair=/a=b"]) == {"pair": "/a=b"}
@@ -26,7 +26,7 @@ def test_options_are_read_refused_and_repeated() -> None:
         COLLISION.read_options(["find"])
     with pytest.raises(UsageError, match="it has: none"):
         KV.read_options(["search"])
-    command = RunOptions(scenario=COLLISION.name, options=("search", "pair=a b")).command("x")
+    command = RunCommand(scenario=COLLISION.name, options=("search", "pair=a b")).command_line()
     assert command == "mmrepro run pad-value-collision --option search --option 'pair=a b'"
 
 

@@ -9,7 +9,7 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import FILE, ModeSeen, note_start, starts_seen
 from mmrepro.errors import UsageError
-from mmrepro.run.options import RunOptions, StartMode
+from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec
 from mmrepro.run.starter import (
     IDLE_VARIABLE,
@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environment:
 
 
 def plan(place: Environment, **options: object) -> LaunchPlan:
-    asked = RunOptions(device="cpu", **options)  # type: ignore[arg-type]
+    asked = RunCommand(device="cpu", **options)  # type: ignore[arg-type]
     return ServerSpec(GHOST, asked, place, Path("/models/tiny")).plan(8123)
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from fake_server import answering, http, serving
 from hypothesis import given, strategies as st
-from mmrepro.cli.headers import parse_headers
 from mmrepro.errors import UsageError
 from mmrepro.watch.build import default_deadline, small_picture
 from mmrepro.watch.checker import GAUGES, PROGRESS, Checker, moved_signs
 from mmrepro.watch.health import Check, CheckOutcome, Health
-from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnosed, Watch, WatchOptions
+from mmrepro.watch.loop import CONFIRM_PAUSE_S, Diagnosed, Watch
+from mmrepro.watch.options import WatchCommand
 from mmrepro.watch.server import WatchServer, parse_address, state
 
 OK, BUSY, FAILED, SILENT, ABSENT, ERROR, UNKNOWN = CheckOutcome
@@ -216,13 +216,6 @@ def test_only_growth_is_progress_and_any_change_of_the_cache() -> None:
     assert moved_signs(full, full) == []
 
 
-def test_headers() -> None:
-    assert parse_headers(["Authorization: Bearer a:b"]) == {"Authorization": "Bearer a:b"}
-    for bad in ("novalue", ": x", "x:"):
-        with pytest.raises(UsageError):
-            parse_headers([bad])
-
-
 # ------------------------------------------------------------------ the loop
 
 
@@ -238,7 +231,8 @@ class Script:
 
 def watch(*verdicts: CheckOutcome, **more: object) -> Watch:
     events: list[tuple[str, str]] = []
-    options = WatchOptions(interval_s=0.001, **more)  # type: ignore[arg-type]
+    http = "" if more.pop("until_dead", False) else "9400"
+    options = WatchCommand(interval_s=0.001, http=http, **more)  # type: ignore[arg-type]
     made = Watch(
         Script(*verdicts),
         Health(failures=2, successes=1),

@@ -21,8 +21,9 @@ from mmrepro.incident.diagnosis import (
 from mmrepro.probes.base import ProbeResult, ProbeStatus
 from mmrepro.probes.data import ConnectionsData, InferenceData, MetricSample, MetricsData
 from mmrepro.watch.health import Check, CheckOutcome, Health
-from mmrepro.watch.loop import Diagnosed, Watch, WatchOptions
+from mmrepro.watch.loop import Diagnosed, Watch
 from mmrepro.watch.memory import MIB, SETTLE_S, Growth, caches_bytes
+from mmrepro.watch.options import WatchCommand
 from mmrepro.watch.server import CERTAINTIES, WatchServer, state
 from mmrepro.watch.window import Window
 
@@ -34,6 +35,9 @@ FACTS = TargetFacts(
 )  # fmt: skip
 
 # ---------------------------------------------------------------- checks
+
+
+SERVED = WatchCommand(http="9400")
 
 
 def read(seconds: float, running: float, tokens: float, clients: int) -> list[ProbeResult]:  # type: ignore[type-arg]
@@ -216,7 +220,7 @@ def test_events_and_metrics_tell_a_class_from_when_to_when(tmp_path: Path) -> No
         Check(CheckOutcome.OK, 3.0, 0.1, classes=orphans),
         Check(CheckOutcome.OK, 4.0, 0.1),
     )
-    watch = Watch(script, Health(), WatchOptions(), listener=lambda k, t: told.append((k, t)))
+    watch = Watch(script, Health(), SERVED, listener=lambda k, t: told.append((k, t)))
     for _ in range(3):
         watch._step()
     likely = f"work-without-clients, likely: {CLASS_WORDS[F.WORK_WITHOUT_CLIENTS]}"
@@ -248,7 +252,7 @@ def test_the_classes_of_a_diagnosis_stay_until_it_is_live_again() -> None:
         *(Check(CheckOutcome.OK, 4 + n, 0.1) for n in range(2)),
     )
     found = (one(F.STEPS_STOPPED, C.CERTAIN), one(F.GAUGES_LIE, C.POSSIBLE))
-    watch = Watch(script, Health(), WatchOptions(), diagnose=lambda: Diagnosed("x", None, found))
+    watch = Watch(script, Health(), SERVED, diagnose=lambda: Diagnosed("x", None, found))
     for _ in range(4):
         watch._step()
     assert watch._diagnosis is not None
@@ -263,7 +267,7 @@ def test_the_classes_of_a_diagnosis_stay_until_it_is_live_again() -> None:
 def test_of_a_check_and_a_diagnosis_the_surer_one_counts() -> None:
     for first, second in ((C.CERTAIN, C.LIKELY), (C.LIKELY, C.CERTAIN)):
         checked = Check(CheckOutcome.OK, 1.0, 0.1, classes=(one(F.NEVER_FITS, first),))
-        watch = Watch(Script(checked), Health(), WatchOptions())
+        watch = Watch(Script(checked), Health(), SERVED)
         watch.finding = Diagnosed("x", None, (one(F.NEVER_FITS, second),))
         watch._step()
         assert watch.classes == {F.NEVER_FITS: C.CERTAIN}

@@ -18,7 +18,8 @@ from mmrepro.errors import UsageError
 from mmrepro.watch import server
 from mmrepro.watch.build import watch_of
 from mmrepro.watch.health import Check, Health
-from mmrepro.watch.loop import Diagnosed, Watch, WatchOptions
+from mmrepro.watch.loop import Diagnosed, Watch
+from mmrepro.watch.options import WatchCommand
 from mmrepro.watch.server import WatchServer, parse_address, state
 
 KEY = "sk-planted-0123456789abcdef"
@@ -39,7 +40,7 @@ class Never:
 
 @contextmanager
 def served(address: tuple[str, int] = ("127.0.0.1", 0)) -> Iterator[WatchServer]:
-    made = WatchServer(Watch(Never(), Health(), WatchOptions()), address)
+    made = WatchServer(Watch(Never(), Health(), SERVED), address)
     try:
         yield made
     finally:
@@ -66,11 +67,13 @@ def test_a_key_that_the_server_echoes_is_neither_told_nor_served(status: int, wh
         told: list[str] = []
         async with serving(reply) as fake:
             made = watch_of(
-                fake.url,
-                WatchOptions(once=True),
+                WatchCommand(
+                    url=fake.url,
+                    once=True,
+                    deadline_s=0.5,
+                    headers={"Authorization": f"Bearer {KEY}"},
+                ),
                 Health(grace_s=0),
-                deadline_s=0.5,
-                headers={"Authorization": f"Bearer {KEY}"},
                 listener=lambda kind, text: told.append(text),
             )
             await asyncio.to_thread(made.run)
@@ -82,9 +85,12 @@ def test_a_key_that_the_server_echoes_is_neither_told_nor_served(status: int, wh
     assert [name for name, echo in ECHOES.items() if echo in shown] == []
 
 
+SERVED = WatchCommand(http="9400")
+
+
 def test_a_diagnosis_that_fails_does_not_quote_what_it_choked_on() -> None:
     told: list[str] = []
-    made = Watch(Never(), Health(), WatchOptions(), listener=lambda kind, text: told.append(text))
+    made = Watch(Never(), Health(), SERVED, listener=lambda kind, text: told.append(text))
 
     def broken() -> Diagnosed:
         raise ValueError(f"odd: {KEY}")

@@ -17,7 +17,7 @@ from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
 from mmrepro.machine.cache import Device
 from mmrepro.records import Moment
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.runner import begin
 from mmrepro.run.start import changes
 from mmrepro.run.starter import Starter
@@ -53,7 +53,7 @@ class World:
     """That the runs were made in."""
 
     def execute(
-        self, scenario: Scenario, options: RunOptions, journal: Journal, starter: object
+        self, scenario: Scenario, options: RunCommand, journal: Journal, starter: object
     ) -> Incident:
         """As ``mmrepro.run.runner.execute``: without an environment, a server, a look at it."""
         self.calls.append(options.flips)

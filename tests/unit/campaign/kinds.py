@@ -15,7 +15,7 @@ from fake_player import NO_START, FakedReplaying, FakePlayer
 from fake_plays import SERVER, Answers, fake_case, fake_op
 from fuzz_sessions import FakedFuzzing, server, write_replay
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
-from mmrepro.ablate.options import AblateOptions
+from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.session import Ablating
 from mmrepro.accept.running import StepRun, beside
 from mmrepro.accept.session import Accepting
@@ -29,7 +29,7 @@ from mmrepro.case.files import write_case
 from mmrepro.case.model import Case
 from mmrepro.errors import EngineStartError
 from mmrepro.evidence import Evidence
-from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.store import EPISODES
 from mmrepro.history.ledger import Ledger
 from mmrepro.incident.ablation import ABLATION_FILE, Ablation
@@ -39,10 +39,9 @@ from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.machine.journal import JournalKind
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import STUCK
 from mmrepro.replay.store import VERDICTS
-from mmrepro.run.options import RunOptions
 from mmrepro.signature import Outcome
 from test_accept_session import blank
 from test_bisect_session import GHOST, OPTIONS, Made, listed, truth
@@ -154,8 +153,12 @@ def ablate(folder: Path, say: Say, jobs: int = 1) -> Opened:
     def broken(flips: frozenset[str]) -> Evidence:
         raise EngineStartError("the port was taken.")
 
-    run = RunOptions(device="cpu", scenario="ghost-key-eviction")
-    options = AblateOptions(run, ("mm-cache", "concurrency"), out=folder)
+    options = AblateCommand(
+        device="cpu",
+        scenario="ghost-key-eviction",
+        factors=("mm-cache", "concurrency"),
+        out=folder,
+    )
     policy = Ablating(GHOST, options, write=written)
     trials = Trials(World(), environment(folder.parent / "environment"))
     return Opened(policy, LocalPlaces(trials, FakeProvisions(), jobs))
@@ -184,7 +187,7 @@ def replay(folder: Path, say: Say, jobs: int = 1) -> Opened:
     traffic = folder.parent / "traffic"
     write_case(fake_case([fake_op(f"r{n}") for n in range(3)]), traffic)
     place = _place(VERDICTS, folder)
-    options = ReplayOptions(file=traffic, server=SERVER, jobs=jobs, repeat=1, **place)
+    options = ReplayCommand(file=traffic, server=SERVER, jobs=jobs, repeat=1, **place)
     policy = FakedReplaying(options, write=written)
     policy.player = Saying(engine, folder.resolve(), say)
     return Opened(policy, policy.local_places())
@@ -198,7 +201,7 @@ def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
             return {NO_START: ""}
         return {op.id: "200" for op in case.operations}
 
-    options = FuzzOptions(server=server(), jobs=jobs, **_place(EPISODES, folder))
+    options = FuzzCommand(server=server(), jobs=jobs, **_place(EPISODES, folder))
     policy = FakedFuzzing(options, write=written, write_replay=write_replay)
     policy.player = Saying(engine, folder.resolve(), say)
     return Opened(policy, policy.local_places())

@@ -8,25 +8,12 @@ from pathlib import Path
 import pytest
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.cli.campaign import placed
-from mmrepro.cli.matrix_run import _without_address
 from mmrepro.cli.where import words
 from mmrepro.cluster import machines
 from mmrepro.cluster.remote import Engines
 from mmrepro.errors import UsageError
 from mmrepro.matrix.file import load
 from typer.testing import CliRunner
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["matrix", "run", "--ray", "192.0.2.7:6379", "--out", "n"], "--ray auto --out n"),
-        (["matrix", "run", "--ray=192.0.2.7:6379", "--out", "n"], "--ray=auto --out n"),
-        (["matrix", "run", "--out", "192.0.2.7:6379"], "--out 192.0.2.7:6379"),
-    ],
-)
-def test_the_ledger_does_not_hold_the_clusters_address(words: list[str], told: str) -> None:
-    assert " ".join(_without_address(words)) == f"matrix run {told}"
 
 
 def test_a_file_says_where_and_what_a_machine_gives(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from mmrepro.diagnose import collect, discover
-from mmrepro.diagnose.collect import Collector, LookOptions
+from mmrepro.diagnose.collect import Collector
 from mmrepro.diagnose.discover import Target
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.engines import ENGINES
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.probes.data import AnyProbeData
@@ -78,7 +79,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def collector(tmp_path: Path, engine: str = "vllm", *data: AnyProbeData, **facts: Any) -> Collector:
-    plan = facts.pop("plan", LookOptions(deadline_s=10.0, model="m"))
+    plan = facts.pop("plan", DiagnoseCommand(deadline_s=10.0, model="m"))
     recorder = Recorder(tmp_path)
     recorder.evidence.probes.extend(probed(one) for one in data)
     return Collector(Target(target(**facts), ENGINES.get(engine)), plan, recorder)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from mmrepro import reports
 from mmrepro.cli.app import app
-from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import Certainty, LiveClass
 from mmrepro.reports.diagnosis import print_diagnosis
 from rich.console import Console
@@ -25,17 +26,17 @@ MARKUP = "<script>x</script> [bold]y[/bold] | `z`"
 
 
 @pytest.fixture
-def gone(tmp_path: Path) -> DiagnoseOptions:
+def gone(tmp_path: Path) -> DiagnoseCommand:
     """A server that is gone, and the log that it left."""
     log = tmp_path / "server.log"
     log.write_text(START + STOP_TOKEN.replace("out of bounds", MARKUP))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    return DiagnoseOptions(url=url, logs=(log,), out=tmp_path / "out")
+    return DiagnoseCommand(url=url, logs=(log,), out=tmp_path / "out")
 
 
-def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseOptions) -> None:
+def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) -> None:
     found = diagnose(gone)
     (one,) = found.diagnosis.classes
     assert (one.name, one.certainty) == (LiveClass.KILLED_BY_INPUT, Certainty.CERTAIN)

@@ -10,7 +10,8 @@ import pytest
 from looked import NOW, Told, collector, told
 from made_up import http
 from mmrepro.diagnose import collect
-from mmrepro.diagnose.collect import Collector, LookOptions
+from mmrepro.diagnose.collect import Collector
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.probes.data import EndpointAnswer, HttpData
 from mmrepro.probes.fetch import Fetched
 from seen import FRONT, GREEN, URL
@@ -37,7 +38,7 @@ def test_a_dead_or_stopped_server_is_looked_at_once_and_asked_nothing(
 
 def test_a_healthy_server_is_read_twice_and_asked_once(tmp_path: Path, told: Told) -> None:
     made = collector(tmp_path, "vllm", GREEN)
-    made.plan = LookOptions(deadline_s=10.0, model="m", request=False)
+    made.plan = DiagnoseCommand(deadline_s=10.0, model="m", request=False)
     look(made)
     first = ["stacks", "others", "processes", "syscalls"]
     assert told.labels == [*first, "gpu", "connections-2", "metrics-2"]
@@ -48,7 +49,7 @@ def test_a_healthy_server_is_read_twice_and_asked_once(tmp_path: Path, told: Tol
 
 def test_a_front_that_was_not_well_is_asked_again(tmp_path: Path, told: Told) -> None:
     made = collector(tmp_path, "vllm", http(None, 200))
-    made.plan = LookOptions(deadline_s=10.0, model="m", request=False)
+    made.plan = DiagnoseCommand(deadline_s=10.0, model="m", request=False)
     look(made)
     assert told.labels[-2:] == ["metrics-2", "http-2"]
     assert made.requests == ["GET /metrics", "GET /health", "GET /v1/models"]
@@ -73,7 +74,7 @@ def test_a_silent_one_is_looked_at_again_before_the_deadline(tmp_path: Path, tol
 
 def test_without_a_request_a_suspect_is_watched_as_long(tmp_path: Path, told: Told) -> None:
     made = collector(tmp_path, "vllm", GREEN)
-    made.plan = LookOptions(deadline_s=10.0, request=False)
+    made.plan = DiagnoseCommand(deadline_s=10.0, request=False)
     look(made, suspicious=True)
     second = ["2-stacks", "2-others", "2-processes", "2-syscalls"]
     assert told.labels[-7:] == [*second, "connections-3", "metrics-3", "http-2"]
@@ -119,7 +120,7 @@ def test_an_answered_suspect_is_watched_too(
 
 def test_a_short_deadline_still_leaves_time_for_stacks(tmp_path: Path, told: Told) -> None:
     made = collector(tmp_path, "vllm", GREEN)
-    made.plan = LookOptions(deadline_s=2.0, model="m")
+    made.plan = DiagnoseCommand(deadline_s=2.0, model="m")
     look(made)
     assert told.seconds("2-stacks") == collect.EVIDENCE_S
 
@@ -137,7 +138,9 @@ def test_the_bounds_of_a_look() -> None:
     assert (collect.BESIDE_S, collect.LEAST_S, collect.WORTH_S) == (3.0, 0.3, 1.0)
     assert (collect.EVIDENCE_S, collect.MAX_LOG_BYTES) == (2.5, 536_870_912)
     assert (collect.MAX_LOGS, collect.MAX_SAMPLED, collect.TOKENS) == (8, 6, 8)
-    assert LookOptions() == LookOptions(15.0, 5, True, False, "", {})
+    assert DiagnoseCommand() == DiagnoseCommand(
+        deadline_s=15.0, samples=5, request=True, native=False, model="", headers={}
+    )
 
 
 def test_a_log_that_grows_while_it_is_looked_at(
@@ -164,7 +167,7 @@ def test_nobody_is_looked_for_on_another_machine(tmp_path: Path, told: Told) -> 
 
 
 def test_the_front_is_asked_its_cheap_endpoints(tmp_path: Path, told: Told) -> None:
-    made = collector(tmp_path, "sglang", plan=LookOptions(headers={"A": "b"}))
+    made = collector(tmp_path, "sglang", plan=DiagnoseCommand(headers={"A": "b"}))
     made.ask_front()
     assert told.probe("http") == (
         "http",
@@ -206,27 +209,27 @@ def test_the_model_that_is_asked_for(
 ) -> None:
     command = ["serve", *(str(word) for word in command)]
     made = collector(
-        tmp_path, "vllm", listed(status, body), plan=LookOptions(model=plan), command=command
+        tmp_path, "vllm", listed(status, body), plan=DiagnoseCommand(model=plan), command=command
     )
     assert made.model() == model
 
 
 def test_without_a_model_no_request_is_sent(tmp_path: Path, told: Told) -> None:
-    made = collector(tmp_path, plan=LookOptions())
+    made = collector(tmp_path, plan=DiagnoseCommand())
     assert made._request() is None
     assert "give --model NAME" in made.target.unseen[0]
     assert (made.requests, made.inferences, told.started) == ([], 0, [])
 
 
 def test_the_request_is_small_and_bounded(tmp_path: Path, told: Told) -> None:
-    made = collector(tmp_path, plan=LookOptions(deadline_s=7.0, model="m", headers={"A": "b"}))
+    made = collector(tmp_path, plan=DiagnoseCommand(deadline_s=7.0, model="m", headers={"A": "b"}))
     assert made._request() is not None
     words, options = (URL, "m", 7.0), {"max_tokens": 8, "headers": {"A": "b"}}
     options["given_up"] = made._given_up
     assert told.started == [(("inference", words, options), 7.5, "")]
     assert made.target.facts.model == "m"
     assert (made.requests, made.inferences) == (["POST /v1/chat/completions"], 1)
-    known = collector(tmp_path, model="known", plan=LookOptions(model="other"))
+    known = collector(tmp_path, model="known", plan=DiagnoseCommand(model="other"))
     known._request()
     assert told.started[-1][0][1][1] == "known"
 
@@ -247,7 +250,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], dict[str, tuple
 
 def test_the_release_is_asked_for_where_no_file_tells_it(tmp_path: Path, fetched: Any) -> None:
     asked, answers = fetched
-    made = collector(tmp_path, "sglang", release="", plan=LookOptions(headers={"A": "b"}))
+    made = collector(tmp_path, "sglang", release="", plan=DiagnoseCommand(headers={"A": "b"}))
     answers[f"{URL}/get_server_info"] = (200, b"not JSON")
     answers[f"{URL}/server_info"] = (200, b'{"version": "0.5.6"}')
     made.ask_release()

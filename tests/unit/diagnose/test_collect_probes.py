@@ -15,8 +15,9 @@ from made_up import at, logs
 from mmrepro.base.processes import Stat
 from mmrepro.diagnose import collect, discover
 from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
-from mmrepro.diagnose.collect import Collector, LookOptions, refused_stacks
+from mmrepro.diagnose.collect import Collector, refused_stacks
 from mmrepro.diagnose.discover import Target
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import TargetProcess
@@ -46,7 +47,7 @@ def processes(*roles: str) -> list[TargetProcess]:
 
 def test_the_core_is_sampled_first_and_helpers_never(tmp_path: Path, told: Told) -> None:
     found = processes("APIServer", "resource_tracker", "EngineCore", "bash", "Worker", "sh", "tee")
-    made = collector(tmp_path, processes=found, plan=LookOptions(samples=4))
+    made = collector(tmp_path, processes=found, plan=DiagnoseCommand(samples=4))
     made._processes_round("2-", 6.0)
     _, words, options = told.probe("2-stacks")
     assert words == ([FRONT + 2, FRONT],)
@@ -67,7 +68,7 @@ def test_the_core_is_sampled_first_and_helpers_never(tmp_path: Path, told: Told)
 
 def test_more_than_one_core_and_many_processes(tmp_path: Path, told: Told) -> None:
     roles = ("APIServer", *("EngineCore",) * 3, *("Worker",) * 9)
-    made = collector(tmp_path, processes=processes(*roles), plan=LookOptions(native=True))
+    made = collector(tmp_path, processes=processes(*roles), plan=DiagnoseCommand(native=True))
     made._processes_round()
     pids = told.probe("stacks")[1][0]
     assert pids == [FRONT + 1, FRONT, FRONT + 2, FRONT + 3]
@@ -76,7 +77,7 @@ def test_more_than_one_core_and_many_processes(tmp_path: Path, told: Told) -> No
     assert told.probe("stacks")[2]["native"] is True
     assert told.probe("stacks")[2]["interval_s"] == pytest.approx(2.5 / 2 / 5 / 4)
     assert told.seconds("stacks") == 7.5
-    many = collector(tmp_path, plan=LookOptions(samples=500))
+    many = collector(tmp_path, plan=DiagnoseCommand(samples=500))
     many._processes_round()
     assert told.started[-3][0][2]["interval_s"] == 0.02
 
@@ -366,7 +367,7 @@ def test_the_model_is_read_from_endpoints_of_which_some_were_cut_off(tmp_path: P
     body = '{"data":[{"id":"m"}]}'
     answers = [EndpointAnswer(path="/v1/models", status=200, seconds=0.1, body=body)]
     made = collector(
-        tmp_path, "vllm", HttpData(base_url="http://x", answers=answers), plan=LookOptions()
+        tmp_path, "vllm", HttpData(base_url="http://x", answers=answers), plan=DiagnoseCommand()
     )
     made.evidence.probes[0].status = ProbeStatus.TIMED_OUT
     assert made.model() == "m"

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mmrepro.cli.diagnose import _seconds
-from mmrepro.cli.headers import parse_headers
+from mmrepro.diagnose.options import read_deadline, read_headers
 from mmrepro.errors import UsageError
 
 
@@ -31,17 +30,17 @@ def test_a_dead_server_in_one_json_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("15s", 15), ("15", 15), (" 1.5s ", 1.5)])
 def test_a_deadline(text: str, seconds: float) -> None:
-    assert _seconds(text) == seconds
+    assert read_deadline(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "s", "0", "0.5", "601", "nan", "-3s", "ten"])
 def test_what_is_no_deadline(text: str) -> None:
     with pytest.raises(UsageError, match="is not a time"):
-        _seconds(text)
+        read_deadline(text)
 
 
 def test_headers() -> None:
-    assert parse_headers(["A: b:c", "X:y"]) == {"A": "b:c", "X": "y"}
+    assert read_headers(["A: b:c", "X:y"]) == {"A": "b:c", "X": "y"}
     for bad in ("A", ": b", "A:"):
         with pytest.raises(UsageError, match="NAME: VALUE"):
-            parse_headers([bad])
+            read_headers([bad])

@@ -13,8 +13,9 @@ from made_up import http
 from mmrepro.diagnose import frozen, general, session
 from mmrepro.diagnose.collect import Collector
 from mmrepro.diagnose.frozen import Stance
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.readings import View
-from mmrepro.diagnose.session import Diagnosed, DiagnoseOptions, diagnose
+from mmrepro.diagnose.session import Diagnosed, diagnose
 from mmrepro.errors import RunTimeout
 from mmrepro.incident.diagnosis import Assessment, ServerState
 from mmrepro.probes.data import AnyProbeData, EndpointAnswer, HttpData, ThreadStack
@@ -145,7 +146,7 @@ MODELS = json.dumps({"data": [{"id": "tiny"}]}).encode()
 def looked(reply: Reply, tmp_path: Path, **options: object) -> Diagnosed:
     async def main() -> Diagnosed:
         async with serving(reply) as server:
-            asked = DiagnoseOptions(
+            asked = DiagnoseCommand(
                 url=server.url, out=tmp_path / "kept", deadline_s=1.0, samples=1, **options
             )  # type: ignore[arg-type]
             return await asyncio.to_thread(diagnose, asked)
@@ -232,7 +233,7 @@ def test_a_key_that_is_echoed_is_in_no_file(tmp_path: Path) -> None:
 
     async def main() -> Path:
         async with serving(reply) as server:
-            asked = DiagnoseOptions(
+            asked = DiagnoseCommand(
                 url=server.url, out=tmp_path / "kept", deadline_s=1.0, samples=1, model="tiny",
                 headers={"X-Key": f"Bearer {KEY}"},
             )  # fmt: skip

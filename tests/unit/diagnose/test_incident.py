@@ -10,7 +10,8 @@ from made_up import at
 from mmrepro.diagnose import session
 from mmrepro.diagnose.discover import Target
 from mmrepro.diagnose.incident import build
-from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.diagnose.session import diagnose
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident
 from mmrepro.incident.diagnosis import Assessment, Diagnosis, Effect, Fit, Match, ServerState
@@ -163,7 +164,7 @@ def test_what_is_healthy_is_kept_only_where_it_was_asked_for(
     monkeypatch.setattr(session, "_look", lambda *args: told(said=secrets))
     headers = {"X-Own": "Own middle abcdefg", "X-Other": "hijklmn", "X-None": ""}
     folder = tmp_path / "o" if out else None
-    done = diagnose(DiagnoseOptions(url=URL, out=folder, headers=headers, engine="vllm"))
+    done = diagnose(DiagnoseCommand(url=URL, out=folder, headers=headers, engine="vllm"))
     assert named == ["vllm"]
     assert (done.folder is not None) is kept
     assert len(list(tmp_path.rglob(INCIDENT_FILE))) == kept

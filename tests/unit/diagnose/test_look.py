@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from mmrepro import reports
 from mmrepro.diagnose import collect, discover
-from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import Fit, ServerState
 
 LOG = """\
@@ -35,7 +36,7 @@ def test_a_server_that_is_gone_is_read_from_its_log(nobody: str, tmp_path: Path)
     log = tmp_path / "server.log"
     log.write_text(LOG)
     out = tmp_path / "out"
-    options = DiagnoseOptions(
+    options = DiagnoseCommand(
         url=nobody, logs=(log,), out=out, headers={"Authorization": f"Bearer {KEY}"}
     )
     found = diagnose(options)
@@ -96,7 +97,7 @@ def test_a_server_of_an_unknown_engine_is_still_looked_at(
 ) -> None:
     monkeypatch.setattr(collect, "APART_S", 0.1)
     monkeypatch.chdir(tmp_path)
-    found = diagnose(DiagnoseOptions(url=fake, samples=3))
+    found = diagnose(DiagnoseCommand(url=fake, samples=3))
     told = found.diagnosis
     assert (told.state, told.exit_code, told.target.model) == (ServerState.HEALTHY, 0, "fake-model")
     assert any("engine was not recognised" in text for text in told.unseen)
@@ -116,7 +117,7 @@ def test_a_remote_server_is_judged_by_what_http_shows(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mmrepro.diagnose.sockets.is_ours", lambda address: False)
     monkeypatch.setattr("mmrepro.diagnose.sockets.namespace_with", lambda address: None)
-    told = diagnose(DiagnoseOptions(url=fake)).diagnosis
+    told = diagnose(DiagnoseCommand(url=fake)).diagnosis
     assert (told.target.place, told.state) == ("remote", ServerState.HEALTHY)
     assert any("only what HTTP shows" in text for text in told.unseen)
     assert told.target.processes == []
@@ -146,7 +147,7 @@ def test_an_endpoint_that_was_late_is_asked_again(
         server.block_on_close = False
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
-            told = diagnose(DiagnoseOptions(url=f"http://127.0.0.1:{server.server_address[1]}"))
+            told = diagnose(DiagnoseCommand(url=f"http://127.0.0.1:{server.server_address[1]}"))
         finally:
             over.set()
             server.shutdown()
@@ -168,14 +169,14 @@ def test_one_that_the_oom_killer_ended_did_not_die_of_an_old_crash(
     monkeypatch.setattr("mmrepro.diagnose.kernel.last_oom_kill", lambda: "Killed process 19 (VLLM)")
     log = tmp_path / "server.log"
     log.write_text(LOG + AGAIN)
-    told = diagnose(DiagnoseOptions(url=nobody, logs=(log,), out=tmp_path / "out")).diagnosis
+    told = diagnose(DiagnoseCommand(url=nobody, logs=(log,), out=tmp_path / "out")).diagnosis
     assert (told.state, told.found, told.target.release) == (ServerState.DEAD, [], "0.24.0")
     assert "died first" not in told.assessment.sentence
     assert "Killed process 19 (VLLM)" in " ".join(told.assessment.why)
     assert "died unexpectedly" not in " ".join(told.assessment.why)
     assert "11-21 09:10:00" in told.since
     log.write_text(AGAIN + LOG)
-    crashed = diagnose(DiagnoseOptions(url=nobody, logs=(log,), out=tmp_path / "out2")).diagnosis
+    crashed = diagnose(DiagnoseCommand(url=nobody, logs=(log,), out=tmp_path / "out2")).diagnosis
     assert "EngineCore died first" in crashed.assessment.sentence
 
 
@@ -212,7 +213,7 @@ def test_lmdeploy_with_an_old_assertion_and_a_key_that_we_lack(
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        options = DiagnoseOptions(
+        options = DiagnoseCommand(
             url=f"http://127.0.0.1:{server.server_address[1]}",
             logs=(log,),
             engine="lmdeploy",

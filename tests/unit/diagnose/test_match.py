@@ -10,8 +10,9 @@ from hypothesis import given, strategies as st
 from made_up import GHOST, drop, hang_run, healthy_run, logs, swap
 from mmrepro.diagnose import match as matching
 from mmrepro.diagnose.match import all_scenarios, judge, match, match_all, ranked
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.patterns import as_seen_by, union
-from mmrepro.diagnose.session import DiagnoseOptions, diagnose
+from mmrepro.diagnose.session import diagnose
 from mmrepro.errors import UnknownScenario
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Fit, Match
@@ -407,7 +408,7 @@ def test_a_file_takes_the_place_of_a_known_one(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_none_is_said_before_the_server_is_touched(tmp_path: Path) -> None:
-    options = DiagnoseOptions(url="http://127.0.0.1:9", scenarios=("none.py",), out=tmp_path / "x")
+    options = DiagnoseCommand(url="http://127.0.0.1:9", scenarios=("none.py",), out=tmp_path / "x")
     with pytest.raises(UnknownScenario):
         diagnose(options)
     assert not (tmp_path / "x").exists()

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from made_up import GHOST, at, drop, logs, metrics
 from mmrepro.diagnose import session
-from mmrepro.diagnose.collect import Collector, LookOptions
+from mmrepro.diagnose.collect import Collector
 from mmrepro.diagnose.discover import Target
-from mmrepro.diagnose.session import DiagnoseOptions
+from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.engines import ENGINES
 from mmrepro.errors import NoSpace, UnwritableOutput
 from mmrepro.evidence import Evidence
@@ -168,21 +168,6 @@ def test_a_folder_that_is_not_kept_goes_with_its_parent(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "incidents").iterdir()] == ["other"]
 
 
-# ---------------------------------------------------------------- its command
-
-
-def test_the_command_can_be_typed_again() -> None:
-    assert session._command(DiagnoseOptions(url=URL)) == f"mmrepro diagnose {URL}"
-    full = DiagnoseOptions(
-        url=URL, pid=7, logs=(Path("a b.log"), Path("c.log")), engine="vllm",
-        scenarios=("mine.py", "other"), request=False, headers={"Authorization": "Bearer k"},
-    )  # fmt: skip
-    assert session._command(full) == (
-        f"mmrepro diagnose {URL} --pid 7 --log 'a b.log' --log c.log --engine vllm "
-        "--scenario mine.py --scenario other --no-request"
-    )
-
-
 # ---------------------------------------------------------------- locals that were missed
 
 
@@ -196,7 +181,7 @@ def more(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def collector(tmp_path: Path, found: Evidence) -> Collector:
     recorder = Recorder(tmp_path)
     recorder.evidence.probes.extend(found.probes)
-    return Collector(Target(target(), ENGINES["vllm"]), LookOptions(), recorder)
+    return Collector(Target(target(), ENGINES["vllm"]), DiagnoseCommand(), recorder)
 
 
 def test_more_samples_are_taken_for_what_fits_but_for_a_local(
@@ -278,7 +263,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(session, "Collector", lambda *_: made)
         monkeypatch.setattr(session.kernel, "note", lambda *_: made.calls.append("kernel"))
         scenarios = [load_scenario("ghost-key-eviction"), load_scenario("kv-growth-crash")]
-        told = session._look(DiagnoseOptions(url=URL), found, recorder, at(0), scenarios)
+        told = session._look(DiagnoseCommand(url=URL), found, recorder, at(0), scenarios)
         return made, told
 
     return run

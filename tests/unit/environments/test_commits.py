@@ -15,7 +15,6 @@ from mmrepro.environments.build import ensure, existing
 from mmrepro.environments.commits import INDEX_VARIABLE, commit_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import EnvironmentBuildError, UnknownRelease, UsageError
-from mmrepro.run.options import RunOptions
 from mmrepro.scenario.registry import load_scenario
 
 OLD, NEW, BARE = "a" * 40, "b" * 40, "c" * 40
@@ -137,8 +136,3 @@ def test_a_wheel_that_is_not_as_announced_is_refused(index: Path) -> None:
     (index / OLD / "index.html").write_text(link)
     with pytest.raises(EnvironmentBuildError, match="SHA-256 differs"):
         ensure(commit_spec(made_up, OLD, DATE))
-
-
-def test_a_commit_is_in_the_command() -> None:
-    options = RunOptions(commit=OLD, commit_date=DATE)
-    assert options.command("x") == f"mmrepro run x --commit {OLD} --commit-date {DATE}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_player import FakePlayer, Fakes, fake_judge, unnamed
 from mmrepro.case.model import Case, ServerWanted
-from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.profiles import Profile, under
 from mmrepro.fuzz.session import Fuzzing
 from mmrepro.incident.fuzz import EPISODES_FILE, Fuzz
@@ -49,7 +49,7 @@ def fuzzing(
         states.append(fuzz.model_dump_json())
 
     name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
-    session = FakedFuzzing(FuzzOptions(**options), write=write, write_replay=write_replay)
+    session = FakedFuzzing(FuzzCommand(**options), write=write, write_replay=write_replay)
     session.player, session.name, session.judge = player, name, judge
     return session, states
 

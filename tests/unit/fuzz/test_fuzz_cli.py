@@ -6,15 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from mmrepro.base.options import Origin
 from mmrepro.case.files import write_case
 from mmrepro.case.model import Case, Content, ServerWanted
 from mmrepro.cli.app import app
-from mmrepro.cli.fuzz import asked, kept_options, server_of
+from mmrepro.cli.fuzz import kept_options, server_of, settled
 from mmrepro.errors import UsageError
-from mmrepro.fuzz.options import FuzzOptions
+from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.profiles import Profile, dialect_of
 from mmrepro.fuzz.source import read_source
 from PIL import Image
@@ -66,7 +66,8 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
     from mmrepro.fuzz.store import EPISODES
     from mmrepro.machine.journal import Head, Journal
 
-    first = FuzzOptions(
+    first = FuzzCommand(
+        engine="vllm",
         server=server_of("vllm", Profile.TEXT, {"args": ["--a"]}, ""),
         profile=Profile.TEXT,
         seed=5,
@@ -78,19 +79,10 @@ def test_a_session_is_gone_on_with_as_it_began(tmp_path: Path) -> None:
     assert budget_s is None, "there is no document yet"
     assert (kept["--seed"], kept["--profile"], kept["--blind"]) == ("5", "text", "yes")
     assert server_of("vllm", Profile.TEXT, {}, kept["server"]) == first.server
-
-
-def test_what_was_asked_for_is_asked_for_again() -> None:
-    given: dict[str, Any] = {
-        "release": "1",
-        "max_model_len": 64,
-        "args": ["-x y"],
-        "env": {"A": "b"},
-    }
-    assert asked(given) == (
-        *("--release", "1", "--max-model-len", "64"),
-        *("--server-arg=-x y", "--env=A=b"),
-    )
+    again = settled(FuzzCommand(engine="vllm", resume=tmp_path))
+    assert again.decides == first.decides
+    asked = FuzzCommand(engine="vllm", resume=tmp_path, seed=0, origins={"seed": Origin.WORD})
+    assert (settled(asked).seed, settled(asked).blind) == (0, True)
 
 
 def test_pictures_of_a_folder_and_nothing_else(tmp_path: Path) -> None:

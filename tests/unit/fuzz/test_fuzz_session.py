@@ -28,7 +28,6 @@ from mmrepro.case.model import Case
 from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.fuzz import knowledge
-from mmrepro.fuzz.session import Fuzzing
 from mmrepro.fuzz.switches import Switch
 from mmrepro.incident.fuzz import EPISODES_FILE
 from mmrepro.oracle.judged import Judged
@@ -297,24 +296,6 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, clock: Clock) -> None:
         session.execute()
     assert session.fuzz.state == "interrupted"
     assert f"--resume {tmp_path / 'fuzz'}" in session.fuzz.failure
-
-
-def test_the_command_of_a_session_begins_another_one(tmp_path: Path) -> None:
-    session, _ = fuzzing(
-        tmp_path,
-        FakePlayer(well),
-        seed=7,
-        blind=True,
-        shrink=False,
-        repeat=2,
-        asked=("--release", "0.23.0", "--server-arg=--a b"),
-    )
-    assert isinstance(session, Fuzzing)
-    told = session.options.command(tmp_path)
-    assert told == (
-        "mmrepro fuzz vllm --release 0.23.0 '--server-arg=--a b' --budget 1h --seed 7 --blind "
-        f"--no-shrink --repeat 2 --resume {tmp_path}"
-    )
 
 
 def test_on_two_places_episodes_go_on_while_one_is_pursued(tmp_path: Path) -> None:

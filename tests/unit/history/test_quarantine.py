@@ -99,7 +99,7 @@ def test_everything_is_required(tmp_path: Path, lacking: str) -> None:
         (ENTRY.replace("[[quarantine]]", "[[quarantin]]"), "'quarantin' means nothing here"),
         (ENTRY.replace("[[quarantine]]", "[quarantine]"), "written as"),
         ("quarantine = 5", "written as"),
-        ("[[quarantine", "is no TOML"),
+        ("[[quarantine", "is not valid TOML"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, said: str) -> None:

@@ -113,7 +113,7 @@ def test_ctrl_c_says_how_to_go_on(matrix: Matrix, tmp_path: Path) -> None:
     code, _, told = matrix(press, *RUN, "--mitigation", "each", "--jobs", "2")
     assert code == 130
     assert "(1 of 2 cells are whole, about 10 s left; what has ended is kept)" in told
-    again = "mmrepro matrix run --resume --out M --jobs 2"
+    again = "mmrepro matrix run --jobs 2 --out M --resume"
     assert f"to resume, run: {again}" in told
     assert read(tmp_path / "M").nights[0].night.state is NightState.INTERRUPTED
     assert (tmp_path / "M/dashboard.html").is_file()

@@ -15,7 +15,7 @@ from mmrepro.campaign.trial import TrialOptions, cell_of, run_options
 from mmrepro.campaign.work import Began, CellsUntilWhole, Here
 from mmrepro.environments.starts import starts_seen
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Planned
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Outcome
 from mmrepro.supervise.warm import Refused
@@ -167,7 +167,7 @@ def test_a_file_below_the_home_folder_is_named_relative_to_here(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     scenario = load_scenario("ghost-key-eviction")
-    run = RunOptions(scenario=str(tmp_path / "mine.py"), server_args=("--x",))
+    run = RunCommand(scenario=str(tmp_path / "mine.py"), server_args=("--x",))
     cell = cell_of(scenario, run, "cpu", release="0.23.0", flips=("mm-cache",))
     assert (cell.scenario, cell.flips, cell.server_args) == ("mine.py", ("mm-cache",), ("--x",))
     assert run_options(cell, TrialOptions()).command("") == (

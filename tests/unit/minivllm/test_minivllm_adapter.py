@@ -20,7 +20,7 @@ from mmrepro.models import TinyQwen3
 from mmrepro.reproducers.minivllm.chat import grid_of
 from mmrepro.reproducers.minivllm.config import ModelConfig, VisionConfig
 from mmrepro.reproducers.minivllm.server import VERSION, arguments
-from mmrepro.run.options import RunOptions
+from mmrepro.run.options import RunCommand
 from mmrepro.run.start import ServerSpec
 from mmrepro.scenario.registry import load_scenario
 
@@ -31,7 +31,7 @@ def plan(*options: str, device: str = "cpu", mitigations: tuple[str, ...] = ()) 
     environment: Any = SimpleNamespace(
         python=Path("/venv/bin/python"), spec=SimpleNamespace(release=RELEASE, device=device)
     )
-    run = RunOptions(server_args=options, mitigations=mitigations)
+    run = RunCommand(server_args=options, mitigations=mitigations)
     return ServerSpec(load_scenario("mm-prefill-contract"), run, environment, Path("/model")).plan(
         8000
     )

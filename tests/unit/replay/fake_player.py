@@ -24,7 +24,7 @@ from mmrepro.oracle.judged import Judged
 from mmrepro.play.players import Players
 from mmrepro.records import Moment
 from mmrepro.replay.attempts import CaseResult
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import STUCK, Seen
 from mmrepro.replay.session import Replaying
 from mmrepro.run.deadline import Deadlines
@@ -188,6 +188,6 @@ def replaying(
         states.append(replay.model_dump_json())
 
     name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
-    session = FakedReplaying(ReplayOptions(file=file, **options), write=write)
+    session = FakedReplaying(ReplayCommand(file=file, **options), write=write)
     session.player, session.name, session.judge = player, name, judge
     return session, states

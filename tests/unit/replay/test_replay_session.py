@@ -17,7 +17,7 @@ from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.incident.replay import VERDICTS_FILE, FindingClass
 from mmrepro.oracle.quiescence import LEAST_STEP, quiescence
 from mmrepro.play.observing import blocks
-from mmrepro.replay.options import ReplayOptions
+from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import STUCK, Named, Seen
 from mmrepro.replay.store import BLOCKS
 from mmrepro.reports.replay_view import seconds
@@ -339,14 +339,15 @@ def test_options_that_make_no_sense_are_refused() -> None:
     file = Path("night.har")
     for wrong in ({"repeat": 0}, {"budget": 4}, {"out": file, "resume": file}):
         with pytest.raises(UsageError) as raised:
-            ReplayOptions(file=file, server=case.server, **wrong)  # type: ignore[arg-type]
+            ReplayCommand(file=file, server=case.server, **wrong)  # type: ignore[arg-type]
         assert raised.value.hint
 
 
-def test_the_command_repeats_it() -> None:
+def test_the_command_names_the_whole_server() -> None:
     server = fake_case([fake_op("r1")]).server
-    options = ReplayOptions(file=Path("a b.har"), server=server, budget=60, shrink=False)
-    assert options.command(Path("replays/x")) == (
-        "mmrepro replay 'a b.har' --engine vllm --release 0.23.0 --server-arg=--cache "
-        "--server-arg=10 --no-shrink --budget 60 --resume replays/x"
+    options = ReplayCommand(file=Path("a b.har"), server=server, budget=60, shrink=False)
+    assert options.command_line(resume=Path("replays/x")) == (
+        "mmrepro replay 'a b.har' --engine vllm --release 0.23.0 --model qwen2-vl "
+        "--max-model-len 2048 --server-arg=--cache --server-arg=10 --no-shrink --resume replays/x "
+        "--budget 60"
     )

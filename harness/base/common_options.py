@@ -1,0 +1,120 @@
+"""Options that several commands have, each declared once."""
+
+from __future__ import annotations
+
+from mmrepro.base.options import ENGINE, EVIDENCE, LIMITS, OUTPUT, Option
+from mmrepro.base.units import exact_duration, parse_duration
+
+WEEK_S = 7 * 86400.0
+"""Seconds above which a limit is a slip; what the clocks of the system can hold is far above."""
+
+SCENARIO = Option(
+    "Name of a scenario, or a FILE.py with one.", "SCENARIO", argument=True, required=True
+)
+URL = Option(
+    "The server, e.g. http://127.0.0.1:8000.",
+    "URL",
+    argument=True,
+    required=True,
+)
+HEADER = Option(
+    "Header of each request, e.g. 'Authorization: Bearer KEY'. May be repeated.",
+    "NAME: VALUE",
+    name="--header",
+    private=True,
+)
+SCENARIOS = Option("Only these scenarios.", "SCENARIO…", argument=True, shown="all")
+ENGINE_NAME = Option("vllm, sglang, lmdeploy or minivllm.", "ENGINE", name="--engine")
+VARIANT = Option("Variant of the scenario; see mmrepro show SCENARIO.", "NAME")
+RELEASE = Option("Release of the engine.", "VERSION", shown="the scenario's")
+COMMIT = Option("In place of a release: this commit's wheel, from --index.", "SHA")
+COMMIT_DATE = Option("Resolve the commit's requirements as of then.", "DATE", shown="today")
+INDEX = Option(
+    "Address of the commits' wheels; {commit} stands for the commit.",
+    "URL",
+    private=True,
+    variable="MMREPRO_COMMIT_INDEX",
+)
+MITIGATION = Option(
+    "Apply a mitigation; see mmrepro show SCENARIO. May be repeated.",
+    "NAME",
+    name="--mitigation",
+    distinct=True,
+)
+FLIP = Option(
+    "Toggle a factor, as mmrepro ablate does. May be repeated.",
+    "FACTOR",
+    name="--flip",
+    distinct=True,
+)
+OPTION = Option(
+    "Option of the scenario; see mmrepro show SCENARIO. May be repeated.",
+    "NAME[=VALUE]",
+    name="--option",
+)
+REPEAT = Option("Number of runs.", "N", least=1, most=1000)
+SEED = Option("Random seed.", "N", least=0)
+SHRINK = Option("Shrink what is found to the requests that it needs.", name="--shrink/--no-shrink")
+
+DEVICE = Option(
+    "Where the engine runs; auto takes a GPU where there is one.",
+    group=ENGINE,
+    choices=("auto", "cpu", "cuda"),
+)
+MODEL = Option("Folder of a model that is served instead of a tiny one.", "DIR", ENGINE)
+SERVER_ARG = Option(
+    "One more option of the server, e.g. --server-arg=--dtype=float32. May be repeated.",
+    "ARG",
+    ENGINE,
+    name="--server-arg",
+    attached=True,
+)
+SERVER_ENV = Option(
+    "Environment variable of the server. May be repeated.", "NAME=VALUE", ENGINE, attached=True
+)
+MAX_MODEL_LEN = Option("Tokens that a prompt and its answer may have.", "N", ENGINE, least=64)
+START_MODE = Option(
+    "How servers are started; see mmrepro run --help.", group=ENGINE, variable="MMREPRO_START_MODE"
+)
+
+TIMEOUT = Option(
+    "Time limit of one run; building the environment does not count.",
+    "SECONDS",
+    LIMITS,
+    name="--timeout",
+    least=1,
+    most=WEEK_S,
+)
+BUDGET = Option(
+    "Time for all of it, e.g. 25m or 2h: no run is started that is not expected to end in time.",
+    "TIME",
+    LIMITS,
+    name="--budget",
+    read=parse_duration,
+    write=exact_duration,
+)
+JOBS = Option("Number of runs at a time.", "N", LIMITS, least=1, most=64)
+RAY = Option("Run on the machines of a Ray cluster.", "auto|HOST:PORT", LIMITS)
+FRESH = Option("Run everything again; use no result of an earlier run.", group=LIMITS, once=True)
+RESUME = Option("Continue what was interrupted; no run is repeated.", "DIR", LIMITS, once=True)
+DRY_RUN = Option(
+    "Print what would be run and how long it takes; run nothing.", group=LIMITS, once=True
+)
+
+CONTRACT_PROBE = Option(
+    "Check each step of the engine against the multimodal prefill contract.",
+    group=EVIDENCE,
+    name="--contract-probe/--no-contract-probe",
+)
+FORCE = Option("Write over files that are there.", group=OUTPUT, once=True)
+MARKDOWN = Option("Print the whole page, as docs/ has it.", group=OUTPUT, once=True)
+LEDGER = Option("Folder of the ledger.", "DIR", argument=True)
+QUARANTINE = Option(
+    "TOML with the cells that are not to fail the run.", "FILE", OUTPUT, configurable=False
+)
+NIGHT = Option("Which nightly run.", "NAME", OUTPUT, configurable=False, shown="the newest")
+OUT = Option("Folder of the results.", "DIR", OUTPUT, once=True)
+JSON = Option("Print one JSON document on stdout.", group=OUTPUT, once=True)
+EVENTS = Option(
+    "Write what happens to FILE as JSON lines; - is stdout.", "FILE|-", OUTPUT, once=True
+)

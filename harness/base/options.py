@@ -1,0 +1,252 @@
+"""Options, declared once.
+
+The options of a command are a frozen dataclass, a subclass of :class:`Command`, whose fields carry
+an :class:`Option`: ``release: str = RELEASE("")``. From the declaration follow the
+parameter of the command line (``mmrepro.cli.options``), the words that repeat the command, the key
+in ``mmrepro.toml`` and the environment variable. A plain field is set by code.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import abc
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, Field, dataclass, field, fields, replace
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import (
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+WHAT = "What to run"
+ENGINE = "Engine"
+EVIDENCE = "Evidence"
+OUTPUT = "Output"
+LIMITS = "How long and where"
+CONFIG_VARIABLE = "MMREPRO_CONFIG"
+"""Names the file that is read in place of the one that is found. Empty: options come from the
+command line alone, and from the variables that are named in their declarations."""
+ONLY_ARGUMENTS = {CONFIG_VARIABLE: ""}
+"""For the commands that mmrepro itself starts."""
+GROUPS = (WHAT, ENGINE, EVIDENCE, LIMITS, OUTPUT)
+"""Headings of the help, in their order."""
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Return the names in ``A,B``, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def text_of(value: Any) -> str:
+    """Return ``value`` as it is typed."""
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, or one argument.
+
+    Attributes:
+        name: ``--release``, ``--shrink/--no-shrink``; "": as the field is called.
+        shown: what the help says of the default, where the value itself does not say it.
+        least, most: bounds of a number.
+        choices: words that are taken, where the type does not list them.
+        argument: it has no name; ``metavar`` stands for it.
+        required: code may leave it out, the command line may not.
+        once: it says where or how one call reports, and is no part of the command that repeats it:
+            :meth:`Command.argv` writes it only where it is asked to.
+        private: it is in no command that is written down; it may hold a password.
+        attached: write ``--server-arg=VALUE``, since the value may begin with a dash.
+        distinct: a value that is given twice counts once.
+        own: only one command has it: it has no variable, and its key is in that command's table.
+        configurable: False: it has no key and no variable.
+        variable: its variable, where that is not ``MMREPRO_`` and the name. Such a variable holds
+            in the commands that mmrepro starts as well.
+        read, write: from the word that is typed to the value, and back. Of a tuple ``read`` gets
+            the one word that holds all of it, of a mapping all words.
+    """
+
+    help: str
+    metavar: str = ""
+    group: str = WHAT
+    _: KW_ONLY
+    name: str = ""
+    shown: str = ""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    argument: bool = False
+    required: bool = False
+    once: bool = False
+    private: bool = False
+    attached: bool = False
+    distinct: bool = False
+    own: bool = False
+    configurable: bool = True
+    variable: str = ""
+    read: Callable[[str], Any] | None = None
+    write: Callable[[Any], str] = text_of
+
+    def __call__(self, default: Any, **changes: Any) -> Any:
+        """Return the field of a command that has this option, with ``changes`` for that one."""
+        metadata = {"option": replace(self, **changes)}
+        if default == {}:
+            return field(default_factory=dict, metadata=metadata)
+        return field(default=default, metadata=metadata)
+
+
+def option(default: Any, help: str, metavar: str = "", group: str = WHAT, **more: Any) -> Any:
+    """Return the field of a command with an option that no other command has."""
+    return Option(help, metavar, group, own=True, **more)(default)
+
+
+class Origin(StrEnum):
+    """Where the value of an option comes from, if it is not the default."""
+
+    WORD = "word"
+    """The command line."""
+    OVER = "over"
+    """The command line, against a variable or a file that says otherwise."""
+    VARIABLE = "variable"
+    FILE = "file"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A field with its option.
+
+    Attributes:
+        type: of the word that gives one value.
+        several: the option may be given more than once.
+    """
+
+    field: str
+    option: Option
+    type: Any
+    several: bool
+    default: Any
+
+    @property
+    def name(self) -> str:
+        return self.option.name or f"--{self.field.strip('_').replace('_', '-')}"
+
+    @property
+    def key(self) -> str:
+        """Name in ``mmrepro.toml``: that of the option without dashes."""
+        return self.name.partition("/")[0].strip("-")
+
+    @property
+    def variable(self) -> str:
+        """Name of its environment variable; "": it has none."""
+        if not self.configurable or self.option.own:
+            return ""
+        return self.option.variable or f"MMREPRO_{self.key.replace('-', '_').upper()}"
+
+    @property
+    def configurable(self) -> bool:
+        """Whether a file and a variable can hold it: what cannot be switched off again is asked
+        for each time."""
+        option = self.option
+        switch = self.type is bool and "/" not in self.name
+        plain = not (option.once or option.argument or option.private or switch)
+        return bool(option.variable) or (option.configurable and plain)
+
+    def words(self, value: Any) -> list[str]:
+        """Return the words that give ``value``."""
+        option = self.option
+        if option.argument:
+            return [option.write(one) for one in (value if self.several else [value])]
+        if self.type is bool:
+            yes, _, no = self.name.partition("/")
+            return [word for word in (yes if value else no,) if word]
+        words = []
+        for one in value if self.several else [value]:
+            said = option.write(one)
+            words += [f"{self.name}={said}"] if option.attached else [self.name, said]
+        return words
+
+
+@dataclass(frozen=True)
+class Command:
+    """Options of one command.
+
+    Attributes:
+        COMMAND: its words after ``mmrepro``.
+        origins: where the fields that are not left to their defaults come from, by name.
+    """
+
+    COMMAND: ClassVar[str] = ""
+    _: KW_ONLY
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
+
+    def given(self, name: str) -> bool:
+        """Whether a word, a variable or a file gave the field ``name``."""
+        return name in self.origins
+
+    def written(self) -> Self:
+        """Return the options as a command has them, where code has settled some since."""
+        return self
+
+    def argv(self, **changed: Any) -> list[str]:
+        """Return the words after ``mmrepro`` that give these options, with ``changed`` fields.
+
+        What differs from the default is written, and what was said against a variable or a file.
+        What holds for one call only, such as ``--out``, is written only if ``changed`` names it.
+        """
+        made = replace(self, **changed).written()
+        arguments: list[str] = []
+        skipped: list[str] = []
+        words: list[str] = []
+        for one in declared(type(self)):
+            option, value = one.option, getattr(made, one.field)
+            asked = option.required or one.field in changed
+            if option.private or value is None or (option.once and not asked):
+                continue
+            over = one.field not in changed and self.origins.get(one.field) is Origin.OVER
+            if value == one.default and not (over or option.required):
+                skipped += one.words(value) if option.argument else []
+            elif option.argument:  # those before it stand in their places
+                arguments += [*skipped, *one.words(value)]
+                skipped = []
+            else:
+                words += one.words(value)
+        if any(argument.startswith("-") for argument in arguments):
+            return [*self.COMMAND.split(), *words, "--", *arguments]
+        return [*self.COMMAND.split(), *arguments, *words]
+
+    def command_line(self, **changed: Any) -> str:
+        """Return the command that people type for :meth:`argv`."""
+        return shlex.join(["mmrepro", *self.argv(**changed)])
+
+
+_DECLARED: dict[Any, tuple[Declared, ...]] = {}
+
+
+def declared(made: type[Command]) -> tuple[Declared, ...]:
+    """Return the options of a command, in the order of its fields."""
+    if made in _DECLARED:
+        return _DECLARED[made]
+    hints = get_type_hints(made)
+    found = [_declared(one, hints[one.name]) for one in fields(made) if "option" in one.metadata]
+    return _DECLARED.setdefault(made, tuple(found))
+
+
+def _declared(one: Field[Any], kind: Any) -> Declared:
+    option = one.metadata["option"]
+    if get_origin(kind) in (Union, UnionType):
+        (kind,) = (part for part in get_args(kind) if part is not NoneType)
+    mapping = get_origin(kind) is abc.Mapping
+    several = mapping or (get_origin(kind) is tuple and option.read is None)
+    kind = get_args(kind)[0] if several else kind
+    if option.choices:
+        kind = Literal[option.choices]
+    return Declared(
+        one.name, option, str if option.read else kind, several, {} if mapping else one.default
+    )

@@ -1,0 +1,133 @@
+"""From the declared options of a command to its parameters, and back to its dataclass.
+
+A value is taken from the command line, else from a variable, else from ``mmrepro.toml``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial, wraps
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from mmrepro.base.options import GROUPS, OUTPUT, Command, Declared, Origin, declared
+from mmrepro.cli.configured import Configured
+from typer.core import TyperCommand
+
+C = TypeVar("C", bound=Command)
+
+
+def command(made: type[C]) -> Callable[[Callable[[C], None]], Callable[..., None]]:
+    """Decorate the function of a command: it gets a ``made``, and typer a parameter per option."""
+
+    def decorate(execute: Callable[[C], None]) -> Callable[..., None]:
+        @wraps(execute)
+        def call(ctx: typer.Context, **values: Any) -> None:
+            execute(_options(made, ctx, values))
+
+        context = inspect.Parameter(
+            "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+        )
+        parameters = [context, *(_parameter(one) for one in declared(made))]
+        del call.__wrapped__
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        call.options = made  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
+    origins: dict[str, Origin] = {}
+    for one in declared(made):
+        source = ctx.get_parameter_source(one.field)
+        configured = ctx.default_map
+        below = configured.origin(one.field) if isinstance(configured, Configured) else None
+        if source is not None and source.name == "COMMANDLINE":
+            origins[one.field] = Origin.OVER if below else Origin.WORD
+        elif below:
+            origins[one.field] = below
+        else:
+            values[one.field] = one.default
+            continue
+        value = values[one.field]
+        if one.option.read:
+            values[one.field] = one.option.read(value)
+        elif one.several:
+            values[one.field] = tuple(dict.fromkeys(value) if one.option.distinct else value)
+    return made(**values, origins=origins)
+
+
+def _parameter(one: Declared) -> inspect.Parameter:
+    option = one.option
+    kind: Any = one.type
+    help_text = option.help + (f"  [default: {option.shown}]" if option.shown else "")
+    shown = not option.shown and one.default not in (None, "", (), {}, False)
+    common: dict[str, Any] = {
+        "help": help_text,
+        "metavar": option.metavar or _metavar(one),
+        "min": _whole(option.least) if kind in (int, float) else None,
+        "max": _whole(option.most) if kind in (int, float) else None,
+        "show_default": shown,
+    }
+    default: Any = None if one.several else _whole(one.default)
+    if option.read and not one.several:
+        default = None if default in (None, ()) else option.write(default)
+    annotation = types.GenericAlias(list, (kind,)) if one.several else kind
+    if default is None and not option.required:
+        annotation = annotation | None
+    info: Any = (
+        typer.Argument(**common)
+        if option.argument
+        else typer.Option(one.name, rich_help_panel=option.group, **common)
+    )
+    return inspect.Parameter(
+        one.field,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if option.required else default,
+        annotation=Annotated[annotation, info],
+    )
+
+
+def _whole(value: Any) -> Any:
+    """Return 600 for 600.0, as the help is to show it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _metavar(one: Declared) -> str | None:
+    names = {int: "N", float: "N", Path: "FILE", str: "TEXT"}
+    return names.get(one.type) if not isinstance(one.type, type(StrEnum)) else None
+
+
+class DeclaredCommand(TyperCommand):
+    """A command whose parameters are declared options: its help is grouped, and what the command
+    line does not say is looked for in variables and in ``mmrepro.toml``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        made = getattr(self.callback, "options", None)
+        if made is not None:
+            ctx.default_map = Configured(made, partial(self._check, ctx))
+        return super().parse_args(ctx, args)
+
+    def _check(self, ctx: Any, name: str, value: Any) -> None:
+        parameter: Any = next(one for one in self.params if one.name == name)
+        parameter.process_value(ctx, value)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        ctx.default_map = None  # mmrepro's own defaults are shown, and no file is read for it
+        lines: dict[str, list[tuple[str, str]]] = {}
+        for one in self.get_params(ctx):
+            if (record := one.get_help_record(ctx)) is not None:
+                group = getattr(one, "rich_help_panel", None) or OUTPUT
+                if one.param_type_name == "argument":
+                    group, record = "Arguments", (record[0].partition(" <")[0], record[1])
+                lines.setdefault(group, []).append(record)
+        for heading in ("Arguments", *GROUPS):
+            if heading in lines:
+                with formatter.section(heading):
+                    formatter.write_dl(lines[heading])
