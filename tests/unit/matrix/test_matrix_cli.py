@@ -259,7 +259,7 @@ def test_the_time_has_two_names(matrix: Matrix, tmp_path: Path, name: str) -> No
     events = ("--events", str(tmp_path / "events.jsonl"))
     code, out, _ = matrix(always(BAD), *RUN, name, "30s", *events)
     assert code == 3, "a run of which nothing is known takes a minute"
-    assert "to resume, run: mmrepro matrix run --resume --out M --max-time 30s" in out
+    assert f"to resume, run: mmrepro matrix run {name} 30s --out M --resume" in out
     heard = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert [one["event"] for one in heard] == ["began", "ended"]
     assert heard[1]["state"] == "out-of-time"
