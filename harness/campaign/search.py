@@ -35,8 +35,6 @@ class _Line:
 
     greenlet: greenlet
     wants: Sequence[Began] = ()
-    some: bool = False
-    """One of them is enough for it to go on."""
     parts: list[_Line] = field(default_factory=list)
     """Lines that it waits for."""
 
@@ -94,23 +92,10 @@ class Search(Generic[DocumentT, LineT]):
             Spent: there is no time for one of them.
         """
         if any((w.id, w.index) not in self.done for w in wants):
-            getcurrent().parent.switch((wants, False))
+            getcurrent().parent.switch(wants)
         if self._spent and any((w.id, w.index) not in self.done for w in wants):
             raise Spent
         return [self.done[w.id, w.index] for w in wants]
-
-    def first(self, wants: Sequence[Began]) -> LineT:
-        """What came of the first of them that has ended; the others go on beside what follows.
-
-        Raises:
-            Spent: there is no time for one of them.
-        """
-        if not any((w.id, w.index) in self.done for w in wants):
-            getcurrent().parent.switch((wants, True))
-        for want in wants:
-            if (want.id, want.index) in self.done:
-                return self.done[want.id, want.index]
-        raise Spent
 
     def result(self, want: Began) -> LineT:
         """As :meth:`results`, of one run."""
@@ -130,7 +115,7 @@ class Search(Generic[DocumentT, LineT]):
         mine = next(line for line in self._lines if line.greenlet is getcurrent())
         hub = mine.greenlet.parent
         mine.parts = [line_of(number, work) for number, work in enumerate(works)]
-        hub.switch(((), False))
+        hub.switch(())
         mine.parts = []
         if len(came) < len(works):
             raise Spent
@@ -213,13 +198,13 @@ class Search(Generic[DocumentT, LineT]):
 
     def _switch(self, line: _Line) -> None:
         """Let it go on to its next wish, or to its end; what it waits for begins."""
-        wants: tuple[Sequence[Began], bool] = ((), False)
+        wants: Sequence[Began] = ()
         with contextlib.suppress(Spent):
             wants = line.greenlet.switch()
         if line.greenlet.dead:
             self._lines.remove(line)
             return
-        line.wants, line.some = wants
+        line.wants = wants
         for part in line.parts:
             self._lines.append(part)
             self._switch(part)
@@ -230,8 +215,7 @@ class Search(Generic[DocumentT, LineT]):
             self._switch(line)
 
     def _met(self, line: _Line) -> bool:
-        met = any if line.some else all
-        return met((w.id, w.index) in self.done for w in line.wants) and all(
+        return all((w.id, w.index) in self.done for w in line.wants) and all(
             part.greenlet.dead for part in line.parts
         )
 

@@ -78,8 +78,8 @@ class Here:
 
     Attributes:
         machine: its label in the ledger.
-        children: other programs that orders start here. Places on one machine share them.
-        players: for orders that replay cases; places of one machine share them.
+        children: other programs that orders start here, and
+        players: what replays cases here. Places on one machine share them.
     """
 
     trials: Runner

@@ -117,8 +117,7 @@ def _run(options: FuzzCommand, console: Console, *, quiet: bool) -> tuple[Fuzz, 
     from mmrepro.reports.replay import write_replay
 
     running = Fuzzing(options, write=write_fuzz, write_replay=write_replay)
-    jobs = None if options.ray else options.jobs or 1
-    with placed(jobs, options.ray) as where:
+    with placed(options.jobs, options.ray) as where:
         made = conduct(
             running,
             lambda say: where.places(say, TrialOptions()),

@@ -98,12 +98,13 @@ def usual_server(engine: str) -> ServerWanted:
 def _run(options: ReplayCommand, console: Console, *, quiet: bool) -> tuple[Replay, Path]:
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, placed
+    from mmrepro.replay.rounds import jobs_here
     from mmrepro.replay.session import Replaying
     from mmrepro.reports.replay import write_replay
     from mmrepro.reports.replay_terminal import print_replay
 
     running = Replaying(options, write=write_replay)
-    jobs = None if options.ray else running.places
+    jobs = options.jobs or (None if options.ray else jobs_here())
     with placed(jobs, options.ray) as where:
         made = conduct(
             running,

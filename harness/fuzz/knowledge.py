@@ -162,7 +162,9 @@ class Knowledge:
         better: list[Found] = []
         self._finished.add(line.of)
         replay = self._replayed(line)
-        found = next(one for one in self.fuzz.found if one.folder == line.of)
+        found = next((one for one in self.fuzz.found if one.folder == line.of), None)
+        if found is None:  # meanwhile another episode's pursuit found the same
+            return better
         old = found.finding
         for new in replay.findings:
             less = new.shrunk or new.requests < old.requests

@@ -72,7 +72,7 @@ class Fuzzing(CaseSearch[Fuzz]):
         """``write`` and ``write_replay`` write documents below a folder, each time that they have
         grown."""
         servers = Servers(options.server, options.start_mode, options.timeout_s)
-        super().__init__(servers, options.jobs or 1, blind=options.blind)
+        super().__init__(servers, blind=options.blind)
         self.options, self.write_replay = options, write_replay
         self._write_documents = write
         self.contents: Contents | Mapping[str, bytes]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -57,7 +59,8 @@ class _Known:
     held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     environments: dict[EnvironmentSpec, Environment] = field(default_factory=dict)
     gpu: Choice | None = None
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    building: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 class Player:
@@ -86,6 +89,7 @@ class Player:
         self.starter = Starter(start_mode, several=True)
         self._known = _Known()
         self._cancelled = threading.Event()
+        self._starting: set[int] = set()
         self._tries_cold = True
 
     def __enter__(self) -> Self:
@@ -103,7 +107,12 @@ class Player:
 
     def cancel(self) -> None:
         """Plays in other threads stop their servers and raise KeyboardInterrupt."""
-        self._cancelled.set()
+        with self._known.lock:
+            self._cancelled.set()
+            for thread in self._starting:
+                # A build or a start looks at no event; it ends as by Ctrl-C in the main thread.
+                interrupt = ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), interrupt)
 
     def calibrate(self) -> Deadlines:
         """Deadlines from latencies measured on a server of its own, which is stopped again: a
@@ -185,15 +194,31 @@ class Player:
         return Journal(incident, folder, self.listener)
 
     def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
-        """A server that is ready. Raises as ``start`` and ``ensure``."""
-        wanted = target(scenario, options)
+        """A server that is ready. Raises as ``start`` and ``ensure``, and KeyboardInterrupt."""
+        with self._interruptible():
+            return self._start(scenario, options, journal)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Iterator[None]:
+        """What this thread does is broken off by :meth:`cancel`."""
+        mine = threading.get_ident()
         with self._known.lock:
+            if self._cancelled.is_set():
+                raise KeyboardInterrupt
+            self._starting.add(mine)
+        try:
+            yield
+        finally:
+            with self._known.lock:
+                self._starting.discard(mine)
+
+    def _start(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
+        wanted = target(scenario, options)
+        with self._known.building:
             environment = self._environment(wanted, journal)
             model, journal.incident.model = tables.model_of(scenario.model, options.model)
         gpu, cold = self._known.gpu, self._tries_cold
         spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
-        if self._cancelled.is_set():
-            raise KeyboardInterrupt
         with journal.stage("start-up"):
             server = start(spec, journal, self.starter)
         self.start_mode, self.fidelity = server.mode, server.plan.fidelity

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -161,31 +161,29 @@ class CaseSearch(Search[DocumentT, CaseResult]):
 
     Attributes:
         servers: how all of them are started.
-        places: attempts that may be made beside each other.
         blind: nothing is named.
     """
 
     folder: Path
 
-    def __init__(self, servers: Servers, places: int = 1, *, blind: bool = False) -> None:
+    def __init__(self, servers: Servers, *, blind: bool = False) -> None:
         super().__init__()
-        self.servers, self.places, self.blind = servers, places, blind
+        self.servers, self.blind = servers, blind
         self._orders: dict[str, CaseRun] = {}
 
     # ------------------------------------------------------------------ within a line of work
 
+    @property
+    def at_once(self) -> int:
+        """Attempts that may be made beside each other."""
+        return max(1, len(self.campaign.places.there()))
+
     def attempt(self, order: CaseRun) -> CaseResult:
         """What came of it."""
-        return next(self.attempts([order]))[1]
-
-    def attempts(self, orders: Sequence[CaseRun]) -> Iterator[tuple[int, CaseResult]]:
-        """What came of each, with its place among them, in the order in which they end."""
-        waiting = {order.id: number for number, order in enumerate(orders)}
-        self._orders |= {order.id: order for order in orders}
-        while waiting:
-            made = self.first([orders[number].began for number in waiting.values()])
-            del self.done[made.id, 1], self._orders[made.id]
-            yield waiting.pop(made.id), made
+        self._orders[order.id] = order
+        made = self.result(order.began)
+        del self.done[made.id, 1], self._orders[made.id]
+        return made
 
     def judged(self, case: Case, played: Played) -> Judged:
         """What is wrong with it by itself."""

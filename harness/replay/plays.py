@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ from mmrepro.incident.replay import Finding, PlayFacts, bucket_words
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.options import PlayOptions
 from mmrepro.records import Moment
-from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch
+from mmrepro.replay.attempts import CaseRun, CaseSearch
 from mmrepro.replay.known import diagnosed
 from mmrepro.replay.seen import Seen, seen_of
 from mmrepro.replay.silent import Silent
@@ -123,7 +123,7 @@ class Plays:
             facts.seconds = kept.seen.play.seconds
         self.deadlines = line.deadlines
         assert self.deadlines is not None
-        self._known(facts, kept=kept is not None)
+        self._report(facts, kept=kept is not None)
         return self.deadlines
 
     def play(self, wanted: Wanted, bucket: str = "") -> Seen:
@@ -139,23 +139,19 @@ class Plays:
 
     def several(self, wanted: Sequence[Wanted], bucket: str = "") -> list[Seen]:
         """As :meth:`play`; beside each other where places are free."""
-        open_: list[tuple[Key, PlayFacts, Wanted]] = []
+        works: dict[Key, Callable[[], None]] = {}
         for one in wanted:
             key = self._key(one)
-            if key in self._asked or any(key == other for other, _, _ in open_):
+            if key in self._asked or key in works:
                 continue
             if self.left < 1:
                 raise Spent
             facts = self._counted(one.what, len(one.case.operations))
-            if (kept := self.files.ended.get(key)) is not None:
-                self._note(key, facts, one, kept.seen, kept=True)
-            else:
-                self.files.begin_attempt(facts.number, key, facts)
-                open_.append((key, facts, one))
-        orders = [self._order(key, facts, one, bucket) for key, facts, one in open_]
-        for number, result in self.search.attempts(orders):
-            key, facts, one = open_[number]
-            self._note(key, facts, one, self._judged(key, facts, one, result, bucket), kept=False)
+            works[key] = functools.partial(self._known, key, facts, one, bucket)
+        if len(works) > 1:
+            self.search.beside(list(works.values()))
+        for key in works.keys() - self._asked.keys():
+            works[key]()
         return [self._asked[self._key(one)] for one in wanted]
 
     def whole(self, seen: Seen) -> Played:
@@ -205,10 +201,23 @@ class Plays:
             return replace(common, look="quick" if self.silent else "none", early=True)
         return replace(common, look="quick", early=how == "confirm" and self.hurried)
 
-    def _judged(
-        self, key: Key, facts: PlayFacts, wanted: Wanted, result: CaseResult, bucket: str
-    ) -> Seen:
+    def _known(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> None:
+        """It is made, or an earlier call made it."""
+        kept = self.files.ended.get(key)
+        seen = kept.seen if kept else self._made(key, facts, wanted, bucket)
+        for name in ("state", "buckets", "start_s", "seconds", "early"):
+            setattr(facts, name, getattr(seen.play, name))
+        self._asked[key] = seen
+        for one in facts.buckets:
+            best = self.smallest.get(one)
+            if best is None or len(wanted.case.operations) < len(best[0].operations):
+                self.smallest[one] = wanted.case, seen
+        self._report(facts, kept=kept is not None)
+
+    def _made(self, key: Key, facts: PlayFacts, wanted: Wanted, bucket: str) -> Seen:
         """What it showed, written down. Raises Spent: judging it takes one more start."""
+        self.files.begin_attempt(facts.number, key, facts)
+        result = self.search.attempt(self._order(key, facts, wanted, bucket))
         case, played = wanted.case, result.played
         assert played is not None
         facts.error = result.error
@@ -222,16 +231,6 @@ class Plays:
             file = self.folder / seen.folder / PLAYED_FILE
             file.write_text(played.model_dump_json(), encoding="utf-8")
         return self.files.end_attempt(facts.number, key, seen).seen
-
-    def _note(self, key: Key, facts: PlayFacts, wanted: Wanted, seen: Seen, *, kept: bool) -> None:
-        for name in ("state", "buckets", "start_s", "seconds", "early"):
-            setattr(facts, name, getattr(seen.play, name))
-        self._asked[key] = seen
-        for bucket in facts.buckets:
-            best = self.smallest.get(bucket)
-            if best is None or len(wanted.case.operations) < len(best[0].operations):
-                self.smallest[bucket] = wanted.case, seen
-        self._known(facts, kept=kept)
 
     # ------------------------------------------------------------------ its names
 
@@ -251,7 +250,7 @@ class Plays:
     def _name(self, facts: PlayFacts) -> str:
         return self._prefix + name_of(facts, self.files.options.budget)
 
-    def _known(self, facts: PlayFacts, *, kept: bool) -> None:
+    def _report(self, facts: PlayFacts, *, kept: bool) -> None:
         self.files.attempted(self.facts, kept_s=facts.seconds if kept else 0.0)
         self.search.campaign.emit(attempt_ended(self._name(facts), facts, kept=kept))
 

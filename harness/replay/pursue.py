@@ -122,7 +122,7 @@ class Pursuit:
             lambda seen: seen.has(start.bucket),
             repeats=repeats(rate, CANDIDATES, most),
             reserve=reserve + self.repeat,
-            jobs=self.plays.search.places,
+            jobs=self.plays.search.at_once,
         )
         before = finding.steps
 

@@ -19,7 +19,7 @@ from mmrepro.machine.files import is_there
 from mmrepro.play.players import Servers
 from mmrepro.replay.attempts import CaseSearch
 from mmrepro.replay.options import ReplayCommand
-from mmrepro.replay.rounds import Rounds, jobs_here
+from mmrepro.replay.rounds import Rounds
 from mmrepro.replay.store import VERDICTS, ReplayFolder, WriteReplay
 
 DEFAULT_ROOT = "replays"
@@ -33,7 +33,7 @@ class Replaying(CaseSearch[Replay]):
     def __init__(self, options: ReplayCommand, *, write: WriteReplay) -> None:
         """``write`` writes the replay's documents, each time that it has grown."""
         servers = Servers(options.server, options.start_mode, options.timeout_s)
-        super().__init__(servers, options.jobs or jobs_here())
+        super().__init__(servers)
         self.options, self._write = options, write
         self._case = self._read()
         self._files: ReplayFolder | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,16 +94,10 @@ class Silent:
             why = f"{needed} plays are needed, {self.plays.left} are left: --budget"
             whose = ", ".join(asked)
             return Judged(unseen=[f"{whose}: whether its neighbours' content matters: {why}"])
-        return crosstalk(case, asked, self._player(), contents=self.contents)
+        numbers = count(1)
 
-    def _player(self) -> Callable[[Case], Played]:
-        count = 0
+        def tried(case: Case) -> Played:
+            wanted = Wanted(case, "silent", next(numbers), "cross-talk: other neighbours")
+            return self.plays.whole(self.plays.play(wanted))
 
-        def play(case: Case) -> Played:
-            nonlocal count
-            count += 1
-            return self.plays.whole(
-                self.plays.play(Wanted(case, "silent", count, "cross-talk: other neighbours"))
-            )
-
-        return play
+        return crosstalk(case, asked, tried, contents=self.contents)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import mmrepro
 from mmrepro.case.files import case_digest
@@ -42,6 +43,11 @@ class Key(NamedTuple):
     how: How
     nth: int
 
+    @property
+    def fields(self) -> dict[str, Any]:
+        """As a line has them."""
+        return {"digest": self.digest, "how": self.how, "index": self.nth}
+
 
 class Wanted(NamedTuple):
     """One attempt that is asked for."""
@@ -64,22 +70,21 @@ class Head(journal.Head):
         return super().other_than(asked)
 
 
-class Began(Line):
-    kind: Literal["began"] = "began"
+class _OfAttempt(Line):
     number: int
     digest: str
     how: How
     index: int
+
+
+class Began(_OfAttempt):
+    kind: Literal["began"] = "began"
     what: str
     requests: int
 
 
-class Ended(Line):
+class Ended(_OfAttempt):
     kind: Literal["ended"] = "ended"
-    number: int
-    digest: str
-    how: How
-    index: int
     seen: Seen
     answer_s: Annotated[float | None, Field(description="of a calibration: the deadline")] = None
     suspect_s: float | None = None
@@ -136,31 +141,15 @@ class ReplayFolder:
 
     def begin_attempt(self, number: int, key: Key, facts: PlayFacts) -> None:
         """Write down that it is made."""
-        digest, how, nth = key
-        line = Began(
-            number=number,
-            digest=digest,
-            how=how,
-            index=nth,
-            what=facts.what,
-            requests=facts.requests,
-        )
-        self.journal.append(line)
+        what, asked = facts.what, facts.requests
+        self.journal.append(Began(**key.fields, number=number, what=what, requests=asked))
 
     def end_attempt(
         self, number: int, key: Key, seen: Seen, deadlines: Deadlines | None = None
     ) -> Ended:
         """Write down what it showed. Raises UsageError: it ended before."""
-        line = Ended(
-            number=number,
-            digest=key.digest,
-            how=key.how,
-            index=key.nth,
-            seen=seen,
-            answer_s=deadlines.answer_s if deadlines else None,
-            suspect_s=deadlines.suspect_s if deadlines else None,
-            rule=deadlines.rule if deadlines else "",
-        )
+        measured = {} if deadlines is None else asdict(deadlines)
+        line = Ended(**key.fields, number=number, seen=seen, **measured)
         self.ended[key] = self.journal.append(line)
         return self.ended[key]
 

@@ -40,7 +40,6 @@ class FakeReplaying:
     """A FAKE policy: it reports what a test gave it and starts nothing."""
 
     kind = "replay"
-    places = 1
     result: ClassVar[Replay]
     error: ClassVar[BaseException | None]
     asked: ClassVar[ReplayCommand]
@@ -186,7 +185,8 @@ def test_every_option_arrives(fake: type[FakeReplaying]) -> None:
     assert server.env == {"A": "b=c"}
     assert (asked.time, asked.anonymise, asked.scale, asked.shrink) == ("order", False, True, False)
     assert (asked.host, asked.concurrency, asked.repeat, asked.budget) == ("a.example", 4, 5, 60)
-    assert (asked.jobs, asked.seed, asked.start_mode, asked.timeout_s) == (2, 7, "cold", 99)
+    assert asked.where == ("--jobs", "2")
+    assert (asked.seed, asked.start_mode, asked.timeout_s) == (7, "cold", 99)
     assert asked.out == Path("o")
     again = asked.argv()[1:]
     typed(*again, "--out", "o2")
@@ -237,7 +237,7 @@ def test_an_attempt_is_a_line_that_says_what_it_showed() -> None:
         view(attempt_ended(name_of(facts, 40), facts, kept=kept))
     view(found("f1", finding(shrunk=False)))
     first, second, third = console.export_text().splitlines()
-    assert first == "attempt 1 of at most 40 (first, 200 requests): hang in x, 2.0 s"
+    assert first == "attempt 1 of at most 40 (first, 200 requests): hang in x, in 2 s"
     assert "counts for nothing: no disk" in second
     assert "kept from before" in second
     for word in ("f1: hang", "unknown, confirmed", "3 of 3 attempts", "5 requests"):

@@ -39,6 +39,7 @@ from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.machine.journal import JournalKind
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
+from mmrepro.records import Record
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import STUCK
 from mmrepro.replay.store import VERDICTS
@@ -54,6 +55,10 @@ def written(document: Bisection | Ablation, folder: Path) -> None:
     """The document alone: reports of it are drawn elsewhere."""
     name = BISECTION_FILE if isinstance(document, Bisection) else ABLATION_FILE
     (folder / name).write_text(document.model_dump_json())
+
+
+def unwritten(document: Record, folder: Path) -> None:
+    """Nowhere: nothing of it is read again."""
 
 
 class Opened(NamedTuple):
@@ -104,6 +109,53 @@ def bisect(folder: Path, say: Say, jobs: int = 1) -> Opened:
     options = replace(OPTIONS, out=folder, resume=True)
     policy = Bisecting(GHOST, options, field_of(GHOST, options, listed()), write=written)
     return Opened(policy, LocalPlaces(Trials(world), FakeProvisions(), jobs))
+
+
+class Saying(FakePlayer):
+    """Says of each attempt that it is made, by its folder; an episode's reference is part of it."""
+
+    def __init__(self, engine: Answers, top: Path, say: Say) -> None:
+        super().__init__(engine)
+        self.top, self.say = top, say
+
+    def play(self, case: Case, contents: Path | None, options: Any, folder: Path, **_: Any) -> Any:
+        if folder.name != "reference":
+            self.say(folder.relative_to(self.top).as_posix())
+        return super().play(case, contents, options, folder)
+
+
+def replay(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """One request hangs where another came before it."""
+
+    def engine(case: Case) -> dict[str, str]:
+        ids = [op.id for op in case.operations]
+        return {id: STUCK if {"r0", id} <= set(ids) and id == "r2" else "200" for id in ids}
+
+    traffic = folder.parent / "traffic"
+    write_case(fake_case([fake_op(f"r{n}") for n in range(3)]), traffic)
+    place = _place(VERDICTS, folder)
+    options = ReplayCommand(file=traffic, server=SERVER, repeat=1, **place)
+    policy = FakedReplaying(options, write=unwritten)
+    policy.player, policy.jobs = Saying(engine, folder.resolve(), say), jobs
+    return Opened(policy, policy.local_places())
+
+
+def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
+    """Two sound episodes, and a server that does not start: then nothing else is tried."""
+
+    def engine(case: Case) -> dict[str, str]:
+        if case.title.startswith("episode 2"):
+            return {NO_START: ""}
+        return {op.id: "200" for op in case.operations}
+
+    options = FuzzCommand(server=server(), **_place(EPISODES, folder))
+    policy = FakedFuzzing(options, write=unwritten, write_replay=write_replay)
+    policy.player, policy.jobs = Saying(engine, folder.resolve(), say), jobs
+    return Opened(policy, policy.local_places())
+
+
+def _place(kind: JournalKind, folder: Path) -> dict[str, Any]:
+    return {"resume" if kind.is_in(folder) else "out": folder}
 
 
 def accept(folder: Path, say: Say, jobs: int = 1) -> Opened:
@@ -164,58 +216,11 @@ def ablate(folder: Path, say: Say, jobs: int = 1) -> Opened:
     return Opened(policy, LocalPlaces(trials, FakeProvisions(), jobs))
 
 
-class Saying(FakePlayer):
-    """Says of each attempt that it is made, by its folder; an episode's reference is part of it."""
-
-    def __init__(self, engine: Answers, top: Path, say: Say) -> None:
-        super().__init__(engine)
-        self.top, self.say = top, say
-
-    def play(self, case: Case, contents: Path | None, options: Any, folder: Path, **_: Any) -> Any:
-        if folder.name != "reference":
-            self.say(folder.relative_to(self.top).as_posix())
-        return super().play(case, contents, options, folder)
-
-
-def replay(folder: Path, say: Say, jobs: int = 1) -> Opened:
-    """One request hangs where another came before it."""
-
-    def engine(case: Case) -> dict[str, str]:
-        ids = [op.id for op in case.operations]
-        return {id: STUCK if {"r0", id} <= set(ids) and id == "r2" else "200" for id in ids}
-
-    traffic = folder.parent / "traffic"
-    write_case(fake_case([fake_op(f"r{n}") for n in range(3)]), traffic)
-    place = _place(VERDICTS, folder)
-    options = ReplayCommand(file=traffic, server=SERVER, jobs=jobs, repeat=1, **place)
-    policy = FakedReplaying(options, write=written)
-    policy.player = Saying(engine, folder.resolve(), say)
-    return Opened(policy, policy.local_places())
-
-
-def fuzz(folder: Path, say: Say, jobs: int = 1) -> Opened:
-    """Two sound episodes, and a server that does not start: then nothing else is tried."""
-
-    def engine(case: Case) -> dict[str, str]:
-        if case.title.startswith("episode 2"):
-            return {NO_START: ""}
-        return {op.id: "200" for op in case.operations}
-
-    options = FuzzCommand(server=server(), jobs=jobs, **_place(EPISODES, folder))
-    policy = FakedFuzzing(options, write=written, write_replay=write_replay)
-    policy.player = Saying(engine, folder.resolve(), say)
-    return Opened(policy, policy.local_places())
-
-
-def _place(kind: JournalKind, folder: Path) -> dict[str, Any]:
-    return {"resume" if kind.is_in(folder) else "out": folder}
-
-
 KINDS: dict[str, Callable[..., Opened]] = {
     "matrix": matrix,
     "bisect": bisect,
-    "ablate": ablate,
-    "accept": accept,
     "replay": replay,
     "fuzz": fuzz,
+    "ablate": ablate,
+    "accept": accept,
 }

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from fake_player import FakePlayer
+from fake_plays import SERVER, fake_case, fake_op
 from filelock import FileLock
 from matrix_nights import FakeProvisions, FakeTrials, planned
 from mmrepro.campaign.groups import groups_of
@@ -22,6 +26,8 @@ from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, carry_out, g
 from mmrepro.cluster.transport import unpacked
 from mmrepro.incident.ledger import Attempt, Cell, Lost
 from mmrepro.machine.cache import CACHE_VARIABLE
+from mmrepro.play.players import Players, Servers
+from mmrepro.replay.attempts import CaseResult, CaseRun
 from mmrepro.signature import Outcome
 
 CELLS = [planned(name, "0.1") for name in ("a", "b")]
@@ -182,3 +188,25 @@ def test_each_machine_keeps_its_own_bound_of_the_disk(as_in_a_worker: Path) -> N
     assert (as_in_a_worker / "disk-n1.json").is_file()
     assert isinstance(here.trials, Trials)
     assert (here.machine, here.trials.options.machine) == ("alpha", "alpha")
+
+
+def test_an_attempt_at_a_case_is_made_there_and_its_files_come_before_its_result(
+    as_in_a_worker: Path, tmp_path: Path
+) -> None:
+    player = FakePlayer(lambda case: {op.id: "200" for op in case.operations})
+
+    class Replays(FakeOutfit):
+        def here(self, machine: str, *more: Any) -> Here:
+            players = Players(make=lambda *_: player)
+            return replace(super().here(machine, *more), players=players)
+
+    case = fake_case([fake_op("r1")])
+    order = CaseRun("whole/1", "whole", Servers(SERVER), "plays/0001", case, tmp_path)
+    one = Replays(**vars(outfit()))
+    sent = list(carry_out(pickle.loads(pickle.dumps(order)), one, "alpha"))
+    began, parcel, made = sent[-3:]
+    assert began == order.began
+    assert isinstance(parcel, Parcel)
+    assert isinstance(made, CaseResult)
+    assert (made.place, made.machine, player.plays) == ("plays/0001", "alpha", 1)
+    assert made.played is not None

@@ -49,8 +49,9 @@ def fuzzing(
         states.append(fuzz.model_dump_json())
 
     name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
+    jobs = options.pop("jobs", 1)
     session = FakedFuzzing(FuzzCommand(**options), write=write, write_replay=write_replay)
-    session.player, session.name, session.judge = player, name, judge
+    session.player, session.name, session.judge, session.jobs = player, name, judge, jobs
     return session, states
 
 

@@ -142,6 +142,7 @@ class Fakes:
     """
 
     player: FakePlayer
+    jobs = 1
     judge: Any = staticmethod(fake_judge)
     name: Any = staticmethod(unnamed)
 
@@ -159,9 +160,8 @@ class Fakes:
         return self.name(bucket, seen, case, result)  # type: ignore[no-any-return]
 
     def local_places(self) -> LocalPlaces:
-        options, jobs = TrialOptions(), self.places  # type: ignore[attr-defined]
-        players = Players(make=lambda *_: self.player)
-        return LocalPlaces(Trials(options), Provisions(options), jobs, players=players)
+        options, players = TrialOptions(), Players(make=lambda *_: self.player)
+        return LocalPlaces(Trials(options), Provisions(options), self.jobs, players=players)
 
     def execute(self, handlers: Sequence[Handler] = ()) -> Any:
         return Campaign(self, self.local_places(), handlers).execute()  # type: ignore[arg-type]
@@ -188,6 +188,7 @@ def replaying(
         states.append(replay.model_dump_json())
 
     name, judge = options.pop("name", unnamed), options.pop("judge", fake_judge)
+    jobs = options.pop("jobs", 1)
     session = FakedReplaying(ReplayCommand(file=file, **options), write=write)
-    session.player, session.name, session.judge = player, name, judge
+    session.player, session.name, session.judge, session.jobs = player, name, judge, jobs
     return session, states

@@ -1,0 +1,49 @@
+"""A player that is told to end breaks off what it starts, in whatever thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_plays import SERVER
+from mmrepro.play.player import Player
+
+
+def test_a_start_in_another_thread_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = threading.Event(), list[type[BaseException]]()
+
+    def never_ready(*_: object) -> Any:
+        begun.set()
+        while True:
+            time.sleep(0.01)
+
+    player = Player(SERVER, folder=tmp_path)
+    monkeypatch.setattr(player, "_start", never_ready)
+
+    def start() -> None:
+        try:
+            player._started(None, None, None)  # type: ignore[arg-type]
+        except BaseException as error:
+            ended.append(type(error))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    assert begun.wait(20)
+    player.cancel()
+    thread.join(20)
+    assert ended == [KeyboardInterrupt]
+    with pytest.raises(KeyboardInterrupt):
+        player._started(None, None, None)  # type: ignore[arg-type]
+
+
+def test_a_thread_that_starts_nothing_is_left_alone(tmp_path: Path) -> None:
+    player = Player(SERVER, folder=tmp_path)
+    with player._interruptible():
+        assert player._starting == {threading.get_ident()}
+    assert player._starting == set()
+    player.cancel()
