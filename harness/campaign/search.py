@@ -139,9 +139,12 @@ class Search(Generic[DocumentT, LineT]):
                 return None
 
     def waits(self) -> bool:
-        return self._spent or any(
+        if self._spent or any(
             (w.id, w.index) not in self.done for line in self._lines for w in line.wants
-        )
+        ):
+            return True
+        # Nobody has asked for more where no place is there yet.
+        return self._begin_more()
 
     def began(self, order: Order, began: Began) -> None:
         return

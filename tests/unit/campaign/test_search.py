@@ -215,3 +215,15 @@ def test_a_run_whose_place_is_lost_goes_to_another() -> None:
 def test_a_run_that_loses_every_place_ends_it() -> None:
     with pytest.raises(PlaceLost):
         executed(Sums(adds(1)), *(Place(name, dies=(1, 2, 3)) for name in "abc"))
+
+
+def test_a_search_waits_for_a_place_that_comes_late() -> None:
+    class Late(Places):
+        looks = 0
+
+        def there(self) -> Sequence[Place]:
+            self.looks += 1
+            return self.places if self.looks > 3 else []
+
+    campaign = Campaign(Sums(adds(1, 2)), Late(Place("a")), wait_s=20.0)  # type: ignore[arg-type]
+    assert campaign.execute() == "complete: [5]"

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.cli.campaign import placed
-from mmrepro.cli.where import words
 from mmrepro.cluster import machines
 from mmrepro.cluster.remote import Engines
 from mmrepro.errors import UsageError
@@ -54,8 +53,3 @@ def test_places_are_the_clusters_for_orders_of_any_kind(monkeypatch: pytest.Monk
     (_, outfit, needs, _), (_, plain, usual, _) = made
     assert (outfit, needs) == (Engines(options, 7), machines.Needs(cpus=2.0))
     assert (plain, usual) == (Engines(options), machines.Needs())
-
-
-def test_the_address_is_not_in_the_command_that_goes_on() -> None:
-    assert words(2, "192.0.2.7:6379", "1h") == ("--jobs", "2", "--ray", "auto", "--budget", "1h")
-    assert words(None, "", "") == ()
