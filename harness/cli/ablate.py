@@ -48,13 +48,13 @@ def _run(scenario: Scenario, options: AblateCommand, console: Console) -> Ablati
 
     running = Ablating(scenario, options, write=write_ablation)
     trials = TrialOptions(timeout_s=options.run.timeout_s, start_mode=options.run.start_mode)
-    how = {"budget_s": options.budget_s, "events": options.events}
     with placed(options.jobs, options.ray) as where:
         ablation = conduct(
             running,
             lambda say: where.places(say, trials, device=running.device),
             console,
-            **how,
+            budget_s=options.budget_s,
+            events=options.events,
         )
     if not options.json:
         print_ablation(ablation, console, str(running.folder))

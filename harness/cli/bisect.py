@@ -69,8 +69,7 @@ def _run(
     def places(say: Say) -> Places:
         return where.places(say, trials, device=field.device)
 
-    how = {"budget_s": options.budget_s, "events": options.events}
-    bisection = conduct(running, places, console, **how)
+    bisection = conduct(running, places, console, budget_s=options.budget_s, events=options.events)
     if not options.json:
         print_bisection(bisection, console, str(running.folder))
     return bisection

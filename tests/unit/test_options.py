@@ -18,6 +18,7 @@ import typer
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.base.options import Command, Declared, Origin, declared
 from mmrepro.campaign.child import spawn
+from mmrepro.case.model import ServerWanted
 from mmrepro.cli.app import COMMANDS
 from mmrepro.cli.options import DeclaredCommand, command
 from mmrepro.errors import UsageError
@@ -52,6 +53,7 @@ READ = {
     "--max-bytes": st.integers(1, 1 << 50),
     "--deadline": st.floats(1, 600),
     "--header": st.just({}),  # private
+    "--ray": st.just("auto"),  # an address is left out: test_a_clusters_address_is_in_no_command
     "--confidence": st.floats(0.5, 0.99),
 }
 """Values of the options that are not simply a word of their type."""
@@ -317,6 +319,14 @@ def test_no_option_takes_a_variable_that_means_something_else() -> None:
 def test_every_command_declares_its_options() -> None:
     assert len(MADE) == len(list(functions()))
     assert len(BY_NAME) == len(MADE)
+
+
+@pytest.mark.parametrize("name", ["replay", "fuzz"])
+def test_a_clusters_address_is_in_no_command(name: str) -> None:
+    server = ServerWanted(engine="vllm", release="0.23.0")
+    line = replace(BY_NAME[name](), ray="192.0.2.1:6379", server=server).command_line()
+    assert "--ray auto" in line
+    assert "192.0.2.1" not in line
 
 
 def test_what_mmrepro_starts_reads_no_file() -> None:
