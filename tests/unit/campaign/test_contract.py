@@ -136,9 +136,7 @@ HOWS = ("before", "torn", "after")
 @pytest.mark.parametrize(
     "hows", [HOWS, *(pytest.param((how,), id=how, marks=pytest.mark.slow) for how in HOWS)]
 )
-def test_killed_at_every_line_it_goes_on(
-    kind: str, hows: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_killed_at_every_line_it_goes_on(kind: str, hows: tuple[str, ...], tmp_path: Path) -> None:
     """In turn before, in and after a line; each way at each line every night."""
     whole = tmp_path / "whole" / "c"
     lines, document = journal_lines(kind, whole)
