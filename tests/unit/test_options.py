@@ -57,7 +57,7 @@ READ = {
     "--confidence": st.floats(0.5, 0.99),
 }
 """Values of the options that are not simply a word of their type."""
-SPECIAL = ("--confidence",)
+SPECIAL = ("--confidence", "--ray")
 SECONDS = st.floats(10, 600_000).map(lambda s: round(s, 3))
 
 
