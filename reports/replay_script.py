@@ -24,7 +24,7 @@ from mmrepro.case.bodies import body
 from mmrepro.case.model import IMAGES_DIR, Barrier, Case, Content, Noise
 from mmrepro.case.pictures import pictures
 from mmrepro.incident.replay import Finding
-from mmrepro.models import TINY
+from mmrepro.models.tiny import TINY
 from mmrepro.records import Setting
 from mmrepro.reports import replay_view as view
 from mmrepro.text.sanitize import one_line

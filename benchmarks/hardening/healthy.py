@@ -37,7 +37,8 @@ from live_server import Server, ask, serving
 from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import ServerState as S
-from mmrepro.models import TinyModel, TinyQwen2VL, TinyQwen3
+from mmrepro.models import TinyModel, TinyQwen2VL
+from mmrepro.models.qwen3 import TinyQwen3
 from mmrepro.run.options import StartMode
 from mmrepro.watch.build import watch_of
 from mmrepro.watch.checker import Checker

@@ -141,15 +141,12 @@ def _check_name(name: str) -> None:
 
 def last_known(engine: str) -> Scenario:
     """The known scenario of ``engine`` with the newest release: release and model go together."""
-    from mmrepro import models
     from mmrepro.diagnose.match import all_scenarios
+    from mmrepro.models.tiny import TINY
     from packaging.version import Version
 
-    found = [
-        scenario
-        for scenario in all_scenarios()
-        if scenario.engine == engine and hasattr(models, type(scenario.model).__name__)
-    ]
+    tiny = {type(model) for model in TINY.values()}
+    found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
     return max(found, key=lambda scenario: Version(scenario.release))
 
 

@@ -80,7 +80,7 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
     """The text of the scenario file."""
     from mmrepro import scenario
     from mmrepro.cli.new import templates
-    from mmrepro.models import TINY
+    from mmrepro.models.tiny import TINY
     from mmrepro.reports import replay_view as view
 
     signature = signature_of(finding, case)

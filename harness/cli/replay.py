@@ -84,7 +84,7 @@ def usual_server(engine: str) -> ServerWanted:
     """The newest release that a known scenario runs, and the tiny model that goes with it."""
     from mmrepro.case.model import ServerWanted
     from mmrepro.cli.new import last_known
-    from mmrepro.models import TINY
+    from mmrepro.models.tiny import TINY
 
     known = last_known(engine)
     return ServerWanted(

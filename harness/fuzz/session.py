@@ -30,7 +30,7 @@ from mmrepro.incident.fuzz import EPISODES_DIR, Fuzz
 from mmrepro.incident.replay import FindingClass
 from mmrepro.machine.facts import host_facts
 from mmrepro.machine.journal import Head, Journal
-from mmrepro.models import TINY
+from mmrepro.models.tiny import TINY
 from mmrepro.play.options import PlayOptions
 from mmrepro.play.players import Servers
 from mmrepro.records import Moment

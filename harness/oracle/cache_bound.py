@@ -17,7 +17,7 @@ from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import Engine
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.replay import Expectation, FindingClass, Sighting
-from mmrepro.models import TINY
+from mmrepro.models.tiny import TINY
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.loud import INVALID

@@ -16,7 +16,7 @@ from mmrepro.engines import Engine
 from mmrepro.engines.base import has_option
 from mmrepro.evidence import ChoiceSeen
 from mmrepro.incident.replay import FindingClass, Sighting
-from mmrepro.models import TINY
+from mmrepro.models.tiny import TINY
 from mmrepro.oracle import buckets
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.loud import GRAMMARS, INVALID, NO_SUCH, error_object

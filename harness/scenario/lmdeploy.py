@@ -16,7 +16,8 @@ from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.engines.lmdeploy import WITNESS, WITNESS_PATTERNS, device_memory
 from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
-from mmrepro.models import TinyModel, TinyText
+from mmrepro.models import TinyModel
+from mmrepro.models.text import TinyText
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario.definition import Scenario, bind
 from mmrepro.scenario.parts import (

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.incident import SymptomRow
-from mmrepro.models import TinyQwen3
+from mmrepro.models.qwen3 import TinyQwen3
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import OPPOSITE, Claim, LiveFacts, Row, RunFacts, claim, cure, row
 from mmrepro.scenario.standing import Upstream, UpstreamState

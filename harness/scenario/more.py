@@ -25,13 +25,10 @@ from mmrepro.incident.birthday import (
     collision_probability as collision_probability,
     images_for as images_for,
 )
-from mmrepro.models import (
-    TinyDotsOCR as TinyDotsOCR,
-    TinyModel as TinyModel,
-    TinyQwen2VL as TinyQwen2VL,
-    TinyQwen3 as TinyQwen3,
-    TinyText as TinyText,
-)
+from mmrepro.models import TinyModel as TinyModel, TinyQwen2VL as TinyQwen2VL
+from mmrepro.models.dotsocr import TinyDotsOCR as TinyDotsOCR
+from mmrepro.models.qwen3 import TinyQwen3 as TinyQwen3
+from mmrepro.models.text import TinyText as TinyText
 from mmrepro.probes.data import (
     Frame as Frame,
     GpuData as GpuData,

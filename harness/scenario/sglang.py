@@ -12,8 +12,8 @@ from typing import ClassVar, NamedTuple
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.incident import Exhibit, Shown
-from mmrepro.models import TINY
 from mmrepro.models.qwen_images import MERGE, PATCH, QwenModel, smart_resize
+from mmrepro.models.tiny import TINY
 from mmrepro.probes.data import HttpData
 from mmrepro.records import Fidelity, StandIn
 from mmrepro.scenario.common import server_gone

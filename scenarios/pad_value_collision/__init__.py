@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrepro.errors import MmreproError
-from mmrepro.models import TINY
+from mmrepro.models.tiny import TINY
 from mmrepro.scenario import (
     Drive,
     Evidence,

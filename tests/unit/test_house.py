@@ -42,9 +42,9 @@ from fake_engine_process import ready, starter
 from mmrepro.environments import build
 from mmrepro.environments.spec import Manifest
 from mmrepro.records import WheelFacts
-from mmrepro.run import runner, starter as starters
+from mmrepro.run import start as starts, starter as starters
 
-real = runner.ensure
+real = starts.ensure
 
 
 def ensure(spec, progress):
@@ -63,7 +63,7 @@ def ensure(spec, progress):
     return real(spec, progress)
 
 
-runner.ensure = ensure
+starts.ensure = ensure
 starters.Starter = lambda *_, **__: contextlib.nullcontext(starter(ready).it)
 sys.argv = ["mmrepro", "run", "ghost-key-eviction", "--device", "cpu", "--out", sys.argv[1]]
 try:

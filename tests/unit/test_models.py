@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings, strategies as st
-from mmrepro.models import TinyDotsOCR, TinyQwen2VL, smart_resize
-from mmrepro.models.dotsocr import REPORTED_IMAGE_TOKENS
+from mmrepro.models import TinyQwen2VL, smart_resize
+from mmrepro.models.dotsocr import REPORTED_IMAGE_TOKENS, TinyDotsOCR
 from mmrepro.models.qwen2vl import FACTOR
 
 SMALL = {"hidden": 64, "layers": 1, "vision_width": 32, "vision_depth": 1}

@@ -155,7 +155,8 @@ ELSEWHERE = (
 )  # fmt: skip
 """What cannot touch a run."""
 DECISIVE = (
-    "scenario/base.py", "signature/decide.py", "run/judge.py", "run/closure.py", "engines/base.py",
+    "scenario/definition.py", "signature/decide.py", "run/judge.py", "run/closure.py",
+    "engines/base.py",
     "engines/vllm.py", "environments/vllm.toml", "supervise/parent.py", "traffic/client.py",
     "probes/stacks.py", "probes/_log_lines.py", "incident/journal.py",
     "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/ablation.py",

@@ -9,13 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mmrepro.cli.wheelhouse import wheelhouse
+from mmrepro.cli.app import app
 from mmrepro.environments.minivllm import REQUIREMENTS, TORCH
 from mmrepro.environments.wheelhouse import own
 from mmrepro.errors import ExitCode
 from toy_index import ToyIndex, served, write
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def wheelhouse(into: Path, *more: str) -> None:
+    where = ("--into", str(into), "--python", PYTHON, "--device", "cpu")
+    words = ["env", "wheelhouse", "minivllm", "0.1", *where, *more]
+    app(words, prog_name="mmrepro", standalone_mode=False)
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def test_a_dry_run_as_one_document(
 ) -> None:
     have = tmp_path / "freeze.txt"
     have.write_text(f"torch=={TORCH}+cu130\nnumpy==1.0\n")
-    wheelhouse("minivllm", "0.1", tmp_path / "h", PYTHON, "cpu", have=have, dry_run=True, json=True)
+    wheelhouse(tmp_path / "h", "--have", str(have), "--dry-run", "--json")
     document = json.loads(capsys.readouterr().out)
     assert document["wheelhouse"] is None
     packages = {one["name"]: one for one in document["packages"]}
@@ -55,7 +61,7 @@ def test_a_dry_run_as_one_document(
 def test_what_it_prints(
     index: ToyIndex, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wheelhouse("minivllm", "0.1", tmp_path / "h", PYTHON, "cpu", leave_out=["pytest"])
+    wheelhouse(tmp_path / "h", "--leave-out", "pytest")
     out = capsys.readouterr().out
     assert "8 packages of minivllm 0.1" in out
     assert "not carried, left out by request: pytest 1.0" in out
@@ -72,7 +78,7 @@ def test_the_script_by_itself_says_what_is_wrong(
     index: ToyIndex, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     house = tmp_path / "h"
-    wheelhouse("minivllm", "0.1", house, PYTHON, "cpu")
+    wheelhouse(house)
     (house / "part-01" / "numpy-1.0-py3-none-any.whl").write_bytes(b"?")
     for words, told in (
         (["--check"], "install.py: part-01/numpy-1.0-py3-none-any.whl has 1 bytes instead of "),

@@ -170,8 +170,8 @@ def test_a_file_below_the_home_folder_is_named_relative_to_here(
     run = RunCommand(scenario=str(tmp_path / "mine.py"), server_args=("--x",))
     cell = cell_of(scenario, run, "cpu", release="0.23.0", flips=("mm-cache",))
     assert (cell.scenario, cell.flips, cell.server_args) == ("mine.py", ("mm-cache",), ("--x",))
-    assert run_options(cell, TrialOptions()).command("") == (
-        "mmrepro run mine.py --release 0.23.0 --device cpu --server-arg=--x --flip mm-cache"
+    assert run_options(cell, TrialOptions()).command_line() == (
+        "mmrepro run mine.py --device cpu --server-arg=--x --release 0.23.0 --flip mm-cache"
     )
     given = replace(run, scenario="/elsewhere/mine.py")
     assert cell_of(scenario, given, "cpu", release="0.23.0").scenario == "/elsewhere/mine.py"

@@ -12,7 +12,7 @@ from pathlib import Path
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.recorder import Recorder
-from mmrepro.models import TinyQwen3
+from mmrepro.models.qwen3 import TinyQwen3
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.reproducers import reproducer_path
 from mmrepro.supervise import free_port

@@ -26,7 +26,7 @@ from mmrepro.case.bodies import body
 from mmrepro.case.model import Case, Collision, Content, Image, Near, Noise, Solid, Tiles
 from mmrepro.case.pictures import pictures
 from mmrepro.incident.replay import FindingClass
-from mmrepro.models import TINY
+from mmrepro.models.tiny import TINY
 from mmrepro.reports.replay_script import in_order, literal, script, server_steps
 from mmrepro.traffic.pictures import noise
 from PIL import Image as Pillow
