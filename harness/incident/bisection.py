@@ -104,7 +104,6 @@ class Side(Record):
 class Bisection(SearchDocument):
     """One search for the release or commit that a failure came in or went with."""
 
-    resume: Annotated[str, Field(description="that goes on with it")] = ""
     by: By
     find: Find
     confidence: float

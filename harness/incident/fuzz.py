@@ -7,7 +7,8 @@ from typing import Annotated, Final, Literal
 from mmrepro.case.model import ServerWanted
 from mmrepro.incident import Fidelity, HostFacts, StandIn
 from mmrepro.incident.replay import Finding, Sighting
-from mmrepro.records import Moment, Record, Setting, WheelFacts
+from mmrepro.incident.searched import CampaignDocument
+from mmrepro.records import Record, Setting, WheelFacts
 from pydantic import Field, StringConstraints
 
 FUZZ_FILE = "fuzz.json"
@@ -72,18 +73,9 @@ class SeenOnce(Record):
     sighting: Sighting
 
 
-class Fuzz(Record):
+class Fuzz(CampaignDocument):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
-    schema_version: Literal[1] = FUZZ_VERSION
-    mmrepro_version: str
-    id: str
-    created: Moment
-    finished: Moment | None = None
-    state: Literal["complete", "interrupted", "failed"]
-    failure: Annotated[str, Field(description="why it is partial")] = ""
-    command: Annotated[str, Field(description="that begins such a session")]
-    resume: Annotated[str, Field(description="that goes on with it")] = ""
     server: ServerWanted
     profile: str
     seed: int

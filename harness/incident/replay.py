@@ -7,7 +7,8 @@ from typing import Annotated, Final, Literal
 
 from mmrepro.case.model import Origin, ServerWanted
 from mmrepro.incident import Fidelity, HostFacts, StandIn
-from mmrepro.records import Moment, Record, Setting, WheelFacts
+from mmrepro.incident.searched import CampaignDocument
+from mmrepro.records import Record, Setting, WheelFacts
 from pydantic import Field, StringConstraints
 
 REPLAY_FILE = "replay.json"
@@ -169,18 +170,9 @@ class PlayFacts(Record):
     error: Annotated[str, Field(description="infrastructure: why it counts for nothing")] = ""
 
 
-class Replay(Record):
+class Replay(CampaignDocument):
     """One replay: traffic in, findings out."""
 
-    schema_version: Literal[1] = REPLAY_VERSION
-    mmrepro_version: str
-    id: str
-    created: Moment
-    finished: Moment | None = None
-    state: Literal["complete", "interrupted", "failed"]
-    failure: Annotated[str, Field(description="why it is partial")] = ""
-    command: Annotated[str, Field(description="that repeats it")]
-    resume: Annotated[str, Field(description="that goes on with it")] = ""
     origin: Origin
     server: ServerWanted
     requests: Annotated[int, Field(description="of the case, before anything was left out")]

@@ -1,4 +1,4 @@
-"""What the documents of searches over cells have in common."""
+"""What the documents of campaigns have in common."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from mmrepro.records import Moment, Record
 from pydantic import Field
 
 
-class SearchDocument(Record):
-    """A search over cells of one scenario, whole or as far as it came."""
+class CampaignDocument(Record):
+    """A campaign, whole or as far as it came."""
 
     schema_version: Literal[1] = 1
     mmrepro_version: str
@@ -20,6 +20,12 @@ class SearchDocument(Record):
     state: Literal["complete", "interrupted", "failed"]
     failure: Annotated[str, Field(description="why it is partial")] = ""
     command: Annotated[str, Field(description="that repeats it")]
+    resume: Annotated[str, Field(description="that goes on with it")] = ""
+
+
+class SearchDocument(CampaignDocument):
+    """A search over cells of one scenario."""
+
     scenario: ScenarioFacts
     engine: str
     device: str
