@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.evidence import Event
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.recorder import Listener
+from mmrepro.machine.files import open_plain
 from mmrepro.machine.gpu import free_devices, read_gpus
 from mmrepro.play.players import Players
 from mmrepro.records import Moment
@@ -46,8 +48,6 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-LAST = 8
-"""Lines that stay in sight."""
 DocumentT = TypeVar("DocumentT")
 
 
@@ -185,9 +185,10 @@ def json_lines(target: str) -> Iterator[Sequence[Handler]]:
         yield []
         return
     try:
-        file: IO[str] = (
-            sys.stdout if target == "-" else Path(target).open("a", encoding="utf-8")  # noqa: SIM115
-        )
+        file: IO[str] = sys.stdout
+        if target != "-":
+            handle = open_plain(Path(target), os.O_WRONLY | os.O_APPEND)
+            file = os.fdopen(handle, "a", encoding="utf-8")
     except OSError as error:
         raise UnwritableOutput(
             f"{target} cannot be written: {error.strerror or error}.",

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 from mmrepro.accept import sampling, session as accept
 from mmrepro.campaign.disk import Bound
+from mmrepro.campaign.events import Note
 from mmrepro.capture.captured import Contents
 from mmrepro.case.files import write_case
 from mmrepro.case.model import CASE_FILE, Case, ServerWanted
 from mmrepro.cli.app import app
+from mmrepro.cli.campaign import json_lines
 from mmrepro.errors import LedgerBusy, MmreproError, SupervisorError
 from mmrepro.incident.folder import write_incident
 from mmrepro.machine.journal import LineFile
@@ -63,7 +65,13 @@ def sampled(place: Path) -> None:
         pass
 
 
+def followed(place: Path) -> None:
+    with json_lines(str(place / "events.jsonl")) as (write,):
+        write(Note(at=Moment.now(), text="x"))
+
+
 WRITERS: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "--events": ("events.jsonl", followed),
     "bundle --force": ("x.zip", bundled),
     "reports": ("report.md", lambda place: replace_file(place / "report.md", "x")),
     "kv-budget --svg": ("x.svg", lambda place: typed("kv-budget", *KV, "--svg", place / "x.svg")),
