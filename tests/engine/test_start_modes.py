@@ -136,7 +136,7 @@ def test_a_kept_server_outlives_its_parent(alone):
 
 MINE = """
     from mmrepro.incident import StandIn
-    from mmrepro.scenario import Patch
+    from mmrepro.scenario.more import Patch
     from mmrepro.scenario.registry import load_scenario
 
     BASE = load_scenario("mm-prefill-contract").with_variant("slot-mapping")
@@ -244,8 +244,8 @@ def test_kill_9_at_random_moments_leaves_nothing(alone):
             process.wait()
 
         def left(folder: Path = folder) -> list[str]:
-            processes = set(used_by(environment.path)) - before
-            return [*map(processes.label, processes), *left_of(folder, shm_before)]
+            running = set(used_by(environment.path)) - before
+            return [*map(processes.label, running), *left_of(folder, shm_before)]
 
         deadline = time.monotonic() + 10
         while left() and time.monotonic() < deadline:
