@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from greenlet import getcurrent, greenlet
-from mmrepro.campaign.campaign import Campaign
+from mmrepro.campaign.campaign import STRIKES, Campaign
 from mmrepro.campaign.work import Began, Order, Place
 from mmrepro.errors import PlaceLost
 from mmrepro.records import Record
-
-STRIKES = 3
 
 T = TypeVar("T")
 LineT = TypeVar("LineT", bound=Record)
