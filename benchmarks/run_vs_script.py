@@ -3,7 +3,7 @@
 Usage:  python benchmarks/run_vs_script.py [--rounds 3] [--release 0.23.0]
 
 All use the same cached environment and the same tiny model, in turn, in one process: the script, a
-single run, and a run with a warm parent kept (`mmrepro warm start`, whose imports are not counted).
+single run, and a run with a fork server kept (`mmrepro warm start`, whose imports are not counted).
 Printed: seconds of each, and the ratios round by round (the targets are at most 0.5 and 0.35).
 """
 
@@ -74,7 +74,7 @@ def main() -> None:
         (folder / "bodies").mkdir()
         write_bodies(folder / "bodies")
         start = [*mmrepro, "warm", "start", "ghost-key-eviction", "--release", options.release]
-        timed("the warm parent's imports", start, folder / "warm")
+        timed("the fork server's imports", start, folder / "warm")
         for number in range(1, options.rounds + 1):
             print(f"round {number}")
             script = [
@@ -89,7 +89,7 @@ def main() -> None:
             for what, warm in (("run", "none"), ("warm run", "warm")):
                 out = str(folder / f"{what} {number}")
                 seconds[what].append(timed(what, [*command, "--out", out], folder / warm))
-        timed("the warm parent's end", [*mmrepro, "warm", "stop"], folder / "warm")
+        timed("the fork server's end", [*mmrepro, "warm", "stop"], folder / "warm")
     theirs = seconds["plain script"]
     for what, ours in seconds.items():
         ratios = [one / other for one, other in zip(ours, theirs, strict=True)]

@@ -3,7 +3,7 @@
 Usage:  python benchmarks/start_modes.py --engine vllm [--release 0.23.0] [--rounds 5]
 
 Modes take turns in one run. Printed per mode: seconds from the start to the first answer (median,
-least, most) and its share of cold; the warm parent's import time and memory; and where the time
+least, most) and its share of cold; the fork server's import time and memory; and where the time
 goes. The first start of each mode only fills caches and is not counted.
 """
 
@@ -23,11 +23,10 @@ from mmrepro.environments.spec import Environment
 from mmrepro.machine.cache import cache_root
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
-from mmrepro.run.starter import Starter, StartStages, parent_spec
+from mmrepro.run.starter import Starter, StartStages, fork_server_spec
 from mmrepro.scenario import Scenario
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.supervise import free_port
-from mmrepro.supervise.readiness import answers
+from mmrepro.supervise import answers, free_port
 
 SCENARIOS = {
     "vllm": "ghost-key-eviction",
@@ -114,7 +113,7 @@ def main() -> None:
                 if number:
                     seconds[mode].append(taken)
         plan = ServerSpec(scenario, options, environment, bench.model).plan(1)
-        facts = starter.parents.get(parent_spec(plan, environment)).facts
+        facts = starter.parents.get(fork_server_spec(plan, environment)).facts
     print(f"\n{asked.engine} {environment.spec.release}, {asked.rounds} starts of each mode")
     cold = statistics.median(seconds[StartMode.COLD])
     for mode, taken in seconds.items():
@@ -124,7 +123,7 @@ def main() -> None:
             f"most {max(taken):6.2f}   x cold {middle / cold:5.2f}"
         )
     print(
-        f"warm parent: {facts.imports_s:.1f} s of imports, "
+        f"fork server: {facts.imports_s:.1f} s of imports, "
         f"{facts.memory_bytes / 2**20:.0f} MiB, served {facts.served}"
     )
     print(f"first answers: {'all alike' if len(texts) == 1 else sorted(texts)}")

@@ -1,4 +1,4 @@
-"""Whether a warm parent wears out: starts in a row, a killed hung server among them.
+"""Whether a fork server wears out: starts in a row, a killed hung server among them.
 
 Usage:  python benchmarks/warm_drift.py [--starts 20] [--release 0.23.0]
 
@@ -22,16 +22,16 @@ from mmrepro.base import processes
 from mmrepro.environments.build import ensure
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
-from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, parent_spec
+from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE, Starter, fork_server_spec
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.supervise.warm import WarmParent
+from mmrepro.supervise.warm import ForkServer
 from start_modes import Bench
 
 MEMORY_SLACK = 16 << 20
 """Bytes by which the parent may grow: its Python heap, as it handles connections."""
 
 
-def footprint(parent: WarmParent) -> tuple[int, int, int, int]:
+def footprint(parent: ForkServer) -> tuple[int, int, int, int]:
     """(threads, open files, children besides its guardian, private and shared memory in bytes)."""
     folder = Path(f"/proc/{parent.pid}")
     deadline = time.monotonic() + 5
@@ -65,7 +65,7 @@ def main() -> int:
         with Starter(StartMode.WARM) as starter:
             plan = ServerSpec(scenario, options, environment, bench.model).plan(1)
             starter.warm(plan, environment)
-            parent = starter.parents.get(parent_spec(plan, environment))
+            parent = starter.parents.get(fork_server_spec(plan, environment))
         seen = [footprint(parent)]
         seconds = []
         print(f"before the first start: {seen[0][0]} threads, {seen[0][1]} files")

@@ -16,7 +16,7 @@
     - NoSpace
     - GpuUnavailable
     - SupervisorError
-      + WarmParentDied
+      + ForkServerDied
     - PlaceLost
     - NoPlaceLeft
   x RunTimeout             (exit 3: the run did not end in time: inconclusive)
@@ -130,8 +130,8 @@ class SupervisorError(InfrastructureError):
     """The process that owns the engine could not be started or died."""
 
 
-class WarmParentDied(SupervisorError):
-    """A warm parent could not be started, died as it imported, or no longer answers."""
+class ForkServerDied(SupervisorError):
+    """A fork server could not be started, died as it imported, or no longer answers."""
 
 
 class PlaceLost(InfrastructureError):

@@ -42,7 +42,7 @@ SEEN = ("nothing", "folder", "engine", "port", "request")
 """What there is of a run before the kill."""
 UNREADABLE = "unreadable"
 APART = ("--mount", "--pid", "--fork", "--mount-proc")
-PORT = b"--port"
+PORT, FORK = b"--port", b"fork_server.main()"
 
 
 @dataclass(frozen=True)
@@ -86,10 +86,15 @@ class Run:
         )  # fmt: skip
 
     def engine(self) -> int:
-        """Its first process, which was told a port; 0: there is none yet."""
-        ours = processes.marked(self.mark)
+        """Its first process; 0: there is none yet."""
+        ours = marked(self.mark)
         told = [pid for pid in ours if PORT in processes.read(pid, "cmdline")]
-        return next((pid for pid in told if parent_of(pid) not in told), 0)
+        if first := next((pid for pid in told if parent_of(pid) not in told), 0):
+            return first
+        # Fork server, guardian, supervisor, engine: all have the first one's command line.
+        forks = {pid for pid in ours if FORK in processes.read(pid, "cmdline")}
+        above = {pid: parent_of(parent_of(parent_of(pid))) for pid in forks}
+        return next((p for p in forks if above[p] in forks and parent_of(above[p]) not in forks), 0)
 
     def seen(self, what: str) -> bool:
         log = self.out / "evidence/engine.log"
@@ -103,10 +108,16 @@ class Run:
         return bool(looks[what]())
 
     def left(self) -> list[str]:
-        found = [processes.label(pid) for pid in processes.marked(self.mark)]
+        found = [processes.label(pid) for pid in marked(self.mark)]
         found += [f"/dev/shm/{name}" for name in processes.shm_names() - self.shm]
         found += [f"{path.name} in TMPDIR" for path in self.tmp.glob("mmr-*")]
         return found + [f"port {address}" for address in listening() - self.ports]
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes whose environment holds ``mark``, but this one."""
+    found = [pid for pid in processes.pids() if mark.encode() in processes.read(pid, "environ")]
+    return [pid for pid in found if pid != os.getpid() and processes.alive(pid)]
 
 
 def parent_of(pid: int) -> int:

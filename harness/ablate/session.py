@@ -51,7 +51,7 @@ HOPELESS = (NoSpace, UnloadableWheel, EnvironmentBuildError, GpuUnavailable, Usa
 TRIES = 1000
 """Run N of a cell is number N in the ledger, a further try of it N + TRIES: --repeat ends there."""
 STARTS = 2
-"""So many starts of a cell's server are counted on, so that each is from a warm parent: runs of
+"""So many starts of a cell's server are counted on, so that each is from a fork server: runs of
 different start modes are different experiments."""
 DECLARED = ("name", "description", "failing", "setting", "claim")
 TONES: dict[CellState, Tone] = {CellState.CURED: "good", CellState.FAILS: "bad"}

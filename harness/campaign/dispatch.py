@@ -13,7 +13,7 @@ from mmrepro.campaign.groups import Group
 from mmrepro.incident.ledger import Planned
 
 SETUP_S = 6.0
-"""What an order takes beside its runs: the import of an engine into a warm parent. In the night of
+"""What an order takes beside its runs: the import of an engine into a fork server. In the night of
 docs/nightly 1.7 s for minivllm, 4.4 to 7.5 s for vLLM on a CPU."""
 PAYS = 5
 """An order is given cells for so many times that, where there are as many."""

@@ -13,7 +13,7 @@ from mmrepro.play.players import Players
 
 
 class LocalPlaces:
-    """``jobs`` places on this machine, which share its environments and warm parents."""
+    """``jobs`` places on this machine, which share its environments and fork servers."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a night's runs need beside them: environments, fetched one ahead, and warm parents."""
+"""What a night's runs need beside them: environments, fetched one ahead, and fork servers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from mmrepro.incident.ledger import Cell
 from mmrepro.machine.cache import cache_root
 from mmrepro.run.options import StartMode
 from mmrepro.run.start import ServerSpec, target
-from mmrepro.run.starter import Starter, parent_spec, warm_root
+from mmrepro.run.starter import Starter, fork_server_spec, warm_root
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.supervise import free_port
-from mmrepro.supervise.warm import Parents, ParentSpec, Refused, WarmParent
+from mmrepro.supervise.warm import ForkServer, ForkServers, ForkServerSpec, Refused
 
 NICE = 10
 """Of what fetches an environment ahead: the run beside it goes first."""
 PARENTS = 2
-"""Warm parents of one group at a time: they differ only where stand-ins do."""
+"""Fork servers of one group at a time: they differ only where stand-ins do."""
 STOP_S = 10.0
 
 Say = Callable[[str], None]
@@ -57,7 +57,7 @@ class Provisions:
         self._children = Children(STOP_S)
         self._ahead: threading.Thread | None = None
         self._starter = Starter(options.start_mode, several=True)
-        self._parents = Parents(warm_root(), lent=True)
+        self._parents = ForkServers(warm_root(), lent=True)
         self._importing = threading.Lock()
 
     # ------------------------------------------------------------------ environments
@@ -171,7 +171,7 @@ class Provisions:
         lines = errors.decode("utf-8", "replace").strip().splitlines()
         return next((line for line in lines if line[:1].isupper()), "its build failed")
 
-    # ------------------------------------------------------------------ warm parents
+    # ------------------------------------------------------------------ fork servers
 
     @contextlib.contextmanager
     def warm(self, runs: Sequence[tuple[Cell, int]]) -> Iterator[None]:
@@ -197,7 +197,7 @@ class Provisions:
         return [servers[key] for key, number in count.most_common(PARENTS) if number > 1]
 
     def _server_of(self, cell: Cell) -> _Server | None:
-        """None: it is not to be started from a warm parent, or was seen not to bear one."""
+        """None: it is not to be started from a fork server, or was seen not to bear one."""
         scenario = load_scenario(cell.scenario).with_variant(cell.variant)
         options = run_options(cell, self._options)
         environment = existing(target(scenario, options))
@@ -207,9 +207,11 @@ class Provisions:
         plan = ServerSpec(scenario, options, environment, model).plan(free_port())
         if self._starter.choose(plan, environment)[0] is not StartMode.WARM:
             return None
-        return _Server(parent_spec(plan, environment, variables(self._options)), plan, environment)
+        return _Server(
+            fork_server_spec(plan, environment, variables(self._options)), plan, environment
+        )
 
-    def _parent(self, server: _Server) -> WarmParent | None:
+    def _parent(self, server: _Server) -> ForkServer | None:
         """A parent of ours; None: somebody keeps one already, or there can be none."""
         with self._importing:
             if self._children.stopped or self._parents.find(server.parent) is not None:
@@ -229,7 +231,7 @@ class Provisions:
 class _Server(NamedTuple):
     """What a cell's server needs."""
 
-    parent: ParentSpec
+    parent: ForkServerSpec
     plan: LaunchPlan
     environment: Environment
 

@@ -110,7 +110,7 @@ class Here:
         return self._why
 
     def leave(self) -> None:
-        """The last environment is done with: its warm parents end."""
+        """The last environment is done with: its fork servers end."""
         self._inside.close()
         self._environment, self._cells = "", ()
 

@@ -37,7 +37,7 @@ def run(options: RunCommand) -> None:
         raise UsageError("--keep-server and --repeat cannot be combined: one server is kept.")
     console = Console(stderr=json)
     several = repeat > 1 or chosen.control_server is not None
-    with Starter(options.start_mode, several=several) as starter:
+    with Starter(options.start_mode, several=several, keeps=options.keep_server) as starter:
         incidents = [
             _one(
                 chosen,

@@ -11,7 +11,7 @@ from mmrepro.base.options import LIMITS, Command, option
 from mmrepro.cli.options import DeclaredCommand, command
 
 if TYPE_CHECKING:
-    from mmrepro.supervise.warm import WarmParent
+    from mmrepro.supervise.warm import ForkServer
 
 app = typer.Typer(
     name="warm",
@@ -56,10 +56,10 @@ def start(asked: WarmStartCommand) -> None:
     from mmrepro.machine.cache import cache_root
     from mmrepro.run.options import RunCommand
     from mmrepro.run.start import ServerSpec, target
-    from mmrepro.run.starter import parent_spec, warm_root
+    from mmrepro.run.starter import fork_server_spec, warm_root
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.supervise import free_port
-    from mmrepro.supervise.warm import Parents, Refused
+    from mmrepro.supervise.warm import ForkServers, Refused
     from rich.console import Console
 
     loaded = load_scenario(asked.scenario).with_variant(asked.variant)
@@ -75,8 +75,8 @@ def start(asked: WarmStartCommand) -> None:
         environment = ensure(target(loaded, options), progress=lambda text: None)
         model = loaded.model.write(cache_root() / "models")
         plan = ServerSpec(loaded, options, environment, model).plan(free_port())
-        spec = parent_spec(plan, environment)
-        parents = Parents(warm_root(), idle_s=asked.idle)
+        spec = fork_server_spec(plan, environment)
+        parents = ForkServers(warm_root(), idle_s=asked.idle)
         there = parents.find(spec)
         try:
             parent = there or parents.get(spec)
@@ -106,9 +106,9 @@ def status(asked: WarmStatusCommand) -> None:
     Example:  mmrepro warm status
     """
     from mmrepro.run.starter import warm_root
-    from mmrepro.supervise.warm import kept_parents
+    from mmrepro.supervise.warm import kept_fork_servers
 
-    living = kept_parents(warm_root())
+    living = kept_fork_servers(warm_root())
     if asked.json:
         _print_json([_facts(parent) for parent in living])
         return
@@ -135,10 +135,10 @@ def stop(asked: WarmStopCommand) -> None:
     """
     from mmrepro.errors import UsageError
     from mmrepro.run.starter import warm_root
-    from mmrepro.supervise.warm import kept_parents
+    from mmrepro.supervise.warm import kept_fork_servers
 
     key = asked.key
-    living = kept_parents(warm_root())
+    living = kept_fork_servers(warm_root())
     chosen = [parent for parent in living if not key or parent.key.startswith(key)]
     if key and not chosen:
         raise UsageError(f"Nothing with key {key!r} is kept warm.", hint="mmrepro warm status")
@@ -149,7 +149,7 @@ def stop(asked: WarmStopCommand) -> None:
         print("Nothing is kept warm.")
 
 
-def _facts(parent: WarmParent) -> dict[str, Any]:
+def _facts(parent: ForkServer) -> dict[str, Any]:
     import dataclasses
 
     facts = dataclasses.asdict(parent.facts)
@@ -162,7 +162,7 @@ def _facts(parent: WarmParent) -> dict[str, Any]:
     }
 
 
-def _described(parent: WarmParent) -> str:
+def _described(parent: ForkServer) -> str:
     import time
 
     facts = parent.facts

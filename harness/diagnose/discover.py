@@ -22,6 +22,7 @@ from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
 from mmrepro.machine.files import is_file
 from mmrepro.probes.fetch import api_root
+from mmrepro.supervise.fork_server import COMMAND
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -140,6 +141,8 @@ def _topmost(pids: Sequence[int]) -> int:
     root = next((p for p in parents if parents[p] not in parents), pids[0])
     engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
     for _ in range(MAX_CLIMB):
+        if COMMAND in _title(root):
+            break  # a fork: its supervisor and its fork server, above it, have its command line
         status = processes.stat(root)
         if status is None or status.ppid <= 1:
             break

@@ -17,7 +17,7 @@ from mmrepro.records import Fidelity, Setting, StandIn
 
 if TYPE_CHECKING:  # a scenario knows engines, and starts none
     from mmrepro.environments.spec import Environment, EnvironmentSpec
-    from mmrepro.supervise.protocol import Entry
+    from mmrepro.supervise import Entry
 
 SERVED_MODEL = "tiny"
 
@@ -101,7 +101,7 @@ class LaunchPlan:
     entry: Entry
     """What the command runs, for a start that is forked."""
     preload: tuple[str, ...] = ()
-    """What a warm parent imports besides, as far as the release has it."""
+    """What a fork server imports besides, as far as the release has it."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Engine(ABC):
     def plan(self, request: LaunchRequest) -> LaunchPlan:
         """The command that starts the server. Raises UsageError for options it must own."""
         from mmrepro.machine.gpu import hide
-        from mmrepro.supervise.protocol import Entry
+        from mmrepro.supervise import Entry
 
         for option in self.owned_options:
             if has_option(request.server_args, option):

@@ -183,7 +183,7 @@ class ReproducerResult(Record):
     facts: dict[str, str | int | float | bool | None] = {}
     error: str = ""
     forked: bool = False
-    """From the server's warm parent; else it was a process of its own."""
+    """From the server's fork server; else it was a process of its own."""
 
 
 class Evidence(Record):

@@ -104,12 +104,12 @@ class Runs:
         return [self._redactor.redact_model(attempt) for attempt in made]
 
     def leave(self) -> None:
-        """The last environment is done with: its warm parent ends."""
+        """The last environment is done with: its fork server ends."""
         if self._places is not None:
             self._places.there()[0].here.leave()
 
     def close(self) -> None:
-        """End all that runs, what is fetched and the last warm parent; a later run begins anew."""
+        """End all that runs, what is fetched and the last fork server; a later run begins anew."""
         places, self._places = self._places, None
         if places is not None:
             try:

@@ -121,7 +121,7 @@ class Probing:
             sink.write(f"{name}.json", result.model_dump_json(indent=1))
             self.recorder.evidence.reproducers.append(result)
             outcome = result.error or f"ended with {result.exit_code}"
-            forked = ", forked from the warm parent" if result.forked else ""
+            forked = ", forked from the fork server" if result.forked else ""
             self.recorder.event(f"reproducer {name}: {outcome} in {result.seconds:.2f} s{forked}")
 
 

@@ -14,8 +14,8 @@ from mmrepro.errors import MmreproError
 from mmrepro.evidence import ReproducerResult
 from mmrepro.machine.child_env import child_environment
 from mmrepro.reproducers import reproducer_path
-from mmrepro.supervise.protocol import Entry
-from mmrepro.supervise.warm import WarmParent
+from mmrepro.supervise import Entry
+from mmrepro.supervise.warm import ForkServer
 
 TIMEOUT_S = 60.0
 POLL_S = 0.02
@@ -35,7 +35,7 @@ class Interpreter:
 
     python: Path
     env: Mapping[str, str]
-    parent: WarmParent | None = None
+    parent: ForkServer | None = None
 
     def run(self, name: str, folder: Path) -> ReproducerResult:
         """Run the reproducer ``name``; the last line that it prints is a JSON object of facts.
@@ -79,7 +79,7 @@ class Interpreter:
         output, error = (stream.decode("utf-8", "replace") for stream in (done.stdout, done.stderr))
         return done.returncode, output, error
 
-    def _forked(self, name: str, folder: Path, parent: WarmParent) -> tuple[int, str, str]:
+    def _forked(self, name: str, folder: Path, parent: ForkServer) -> tuple[int, str, str]:
         script = reproducer_path(name)
         log = folder / f"{script.stem}.log"
         process = parent.start(

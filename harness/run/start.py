@@ -20,7 +20,7 @@ from mmrepro.engines.base import root_cause_lines, worth_another
 from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.environments.uv import Notice
-from mmrepro.errors import EngineStartError, UnknownRelease, UsageError, WarmParentDied
+from mmrepro.errors import EngineStartError, ForkServerDied, UnknownRelease, UsageError
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
 from mmrepro.evidence.sampler import GpuSampler, Sampler
 from mmrepro.incident import Incident, ServerFacts, Setting, WarmParentFacts
@@ -31,8 +31,7 @@ from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.starter import SAFER, Starter, StartStages, mode_setting
 from mmrepro.scenario import Control, Scenario
-from mmrepro.supervise import EngineProcess, free_port
-from mmrepro.supervise.readiness import answers
+from mmrepro.supervise import EngineProcess, answers, free_port
 from mmrepro.supervise.warm import Refused
 from packaging.version import InvalidVersion, Version
 
@@ -198,7 +197,7 @@ class Started:
         refusals: why the mode is no faster one.
         restarts: starts of the run so far that were repeated, for a reason that is chance.
         began: monotonic seconds; ``seconds``: until it was ready, by ``stages``; None: it is not.
-        parent: the warm parent whose fork it is.
+        parent: the fork server whose fork it is.
         process, sampler: there once the process is; of a control server nothing is sampled.
     """
 
@@ -272,11 +271,13 @@ def start(
             _launch(started, journal, starter)
             _until_ready(started, journal, starter, failed)
             return started
-        except (Refused, WarmParentDied) as refusal:  # nothing was started: it counts as no attempt
-            if isinstance(refusal, Refused):  # and one that died may live the next time
-                starter.note_unusable(mode, plan, environment, str(refusal), certain=True)
+        except (Refused, ForkServerDied) as refusal:  # nothing was started: it counts as no attempt
+            cold = isinstance(refusal, Refused) and refusal.cold
+            if isinstance(refusal, Refused):  # one that died may live the next time
+                for unusable in (mode, StartMode.FORK) if cold else (mode,):
+                    starter.note_unusable(unusable, plan, environment, str(refusal), certain=True)
             because = f"not {mode}: {refusal}"
-            mode, refusals = SAFER[mode], [*refusals, because]
+            mode, refusals = StartMode.COLD if cold else SAFER[mode], [*refusals, because]
         except EngineStartError as error:
             race = worth_another(spec.engine, error.detail)
             tries_cold = spec.tries_cold and mode in SAFER and not error.usage
@@ -298,10 +299,10 @@ def start(
 
 
 def _launch(started: Started, journal: Journal, starter: Starter) -> None:
-    """Make the server's process. Raises Refused, WarmParentDied or SupervisorError: none."""
+    """Make the server's process. Raises Refused, ForkServerDied or SupervisorError: none."""
     spec, plan, mode = started.spec, started.plan, started.mode
     if mode is StartMode.WARM and not starter.parent_of(plan, spec.environment):
-        with journal.stage("warm parent"):
+        with journal.stage("fork server"):
             starter.warm(plan, spec.environment)
     started.began = time.monotonic()
     started.process, started.parent = starter.start(

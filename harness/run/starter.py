@@ -1,4 +1,4 @@
-"""How a server is started: cold, forked, or from a warm parent; what that replaces, and the time
+"""How a server is started: cold, forked, or from a fork server; what that replaces, and the time
 of each stage."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -24,7 +25,7 @@ from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import StartMode
 from mmrepro.supervise import EngineProcess, start_engine
 from mmrepro.supervise.forked import COMMAND
-from mmrepro.supervise.warm import SCRIPTS, Parents, ParentSpec, WarmParent
+from mmrepro.supervise.warm import SCRIPTS, ForkServer, ForkServers, ForkServerSpec
 
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
@@ -50,14 +51,18 @@ class Starter:
     """Starts the servers of one command; parents that it made end with it.
 
     Attributes:
-        mode: as asked for; ``auto`` takes a warm parent where one is kept, or where the command
-            starts ``several`` servers, else ``fork``.
+        mode: as asked for; ``auto`` takes a fork server where one is kept, or where the command
+            starts ``several`` servers, else ``fork``. A server that the command ``keeps`` is to
+            show its own command line: none from a fork server.
     """
 
-    def __init__(self, mode: StartMode = StartMode.AUTO, *, several: bool = False) -> None:
+    def __init__(
+        self, mode: StartMode = StartMode.AUTO, *, several: bool = False, keeps: bool = False
+    ) -> None:
         self.mode = mode
         self.several = several
-        self.parents = Parents(warm_root(), idle_s=idle_seconds())
+        self.keeps = keeps
+        self.parents = ForkServers(warm_root(), idle_s=idle_seconds())
 
     def __enter__(self) -> Self:
         return self
@@ -69,8 +74,8 @@ class Starter:
         """The mode for that start, and why it is not a faster one."""
         if self.mode is not StartMode.AUTO:
             return self.mode, []
-        kept = self.parent_of(plan, environment) is not None
-        mode = StartMode.WARM if self.several or kept else StartMode.FORK
+        warm = not self.keeps and (self.several or self.parent_of(plan, environment))
+        mode = StartMode.WARM if warm else StartMode.FORK
         known, reasons = starts_seen(environment.state_dir).modes, []
         while mode in SAFER and (seen := known.get(_name(mode, plan))):
             if seen.works or not seen.certain:
@@ -79,13 +84,13 @@ class Starter:
             mode = SAFER[mode]
         return mode, reasons
 
-    def parent_of(self, plan: LaunchPlan, environment: Environment) -> WarmParent | None:
+    def parent_of(self, plan: LaunchPlan, environment: Environment) -> ForkServer | None:
         """The living parent for ``plan``, if there is one."""
-        return self.parents.find(parent_spec(plan, environment))
+        return self.parents.find(fork_server_spec(plan, environment))
 
     def warm(self, plan: LaunchPlan, environment: Environment) -> None:
-        """Have a warm parent for ``plan``. Raises Refused or WarmParentDied."""
-        self.parents.get(parent_spec(plan, environment))
+        """Have a fork server for ``plan``. Raises Refused or ForkServerDied."""
+        self.parents.get(fork_server_spec(plan, environment))
 
     def start(
         self,
@@ -97,16 +102,16 @@ class Starter:
         log: Path,
         grace_s: float,
     ) -> tuple[EngineProcess, WarmParentFacts | None]:
-        """Start the server of ``plan``: its process, and the warm parent whose fork it is.
+        """Start the server of ``plan``: its process, and the fork server whose fork it is.
 
         Raises:
-            Refused, WarmParentDied: the environment cannot be warmed; nothing was started.
+            Refused, ForkServerDied: the environment cannot be warmed; nothing was started.
             SupervisorError: the server's process could not be started.
         """
         env = child_environment(plan.env)
         if mode is StartMode.WARM:
-            parent = self.parents.get(parent_spec(plan, environment))
-            facts = {k: v for k, v in vars(parent.facts).items() if k != "refused"}
+            parent = self.parents.get(fork_server_spec(plan, environment))
+            facts = {k: v for k, v in vars(parent.facts).items() if k not in ("refused", "cold")}
             process = parent.start(plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s)
             return process, WarmParentFacts(kept=bool(parent.kept_s), **facts)
         argv = plan.argv
@@ -200,27 +205,29 @@ class StartStages:
         return stages
 
 
-def parent_spec(
+def fork_server_spec(
     plan: LaunchPlan, environment: Environment, base: Mapping[str, str] | None = None
-) -> ParentSpec:
-    """What a warm parent for ``plan`` is: all that a library could have read at its import.
+) -> ForkServerSpec:
+    """What a fork server for ``plan`` is: all that a library could have read at its import.
 
     ``base``: the variables of the command that is to find it; None: our own.
     """
-    spec = environment.spec
+    spec, entry = environment.spec, plan.entry
     env = child_environment(plan.env, base=base)
     if spec.device == "cuda":
         # It never initialises CUDA, so it is one parent for servers on any of the GPUs.
         env = {name: value for name, value in env.items() if name not in (VISIBLE, ORDER)}
         env[NVML_CHECK] = "1"
-    return ParentSpec(
+    return ForkServerSpec(
         label=f"{spec.engine} {spec.release}",
         python=environment.python,
-        module=plan.entry.module,
+        module=entry.module,
         preload=plan.preload,
         env=env,
-        path=tuple(plan.entry.path),
+        path=tuple(entry.path),
         digest=digest(_code(plan, environment)),
+        # e.g. vllm.entrypoints.openai.api_server, or lmdeploy serve api_server
+        words=(entry.module, *takewhile(lambda word: word.isidentifier(), entry.arguments)),
     )
 
 

@@ -2,11 +2,12 @@
 
 from mmrepro.supervise.client import (
     EngineProcess as EngineProcess,
+    answers as answers,
     free_port as free_port,
     start_engine as start_engine,
 )
-from mmrepro.supervise.protocol import (
-    MARKER_VARIABLE as MARKER_VARIABLE,
+from mmrepro.supervise.supervisor import (
+    Entry as Entry,
     LaunchOrder as LaunchOrder,
     StopReport as StopReport,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
 import shutil
 import signal
 import socket
@@ -14,22 +13,23 @@ import sys
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from urllib.request import ProxyHandler, build_opener
 
 from mmrepro.base import processes
 from mmrepro.errors import SupervisorError
 from mmrepro.machine.files import refuse_other_kinds
 from mmrepro.supervise import supervisor
-from mmrepro.supervise.protocol import MARKER_VARIABLE, Entry, LaunchOrder, StopReport
+from mmrepro.supervise.supervisor import Entry, LaunchOrder, StopReport
 
 TMP_PLACEHOLDER = "{run-tmp}"
 """In the value of a variable: the run's temporary folder."""
-Child = subprocess.Popen[bytes]
 START_TIMEOUT_S = 30.0
 STOP_MARGIN_S = 15.0
+END_S = 10.0
+"""Within which a guardian has ended what a killed supervisor left."""
 
 
 def free_port() -> int:
@@ -37,6 +37,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    """Whether ``url`` is answered with 200 within two seconds, past any proxy."""
+    try:
+        with build_opener(ProxyHandler({})).open(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, ValueError):
+        return False
 
 
 class EngineProcess:
@@ -48,45 +57,50 @@ class EngineProcess:
     """
 
     def __init__(
-        self, order: LaunchOrder, orders: BinaryIO, events: BinaryIO, child: Child | None = None
+        self,
+        order: LaunchOrder,
+        orders: BinaryIO,
+        events: BinaryIO,
+        guardian: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """``orders`` and ``events`` lead to the supervisor, ``child`` if it is one of ours."""
+        """``orders`` and ``events`` lead to the supervisor, ``guardian`` if it is our child."""
         self._order = order
         self._orders = orders
-        self._messages = events
-        self._child = child
-        self._events: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._stream = events
+        self._guardian = guardian
+        self._events: dict[str, dict[str, Any]] = {}
+        self._changed = threading.Condition()
         self._report: StopReport | None = None
-        self._exit_code: int | None = None
-        self._gone = False
-        self._guardian = 0
-        self.pid = child.pid if child is not None else 0
-        self.engine_pid = 0
+        self.pid = self.engine_pid = 0
         self.log = Path(order.log)
         threading.Thread(target=self._read, name="supervisor", daemon=True).start()
 
     def begin(self) -> None:
         """Send the order, and return once the engine's process exists. Raises SupervisorError."""
         self._write(self._order.to_line().encode())
-        if self._wait_for("started", START_TIMEOUT_S) is None:
-            self._kill()
-            raise SupervisorError("The supervisor did not start the engine in time.")
+        started = self._wait_for("started", START_TIMEOUT_S)
+        if started is None:
+            why = self._events.get("failed", {}).get("why")
+            with contextlib.suppress(OSError):
+                self._orders.close()  # it ends what it may have started
+            raise SupervisorError(
+                f"The engine could not be started: {why or 'its supervisor gives no reason'}."
+            )
+        self.pid, self.engine_pid = started["supervisor"][0], started["engine"][0]
 
     @property
     def exit_code(self) -> int | None:
         """Exit code of the engine's first process, if it ended by itself."""
-        self._drain()
-        if self._gone and self._exit_code is None and self._report is None:
-            raise SupervisorError("The supervisor of the engine ended, and the engine with it.")
-        return self._exit_code
+        with self._changed:
+            if "exited" in self._events:
+                return int(self._events["exited"]["code"])
+            if "gone" in self._events and not self._report and "stopped" not in self._events:
+                raise SupervisorError("The supervisor of the engine ended, and the engine with it.")
+            return None
 
     def process_ids(self) -> list[int]:
         """All living processes of the engine."""
-        return [
-            pid
-            for pid in processes.descendants(self.pid)
-            if pid != self._guardian and processes.name(pid)
-        ]
+        return [*processes.descendants(self.pid)]
 
     def detach(self) -> None:
         """Let the engine outlive the harness (``--keep-server``)."""
@@ -99,80 +113,53 @@ class EngineProcess:
         Args:
             grace_s: seconds between SIGTERM and SIGKILL; those of the start by default.
         """
-        self._drain()  # it may have ended by itself, and said how
         if self._report is None:
             grace_s = self._order.grace_s if grace_s is None else grace_s
-            self._write(f"stop {grace_s}\n".encode())
-            self._wait_for("stopped", grace_s + STOP_MARGIN_S)
-        if self._report is None:
-            self._report = self._end_by_force()
+            self._write(f"stop {grace_s}\n".encode())  # it may have stopped by itself
+            stopped = self._wait_for("stopped", grace_s + STOP_MARGIN_S)
+            self._report = StopReport(**stopped["report"]) if stopped else self._end_by_force()
         return self._report
 
     def _end_by_force(self) -> StopReport:
-        """The supervisor did not answer: kill it, and its guardian cleans up."""
-        self._kill()
-        deadline = time.monotonic() + 10
-        while (left := processes.marked(self._order.marker)) and time.monotonic() < deadline:
+        """The supervisor does not answer: kill it, and its guardian cleans up."""
+        owned = dict(self._events["started"].values()) | processes.descendants(self.pid)
+        if processes.alive(self.pid, owned[self.pid]):
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + END_S
+        while left := [pid for pid, born in owned.items() if processes.alive(pid, born)]:
+            if time.monotonic() > deadline:
+                break
             time.sleep(0.05)
         return StopReport(
             forced=["the supervisor did not answer and was killed"],
             left=[processes.label(pid) for pid in left],
         )
 
-    def _kill(self) -> None:
-        if self.pid:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
-        if self._child is not None:
-            self._child.wait(5)
-
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # it ended; `_wait_for` will tell
+        with contextlib.suppress(OSError, ValueError):  # it ended, which `_wait_for` finds out
             self._orders.write(data)
             self._orders.flush()
 
     def _read(self) -> None:
+        """Keep what the supervisor reports; each event comes once."""
         with contextlib.suppress(OSError):
-            for line in self._messages:
+            for line in self._stream:
                 with contextlib.suppress(ValueError):
-                    self._events.put(json.loads(line))
-        self._events.put({"event": "gone"})
+                    self._take(json.loads(line))
+        self._take({"event": "gone"})
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if message["event"] == "started":
-            self.engine_pid = int(message["pid"])
-            self.pid, self._guardian = int(message["supervisor"]), int(message["guardian"])
-        elif message["event"] == "exited":
-            self._exit_code = int(message["code"])
-        elif message["event"] == "stopped":
-            self._report = StopReport(**message["report"])
-        elif message["event"] == "gone":
-            self._gone = True
-
-    def _drain(self) -> None:
-        while True:
-            try:
-                self._take(self._events.get_nowait())
-            except queue.Empty:
-                return
+    def _take(self, event: dict[str, Any]) -> None:
+        with self._changed:
+            self._events[event.pop("event")] = event
+            self._changed.notify_all()
 
     def _wait_for(self, event: str, timeout_s: float) -> dict[str, Any] | None:
-        deadline = time.monotonic() + timeout_s
-        while not self._gone and (left := deadline - time.monotonic()) > 0:
-            try:
-                message = self._events.get(timeout=left)
-            except queue.Empty:
-                break
-            self._take(message)
-            if message["event"] == event:
-                return message
-            if message["event"] in ("failed", "gone"):
-                if event == "started":
-                    raise SupervisorError(
-                        f"The engine could not be started: {message.get('why', 'no reason given')}."
-                    )
-                break
-        return None
+        """The event; None: it does not come, or not in time."""
+        ends = {event, "failed", "gone"}
+        with self._changed:
+            self._changed.wait_for(lambda: ends & self._events.keys(), timeout_s)
+            return self._events.get(event)
 
 
 def start_engine(
@@ -185,7 +172,7 @@ def start_engine(
     """
     order = launch_order(argv, env, cwd=cwd, log=log, grace_s=grace_s)
     try:
-        child = subprocess.Popen(
+        guardian = subprocess.Popen(
             [sys.executable, "-I", supervisor.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -195,9 +182,8 @@ def start_engine(
     except OSError as error:
         shutil.rmtree(order.tmp, ignore_errors=True)
         raise SupervisorError(f"The supervisor process could not be started: {error}.") from error
-    assert child.stdin is not None
-    assert child.stdout is not None
-    process = EngineProcess(order, cast(BinaryIO, child.stdin), cast(BinaryIO, child.stdout), child)
+    orders, events = cast(BinaryIO, guardian.stdin), cast(BinaryIO, guardian.stdout)
+    process = EngineProcess(order, orders, events, guardian)
     process.begin()
     return process
 
@@ -212,11 +198,10 @@ def launch_order(
     entry: Entry | None = None,
     preface: str = "",
 ) -> LaunchOrder:
-    """An order with a marker and a temporary folder of its own.
+    """An order with a temporary folder of its own.
 
-    The engine gets a short temporary folder as ``TMPDIR`` (its sockets live there, and a path of
-    a Unix socket holds 107 bytes), the run's marker, and ``SPT_NOENV``, so that a process that
-    renames itself keeps its environment readable in /proc.
+    The engine gets a short temporary folder as ``TMPDIR``: its sockets live there, and a path of
+    a Unix socket holds 107 bytes.
 
     Raises:
         SupervisorError: where ``log`` shall be there is something that is no plain file.
@@ -225,26 +210,16 @@ def launch_order(
         refuse_other_kinds(log)
     except OSError as error:
         raise SupervisorError(f"{log} cannot be written: {error.strerror}.") from error
-    marker = f"mmrepro-{uuid.uuid4().hex}"
     tmp = tempfile.mkdtemp(prefix="mmr-")
-    return LaunchOrder(
-        argv=argv,
-        env=run_variables(env, tmp, marker),
-        cwd=str(cwd),
-        log=str(log),
-        tmp=tmp,
-        marker=marker,
-        grace_s=grace_s,
-        entry=entry,
-        preface=preface,
-    )
+    env = run_variables(env, tmp)
+    return LaunchOrder(argv, env, str(cwd), str(log), tmp, grace_s, entry, preface)
 
 
-def run_variables(env: Mapping[str, str], tmp: str, marker: str) -> dict[str, str]:
-    """``env`` with the variables that every run has for itself."""
-    return {
-        **{name: value.replace(TMP_PLACEHOLDER, tmp) for name, value in env.items()},
-        MARKER_VARIABLE: marker,
-        "TMPDIR": tmp,
-        "SPT_NOENV": "1",
-    }
+def run_variables(env: Mapping[str, str], tmp: str) -> dict[str, str]:
+    """``env`` with the variables that every run has for itself.
+
+    With ``SPT_NOENV`` setproctitle leaves the environment of a process that renames itself as it
+    is in /proc.
+    """
+    own = {name: value.replace(TMP_PLACEHOLDER, tmp) for name, value in env.items()}
+    return {**own, "TMPDIR": tmp, "SPT_NOENV": "1"}

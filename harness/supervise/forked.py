@@ -1,7 +1,7 @@
 """An engine's process and its children by ``fork``: one import of the engine instead of three.
 
-Runs under the engine's interpreter, as a script of start mode ``fork`` and as a part of a warm
-parent. Standard library only.
+Runs under the engine's interpreter, as a script of start mode ``fork`` and as a part of a fork
+server. Standard library only.
 """
 
 from __future__ import annotations
@@ -26,18 +26,13 @@ from multiprocessing import (
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-if __package__:
-    from mmrepro.supervise.protocol import Entry
-else:  # run under the engine's interpreter, its neighbours beside it
-    from protocol import Entry  # type: ignore[import-not-found,no-redef]
-
 COMMAND = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); import forked; del sys.path[0]; forked.main()"
 )
 """For ``python -c COMMAND FOLDER-OF-THIS-FILE PATH MODULE ARGUMENTS``. Without a main module of its
 own there is none that a child started with ``spawn`` would import again."""
 
-NEIGHBOURS = ("forked", "parent", "processes", "protocol", "supervisor")
+NEIGHBOURS = ("fork_server", "forked", "processes", "supervisor")
 
 STAND_IN = "mmrepro_stand_in_"
 """What ``standins/boot`` calls the modules of stand-ins, before their folder's name."""
@@ -204,15 +199,15 @@ def say(text: str) -> None:
     os.write(2, f"{text}\n".encode())
 
 
-def run_as_main(entry: Entry) -> None:
-    """Run ``entry`` and end the process as the interpreter would after ``python -m``."""
+def run_as_main(module: str, arguments: list[str], path: list[str]) -> None:
+    """Run ``module`` and end the process as the interpreter would after ``python -m``."""
     code = 1
     for name in NEIGHBOURS:  # the engine may have modules of these names
         sys.modules.pop(name, None)
     try:
-        sys.path[:0] = entry.path
-        sys.argv = [entry.module, *entry.arguments]
-        runpy.run_module(entry.module, run_name="__main__", alter_sys=True)
+        sys.path[:0] = path
+        sys.argv = [module, *arguments]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:
         code = _exit_code(end)
@@ -243,4 +238,4 @@ def main() -> None:
     """The script of start mode ``fork``: ``PATH MODULE ARGUMENTS``, PATH as in ``$PATH``."""
     path, module, *arguments = sys.argv[1:]
     fork_instead_of_spawn()
-    run_as_main(Entry(module, arguments, [p for p in path.split(os.pathsep) if p]))
+    run_as_main(module, arguments, [folder for folder in path.split(os.pathsep) if folder])

@@ -1,13 +1,16 @@
-"""The process that owns an engine: it ends everything of a run, whatever happens to the harness.
+"""The processes that own an engine: they end all of a run, whatever happens to the harness.
 
-Started by :mod:`mmrepro.supervise.client` as a script, or forked by a warm parent
-(:mod:`mmrepro.supervise.parent`), which it then forks for the engine in turn. It is a child
-subreaper, so that whatever the engine leaves behind becomes its child; the end of its standard
-input means that the harness is gone (SIGKILL included). A guardian, forked at the start, does the
-same for the supervisor: it holds the other end of a pipe, and when the supervisor vanishes it kills
-all that carries the run's marker.
+    guardian ── supervisor ── engine ── what the engine starts
 
-Standard library only; no threads; all state in one object.
+Started as a script (:mod:`mmrepro.supervise.client`), or forked by a fork server
+(:mod:`mmrepro.supervise.fork_server`), which then forks the engine in turn. Guardian and supervisor
+are child subreapers: a process whose parent ended becomes the supervisor's child, and the
+guardian's once the supervisor is gone. A run therefore owns what descends from them, and what the
+supervisor wrote down: pairs of process id and start time, since the kernel gives an id to another
+process later. The supervisor ends the run when its standard input ends, which means that the
+harness is gone; the guardian ends it when the supervisor is gone, after a SIGKILL as well.
+
+Standard library only: it starts in some ten milliseconds. No threads.
 """
 
 from __future__ import annotations
@@ -22,26 +25,81 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
 from types import FrameType
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 if __package__:
     from mmrepro.base import processes as processes
-    from mmrepro.supervise.protocol import LaunchOrder, StopReport
 else:  # run under the engine's interpreter, or as a script: no package is imported
-    _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
-    sys.path[:0] = [_HERE, f"{_HERE}/../base"]
+    sys.path.insert(0, f"{os.path.dirname(os.path.abspath(__file__))}/../base")  # noqa: PTH100, PTH120
     import processes  # type: ignore[import-not-found,no-redef]
-    from protocol import LaunchOrder, StopReport  # type: ignore[import-not-found,no-redef]
 
-    del sys.path[:2]
+    del sys.path[0]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None, use_errno=True)
+ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SCAN_INTERVAL_S = 0.5
 KILL_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What an engine's process runs, as ``python -m MODULE ARGUMENTS`` would.
+
+    ``path`` holds folders that come first on the module path.
+    """
+
+    module: str
+    arguments: list[str]
+    path: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LaunchOrder:
+    """The first line that the supervisor reads.
+
+    ``argv`` is the engine's command line; with ``entry`` nothing is executed, the supervisor's own
+    process is forked and runs that. ``preface``: a file whose contents come first in the log, ""
+    for none. ``log`` receives stdout and stderr of the engine; ``tmp`` is the run's own temporary
+    folder, removed at the end; ``grace_s`` is the time between SIGTERM and SIGKILL.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    log: str
+    tmp: str
+    grace_s: float = 10.0
+    entry: Entry | None = None
+    preface: str = ""
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> LaunchOrder:
+        fields = json.loads(line)
+        entry = fields.pop("entry", None)
+        return cls(**fields, entry=Entry(**entry) if entry else None)
+
+
+@dataclass
+class StopReport:
+    """What the end of an engine looked like.
+
+    ``forced``: processes that needed SIGKILL; ``shm_removed``: /dev/shm entries that the engine
+    left and the supervisor removed; ``left``: what is still there, which should be nothing.
+    """
+
+    exit_code: int | None = None
+    forced: list[str] = field(default_factory=list)
+    shm_removed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 class Launched(Protocol):
@@ -55,37 +113,92 @@ Launch = Callable[[LaunchOrder, int], Launched]
 """Starts the engine; its second argument is the file descriptor for its stdout and stderr."""
 
 
-class Supervisor:
-    def __init__(
-        self, order: LaunchOrder, shm_before: set[str], guardian: tuple[int, int], launch: Launch
-    ) -> None:
-        self.order = order
+class Owned:
+    """What a run owns: its processes, as {pid: start time}, and its shared memory.
+
+    ``notes``: the pipe to the guardian, which gets a line of each; -1: this is the guardian.
+    """
+
+    def __init__(self, shm_before: set[str], notes: int = -1) -> None:
         self.shm_before = shm_before
-        self.guardian, self.guard_pipe = guardian
-        self.launch = launch
-        self.seen: dict[int, int] = {}
+        self.notes = notes
+        self.known: dict[int, int] = {}
         self.shm: set[str] = set()
+
+    def running(self) -> dict[int, int]:
+        """Living descendants, and those that were one: what descends from a process whose first
+        thread has ended is not found below it while its other threads run."""
+        found = processes.descendants(os.getpid())
+        self._note(f"{pid} {born}" for pid, born in found.items() - self.known.items())
+        both = (self.known | found).items()
+        self.known = {pid: born for pid, born in both if processes.alive(pid, born)}
+        return self.known
+
+    def scan(self) -> dict[int, int]:
+        """Return ``running``, after their shared memory was written down: it is found through the
+        processes that map it. What was there before the run belongs to others."""
+        running = self.running()
+        for pid in running:
+            mapped = processes.shared_memory(pid) - self.shm
+            new = {path for path in mapped if processes.shm_name(path) not in self.shm_before}
+            self._note(new)
+            self.shm |= new
+        return running
+
+    def _note(self, lines: Iterable[str]) -> None:
+        if self.notes >= 0:
+            with contextlib.suppress(OSError):  # the guardian was killed
+                for line in lines:
+                    os.write(self.notes, f"{line}\n".encode())
+
+    def take(self, notes: str) -> None:
+        """Read what a supervisor wrote down."""
+        for line in notes.splitlines():
+            if line.startswith(processes.SHM):
+                self.shm.add(line)
+            else:
+                pid, born = map(int, line.split())
+                self.known[pid] = born
+
+    def kill(self) -> dict[int, str]:
+        """SIGKILL to all that runs; return what that was, by process id."""
+        labels = {pid: processes.label(pid) for pid in self.scan()}
+        for pid in labels:
+            _signal(pid, signal.SIGKILL)
+        return labels
+
+    def remove_shm(self) -> list[str]:
+        """Remove the shared memory that is left, and return its paths."""
+        removed = []
+        for path in sorted(self.shm):
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+                removed.append(path)
+        return removed
+
+
+class Supervisor:
+    def __init__(self, order: LaunchOrder, owned: Owned, launch: Launch) -> None:
+        self.order = order
+        self.owned = owned
+        self.launch = launch
         self.detached = False
         self.engine: Launched | None = None
         self.exit_code: int | None = None
         self.stop_asked = False
         self.grace_s = order.grace_s
 
-    # -------------------------------------------------------------- life
-
     def run(self) -> None:
-        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in ASKING:
             signal.signal(number, self._on_signal)
         self._launch()
         while not self.stop_asked:
             self._listen(SCAN_INTERVAL_S)
             self._reap()
-            self.scan()
+            self.owned.scan()
             if self.exit_code is not None and self.detached:
                 break  # nobody listens any more, and the engine ended by itself
-        report = self.stop()
-        self.say({"event": "stopped", "report": report.__dict__})
+        self.say("stopped", report=asdict(self.stop()))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_asked = True
@@ -98,8 +211,8 @@ class Supervisor:
         log = os.open(self.order.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self.engine = self.launch(self.order, log)
         os.close(log)
-        pids = {"pid": self.engine.pid, "supervisor": os.getpid(), "guardian": self.guardian}
-        self.say({"event": "started", **pids})
+        pids = {"engine": self.engine.pid, "supervisor": os.getpid(), "guardian": os.getppid()}
+        self.say("started", **{name: [pid, processes.born(pid)] for name, pid in pids.items()})
 
     def _listen(self, seconds: float) -> None:
         """Read one command, or notice that the harness is gone."""
@@ -112,7 +225,7 @@ class Supervisor:
         data = os.read(0, 4096)
         if b"detach" in data:
             self.detached = True
-            self.say({"event": "detached"})
+            self.say("detached")
         elif b"stop" in data:
             self.stop_asked = True
             with contextlib.suppress(ValueError, IndexError):  # "stop SECONDS" sets the grace
@@ -123,92 +236,51 @@ class Supervisor:
 
     def _reap(self) -> None:
         """Collect ended children, adopted ones included."""
-        while True:
-            try:
+        with contextlib.suppress(ChildProcessError):
+            while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if self.engine is not None and pid == self.engine.pid:
-                self.exit_code = os.waitstatus_to_exitcode(status)
-                self.say({"event": "exited", "code": self.exit_code})
-
-    def scan(self) -> None:
-        """Remember every process of the run and the shared memory that it uses."""
-        self.seen.update(processes.descendants(os.getpid()))
-        self.seen.pop(self.guardian, None)
-        for pid, start in self.seen.items():
-            if processes.alive(pid, start):
-                self._note_shm(pid)
-
-    def _note_shm(self, pid: int) -> None:
-        """Remember shared memory that the run made; what was there before belongs to others.
-
-        The guardian is told as well: when it must act, the processes that mapped it are gone.
-        """
-        mapped = processes.shared_memory(pid) - self.shm
-        new = {entry for entry in mapped if processes.shm_name(entry) not in self.shm_before}
-        self.shm |= new
-        with contextlib.suppress(OSError):
-            for entry in new:
-                os.write(self.guard_pipe, entry.encode() + b"\n")
-
-    # -------------------------------------------------------------- end
-
-    def running(self) -> dict[int, int]:
-        running = processes.descendants(os.getpid()) | processes.marked(self.order.marker)
-        running |= {p: s for p, s in self.seen.items() if processes.alive(p, s)}
-        running.pop(self.guardian, None)
-        return running
+                if pid == 0:
+                    return
+                if self.engine is not None and pid == self.engine.pid:
+                    self.exit_code = os.waitstatus_to_exitcode(status)
+                    self.say("exited", code=self.exit_code)
 
     def stop(self) -> StopReport:
         """SIGTERM to the engine, then SIGKILL to all that is left of the run.
 
         An orphaned run is not asked first: the polite way leaves a window in which a process
-        makes a semaphore and dies before it was seen.
+        makes a semaphore and dies before it was found.
         """
         began = time.monotonic()
-        report = StopReport()
-        self.scan()
+        self.owned.scan()
         if self.grace_s > 0 and self.engine is not None and self.exit_code is None:
             _signal(self.engine.pid, signal.SIGTERM)
             _signal(self.engine.pid, signal.SIGCONT)
         deadline = began + self.grace_s
-        while self.running() and time.monotonic() < deadline:
-            self.scan()
+        while self.owned.scan() and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.05)
         deadline = time.monotonic() + KILL_TIMEOUT_S
         forced: dict[int, str] = {}
-        while (left := self.running()) and time.monotonic() < deadline:
-            for pid in left:
-                forced.setdefault(pid, processes.label(pid))
-                self._note_shm(pid)
-            for pid in left:
-                _signal(pid, signal.SIGKILL)
+        while (killed := self.owned.kill()) and time.monotonic() < deadline:
+            forced = killed | forced
             time.sleep(0.02)
             self._reap()
         # Its first thread may be gone from sight while others still end: then there is no code yet.
         while self.engine is not None and self.exit_code is None and time.monotonic() < deadline:
             self._reap()
             time.sleep(0.005)
-        report.exit_code = self.exit_code
-        report.forced = list(forced.values())
-        report.left = [processes.label(pid) for pid in self.running()]
-        for entry in sorted(self.shm):
-            if os.path.exists(entry):  # noqa: PTH110
-                with contextlib.suppress(OSError):
-                    os.unlink(entry)  # noqa: PTH108
-                    report.shm_removed.append(entry)
+        removed = self.owned.remove_shm()
         shutil.rmtree(self.order.tmp, ignore_errors=True)
-        report.left += [p for p in (*self.shm, self.order.tmp) if os.path.exists(p)]  # noqa: PTH110
-        report.seconds = round(time.monotonic() - began, 3)
-        return report
+        paths = [*sorted(self.owned.shm), self.order.tmp]
+        left_over = [processes.label(pid) for pid in self.owned.running()]
+        left_over += [path for path in paths if os.path.exists(path)]  # noqa: PTH110
+        seconds = round(time.monotonic() - began, 3)
+        return StopReport(self.exit_code, list(forced.values()), removed, left_over, seconds)
 
-    def say(self, message: dict[str, object]) -> None:
+    def say(self, event: str, **facts: object) -> None:
         with contextlib.suppress(OSError):
-            os.write(1, (json.dumps(message) + "\n").encode())
+            os.write(1, (json.dumps({"event": event, **facts}) + "\n").encode())
 
 
 def _signal(pid: int, number: int) -> None:
@@ -221,39 +293,37 @@ def die_with_parent() -> None:
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def guard(order: LaunchOrder, shm_before: set[str]) -> tuple[int, int]:
-    """Fork a guardian that outlives a SIGKILL of the supervisor.
-
-    It finds the run's processes by their marker alone: the tree is gone by then. Returns its pid
-    and a pipe to it, which takes names of shared memory, one a line.
-    """
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(ours)
-        return pid, theirs  # the pipe stays open until this process ends, however it ends
-    os.close(theirs)
-    os.setsid()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+def stand_aside() -> None:
+    """Leave the standard streams to others, and let no terminal end this process."""
+    for number in ASKING:
         signal.signal(number, signal.SIG_IGN)
+    null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-    told = b""
-    while data := os.read(ours, 65536):
-        told += data
-    shm = set(told.decode("utf-8", "replace").splitlines())
+        os.dup2(null, stream)
+    os.close(null)
+
+
+def guard(notes: int, owned: Owned, tmp: str) -> NoReturn:
+    """Outlive the supervisor, a child of this process, and end what it leaves of its run.
+
+    ``notes``: the pipe that ends with it, however it ends.
+    """
+    stand_aside()
+    noted = b""
+    while data := os.read(notes, 65536):
+        noted += data
+    owned.take(noted.decode("utf-8", "replace"))
     deadline = time.monotonic() + KILL_TIMEOUT_S
-    while (left := processes.marked(order.marker)) and time.monotonic() < deadline:
-        for pid in left:
-            mapped = processes.shared_memory(pid)
-            shm |= {entry for entry in mapped if processes.shm_name(entry) not in shm_before}
-        for pid in left:
-            _signal(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    for entry in shm:
-        with contextlib.suppress(OSError):
-            os.unlink(entry)  # noqa: PTH108
-    shutil.rmtree(order.tmp, ignore_errors=True)
+    # One look may miss a process that changes its parent meanwhile: only a guardian without any
+    # child, which the kernel reports as an error, has nothing below it.
+    with contextlib.suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            owned.kill()
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            time.sleep(0.02)
+    owned.remove_shm()
+    shutil.rmtree(tmp, ignore_errors=True)
     os._exit(0)
 
 
@@ -263,7 +333,7 @@ def first_line() -> str:
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            sys.exit("the harness ended before it said what to start")
+            sys.exit("the harness ended before it gave its order")
         line += byte
     return line.decode()
 
@@ -283,14 +353,22 @@ def execute(order: LaunchOrder, log: int) -> Launched:
 
 
 def main(launch: Launch = execute) -> None:
-    """Take an order from standard input, and see to the engine until its end."""
+    """Take an order from standard input, become its guardian, and fork its supervisor."""
     order = LaunchOrder.from_line(first_line())
     shm_before = processes.shm_names()
-    supervisor = Supervisor(order, shm_before, guard(order, shm_before), launch)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ours, theirs = os.pipe()
+    if os.fork():
+        os.close(theirs)
+        guard(ours, Owned(shm_before), order.tmp)
+    os.close(ours)
+    os.setsid()  # what is sent to the supervisor's group does not reach the guardian
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a fork does not inherit it
+    supervisor = Supervisor(order, Owned(shm_before, theirs), launch)
     try:
         supervisor.run()
     except Exception as error:
-        supervisor.say({"event": "failed", "why": f"{type(error).__name__}: {error}"})
+        supervisor.say("failed", why=f"{type(error).__name__}: {error}")
         supervisor.stop()
         sys.exit(1)
 

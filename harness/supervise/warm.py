@@ -1,8 +1,8 @@
-"""Warm parents, from the harness's side: start one, fork servers from it, keep it or end it.
+"""Fork servers, from the harness's side: start one, fork from it, keep it or end it.
 
-A parent serves only starts that would have imported the same (``ParentSpec.key``). Those of one
-command are its own and end with it; kept ones live in a folder that commands share, until they were
-idle for too long.
+A fork server serves only starts that would have imported the same (``ForkServerSpec.key``). Those
+of one command are its own and end with it; kept ones live in a folder that commands share, until
+they were idle for too long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import subprocess
 import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,12 +26,11 @@ from typing import BinaryIO, Self, cast
 from filelock import FileLock
 from mmrepro.base import processes
 from mmrepro.base.units import duration
-from mmrepro.errors import WarmParentDied
+from mmrepro.errors import ForkServerDied
 from mmrepro.machine.cache import folders_in
-from mmrepro.supervise import parent as script
+from mmrepro.supervise import Entry, fork_server as script
 from mmrepro.supervise.client import EngineProcess, launch_order, run_variables
-from mmrepro.supervise.parent import FACTS, LOG, ROOM, SOCKET, ParentFacts, ParentOrder
-from mmrepro.supervise.protocol import Entry
+from mmrepro.supervise.fork_server import FACTS, LOG, SOCKET, ForkServerFacts, ForkServerOrder
 
 SCRIPTS = Path(script.__file__).parent
 IMPORT_TIMEOUT_S = 300.0
@@ -40,7 +38,7 @@ CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.02
 DEFAULT_LIMIT = 6
 MEMORY_SHARE = 0.25
-"""Of this machine's memory, for the parents of one command together."""
+"""Part of this machine's memory that the fork servers of one command may take together."""
 SPEC = "spec.json"
 
 SHELL_VARIABLES = frozenset(
@@ -52,11 +50,12 @@ SHELL_VARIABLES = frozenset(
 
 
 @dataclass(frozen=True)
-class ParentSpec:
-    """What a parent is started with; two starts with equal keys can share one.
+class ForkServerSpec:
+    """What a fork server is started with; two starts with equal keys can share one.
 
     Attributes:
         label: for people, e.g. ``vllm 0.23.0``.
+        words: what its command line ends with, by which the engine's adapter knows its server.
         env: all variables; the temporary folder's place is ``{run-tmp}``.
         digest: of code that is not in the environment: stand-ins, an engine of our own.
     """
@@ -68,6 +67,7 @@ class ParentSpec:
     env: Mapping[str, str]
     path: tuple[str, ...] = ()
     digest: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -82,9 +82,9 @@ class ParentSpec:
 
 
 @dataclass
-class WarmParent:
-    """A living parent. ``born``: its start time in clock ticks, so that no later process with the
-    same id is taken for it."""
+class ForkServer:
+    """A living fork server. ``born``: its start time in clock ticks, so that no later process with
+    the same id is taken for it."""
 
     label: str
     key: str
@@ -95,19 +95,19 @@ class WarmParent:
     child: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
-    def facts(self) -> ParentFacts:
-        """As it last wrote them. Raises WarmParentDied."""
+    def facts(self) -> ForkServerFacts:
+        """As it last wrote them. Raises ForkServerDied."""
         try:
-            return ParentFacts(**json.loads((self.folder / FACTS).read_bytes()))
+            return ForkServerFacts(**json.loads((self.folder / FACTS).read_bytes()))
         except OSError as error:  # it ended meanwhile, and its folder is gone
-            raise WarmParentDied(f"The warm parent of {self.label} has ended.") from error
+            raise ForkServerDied(f"The fork server of {self.label} has ended.") from error
 
     @property
     def memory_bytes(self) -> int:
         """After its imports; 0: it is gone."""
         try:
             return self.facts.memory_bytes
-        except WarmParentDied:
+        except ForkServerDied:
             return 0
 
     @property
@@ -129,7 +129,7 @@ class WarmParent:
         """Fork a server from it, under a supervisor of its own.
 
         Raises:
-            WarmParentDied: it does not answer.
+            ForkServerDied: it does not answer.
             SupervisorError: the server's process could not be started.
         """
         link = self._connected()
@@ -154,7 +154,7 @@ class WarmParent:
             link.connect(f"/proc/self/fd/{handle}/{SOCKET}")
         except OSError as error:
             link.close()
-            raise WarmParentDied(f"The warm parent of {self.label} does not answer.") from error
+            raise ForkServerDied(f"The fork server of {self.label} does not answer.") from error
         finally:
             if handle >= 0:
                 os.close(handle)
@@ -177,26 +177,31 @@ class WarmParent:
 
 
 class Refused(Exception):
-    """Nothing can be forked from what the imports made; the text says why."""
+    """Nothing can be forked from what the imports made; the text says why.
+
+    ``cold``: it is a thread, which a fork in start mode ``fork`` would meet as well.
+    """
+
+    def __init__(self, why: str, *, cold: bool = False) -> None:
+        super().__init__(why)
+        self.cold = cold
 
 
-def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmParent:
-    """Start a parent in ``folder``, an empty one, and wait until it has imported everything.
+def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -> ForkServer:
+    """Start a fork server in ``folder``, an empty one, and wait until it has imported everything.
 
     With ``idle_s`` it outlives the caller; else it ends when the caller does, however that ends.
 
     Raises:
         Refused: it cannot be forked.
-        WarmParentDied: it could not be started, or died.
+        ForkServerDied: it could not be started, or died.
     """
-    order = ParentOrder(spec.module, list(spec.preload), list(spec.path), idle_s)
-    marker = f"mmrepro-{uuid.uuid4().hex}"
-    title = f"mmrepro warm parent of {spec.label}"
+    order = ForkServerOrder(spec.module, list(spec.preload), list(spec.path), idle_s)
     try:
         with (folder / LOG).open("wb") as log:
             child = subprocess.Popen(
-                [spec.python, "-c", script.COMMAND, str(SCRIPTS), title.ljust(ROOM)],
-                env=run_variables(dict(spec.env), str(folder), marker),
+                [spec.python, "-c", script.COMMAND, str(SCRIPTS), *spec.words, spec.label],
+                env=run_variables(spec.env, str(folder)),
                 cwd=folder,
                 stdin=subprocess.PIPE,
                 stdout=log,
@@ -205,11 +210,11 @@ def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmPar
             )
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise WarmParentDied(f"The {title} could not be started: {error}.") from error
-    born = processes.stat(child.pid)
-    made = WarmParent(
-        spec.label, spec.key, folder, child.pid, born.start_ticks if born else 0, idle_s, child
-    )
+        raise ForkServerDied(
+            f"The fork server of {spec.label} could not be started: {error}."
+        ) from error
+    born = processes.born(child.pid)
+    made = ForkServer(spec.label, spec.key, folder, child.pid, born, idle_s, child)
     try:
         assert child.stdin is not None
         with contextlib.suppress(OSError):
@@ -218,7 +223,7 @@ def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmPar
         _wait_for_facts(made, child)
         facts = made.facts
         if facts.refused:
-            raise Refused(facts.refused)
+            raise Refused(facts.refused, cold=facts.cold)
         saved = {"label": made.label, "pid": made.pid, "born": made.born, "kept_s": idle_s}
         (folder / SPEC).write_text(json.dumps(saved))
     except BaseException:
@@ -227,24 +232,24 @@ def begin_parent(spec: ParentSpec, folder: Path, idle_s: float = 0.0) -> WarmPar
     return made
 
 
-def _wait_for_facts(made: WarmParent, child: subprocess.Popen[bytes]) -> None:
+def _wait_for_facts(made: ForkServer, child: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + IMPORT_TIMEOUT_S
     while not (made.folder / FACTS).exists():
         if child.poll() is not None and not (made.folder / FACTS).exists():
             lines = (made.folder / LOG).read_text(errors="replace").strip().splitlines()
-            raise WarmParentDied(
-                f"The warm parent of {made.label} ended with {child.returncode} as it imported.",
+            raise ForkServerDied(
+                f"The fork server of {made.label} ended with {child.returncode} as it imported.",
                 detail=lines[-6:],
             )
         if time.monotonic() > deadline:
-            raise WarmParentDied(
-                f"The warm parent of {made.label} did not import in {duration(IMPORT_TIMEOUT_S)}."
+            raise ForkServerDied(
+                f"The fork server of {made.label} did not import in {duration(IMPORT_TIMEOUT_S)}."
             )
         time.sleep(POLL_S)
 
 
-class Parents:
-    """The parents of one command, at most ``limit`` and within ``memory_bytes``: the least
+class ForkServers:
+    """The fork servers of one command, at most ``limit`` and within ``memory_bytes``: the least
     recently used one goes when another is needed. Ends them all at its own end.
 
     With ``idle_s`` they are made in ``kept`` and outlive the command; those that are ``lent`` are
@@ -265,7 +270,7 @@ class Parents:
         self.memory_bytes = memory_bytes or int(_memory() * MEMORY_SHARE)
         self.idle_s = idle_s
         self.lent = lent
-        self._own: dict[str, WarmParent] = {}
+        self._own: dict[str, ForkServer] = {}
         self._lock = threading.RLock()  # two servers of one command may be started at a time
 
     def __enter__(self) -> Self:
@@ -281,16 +286,16 @@ class Parents:
                 made.end()
             self._own.clear()
 
-    def find(self, spec: ParentSpec) -> WarmParent | None:
-        """A living parent for ``spec``, this command's or a kept one."""
+    def find(self, spec: ForkServerSpec) -> ForkServer | None:
+        """A living one for ``spec``, this command's or a kept one."""
         key = spec.key
         mine = self._own.get(key)
         if mine is not None and mine.alive:
             return mine
-        return next((one for one in kept_parents(self.kept) if one.key == key), None)
+        return next((one for one in kept_fork_servers(self.kept) if one.key == key), None)
 
-    def get(self, spec: ParentSpec) -> WarmParent:
-        """A living parent for ``spec``, started if there is none. Raises as ``begin_parent``."""
+    def get(self, spec: ForkServerSpec) -> ForkServer:
+        """A living one for ``spec``, started if need be. Raises as ``begin_fork_server``."""
         with self._lock:
             parent = self.find(spec)
             if parent is not None:
@@ -298,11 +303,11 @@ class Parents:
             if self.idle_s or self.lent:
                 return self._get_kept(spec)
             self._make_room()
-            made = begin_parent(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))
+            made = begin_fork_server(spec, Path(tempfile.mkdtemp(prefix="mmr-warm-")))
             self._own[spec.key] = made
             return made
 
-    def _get_kept(self, spec: ParentSpec) -> WarmParent:
+    def _get_kept(self, spec: ForkServerSpec) -> ForkServer:
         """One that commands share. What another command is just importing is waited for."""
         try:
             self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -313,16 +318,16 @@ class Parents:
                 self._make_room()
                 # A name that no other has had: an ended one's guardian may still remove its folder.
                 folder = tempfile.mkdtemp(prefix=f"{spec.key}-", dir=self.kept)
-                made = begin_parent(spec, Path(folder), self.idle_s)
+                made = begin_fork_server(spec, Path(folder), self.idle_s)
                 if not self.idle_s:
                     self._own[spec.key] = made
                 return made
         except OSError as error:
-            raise WarmParentDied(f"Nothing can be kept warm in {self.kept}: {error}.") from error
+            raise ForkServerDied(f"Nothing can be kept warm in {self.kept}: {error}.") from error
 
     def _make_room(self) -> None:
         """End the least recently used ones; another is taken to be as large as the largest."""
-        living = kept_parents(self.kept) if self.idle_s else list(self._own.values())
+        living = kept_fork_servers(self.kept) if self.idle_s else list(self._own.values())
         living = sorted((one for one in living if one.alive), key=lambda one: one.last_used)
         sizes = [one.memory_bytes for one in living]
         while living and (len(living) >= self.limit or sum(sizes) + max(sizes) > self.memory_bytes):
@@ -331,7 +336,7 @@ class Parents:
         self._own = {key: one for key, one in self._own.items() if one.alive}
 
 
-def kept_parents(root: Path) -> list[WarmParent]:
+def kept_fork_servers(root: Path) -> list[ForkServer]:
     """Those that live in ``root``, most recently used first; what dead ones left is removed."""
     parents = []
     for folder in folders_in(root):
@@ -339,7 +344,7 @@ def kept_parents(root: Path) -> list[WarmParent]:
             saved = json.loads((folder / SPEC).read_bytes())
         except (OSError, ValueError):
             continue  # one that still imports
-        one = WarmParent(key=folder.name.partition("-")[0], folder=folder, **saved)
+        one = ForkServer(key=folder.name.partition("-")[0], folder=folder, **saved)
         if one.alive:
             parents.append(one)
         else:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from live import COMMAND, Finished, Running, RunOnce
 from mmrepro.run.starter import IDLE_VARIABLE, MODE_VARIABLE, ROOT_VARIABLE
-from mmrepro.supervise.warm import kept_parents
+from mmrepro.supervise.warm import kept_fork_servers
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,7 +33,7 @@ MODE = os.environ.get(MODE_VARIABLE, "warm")
 
 
 def variables() -> dict[str, str]:
-    """What every command of these tests gets: all share warm parents."""
+    """What every command of these tests gets: all share fork servers."""
     return {ROOT_VARIABLE: str(WARM_ROOT), IDLE_VARIABLE: IDLE_S, MODE_VARIABLE: MODE}
 
 
@@ -57,7 +57,7 @@ def warm_parents() -> Iterator[Ahead]:
         ahead.start()
     yield ahead
     ahead.end()
-    for parent in kept_parents(WARM_ROOT):
+    for parent in kept_fork_servers(WARM_ROOT):
         parent.end()
     shutil.rmtree(WARM_ROOT, ignore_errors=True)
 

@@ -83,7 +83,7 @@ def test_killed_it_goes_on_and_repeats_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path / "warm"))
-    monkeypatch.setenv(IDLE_VARIABLE, "0")  # a warm parent ends with the command that made it
+    monkeypatch.setenv(IDLE_VARIABLE, "0")  # a fork server ends with the command that made it
     variables = {ROOT_VARIABLE: str(tmp_path / "warm")}
     out = tmp_path / "fuzz"
     running = subprocess.Popen(

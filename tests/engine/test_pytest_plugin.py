@@ -162,7 +162,7 @@ def test_what_ends_it_leaves_nothing(fresh: Path, project: Path, how: signal.Sig
         seen = lambda: process.poll() is not None or list(project.glob(log))  # noqa: E731
         wait_for(seen, 120, "the first engine")
         assert process.poll() is None, "it was to be interrupted in its middle"
-        assert len(children(variables)) > 2, "pytest, the run, its engine, and a warm parent"
+        assert len(children(variables)) > 2, "pytest, the run, its engine, and a fork server"
         process.send_signal(how)
         said, _ = process.communicate(timeout=60)
     finally:

@@ -13,8 +13,7 @@ from mmrepro.engines import LaunchPlan
 from mmrepro.environments.spec import Environment
 from mmrepro.run.options import StartMode
 from mmrepro.run.starter import Starter
-from mmrepro.supervise import EngineProcess
-from mmrepro.supervise.protocol import StopReport
+from mmrepro.supervise import EngineProcess, StopReport
 
 Goes = Callable[["FakeProcess"], None]
 """How a start goes: it makes the process ready, or ends it, or raises."""
@@ -106,7 +105,7 @@ class FakeStarter:
     Attributes:
         starts: how each start goes, in order.
         mode, reasons: that it chooses.
-        parent: whether a warm parent is there already.
+        parent: whether a fork server is there already.
     """
 
     starts: list[Goes]

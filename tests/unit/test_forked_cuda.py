@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from mmrepro.supervise import forked
-from mmrepro.supervise.warm import Parents, Refused
+from mmrepro.supervise.warm import ForkServers, Refused
 from toy_engine import toy
 
 RECORDED = json.loads((Path(__file__).parent / "nvml_h100.json").read_text())["fork"]["asked"]
@@ -63,7 +63,7 @@ def test_nvml_is_shut_down_as_often_as_it_was_opened(has: Callable[..., None]) -
     forked.close_nvml()  # an end, whatever it says
 
 
-# ------------------------------------------------------------------ warm parents
+# ------------------------------------------------------------------ fork servers
 
 PRETENDED = """
 import ctypes, sys
@@ -79,12 +79,12 @@ ctypes.CDLL = lambda name, *a, **k: Library() if name == "{library}" else real(n
 
 
 @pytest.fixture
-def parents(tmp_path: Path) -> Iterator[Parents]:
-    with Parents(tmp_path / "kept") as made:
+def parents(tmp_path: Path) -> Iterator[ForkServers]:
+    with ForkServers(tmp_path / "kept") as made:
         yield made
 
 
-def test_a_driver_that_is_initialised_is_refused(tmp_path: Path, parents: Parents) -> None:
+def test_a_driver_that_is_initialised_is_refused(tmp_path: Path, parents: ForkServers) -> None:
     """What torch.cuda.is_available() does without NVML."""
     imports = PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=0)
     with pytest.raises(Refused, match="initialised"):
@@ -93,14 +93,14 @@ def test_a_driver_that_is_initialised_is_refused(tmp_path: Path, parents: Parent
 
 @pytest.mark.parametrize("answer", [3, 34])
 def test_a_driver_that_is_only_loaded_is_no_obstacle(
-    tmp_path: Path, parents: Parents, answer: int
+    tmp_path: Path, parents: ForkServers, answer: int
 ) -> None:
     """As torch leaves it once it is imported, or asked with NVML (nvml_h100.json, "fork")."""
     imports = PRETENDED.format(library="libcuda.so.1", call="cuCtxGetCurrent", answer=answer)
     assert parents.get(toy(tmp_path / "code", imports)).facts.refused == ""
 
 
-def test_nvml_that_an_import_left_open_is_shut_down(tmp_path: Path, parents: Parents) -> None:
+def test_nvml_that_an_import_left_open_is_shut_down(tmp_path: Path, parents: ForkServers) -> None:
     imports = PRETENDED.format(library="libnvidia-ml.so.1", call="nvmlShutdown", answer=1)
     parent = parents.get(toy(tmp_path / "code", imports))
     assert (parent.folder / "called").read_text() == "nvmlShutdown "

@@ -1,4 +1,4 @@
-"""Reproducers in a process of their own and forked from a warm parent: what comes of them."""
+"""Reproducers in a process of their own and forked from a fork server: what comes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmrepro.base import processes
 from mmrepro.evidence import ReproducerResult
 from mmrepro.run import reproduce
 from mmrepro.run.reproduce import Interpreter
-from mmrepro.supervise.warm import Parents
+from mmrepro.supervise.warm import ForkServers
 from toy_engine import toy
 
 Run = Callable[[str], ReproducerResult]
@@ -25,7 +25,7 @@ def run(
     """``run(program)``: the program as the reproducer ``toy_reproducer.py``."""
     monkeypatch.setattr(reproduce, "reproducer_path", lambda name: tmp_path / name)
     env = {"TOY": "of the engine"}
-    with Parents(tmp_path / "kept") as parents:
+    with ForkServers(tmp_path / "kept") as parents:
         parent = None
         if request.param == "forked":
             parent = parents.get(toy(tmp_path / "code", "import bdb"))
@@ -89,7 +89,7 @@ def test_without_its_parent_it_is_a_process_of_its_own(
 ) -> None:
     monkeypatch.setattr(reproduce, "reproducer_path", lambda name: tmp_path / name)
     (tmp_path / "it.py").write_text("""print('{"done": true}')""")
-    with Parents(tmp_path / "kept") as parents:
+    with ForkServers(tmp_path / "kept") as parents:
         dead = parents.get(toy(tmp_path / "code", "import bdb"))
     assert not dead.alive
     result = Interpreter(Path(sys.executable), {}, dead).run("it.py", tmp_path)

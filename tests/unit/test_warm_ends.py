@@ -1,4 +1,4 @@
-"""Whatever ends a warm parent, its owner or its server, nothing is left of them."""
+"""Whatever ends a fork server, its owner or its server, nothing is left of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from mmrepro.base import processes
-from mmrepro.supervise.warm import Refused, begin_parent
+from mmrepro.supervise.warm import Refused, begin_fork_server
 from toy_engine import toy, until
 
 OWNER = """
@@ -21,10 +21,10 @@ OWNER = """
     from pathlib import Path
     sys.path.insert(0, sys.argv[1])
     from toy_engine import serve, toy
-    from mmrepro.supervise.warm import Parents
+    from mmrepro.supervise.warm import ForkServers
     folder = Path(sys.argv[2])
     spec = toy(folder / "code")
-    parents = Parents(folder / "kept")
+    parents = ForkServers(folder / "kept")
     parent = parents.get(spec)
     process = serve(parent, spec, folder / "run")
     print(json.dumps([parent.pid, process.pid, process.engine_pid, process._order.tmp,
@@ -83,10 +83,10 @@ def test_kill_9_of_the_owner_while_the_parent_imports(tmp_path: Path) -> None:
         from pathlib import Path
         sys.path.insert(0, sys.argv[1])
         from toy_engine import toy
-        from mmrepro.supervise.warm import begin_parent
+        from mmrepro.supervise.warm import begin_fork_server
         folder = Path(sys.argv[2])
         (folder / "parent").mkdir()
-        begin_parent(toy(folder / "code", (folder / "code/toy_server.py").read_text()),
+        begin_fork_server(toy(folder / "code", (folder / "code/toy_server.py").read_text()),
                      folder / "parent")
     """
     assert spec.module == "toy_server"
@@ -108,5 +108,5 @@ def test_begin_parent_cleans_up_after_a_refusal(tmp_path: Path) -> None:
     folder = tmp_path / "parent"
     folder.mkdir()
     with pytest.raises(Refused):
-        begin_parent(toy(tmp_path / "code", "import os; kept = os.pipe()"), folder)
+        begin_fork_server(toy(tmp_path / "code", "import os; kept = os.pipe()"), folder)
     assert not folder.exists()

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mmrepro.supervise import EngineProcess
-from mmrepro.supervise.protocol import Entry
-from mmrepro.supervise.warm import ParentSpec, WarmParent
+from mmrepro.supervise import EngineProcess, Entry
+from mmrepro.supervise.warm import ForkServer, ForkServerSpec
 
 TIMEOUT_S = 60.0
 
@@ -21,7 +20,7 @@ SAY_ALL = """
     if __name__ == "__main__":
         facts = {
             "argv": sys.argv, "cwd": os.getcwd(), "session": os.getsid(0), "pid": os.getpid(),
-            "variable": os.environ.get("TOY"), "marker": os.environ["MMREPRO_RUN"],
+            "variable": os.environ.get("TOY"),
             "tmp": tempfile.gettempdir(), "random": random.random(),
             "files": sorted(int(n) for n in os.listdir("/proc/self/fd"))[:-1],
             "stdin": os.readlink("/proc/self/fd/0"),
@@ -40,11 +39,11 @@ def until(holds: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) 
         time.sleep(0.01)
 
 
-def toy(folder: Path, program: str = SAY_ALL, **env: str) -> ParentSpec:
+def toy(folder: Path, program: str = SAY_ALL, **env: str) -> ForkServerSpec:
     """The specification of a parent of the module ``toy_server``, written into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "toy_server.py").write_text(textwrap.dedent(program))
-    return ParentSpec(
+    return ForkServerSpec(
         label="toy 1.0",
         python=Path(sys.executable),
         module="toy_server",
@@ -55,7 +54,7 @@ def toy(folder: Path, program: str = SAY_ALL, **env: str) -> ParentSpec:
 
 
 def serve(
-    parent: WarmParent, spec: ParentSpec, folder: Path, *arguments: str, grace_s: float = 0.3
+    parent: ForkServer, spec: ForkServerSpec, folder: Path, *arguments: str, grace_s: float = 0.3
 ) -> EngineProcess:
     folder.mkdir(parents=True, exist_ok=True)
     argv = [str(spec.python), "-m", spec.module, *arguments]

@@ -149,7 +149,7 @@ def test_a_parent_that_is_refused_is_noted(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path))
     place = environment(tmp_path / "environments/vllm-0.23.0-cpu")
     monkeypatch.setattr(module, "existing", lambda spec: place)
-    monkeypatch.setattr(module.Parents, "get", refuse)
+    monkeypatch.setattr(module.ForkServers, "get", refuse)
     cell = planned("ghost-key-eviction", "0.23.0").cell.model_copy(update={"engine": "vllm"})
     one = module.Provisions(TrialOptions())
     with one.warm([(cell, 1)]):

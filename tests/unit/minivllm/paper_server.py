@@ -15,8 +15,7 @@ from mmrepro.evidence.recorder import Recorder
 from mmrepro.models.qwen3 import TinyQwen3
 from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.reproducers import reproducer_path
-from mmrepro.supervise import free_port
-from mmrepro.supervise.readiness import answers
+from mmrepro.supervise import answers, free_port
 from mmrepro.traffic import Traffic
 from mmrepro.traffic.pictures import noise
 

@@ -17,7 +17,7 @@ import pytest
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.reproducers import reproducer_path
 from mmrepro.reproducers.minivllm.faults import FAULTS
-from mmrepro.supervise.readiness import answers
+from mmrepro.supervise import answers
 from paper_requests import reference
 from paper_server import MODEL, Server, Start, servers
 

@@ -188,14 +188,14 @@ def test_only_what_is_selected_is_run(faked: Faked) -> None:
     ]
     (provisions,) = plugin_fakes.PROVISIONS
     assert [word for word in provisions.told if word.startswith(("warm 2", "cold"))][-1] == "cold"
-    assert "warm 2" in provisions.told, "both are to share a warm parent"
+    assert "warm 2" in provisions.told, "both are to share a fork server"
     assert "prefetch 0.22.0" not in provisions.told
 
 
 def test_what_is_deselected_is_not_counted_on(faked: Faked) -> None:
     night(faked({"else": [BAD]}), "-k", "0.23.0 and not disable", text=MANY)
     (provisions,) = plugin_fakes.PROVISIONS
-    assert "warm 2" not in provisions.told, "one run has no use for a warm parent"
+    assert "warm 2" not in provisions.told, "one run has no use for a fork server"
 
 
 def test_one_environment_is_warm_at_a_time_and_the_next_one_fetched(faked: Faked) -> None:

@@ -1,11 +1,11 @@
-"""A warm parent: it has imported an engine once and forks a server for each start.
+"""A fork server: it has imported an engine once and forks a server for each start.
 
-Runs under the engine's interpreter (``python -c COMMAND FOLDER ROOM``), in a folder of its own, and
-reads a :class:`ParentOrder` from standard input. It imports, looks whether what it became can be
-forked, writes ``facts.json``, and listens on the Unix socket ``socket``. Each connection becomes a
-supervisor (supervisor.py) that forks the engine in turn, so that a server of a warm parent is owned
-and ended as any other is. A guardian, forked before the imports, ends the parent and removes its
-folder when the owner is gone, however that ended.
+Runs under the engine's interpreter, in a folder of its own, and reads a :class:`ForkServerOrder`
+from standard input. It imports, looks whether what it became can be forked, writes ``facts.json``,
+and listens on the Unix socket ``socket``. Each connection becomes a guardian and a supervisor
+(supervisor.py), which forks the engine in turn, so that a forked server is owned and ended as any
+other is. A guardian of its own, forked before the imports, ends it and removes its folder when the
+owner is gone, however that ended.
 
 Standard library only; never a thread.
 """
@@ -13,7 +13,6 @@ Standard library only; never a thread.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -27,6 +26,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from stat import S_ISREG
@@ -35,31 +35,32 @@ from typing import NoReturn
 if __package__:
     from mmrepro.base import processes
     from mmrepro.supervise import forked, supervisor
-    from mmrepro.supervise.protocol import MARKER_VARIABLE, LaunchOrder
+    from mmrepro.supervise.supervisor import LaunchOrder
 else:  # run under the engine's interpreter, its neighbours beside it
     import forked  # type: ignore[import-not-found,no-redef]
     import supervisor  # type: ignore[import-not-found,no-redef]
-    from protocol import MARKER_VARIABLE, LaunchOrder  # type: ignore[import-not-found,no-redef]
+    from supervisor import LaunchOrder  # type: ignore[import-not-found,no-redef]
 
     processes = supervisor.processes
 
 COMMAND = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import parent; del sys.path[0]; parent.main()"
+    "import sys; sys.path.insert(0, sys.argv[1]); import fork_server; del sys.path[0]; "
+    "fork_server.main()"
 )
-ROOM = 16384
-"""Bytes kept free on the command line: a server's own is shown there instead (``show_as``)."""
-SOCKET, FACTS, LOG = "socket", "facts.json", "parent.log"
-FORK_SAFE = ("openblas", "jemalloc_bg_thd")
-"""Libraries, or a thread's own name, whose threads may run while the process forks: both have
-pthread_atfork handlers. OpenBLAS ends its pool before a fork and makes it anew after it
-(driver/others/blas_server.c); jemalloc's purging thread, which Arrow starts, is stopped before and
-marked as ended in the child (src/background_thread.c, background_thread_postfork_child)."""
+"""For ``python -c COMMAND FOLDER-OF-THIS-FILE WORDS``. The words, those that name the engine's
+server, are for whoever reads /proc: the kernel shows this command line for each fork as well."""
+SOCKET, FACTS, LOG = "socket", "facts.json", "fork-server.log"
+FORK_SAFE = ("jemalloc_bg_thd",)
+"""Names of threads that may run while the process forks. jemalloc's purging thread, which Arrow
+starts, is stopped before a fork and marked as ended in the child (src/background_thread.c,
+background_thread_postfork_child)."""
+JOINED_S = 1.0
 POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class ParentOrder:
-    """The first line that a parent reads.
+class ForkServerOrder:
+    """The first line that a fork server reads.
 
     ``module`` is what its servers run; ``preload`` what is imported besides, as far as the release
     has it; ``idle_s``: it ends when nothing was started for so long; 0: with its owner, who holds
@@ -75,18 +76,19 @@ class ParentOrder:
         return json.dumps(asdict(self)) + "\n"
 
     @classmethod
-    def from_line(cls, line: str) -> ParentOrder:
+    def from_line(cls, line: str) -> ForkServerOrder:
         return cls(**json.loads(line))
 
 
 @dataclass
-class ParentFacts:
-    """What became of a parent. ``refused``: why nothing can be forked from it; "" where it can.
+class ForkServerFacts:
+    """What became of a fork server. ``refused``: why nothing can be forked from it; "" where it
+    can; ``cold``: it is a thread, which a fork in start mode ``fork`` would meet as well.
 
     Attributes:
         imports_s: seconds that the imports took.
         memory_bytes: its proportional share of memory (PSS) after them.
-        threads: library that owns it: number of threads, its own first one apart.
+        threads: number of threads by name, its own first one apart.
         files: what is open besides the standard streams.
         missing: modules that the release does not have, or that could not be imported.
         served: servers that were forked.
@@ -100,6 +102,7 @@ class ParentFacts:
     missing: list[str] = field(default_factory=list)
     served: int = 0
     refused: str = ""
+    cold: bool = False
 
     def write(self) -> None:
         """Into the working directory, whole or not at all."""
@@ -121,13 +124,13 @@ class Forked:
     pid: int
 
 
-# ---------------------------------------------------------------- the parent
+# ---------------------------------------------------------------- the fork server
 
 
 def main() -> None:
-    order = ParentOrder.from_line(supervisor.first_line())
+    order = ForkServerOrder.from_line(supervisor.first_line())
     guardian, pipe = guard(owned=not order.idle_s)
-    facts = ParentFacts(os.getpid())
+    facts = ForkServerFacts(os.getpid())
     began = time.monotonic()
     preload(order, facts)
     forked.close_nvml()
@@ -149,8 +152,9 @@ def main() -> None:
     else:
         forked.finish(0)
     forked.fork_instead_of_spawn()
-    assert launched.entry is not None
-    forked.run_as_main(launched.entry)
+    entry = launched.entry
+    assert entry is not None
+    forked.run_as_main(entry.module, entry.arguments, entry.path)
 
 
 def guard(*, owned: bool) -> tuple[int, int]:
@@ -161,17 +165,13 @@ def guard(*, owned: bool) -> tuple[int, int]:
     """
     reader, writer = (os.dup(0), -1) if owned else os.pipe()
     parent, folder = os.getpid(), Path.cwd()
-    pid = os.fork()
-    null = os.open(os.devnull, os.O_RDWR)
-    if pid:
+    if pid := os.fork():
+        os.close(reader)
+        null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        os.close(reader)
         return pid, writer
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    for stream in (0, 1, 2):
-        os.dup2(null, stream)
+    supervisor.stand_aside()
     if writer >= 0:
         os.close(writer)
     while os.read(reader, 4096):
@@ -186,7 +186,7 @@ def guard(*, owned: bool) -> tuple[int, int]:
     os._exit(0)
 
 
-def preload(order: ParentOrder, facts: ParentFacts) -> None:
+def preload(order: ForkServerOrder, facts: ForkServerFacts) -> None:
     """Import the engine, and forget its main module, so that it is run as if for the first time."""
     sys.path[:0] = order.path
     for name in (order.module, *order.preload):
@@ -203,16 +203,19 @@ def preload(order: ParentOrder, facts: ParentFacts) -> None:
 
 def settle() -> None:
     """Before the first fork: nothing is left to be written twice, collected, or found again."""
-    with contextlib.suppress(ImportError):  # it looks for argv once, and must see the real one
+    with contextlib.suppress(ImportError):
+        # It finds its room in front of the variables, which a forked server has elsewhere.
         importlib.import_module("setproctitle").getproctitle()
     sys.stdout.flush()
     sys.stderr.flush()
     gc.collect()
-    gc.freeze()  # the collector's marks would copy every page of the parent into each child
+    gc.freeze()  # the collector's marks would copy every page into each child
 
 
-def serve(listener: socket.socket, facts: ParentFacts, inherited: set[int], idle_s: float) -> None:
-    """Fork a supervisor for each connection, until nothing was asked for ``idle_s`` seconds."""
+def serve(
+    listener: socket.socket, facts: ForkServerFacts, inherited: set[int], idle_s: float
+) -> None:
+    """Fork a guardian for each connection, until nothing was asked for ``idle_s`` seconds."""
     used = time.monotonic()
     while not idle_s or time.monotonic() - used < idle_s:
         reap()
@@ -230,18 +233,16 @@ def serve(listener: socket.socket, facts: ParentFacts, inherited: set[int], idle
 
 
 def reap() -> None:
-    try:
+    with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass
 
 
 # ---------------------------------------------------------------- what is forked
 
 
 def supervise(connection: int, inherited: set[int]) -> NoReturn:
-    """Be the supervisor of one server: orders and events go over the socket ``connection``.
+    """Be guardian and supervisor of one server; ``connection``: the socket of orders and events.
 
     Raises:
         Engine: in the process that it forks for the engine.
@@ -274,8 +275,8 @@ def supervise(connection: int, inherited: set[int]) -> NoReturn:
 
 
 def become(order: LaunchOrder, log: int, inherited: set[int]) -> None:
-    """Make this process what a newly started one would be: session, streams, folder, variables,
-    command line, random numbers."""
+    """Make this process what a newly started one would be, but for its command line: session,
+    streams, folder, variables, random numbers."""
     os.setsid()
     supervisor.die_with_parent()
     forked.default_signals()
@@ -283,37 +284,13 @@ def become(order: LaunchOrder, log: int, inherited: set[int]) -> None:
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    close_all_but(inherited)  # the supervisor's pipes above all: its guardian waits for their end
+    close_all_but(inherited)  # above all the pipe whose end the guardian waits for
     os.chdir(order.cwd)
     os.environ.clear()
     os.environ.update(order.env)
     tempfile.tempdir = None
-    show_as(order.argv, order.marker)
     reseed()
     forked.tell_stand_ins()
-
-
-def show_as(argv: list[str], marker: str) -> None:
-    """Let /proc tell this process's own command line and marker.
-
-    Both are read from where the kernel laid the strings of ``exec``, which are the parent's. The
-    variables there were replaced before: nobody reads those strings any more.
-    """
-    fields = processes.read(os.getpid(), "stat").rpartition(b")")[2].split()
-    arguments, arguments_end, variables, variables_end = map(int, fields[45:49])
-    if not 0 < arguments < arguments_end <= variables < variables_end:
-        raise RuntimeError("the kernel does not tell where the command line is")
-    room = arguments_end - arguments
-    shown = b"".join(os.fsencode(word) + b"\0" for word in argv)[: room - 1]
-    ctypes.memset(arguments, 0, room)
-    ctypes.memmove(arguments, shown, len(shown))
-    name = MARKER_VARIABLE.encode() + b"="
-    before = ctypes.string_at(variables, variables_end - variables)
-    start = before.find(name)
-    value = marker.encode()
-    if start < 0 or len(before[start:].split(b"\0", 1)[0]) != len(name) + len(value):
-        raise RuntimeError("the parent was started without room for a marker")
-    ctypes.memmove(variables + start + len(name), value, len(value))
 
 
 def reseed() -> None:
@@ -336,7 +313,7 @@ def close_all_but(kept: set[int]) -> None:
 # ---------------------------------------------------------------- may it be forked?
 
 
-def inspect(facts: ParentFacts, opened: dict[int, str], guardian: int) -> None:
+def inspect(facts: ForkServerFacts, opened: dict[int, str], guardian: int) -> None:
     """Fill in ``facts``; ``refused`` where a fork would share or lack something."""
     rollup = processes.read(os.getpid(), "smaps_rollup").decode()
     pss = [line.split()[1] for line in rollup.splitlines() if line.startswith("Pss:")]
@@ -344,10 +321,11 @@ def inspect(facts: ParentFacts, opened: dict[int, str], guardian: int) -> None:
     facts.threads = threads()
     facts.files = sorted(opened.values())
     reasons = [
-        f"its imports started {count} threads of {owner}"
-        for owner, count in facts.threads.items()
-        if not any(name in owner for name in FORK_SAFE)
+        f"its imports started {count} threads of unknown use, called {name!r}"
+        for name, count in facts.threads.items()
+        if name not in FORK_SAFE
     ]
+    facts.cold = bool(reasons)
     reasons += [
         f"its imports opened {what}" for n, what in opened.items() if not _harmless(n, what)
     ]
@@ -369,42 +347,20 @@ def _harmless(number: int, what: str) -> bool:
 
 
 def threads() -> dict[str, int]:
-    """{library: number of its threads}, the main thread apart.
+    """{name: number of threads} after a fork, the main thread apart.
 
-    A thread with a name of ``FORK_SAFE`` is told by it. Any other belongs to the libraries whose
-    code its stack returns to, libc aside: the words of the stack that point into code, from its
-    stack pointer on (/proc/PID/task/TID/syscall).
+    A library with fork handlers may end its threads for a fork and start them again when it needs
+    them: OpenBLAS does (driver/others/blas_server.c). What a first fork leaves, no handler ends.
     """
-    code, stacks = [], []
-    for line in processes.read(os.getpid(), "maps", 64 << 20).decode().splitlines():
-        fields = line.split(None, 5)
-        low, high = (int(x, 16) for x in fields[0].split("-"))
-        name = os.path.basename(fields[5]) if len(fields) > 5 else ""  # noqa: PTH119
-        stacks.append((low, high))
-        if "x" in fields[1] and name and not name.startswith(("libc.so", "libc-", "ld-", "[")):
-            code.append((low, high, name))
-    counts: dict[str, int] = {}
-    for task in os.listdir("/proc/self/task"):  # noqa: PTH208
-        if int(task) == os.getpid():
-            continue
-        words = processes.read(os.getpid(), f"task/{task}/syscall").split()
-        owner = processes.read(os.getpid(), f"task/{task}/comm").decode(errors="replace").strip()
-        if owner not in FORK_SAFE:
-            owner = _owner(int(words[-2], 16), stacks, code) if len(words) > 2 else ""
-        counts[owner or "an unknown library"] = counts.get(owner or "an unknown library", 0) + 1
-    return counts
-
-
-def _owner(pointer: int, stacks: list[tuple[int, int]], code: list[tuple[int, int, str]]) -> str:
-    """The library named most often on the stack that ``pointer`` points to; "" if none is."""
-    limit = next((high for low, high in stacks if low <= pointer < high), pointer)
-    with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
-        memory.seek(pointer)
-        stack = memory.read(min(limit - pointer, 16384))
-    seen: dict[str, int] = {}
-    for start in range(0, len(stack) - 7, 8):
-        address = int.from_bytes(stack[start : start + 8], sys.byteorder)
-        for low, high, name in code:
-            if low <= address < high:
-                seen[name] = seen.get(name, 0) + 1
-    return max(seen, key=lambda name: seen[name], default="")
+    if (pid := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    deadline = time.monotonic() + JOINED_S
+    while True:
+        tasks = processes.threads(os.getpid())
+        tasks.pop(os.getpid(), None)
+        found = Counter(task.stat.name for task in tasks.values())
+        # A thread that was joined is listed for a moment longer.
+        if found.keys() <= {*FORK_SAFE} or time.monotonic() > deadline:
+            return dict(found)
+        time.sleep(0.01)
