@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parent.parent
 JUDGES = (
     "harness/signature/*.py",
     *(f"harness/scenario/{n}.py" for n in ("common", "vllm", "sglang", "lmdeploy", "minivllm")),
-    "harness/run/deadline.py",
     "harness/run/judge.py",
     "harness/evidence/model.py",
     "harness/ablate/states.py",

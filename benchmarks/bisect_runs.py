@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mmrepro.bisect.board import Board, SearchOptions, Verdict, start
 from mmrepro.bisect.search import Direction, search
-from mmrepro.incident.bisection import Bisection, PointVerdict, Side
+from mmrepro.incident.searches import Bisection, PointVerdict, Side
 from mmrepro.reports.bisection import load_bisection
 
 VERDICTS = {

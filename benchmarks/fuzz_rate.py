@@ -20,8 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from live import COMMAND
-from mmrepro.incident.fuzz import FUZZ_FILE, Found, Fuzz
-from mmrepro.incident.replay import Finding
+from mmrepro.incident.replay import FUZZ_FILE, Finding, Found, Fuzz
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from mmrepro.engines import get_engine
 from mmrepro.environments.build import ensure
 from mmrepro.environments.spec import Environment
-from mmrepro.machine.cache import cache_root
+from mmrepro.machine.files import cache_root
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import Starter, StartStages, fork_server_spec

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident.ablation import ABLATION_FILE, SCHEMA_VERSION, Ablation
+from mmrepro.incident.searches import ABLATION_FILE, SCHEMA_VERSION, Ablation
 from mmrepro.reports import ablation_view as view, gfm
 from mmrepro.reports.document import document_json, load_document
 from mmrepro.reports.html import page

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mmrepro.incident.ablation import Ablation
+from mmrepro.incident.searches import Ablation
 from mmrepro.reports import ablation_view as view
 from mmrepro.reports.lines import TONES, Printer
 from mmrepro.reports.words import CLAIM_MARKS, CLAIM_WORDS

@@ -8,7 +8,7 @@ from typing import Final
 
 from mmrepro.base.units import duration
 from mmrepro.incident import StandIn
-from mmrepro.incident.ablation import (
+from mmrepro.incident.searches import (
     Ablation,
     Cell,
     CellRun,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from markupsafe import Markup, escape
-from mmrepro.incident.birthday import collision_probability, images_for
+from mmrepro.incident.model import collision_probability, images_for
 from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident.bisection import BISECTION_FILE, BISECTION_VERSION, Bisection, Side
+from mmrepro.incident.searches import BISECTION_FILE, BISECTION_VERSION, Bisection, Side
 from mmrepro.reports import bisection_view as view, gfm
 from mmrepro.reports.bisection_picture import picture
 from mmrepro.reports.document import document_json, load_document

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from markupsafe import Markup
-from mmrepro.incident.bisection import Bisection, PointVerdict
+from mmrepro.incident.searches import Bisection, PointVerdict
 from mmrepro.reports import bisection_view as view
 from mmrepro.text.sanitize import one_line
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mmrepro.incident.bisection import Bisection
+from mmrepro.incident.searches import Bisection
 from mmrepro.reports import bisection_view as view
 from mmrepro.reports.lines import TONES, Printer
 from mmrepro.text.sanitize import one_line

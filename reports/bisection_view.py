@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident.bisection import (
+from mmrepro.incident.ledger import Attempt
+from mmrepro.incident.searches import (
     Bisection,
     Point,
     PointVerdict,
     Side,
     SideConclusion,
 )
-from mmrepro.incident.ledger import Attempt
 from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_WORDS
 
 VERDICT_WORDS: Final[dict[PointVerdict, str]] = {

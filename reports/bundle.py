@@ -27,9 +27,9 @@ from mmrepro.incident.folder import incident_json
 from mmrepro.machine.files import replacing
 from mmrepro.probes.data import LogsData, StacksData
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
-from mmrepro.text.opaque import Span, names_a_digest
 from mmrepro.text.people import callers, said
 from mmrepro.text.redact import PLACEHOLDER, Redactor, names_a_secret
+from mmrepro.text.shapes import Span, names_a_digest
 
 DEFAULT_MAX_BYTES: Final = 10 << 20
 """GitHub takes ZIP files of up to 25 MB."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from mmrepro.incident.fuzz import FUZZ_FILE, FUZZ_VERSION, Fuzz
+from mmrepro.incident.replay import FUZZ_FILE, FUZZ_VERSION, Fuzz
 from mmrepro.machine.files import is_file
 from mmrepro.reports import fuzz_view as fuzzing, gfm, replay_view as view
 from mmrepro.reports.document import document_json, load_document

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from mmrepro.case.model import ServerWanted
-from mmrepro.incident.fuzz import Found, Fuzz
-from mmrepro.incident.replay import FindingClass
+from mmrepro.incident.replay import FindingClass, Found, Fuzz
 from mmrepro.records import Record
 from mmrepro.reports.replay_json import ToldFinding, told_finding
 from pydantic import ConfigDict, Field

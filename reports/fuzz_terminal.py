@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mmrepro.incident.fuzz import Fuzz
+from mmrepro.incident.replay import Fuzz
 from mmrepro.reports import fuzz_view as fuzzing
 from mmrepro.reports.lines import TONES, Printer
 from mmrepro.reports.replay_terminal import finding_lines, rows_table

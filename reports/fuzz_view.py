@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident.fuzz import Episode, Found, Fuzz
+from mmrepro.incident.replay import Episode, Found, Fuzz
 from mmrepro.reports import replay_view as view
 
 ABSENT: Final = (

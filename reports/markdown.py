@@ -8,7 +8,7 @@ from typing import Final
 from mmrepro.base import units
 from mmrepro.incident import Incident, KeyStack
 from mmrepro.probes.base import ProbeStatus
-from mmrepro.reports import diagnosis, gfm, timeline, view, words
+from mmrepro.reports import gfm, timeline, view, words
 from mmrepro.text.sanitize import one_line
 
 # GitHub refuses comments over 65 536 characters; people add a few lines of their own.
@@ -76,6 +76,8 @@ def _diagnosis(incident: Incident) -> list[Section]:
     told = incident.diagnosis
     if told is None:
         return []
+    from mmrepro.reports import diagnosis
+
     return [
         Section("What was seen", diagnosis.assessment_markdown(told), 96),
         Section("Class of failure", diagnosis.classes_markdown(told), 95),

@@ -28,7 +28,7 @@ from mmrepro.models.tiny import TINY
 from mmrepro.records import Setting
 from mmrepro.reports import replay_view as view
 from mmrepro.text.sanitize import one_line
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 
 SCRIPT_FILE: Final = "reproduce.py"
 INLINE_BYTES: Final = 512 << 10

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from mmrepro.base.units import duration
 from mmrepro.case.model import Case, Image, ServerWanted
-from mmrepro.incident.fuzz import Fuzz
-from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay, bucket_words
+from mmrepro.incident.replay import Finding, FindingClass, Fuzz, Rate, Replay, bucket_words
 from mmrepro.reports.words import FIDELITY_WORDS
 
 PAGE: Final = "docs/replay.md"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mmrepro.base.units import duration, size
 from mmrepro.evidence import ReproducerResult, RequestRecord
 from mmrepro.incident import Incident, StandIn
-from mmrepro.incident.birthday import collision_probability
+from mmrepro.incident.model import collision_probability
 from mmrepro.probes.data import ProcessesData
 from mmrepro.records import HostFacts
 from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_SENTENCES, OUTCOME_WORDS, span

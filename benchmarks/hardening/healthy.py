@@ -38,7 +38,7 @@ from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import ServerState as S
 from mmrepro.models import TinyModel, TinyQwen2VL
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.models.qwen import TinyQwen3
 from mmrepro.run.options import StartMode
 from mmrepro.watch.build import watch_of
 from mmrepro.watch.checker import Checker

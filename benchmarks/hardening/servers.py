@@ -36,7 +36,7 @@ from fakes import KINDS, WHERE, Kind
 from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import ServerState as S
-from mmrepro.machine.lateness import Lateness
+from mmrepro.machine.host import Lateness
 from mmrepro.watch.build import watch_of
 from mmrepro.watch.checker import Checker
 from mmrepro.watch.health import Check, CheckOutcome, Health

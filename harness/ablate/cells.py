@@ -15,9 +15,9 @@ from mmrepro.environments.build import existing
 from mmrepro.environments.spec import Environment
 from mmrepro.errors import InfrastructureError, MmreproError, UsageError
 from mmrepro.incident import Incident
-from mmrepro.incident.ablation import CellRun
 from mmrepro.incident.ledger import Attempt, Lost
-from mmrepro.machine.cache import Device, cache_root
+from mmrepro.incident.searches import CellRun
+from mmrepro.machine.files import Device, cache_root
 from mmrepro.run.judge import facts_of
 from mmrepro.run.key import decisive_parts, run_key
 from mmrepro.run.starter import Starter

@@ -9,8 +9,8 @@ from mmrepro.ablate.ddmin import bound
 from mmrepro.ablate.options import AblateCommand
 from mmrepro.ablate.search import Flips, search
 from mmrepro.ablate.states import decided, state_of_cell, state_of_run
-from mmrepro.incident.ablation import CellState, Role
-from mmrepro.machine.cache import device_of
+from mmrepro.incident.searches import CellState, Role
+from mmrepro.machine.files import device_of
 from mmrepro.records import Record
 from mmrepro.run.start import chosen_release
 from mmrepro.scenario import Scenario

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mmrepro.ablate.ddmin import bound, ddmin
-from mmrepro.incident.ablation import CellState, Conclusion, FactorClass, Role
+from mmrepro.incident.searches import CellState, Conclusion, FactorClass, Role
 
 Flips = tuple[str, ...]
 Oracle = Callable[[Sequence[Flips], Role], Sequence[CellState]]

@@ -25,7 +25,8 @@ from mmrepro.errors import (
     UsageError,
 )
 from mmrepro.history.ledger import History
-from mmrepro.incident.ablation import (
+from mmrepro.incident.ledger import Attempt, Cell as Ran, Lost, Role as RunRole
+from mmrepro.incident.searches import (
     ABLATION_FILE,
     Ablation,
     Cell,
@@ -37,9 +38,7 @@ from mmrepro.incident.ablation import (
     FactorResult,
     Role,
 )
-from mmrepro.incident.ledger import Attempt, Cell as Ran, Lost, Role as RunRole
-from mmrepro.machine.cache import device_of
-from mmrepro.machine.files import is_there
+from mmrepro.machine.files import device_of, is_there
 from mmrepro.records import Moment
 from mmrepro.run.key import run_key
 from mmrepro.run.start import chosen_release

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mmrepro.incident.ablation import CellRun, CellState
+from mmrepro.incident.searches import CellRun, CellState
 from mmrepro.signature import Outcome, Truth
 
 

@@ -8,9 +8,8 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.incident.ablation import CellRun
-from mmrepro.machine.cache import cache_root
-from mmrepro.machine.files import write_file
+from mmrepro.incident.searches import CellRun
+from mmrepro.machine.files import cache_root, write_file
 from mmrepro.records import Record
 from pydantic import ValidationError
 

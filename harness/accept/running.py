@@ -23,9 +23,8 @@ from mmrepro.engines import spec_for
 from mmrepro.environments.build import existing
 from mmrepro.errors import MmreproError
 from mmrepro.incident.acceptance import SAMPLES_FILE, Row, StepRecord
-from mmrepro.machine.cache import Device
-from mmrepro.machine.child_env import child_environment
-from mmrepro.machine.files import open_plain
+from mmrepro.machine.files import Device, open_plain
+from mmrepro.machine.host import child_environment
 from mmrepro.records import Moment, Record
 
 BUILD_ESTIMATE_S = 300.0

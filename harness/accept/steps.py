@@ -12,8 +12,7 @@ from typing import Any
 
 import mmrepro
 from mmrepro.incident.acceptance import Row, Status
-from mmrepro.machine.cache import Device
-from mmrepro.machine.digest import digest
+from mmrepro.machine.files import Device, digest
 from mmrepro.reproducers import reproducer_path
 
 EVERYWHERE: frozenset[Device] = frozenset({"cpu", "cuda"})

@@ -10,7 +10,7 @@ from mmrepro.base import common_options as common
 from mmrepro.base.options import LIMITS, option
 from mmrepro.bisect.search import Direction
 from mmrepro.errors import UsageError
-from mmrepro.incident.bisection import By, Find
+from mmrepro.incident.searches import By, Find
 from mmrepro.run.options import SeveralRuns
 
 

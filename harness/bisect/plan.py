@@ -11,7 +11,7 @@ from mmrepro.bisect.points import Field
 from mmrepro.bisect.search import Direction
 from mmrepro.engines import spec_for
 from mmrepro.environments.build import existing
-from mmrepro.incident.bisection import Point
+from mmrepro.incident.searches import Point
 from mmrepro.records import Record
 from mmrepro.scenario import Scenario
 from pydantic import Field as Described

@@ -14,10 +14,9 @@ from mmrepro.campaign.trial import cell_of
 from mmrepro.engines import get_engine
 from mmrepro.environments.listing import releases_of
 from mmrepro.errors import UsageError
-from mmrepro.incident.bisection import Point
 from mmrepro.incident.ledger import Cell
-from mmrepro.machine.cache import Device, device_of
-from mmrepro.machine.files import read_file
+from mmrepro.incident.searches import Point
+from mmrepro.machine.files import Device, device_of, read_file
 from mmrepro.scenario import Scenario
 from packaging.version import InvalidVersion, Version
 

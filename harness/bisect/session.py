@@ -21,8 +21,8 @@ from mmrepro.environments.build import existing
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.store import prune
 from mmrepro.errors import MmreproError, UnwritableOutput, UsageError
-from mmrepro.incident.bisection import BISECTION_FILE, Bisection
 from mmrepro.incident.ledger import Attempt, Lost, Role
+from mmrepro.incident.searches import BISECTION_FILE, Bisection
 from mmrepro.records import Moment
 from mmrepro.scenario import Scenario
 from mmrepro.signature import Outcome

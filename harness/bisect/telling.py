@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from mmrepro.bisect.board import Verdict
 from mmrepro.bisect.search import Conclusion, Direction, Found
-from mmrepro.incident.bisection import (
+from mmrepro.incident.ledger import Attempt, Lost
+from mmrepro.incident.searches import (
     Bisection,
     Chance,
     Point,
@@ -15,7 +16,6 @@ from mmrepro.incident.bisection import (
     Side,
     SideConclusion,
 )
-from mmrepro.incident.ledger import Attempt, Lost
 from mmrepro.records import Fidelity
 from mmrepro.signature import Outcome
 

@@ -18,10 +18,9 @@ from mmrepro.history.ledger import History, Ledger
 from mmrepro.incident import Incident
 from mmrepro.incident.folder import new_folder, prepared
 from mmrepro.incident.ledger import LEDGER_FILE, Attempt, Cell, Night, NightState, Planned
-from mmrepro.incident.searched import SearchDocument
-from mmrepro.machine.cache import Device
-from mmrepro.machine.facts import host_facts
-from mmrepro.machine.files import is_there
+from mmrepro.incident.searches import SearchDocument
+from mmrepro.machine.files import Device, is_there
+from mmrepro.machine.host import host_facts
 from mmrepro.records import Moment
 from mmrepro.run.key import gpu_models
 from mmrepro.run.options import SeveralRuns

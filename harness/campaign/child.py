@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO
 
 from mmrepro.base.options import ONLY_ARGUMENTS
-from mmrepro.machine.child_env import die_with_parent
+from mmrepro.machine.host import die_with_parent
 
 GRACE_S = 30.0
 """Between SIGTERM, on which a run writes what it has and ends its engine, and SIGKILL."""

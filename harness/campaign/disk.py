@@ -14,8 +14,7 @@ from mmrepro.base.units import size
 from mmrepro.environments.space import uv_cache_dir
 from mmrepro.environments.store import list_environments, prune
 from mmrepro.environments.uv import UvFailed, run_uv
-from mmrepro.machine.cache import cache_root, environments_root
-from mmrepro.machine.files import refuse_other_kinds, write_file
+from mmrepro.machine.files import cache_root, environments_root, refuse_other_kinds, write_file
 from mmrepro.records import Record
 from pydantic import ValidationError
 

@@ -20,7 +20,7 @@ from mmrepro.environments.build import existing, folder_of
 from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.incident.ledger import Cell
-from mmrepro.machine.cache import cache_root
+from mmrepro.machine.files import cache_root
 from mmrepro.run.options import StartMode
 from mmrepro.run.start import ServerSpec, target
 from mmrepro.run.starter import Starter, fork_server_spec, warm_root

@@ -16,7 +16,7 @@ from mmrepro.campaign.child import Children, spawn
 from mmrepro.errors import ExitCode
 from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 from mmrepro.records import Moment
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.scenario import Scenario

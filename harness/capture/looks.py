@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mmrepro.capture.captured import Contents
 from mmrepro.case.model import Case, Content, Image, Near, Noise, Relayout, Tiles
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SIDE = 28
-"""Of the tiles in which a picture's layout is told; as of ``traffic.pictures.tiles``."""
+"""Of the tiles in which a picture's layout is told; as of ``traffic.drive.tiles``."""
 BANDS = 64
 """Pictures that are alike in one of so many bands are compared whole."""
 FEW = 0.02

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from mmrepro.errors import UsageError
-from mmrepro.models.tokenizer import DOTS_OCR, QWEN2VL, write_tokenizer
+from mmrepro.models.base import DOTS_OCR, QWEN2VL, write_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mmrepro.case.model import Operation, Part
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 
 
 def body(operation: Operation, pictures: Mapping[str, Picture], model: str) -> bytes:

@@ -21,7 +21,7 @@ from mmrepro.case.model import (
     Tiles,
 )
 from mmrepro.errors import UsageError
-from mmrepro.traffic.pictures import Picture, encoded, noise, tiles
+from mmrepro.traffic.drive import Picture, encoded, noise, tiles
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels

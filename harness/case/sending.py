@@ -13,7 +13,7 @@ from mmrepro.case.bodies import body
 from mmrepro.case.model import Barrier, Operation
 from mmrepro.evidence import RequestRecord
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 from mmrepro.traffic.reading import Watch
 
 GIVE_UP_S = 5.0

@@ -7,7 +7,7 @@ from typing import Final
 
 from mmrepro.catalogue.recorded import RecordedRun
 from mmrepro.catalogue.standing import Cured, Known
-from mmrepro.scenario.standing import HARMS, SEES, Upstream
+from mmrepro.scenario.parts import HARMS, SEES, Upstream
 from mmrepro.signature import Outcome
 
 HEAD: Final = """\

@@ -11,7 +11,7 @@ from mmrepro.errors import ExitCode
 
 if TYPE_CHECKING:
     from mmrepro.ablate.plan import AblationPlan
-    from mmrepro.incident.ablation import Ablation
+    from mmrepro.incident.searches import Ablation
     from mmrepro.scenario import Scenario
     from rich.console import Console
 
@@ -114,7 +114,7 @@ def print_plan(expected: AblationPlan, console: Console) -> None:
 
 
 def _exit_code(ablation: Ablation) -> ExitCode:
-    from mmrepro.incident.ablation import Conclusion
+    from mmrepro.incident.searches import Conclusion
 
     return {
         Conclusion.CURE: ExitCode.AS_EXPECTED,

@@ -21,7 +21,7 @@ def accept(asked: AcceptCommand) -> None:
     """
     from mmrepro.accept.parts import chosen
     from mmrepro.cli.accept_run import execute, show_list
-    from mmrepro.machine.cache import device_of
+    from mmrepro.machine.files import device_of
 
     parts = chosen(asked.only)
     device = device_of(asked.device)

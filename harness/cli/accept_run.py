@@ -21,10 +21,9 @@ from mmrepro.cli.console import table_console
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.incident.acceptance import SUMMARY_FILE, Acceptance, PartRecord, counts
 from mmrepro.incident.folder import prepared
-from mmrepro.machine.cache import Device
-from mmrepro.machine.facts import host_facts
-from mmrepro.machine.files import is_there
+from mmrepro.machine.files import Device, is_there
 from mmrepro.machine.gpu import Choice, take
+from mmrepro.machine.host import host_facts
 from mmrepro.records import Moment
 from mmrepro.reports import write_reports
 from mmrepro.reports.acceptance import MARKDOWN_FILE, write_acceptance

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mmrepro.campaign.provisions import Say
     from mmrepro.campaign.work import Places
     from mmrepro.cli.campaign import Where
-    from mmrepro.incident.bisection import Bisection
+    from mmrepro.incident.searches import Bisection
     from mmrepro.scenario import Scenario
     from rich.console import Console
 
@@ -123,8 +123,8 @@ def print_plan(expected: BisectionPlan, console: Console) -> None:
 
 
 def exit_code(bisection: Bisection) -> ExitCode:
-    from mmrepro.incident.bisection import SideConclusion
     from mmrepro.incident.ledger import Lost
+    from mmrepro.incident.searches import SideConclusion
 
     runs = [run for point in bisection.points for run in point.runs]
     if bisection.state != "complete":

@@ -42,7 +42,7 @@ def list_(asked: EnvListCommand) -> None:
     Example: mmrepro env list
     """
     from mmrepro.environments.store import list_environments
-    from mmrepro.machine.cache import environments_root
+    from mmrepro.machine.files import environments_root
 
     stored = list_environments()
     if asked.json:

@@ -15,7 +15,7 @@ from mmrepro.fuzz.profiles import Profile
 
 if TYPE_CHECKING:
     from mmrepro.case.model import ServerWanted
-    from mmrepro.incident.fuzz import Fuzz
+    from mmrepro.incident.replay import Fuzz
     from rich.console import Console
 
 
@@ -92,7 +92,7 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
     """
     from mmrepro.errors import MmreproError
     from mmrepro.fuzz.store import EPISODES
-    from mmrepro.incident.fuzz import EPISODES_FILE
+    from mmrepro.incident.replay import EPISODES_FILE
     from mmrepro.reports.fuzz import load_fuzz
 
     try:

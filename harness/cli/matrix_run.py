@@ -22,7 +22,7 @@ from mmrepro.errors import ExitCode, NoPlaceLeft, UsageError
 from mmrepro.history.ledger import History, Ledger, NightRuns, read
 from mmrepro.history.quarantine import Quarantine, load as load_quarantine
 from mmrepro.incident.ledger import LEDGER_FILE, Night, NightState, Planned
-from mmrepro.machine.facts import host_facts
+from mmrepro.machine.host import host_facts
 from mmrepro.matrix.ending import exit_code
 from mmrepro.matrix.file import MatrixFile, Rows, Settings, load
 from mmrepro.matrix.measured import Measured

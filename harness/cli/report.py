@@ -52,8 +52,7 @@ def report_command(asked: ReportCommand) -> None:
     Example:  mmrepro report incidents/ghost-key-eviction-0.23.0-20261121-030000 --format html
     """
     from mmrepro import reports
-    from mmrepro.incident.ablation import ABLATION_FILE
-    from mmrepro.incident.bisection import BISECTION_FILE
+    from mmrepro.incident.searches import ABLATION_FILE, BISECTION_FILE
     from mmrepro.machine.files import is_file
     from mmrepro.reports.fuzz import is_fuzz
     from mmrepro.reports.replay import is_finding, is_replay
@@ -203,10 +202,8 @@ def schema(asked: SchemaCommand) -> None:
 
     from mmrepro.case.model import Case
     from mmrepro.incident import Incident
-    from mmrepro.incident.ablation import Ablation
-    from mmrepro.incident.bisection import Bisection
-    from mmrepro.incident.fuzz import Fuzz
-    from mmrepro.incident.replay import Replay
+    from mmrepro.incident.replay import Fuzz, Replay
+    from mmrepro.incident.searches import Ablation, Bisection
     from mmrepro.reports.fuzz_json import ToldFuzz
     from mmrepro.reports.replay_json import ToldReplay
 

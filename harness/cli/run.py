@@ -23,7 +23,6 @@ def run(options: RunCommand) -> None:
 
     Example:  mmrepro run ghost-key-eviction --release 0.24.0
     """
-    from mmrepro.cli.commits import use_index
     from mmrepro.errors import UsageError
     from mmrepro.run.starter import Starter
     from mmrepro.scenario.registry import load_scenario
@@ -31,6 +30,8 @@ def run(options: RunCommand) -> None:
 
     chosen = load_scenario(options.scenario).with_variant(options.variant)
     if options.commit or options.index:
+        from mmrepro.cli.commits import use_index
+
         use_index(options.index, options.commit, options.commit_date)
     repeat, json = options.repeat, options.json
     if options.keep_server and repeat > 1:

@@ -53,7 +53,7 @@ def start(asked: WarmStartCommand) -> None:
     """
     from mmrepro.environments.build import ensure
     from mmrepro.errors import InfrastructureError
-    from mmrepro.machine.cache import cache_root
+    from mmrepro.machine.files import cache_root
     from mmrepro.run.options import RunCommand
     from mmrepro.run.start import ServerSpec, target
     from mmrepro.run.starter import fork_server_spec, warm_root

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import psutil
-from mmrepro.machine.cache import VISIBLE, hidden, nvidia_driver
+from mmrepro.machine.files import VISIBLE, hidden, nvidia_driver
 
 RAYS_PREFIX = "RAY_"
 RAYS_OWN = frozenset(

@@ -25,11 +25,9 @@ from mmrepro.campaign.work import Began, Here, Order
 from mmrepro.cluster import inherited
 from mmrepro.cluster.transport import NotCarried, packed
 from mmrepro.errors import MmreproError
-from mmrepro.machine.cache import cache_root, environments_root, folders_in
-from mmrepro.machine.digest import digest
+from mmrepro.machine.files import cache_root, digest, environments_root, folders_in
 from mmrepro.records import Record
-from mmrepro.run.closure import folder_of
-from mmrepro.run.key import code_digest
+from mmrepro.run.key import code_digest, folder_of
 from mmrepro.scenario.registry import load_scenario
 
 FOLDER = "cluster"

@@ -10,8 +10,8 @@ from mmrepro.engines import LaunchRequest, get_engine, spec_for
 from mmrepro.environments.build import ensure
 from mmrepro.errors import UsageError
 from mmrepro.incident import Setting
-from mmrepro.machine.cache import cache_root
-from mmrepro.models.qwen2vl import TinyQwen2VL
+from mmrepro.machine.files import cache_root
+from mmrepro.models.qwen import TinyQwen2VL
 
 ENGINES = ("sglang",)
 """Engines whose hash the worker knows how to ask for."""

@@ -40,7 +40,7 @@ from mmrepro.collide.worker import (
 from mmrepro.environments.spec import Environment
 from mmrepro.errors import InfrastructureError, NoPair, UnwritableOutput, UsageError
 from mmrepro.incident import Setting, StandIn
-from mmrepro.incident.birthday import cross_probability
+from mmrepro.incident.model import cross_probability
 from mmrepro.machine.files import refuse_other_kinds, write_file
 from PIL import Image
 

@@ -13,7 +13,7 @@ from typing import IO, Annotated, Literal
 
 from mmrepro.base.units import duration
 from mmrepro.errors import EngineStartError, InfrastructureError
-from mmrepro.machine.child_env import child_environment, die_with_parent
+from mmrepro.machine.host import child_environment, die_with_parent
 from mmrepro.records import Record
 from mmrepro.reproducers import reproducer_path
 from mmrepro.text.sanitize import one_line

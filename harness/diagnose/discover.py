@@ -22,7 +22,7 @@ from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
 from mmrepro.machine.files import is_file
 from mmrepro.probes.fetch import api_root
-from mmrepro.supervise.fork_server import COMMAND
+from mmrepro.supervise.warm import FORK_SERVER
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -141,7 +141,7 @@ def _topmost(pids: Sequence[int]) -> int:
     root = next((p for p in parents if parents[p] not in parents), pids[0])
     engines = [e for e in ENGINES.values() if e.recognise(Signs((_title(root),)))]
     for _ in range(MAX_CLIMB):
-        if COMMAND in _title(root):
+        if FORK_SERVER in _title(root):
             break  # a fork: its supervisor and its fork server, above it, have its command line
         status = processes.stat(root)
         if status is None or status.ppid <= 1:
@@ -179,7 +179,8 @@ def refresh(target: Target) -> None:
     facts = target.facts
     if facts.root_pid is None:
         return
-    facts.command = processes.arguments(facts.root_pid)
+    words = processes.arguments(facts.root_pid)
+    facts.command = [] if FORK_SERVER in words else words  # a fork shows its fork server's own
     facts.processes = []
     for pid in processes.tree(facts.root_pid)[:MAX_PROCESSES]:
         status = processes.stat(pid)

@@ -21,7 +21,7 @@ from mmrepro.incident import (
     ScenarioFacts,
 )
 from mmrepro.incident.diagnosis import STATE_WORDS, Diagnosis, Match
-from mmrepro.machine.facts import host_facts
+from mmrepro.machine.host import host_facts
 from mmrepro.probes.data import GpuData, LogsData, ProcessesData
 from mmrepro.records import GpuFacts, Moment
 from mmrepro.scenario import Scenario
@@ -112,7 +112,7 @@ def _stack(scenario: Scenario | None, diagnosis: Diagnosis, evidence: Evidence) 
 
 
 def _logs(scenario: Scenario | None, evidence: Evidence) -> list[LogExcerpt]:
-    from mmrepro.run.tables import excerpt, log_excerpts
+    from mmrepro.run.judge import excerpt, log_excerpts
 
     if scenario is not None:
         return log_excerpts(evidence, scenario)

@@ -24,15 +24,15 @@ from mmrepro.evidence.recorder import Listener, Recorder
 from mmrepro.incident import EVIDENCE_DIR, Incident
 from mmrepro.incident.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.incident.folder import discard, make_run_dir, write_incident
-from mmrepro.machine.lateness import SHORT, Lateness
+from mmrepro.machine.host import SHORT, Lateness
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData, MetricsData
 from mmrepro.probes.py_spy import HOW_TO_ALLOW
 from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.signature.live_server import LATENESS
-from mmrepro.text.mask import mask_of
 from mmrepro.text.redact import Redactor
+from mmrepro.text.sanitize import mask_of
 
 WORTH_MORE = frozenset(
     {ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.BLOCKED_ON_LOCK}

@@ -74,7 +74,7 @@ def spec_for(
         UnknownRelease: not a version number; or the index of commits has no wheel.
         EnvironmentBuildError: the index of commits cannot be asked.
     """
-    from mmrepro.machine.cache import device_of
+    from mmrepro.machine.files import device_of
 
     adapter = get_engine(engine)
     if device not in ("auto", "cpu", "cuda"):

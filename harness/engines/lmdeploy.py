@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
-from mmrepro.engines.changes import Patch
+from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, Patch, two_threads
 from mmrepro.environments.lmdeploy import lmdeploy_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.records import Fidelity, Setting, StandIn

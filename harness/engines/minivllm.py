@@ -9,8 +9,8 @@ from mmrepro.engines.base import (
     SERVED_MODEL,
     Engine,
     LaunchRequest,
+    Mitigation,
 )
-from mmrepro.engines.changes import Mitigation
 from mmrepro.environments.minivllm import minivllm_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.records import Fidelity, Setting

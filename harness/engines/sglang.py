@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from mmrepro.engines.base import SERVED_MODEL, UVICORN_STARTS, Engine, LaunchRequest, two_threads
-from mmrepro.engines.changes import Patch
+from mmrepro.engines.base import (
+    SERVED_MODEL,
+    UVICORN_STARTS,
+    Engine,
+    LaunchRequest,
+    Patch,
+    two_threads,
+)
 from mmrepro.environments.sglang import sglang_spec
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError

@@ -10,15 +10,16 @@ from mmrepro.engines.base import (
     UVICORN_STARTS,
     Engine,
     LaunchRequest,
+    Mitigation,
+    Patch,
     has_option,
     two_threads,
 )
-from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.probes.data import WORKED
 from mmrepro.records import Fidelity, Setting, StandIn
-from mmrepro.supervise.client import TMP_PLACEHOLDER
+from mmrepro.supervise import TMP_PLACEHOLDER
 from packaging.version import Version
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"

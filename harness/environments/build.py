@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 from filelock import FileLock, Timeout
-from mmrepro.environments.space import require_space
 from mmrepro.environments.spec import LOCK_FILE, USE_FILE, Environment, EnvironmentSpec, Manifest
 from mmrepro.environments.store import (
     BUILDING,
@@ -20,10 +19,9 @@ from mmrepro.environments.store import (
     read_manifest,
     site_packages,
 )
-from mmrepro.environments.torch_source import key_salt
-from mmrepro.environments.uv import Progress
+from mmrepro.environments.uv import Progress, key_salt
 from mmrepro.errors import EnvironmentBuildError, NoSpace
-from mmrepro.machine.cache import environments_root
+from mmrepro.machine.files import environments_root
 
 
 def folder_of(spec: EnvironmentSpec) -> Path:
@@ -68,6 +66,7 @@ def ensure(
     if (environment := existing(spec)) is not None:
         return environment
     from mmrepro.environments.recipe import Build  # half of this folder: only to build
+    from mmrepro.environments.space import require_space
 
     make: Callable[[EnvironmentSpec, Path, Progress], Build] = Build
     if wheelhouse is not None:

@@ -22,7 +22,7 @@ from mmrepro.environments.wheelhouse import install
 from mmrepro.environments.wheelhouse.make import bad
 from mmrepro.environments.wheelhouse.model import EngineSet, Wheelhouse
 from mmrepro.errors import EnvironmentBuildError, UsageError
-from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.host import child_environment
 from mmrepro.records import Record, WheelFacts
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version

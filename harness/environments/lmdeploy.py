@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.table import tabled_spec
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 
 ORIGIN = "the LMDeploy project's own wheel"
 

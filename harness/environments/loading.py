@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.host import child_environment
 
 TIMEOUT_S = 120.0
 

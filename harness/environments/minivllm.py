@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmrepro.environments.spec import EnvironmentSpec, Reason
 from mmrepro.errors import UnknownRelease
-from mmrepro.machine.cache import Device, detect_device
+from mmrepro.machine.files import Device, detect_device
 
 RELEASE = "0.1"
 TORCH = "2.11.0"

@@ -42,7 +42,7 @@ from mmrepro.environments.uv import (
     uv_version,
 )
 from mmrepro.errors import EnvironmentBuildError, UnloadableWheel
-from mmrepro.machine.cache import nvidia_driver
+from mmrepro.machine.files import nvidia_driver
 from mmrepro.records import Setting, WheelFacts
 
 

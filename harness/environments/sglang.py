@@ -7,7 +7,7 @@ from dataclasses import replace
 from mmrepro.environments.requirements import never
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.table import tabled_spec
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 
 ORIGIN = "the SGLang project's own wheel"
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 from mmrepro.records import Record, Setting, WheelFacts
 from pydantic import Field
 

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from mmrepro.base import processes
 from mmrepro.environments.spec import MANIFEST_FILE, USE_FILE, Manifest
 from mmrepro.errors import EnvironmentBuildError
-from mmrepro.machine.cache import environments_root, folders_in
+from mmrepro.machine.files import environments_root, folders_in
 from pydantic import ValidationError
 
 BUILDING, REMOVING, LOCKS = ".building-", ".removing-", ".locks"

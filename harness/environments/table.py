@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from mmrepro.environments.spec import EnvironmentSpec, Reason
 from mmrepro.errors import UnknownRelease
-from mmrepro.machine.cache import Device, detect_device
+from mmrepro.machine.files import Device, detect_device
 from mmrepro.records import Record
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version

@@ -20,6 +20,9 @@ from mmrepro.environments.releases import Release, best_wheel
 from mmrepro.environments.requirements import never
 from mmrepro.environments.spec import EnvironmentSpec, Reason
 from mmrepro.environments.uv import (
+    AUTO,
+    OFFICIAL,
+    PACKAGE,
     IndexSource,
     Notice,
     Progress,
@@ -27,16 +30,10 @@ from mmrepro.environments.uv import (
     explain,
     release_files,
     run_uv,
-    without_credentials,
+    torch_setting,
 )
 from mmrepro.records import Record
 from packaging.specifiers import SpecifierSet
-
-TORCH_INDEX_VARIABLE = "MMREPRO_TORCH_INDEX"
-"""``auto``; ``package``: the package index and no other; ``official``: PyTorch's CPU index; or the
-address of an index that serves ``torch==X+cpu``."""
-
-AUTO, PACKAGE, OFFICIAL = "auto", "package", "official"
 
 ANSWER_S = 2
 """Seconds of silence after which an index counts as not there."""
@@ -80,21 +77,6 @@ class TorchSource(IndexSource):
 
 
 PACKAGE_INDEX = TorchSource()
-
-
-def torch_setting() -> str:
-    """The setting; ``auto`` where there is none."""
-    return os.environ.get(TORCH_INDEX_VARIABLE, "").strip() or AUTO
-
-
-def key_salt() -> str:
-    """What the setting adds to an environment's key: a named index does, without credentials.
-
-    ``auto`` and ``package`` do not, whatever came of it: an environment that is there is found
-    without asking anybody.
-    """
-    setting = torch_setting()
-    return "" if setting in (AUTO, PACKAGE) else without_credentials(setting)
 
 
 def torch_source(spec: EnvironmentSpec, python: str, say: Progress) -> TorchSource:

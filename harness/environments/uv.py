@@ -7,6 +7,7 @@ uv's own settings decide where packages come from. Checked with uv 0.13.8.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import threading
@@ -19,7 +20,7 @@ from urllib.parse import unquote
 
 from mmrepro.base.units import parse_size
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, NoSpace
-from mmrepro.machine.child_env import child_environment, die_with_parent
+from mmrepro.machine.host import child_environment, die_with_parent
 
 Progress = Callable[[str], None]
 
@@ -32,6 +33,12 @@ class Notice(str):
 
 UNCACHED = "not cached: "
 """Begins a phase of ``uv pip sync --dry-run -v``, one for each ``name==version``."""
+
+TORCH_INDEX_VARIABLE = "MMREPRO_TORCH_INDEX"
+"""``auto``; ``package``: the package index and no other; ``official``: PyTorch's CPU index; or the
+address of an index that serves ``torch==X+cpu``."""
+
+AUTO, PACKAGE, OFFICIAL = "auto", "package", "official"
 
 DOWNLOADING = "downloading"
 """A phase that begins so is followed by many alike."""
@@ -96,6 +103,21 @@ def without_credentials(text: str) -> str:
     """``scheme://user:secret@host`` becomes ``scheme://***@host``; query strings go."""
     text = re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
     return re.sub(r"(\w+://[^\s?]+)\?\S+", r"\1?***", text)
+
+
+def torch_setting() -> str:
+    """The setting; ``auto`` where there is none."""
+    return os.environ.get(TORCH_INDEX_VARIABLE, "").strip() or AUTO
+
+
+def key_salt() -> str:
+    """What the setting adds to an environment's key: a named index does, without credentials.
+
+    ``auto`` and ``package`` do not, whatever came of it: an environment that is there is found
+    without asking anybody.
+    """
+    setting = torch_setting()
+    return "" if setting in (AUTO, PACKAGE) else without_credentials(setting)
 
 
 def uv_binary() -> str:

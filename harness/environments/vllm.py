@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from mmrepro.environments.spec import EnvironmentSpec, Reason
 from mmrepro.environments.table import Entry, tabled_spec
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 
 CPU_ORIGIN = (
     "third-party repackaging of vLLM's CPU build (author of the package: Mekayel Anik), "

@@ -14,8 +14,15 @@ from mmrepro.fuzz.episodes import Episodes
 from mmrepro.fuzz.features import ENOUGH, kinds, worth
 from mmrepro.fuzz.store import Ended, Finished, KeptLine, Led, Pursued
 from mmrepro.fuzz.switches import LESS, needed_by
-from mmrepro.incident.fuzz import EPISODES_DIR, Found, Fuzz, SeenOnce
-from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.incident.replay import (
+    EPISODES_DIR,
+    REPLAY_FILE,
+    Finding,
+    Found,
+    Fuzz,
+    Replay,
+    SeenOnce,
+)
 from mmrepro.oracle.buckets import alike
 from mmrepro.replay.known import mitigation
 from mmrepro.replay.pursue import FATAL

@@ -21,7 +21,7 @@ from mmrepro.case.model import (
 )
 from mmrepro.case.played import Played
 from mmrepro.evidence import RequestRecord
-from mmrepro.incident.fuzz import Learnt
+from mmrepro.incident.replay import Learnt
 from mmrepro.machine.files import read_file
 from mmrepro.probes.fetch import fetch
 from mmrepro.probes.metrics import parse_metrics

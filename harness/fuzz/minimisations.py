@@ -15,8 +15,7 @@ from mmrepro.case.files import read_case, read_contents, write_case
 from mmrepro.fuzz.knowledge import AGAIN
 from mmrepro.fuzz.store import Ended, Finished, Led, Pursued
 from mmrepro.incident.folder import prepared
-from mmrepro.incident.fuzz import Found
-from mmrepro.incident.replay import Finding, FindingClass, PlayFacts, Sighting, bucket_words
+from mmrepro.incident.replay import Finding, FindingClass, Found, PlayFacts, Sighting, bucket_words
 from mmrepro.oracle.buckets import alike
 from mmrepro.play.options import PlayOptions
 from mmrepro.replay.options import ReplayCommand

@@ -15,8 +15,7 @@ from mmrepro.fuzz.episodes import Planned
 from mmrepro.fuzz.features import features
 from mmrepro.fuzz.limits import learn, narrowed
 from mmrepro.fuzz.store import Began, Ended
-from mmrepro.incident.fuzz import EPISODES_DIR, Episode
-from mmrepro.incident.replay import PlayFacts, bucket_words
+from mmrepro.incident.replay import EPISODES_DIR, Episode, PlayFacts, bucket_words
 from mmrepro.oracle.comparison import agreeing, compare_with_reference, compared
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.reference import has_own_format, reference_case

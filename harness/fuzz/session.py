@@ -26,9 +26,8 @@ from mmrepro.fuzz.source import Source, read_source
 from mmrepro.fuzz.store import EPISODES, Ended, KeptLine, LineT
 from mmrepro.incident import Fidelity
 from mmrepro.incident.folder import new_folder, prepared
-from mmrepro.incident.fuzz import EPISODES_DIR, Fuzz
-from mmrepro.incident.replay import FindingClass
-from mmrepro.machine.facts import host_facts
+from mmrepro.incident.replay import EPISODES_DIR, FindingClass, Fuzz
+from mmrepro.machine.host import host_facts
 from mmrepro.machine.journal import Head, Journal
 from mmrepro.models.tiny import TINY
 from mmrepro.play.options import PlayOptions
@@ -37,7 +36,7 @@ from mmrepro.records import Moment
 from mmrepro.replay.attempts import CaseResult, CaseRun, CaseSearch
 from mmrepro.replay.plays import found as found_event
 from mmrepro.replay.store import WriteReplay
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 from mmrepro.text.redact import Redactor
 
 DEFAULT_ROOT = "fuzz"

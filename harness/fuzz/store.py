@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from mmrepro.fuzz.limits import Limits
-from mmrepro.incident.fuzz import EPISODES_FILE, FUZZ_FILE, Episode
+from mmrepro.incident.replay import EPISODES_FILE, FUZZ_FILE, Episode
 from mmrepro.machine.journal import Head, JournalKind, Line
 from mmrepro.replay.seen import Seen
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 from pydantic import Field, TypeAdapter
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 from mmrepro.records import HostFacts, Moment, Record
 from pydantic import Field
 

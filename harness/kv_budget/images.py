@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mmrepro.errors import UsageError
-from mmrepro.models.qwen2vl import smart_resize
+from mmrepro.models.qwen import smart_resize
 
 
 @dataclass(frozen=True)

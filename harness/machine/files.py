@@ -1,4 +1,4 @@
-"""Files that users name: read within bounds, written whole or not at all.
+"""Files that users name or mmrepro keeps: read within bounds, written whole or not at all.
 
 Only a plain file is ever written over: a link, a FIFO, a socket or a device that stands there is
 somebody else's, and a rename would destroy it, as root a device node too. A link in the path of
@@ -8,14 +8,17 @@ the *folder* is followed: that is where its user wants the file.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Literal
 
 from mmrepro.base import units
 from mmrepro.errors import UsageError
@@ -125,3 +128,92 @@ def refuse_other_kinds(path: Path) -> None:
     if kind != stat.S_IFREG:
         what = _KINDS.get(kind, "no file")
         raise OSError(errno.EEXIST, f"it is {what}, and only a plain file is written over", path)
+
+
+Device = Literal["cpu", "cuda"]
+CACHE_VARIABLE = "MMREPRO_CACHE_DIR"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def cache_root() -> Path:
+    """Folder of all that mmrepro keeps: ``MMREPRO_CACHE_DIR``, else the user's cache folder."""
+    override = os.environ.get(CACHE_VARIABLE)
+    if override:
+        return Path(override).expanduser().absolute()
+    import platformdirs  # here, not above: `mmrepro --help` does not need it
+
+    return Path(platformdirs.user_cache_dir("mmrepro"))
+
+
+def environments_root() -> Path:
+    return cache_root() / "environments"
+
+
+def folders_in(root: Path) -> list[Path]:
+    """By name; none where ``root`` cannot be read."""
+    try:
+        return sorted(path for path in root.iterdir() if path.is_dir())
+    except OSError:
+        return []
+
+
+def detect_device() -> Device:
+    """``cuda`` where there is an NVIDIA driver and CUDA_VISIBLE_DEVICES does not hide every GPU on
+    purpose, else ``cpu``."""
+    return "cuda" if nvidia_driver() and not hidden(os.environ.get(VISIBLE)) else "cpu"
+
+
+def device_of(asked: str) -> Device:
+    """What ``--device`` means here: ``auto`` is :func:`detect_device`."""
+    if asked == "auto":
+        return detect_device()
+    return "cuda" if asked == "cuda" else "cpu"
+
+
+def hidden(mask: str | None) -> bool:
+    """Whether that value of CUDA_VISIBLE_DEVICES (None: not set) hides every GPU on purpose."""
+    return mask is not None and mask.strip() in ("", "-1", "NoDevFiles")
+
+
+def nvidia_driver() -> bool:
+    """Whether an NVIDIA driver is loaded and its library is found.
+
+    Both are asked for: a container may see the driver of its host in /proc without being given
+    the library (or a device), and an image may carry the library on a host without a GPU.
+    """
+    driver = Path("/proc/driver/nvidia/version").exists() or Path("/dev/nvidiactl").exists()
+    # WSL has neither: its device is /dev/dxg.
+    if not driver and not Path("/dev/dxg").exists():
+        return False
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+FileState = tuple[int, int, int]
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Of names and contents; a file that cannot be read counts as that."""
+    total = hashlib.sha256()
+    for path in files:
+        total.update(path.name.encode() + b"\0")
+        try:
+            total.update(_file_digest(path, state(path)))
+        except OSError:
+            total.update(b"unreadable")
+    return total.hexdigest()[:16]
+
+
+@lru_cache(maxsize=4096)
+def _file_digest(path: Path, state: FileState) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def state(path: Path) -> FileState:
+    """What changes when a file does. Raises OSError."""
+    facts = path.stat()
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino

@@ -1,12 +1,16 @@
-"""Which GPU a run takes: what ``CUDA_VISIBLE_DEVICES`` leaves, and of that one that nobody uses.
+"""Which GPU a run takes, for its time, and for no other run of mmrepro meanwhile.
 
-What the variable means is told by NVIDIA's CUDA Programming Guide, 5.2.1 "Device Enumeration and
-Properties" (https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html),
-and by the MIG User Guide, "CUDA Device Enumeration".
+It is what ``CUDA_VISIBLE_DEVICES`` leaves, and of that one that nobody uses. An engine shows up on
+its GPU only once it has started: until then the lease is what keeps others away.
+
+What the variable means: NVIDIA's CUDA Programming Guide, 5.2.1 "Device Enumeration and Properties"
+(https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html), and
+the MIG User Guide, "CUDA Device Enumeration".
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -15,9 +19,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from filelock import FileLock, Timeout
 from mmrepro.base import units
 from mmrepro.errors import GpuUnavailable
-from mmrepro.machine.cache import VISIBLE, hidden as hidden, nvidia_driver
+from mmrepro.machine.files import VISIBLE, cache_root, hidden as hidden, nvidia_driver
 from mmrepro.machine.nvml import (
     Gpu as Gpu,
     GpuProcess as GpuProcess,
@@ -332,3 +337,37 @@ def take(leased: Collection[str] = ()) -> Choice:
         if not choice.passed_over or time.monotonic() >= until:
             raise GpuUnavailable(choice.reason, hint=choice.hint)
         time.sleep(LOOK_AGAIN_S)
+
+
+@contextlib.contextmanager
+def leased() -> Iterator[Choice]:
+    """The device for a run that starts now. What MMREPRO_GPU asks for is taken, whoever has it.
+
+    Raises:
+        GpuUnavailable: none is there, or others use all of them.
+    """
+    others: set[str] = set()
+    while True:
+        choice = take(others)
+        with contextlib.ExitStack() as held:
+            refused = {d.uuid for d in choice.devices if not _held(d.uuid, held)}
+            if refused <= others:
+                yield choice
+                return
+        others |= refused
+
+
+def _held(uuid: str, held: contextlib.ExitStack) -> bool:
+    """Whether the device is this run's now, until ``held`` is closed; the kernel takes it back if
+    this process dies."""
+    path = cache_root() / "gpus" / f"{short_uuid(uuid)}.lock"
+    lock = FileLock(path, thread_local=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    except OSError:
+        return True  # a cache that cannot be written keeps no run from its GPU
+    held.callback(lock.release)
+    return True

@@ -20,7 +20,7 @@ from mmrepro.environments.listing import Listed, releases_of
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import UsageError
 from mmrepro.incident.ledger import Cell, Planned
-from mmrepro.machine.cache import device_of
+from mmrepro.machine.files import device_of
 from mmrepro.matrix import selectors
 from mmrepro.matrix.file import Rows, Settings
 from mmrepro.records import Record

@@ -3,4 +3,4 @@
 from __future__ import annotations
 
 from mmrepro.models.base import TinyModel as TinyModel
-from mmrepro.models.qwen2vl import TinyQwen2VL as TinyQwen2VL, smart_resize as smart_resize
+from mmrepro.models.qwen import TinyQwen2VL as TinyQwen2VL, smart_resize as smart_resize

@@ -24,7 +24,7 @@ from mmrepro.oracle.buckets import silent
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer, Verdict
 from mmrepro.oracle.reference import comparable
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 
 LEAST_RUNS = 5
 SIGNIFICANCE = 0.01

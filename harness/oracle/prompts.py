@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from mmrepro.capture.prefixes import common
 from mmrepro.case.model import Message
 from mmrepro.evidence import ImageSent, RequestRecord
-from mmrepro.models.qwen_images import FACTOR
+from mmrepro.models.qwen import FACTOR
 from mmrepro.oracle.sent import Sent
 
 LONGEST_TOKEN = 64

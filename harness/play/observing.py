@@ -20,12 +20,11 @@ from mmrepro.play.options import Look, PlayOptions
 from mmrepro.play.readings import reading
 from mmrepro.play.tracebacks import failed, read_tracebacks, telling
 from mmrepro.probes.data import ThreadStack
-from mmrepro.run.deadline import Deadlines
-from mmrepro.run.observe import Probing
-from mmrepro.run.reproduce import Interpreter
+from mmrepro.run.judge import Deadlines
+from mmrepro.run.observe import Interpreter, Probing
 from mmrepro.run.start import Started
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 
 CANARY_BEFORE, CANARY_AFTER = "canary before", "canary after"
 CANARY_TEXT, CANARY_TOKENS = "hello", 8

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from mmrepro.case.barriers import Time
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 
 Look = Callable[[str, int, Path], None]
 """The server's address, its first process and its log."""

@@ -20,19 +20,16 @@ from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import EngineStartError
 from mmrepro.evidence.recorder import Listener
 from mmrepro.incident import EVIDENCE_DIR, Fidelity, HostFacts, StandIn
-from mmrepro.incident.folder import prepared
-from mmrepro.incident.journal import Journal
-from mmrepro.machine.facts import host_facts
-from mmrepro.machine.gpu import Choice
-from mmrepro.machine.lease import leased
+from mmrepro.incident.folder import Journal, prepared
+from mmrepro.machine.gpu import Choice, leased
+from mmrepro.machine.host import host_facts
 from mmrepro.play.observing import Observing
 from mmrepro.play.options import Look as Look, PlayOptions as PlayOptions
 from mmrepro.play.served import replayed
 from mmrepro.play.tracebacks import of_engine, read_tracebacks
-from mmrepro.run import deadline, tables
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines, derive
 from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.runner import driving
+from mmrepro.run.runner import blank, driving, model_of
 from mmrepro.run.start import (
     ServerSpec,
     Started,
@@ -123,13 +120,13 @@ class Player:
         """
         scenario, options = replayed(self.server, self.options)
         journal = self._journal(scenario, options, self.folder / "calibrate")
-        deadlines = deadline.derive([UNKNOWN_S])
+        deadlines = derive([UNKNOWN_S])
         with contextlib.suppress(EngineStartError), journal.whole_run():
             server = self._started(scenario, options, journal)
             with in_service(server, journal):
                 asyncio.run(_gate(server, journal))
             answered = [r.latency_s for r in journal.recorder.evidence.requests if r.answered]
-            deadlines = deadline.derive(answered or [UNKNOWN_S])
+            deadlines = derive(answered or [UNKNOWN_S])
             journal.incident.deadline_s = deadlines.answer_s
         self.deadlines = deadlines
         return deadlines
@@ -190,7 +187,7 @@ class Player:
         """Of a play in ``folder``. Raises as ``prepared`` and ``target``."""
         wanted = target(scenario, options)
         folder = prepared(folder, EVIDENCE_DIR)
-        incident = tables.blank(scenario, options, wanted.release, wanted.device, folder)
+        incident = blank(scenario, options, wanted.release, wanted.device, folder)
         return Journal(incident, folder, self.listener)
 
     def _started(self, scenario: Scenario, options: RunCommand, journal: Journal) -> Started:
@@ -216,7 +213,7 @@ class Player:
         wanted = target(scenario, options)
         with self._known.building:
             environment = self._environment(wanted, journal)
-            model, journal.incident.model = tables.model_of(scenario.model, options.model)
+            model, journal.incident.model = model_of(scenario.model, options.model)
         gpu, cold = self._known.gpu, self._tries_cold
         spec = ServerSpec(scenario, options, environment, model, gpu=gpu, tries_cold=cold)
         with journal.stage("start-up"):

@@ -11,7 +11,7 @@ from mmrepro.case.model import Case, ServerWanted
 from mmrepro.case.played import Played
 from mmrepro.evidence.recorder import Listener
 from mmrepro.play.options import Look, PlayOptions
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 from mmrepro.run.options import StartMode
 
 

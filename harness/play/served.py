@@ -10,8 +10,7 @@ from typing import Any
 from mmrepro.case.model import ServerWanted
 from mmrepro.errors import UsageError
 from mmrepro.models import TinyModel, TinyQwen2VL
-from mmrepro.models.text import TinyText
-from mmrepro.models.tiny import TINY
+from mmrepro.models.tiny import TINY, TinyText
 from mmrepro.run.options import RunCommand
 from mmrepro.scenario import Drive, Scenario
 from mmrepro.scenario.registry import load_scenario

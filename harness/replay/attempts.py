@@ -27,7 +27,7 @@ from mmrepro.play.players import PlayerLike, Servers
 from mmrepro.records import Record
 from mmrepro.replay.known import named
 from mmrepro.replay.seen import Looked, Named, Seen
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 
 ATTEMPTS = 2
 """Of what told nothing of the engine."""

@@ -25,7 +25,7 @@ from mmrepro.replay.known import diagnosed
 from mmrepro.replay.seen import Seen, seen_of
 from mmrepro.replay.silent import Silent
 from mmrepro.replay.store import PLAYS_DIR, How, Key, ReplayFolder, Wanted
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 
 PLAYED_FILE = "played.json"
 LAST, USUAL_S = 5, 5.0

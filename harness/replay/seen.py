@@ -8,8 +8,7 @@ from mmrepro.case.model import Case, Operation
 from mmrepro.case.played import Played
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident.diagnosis import Match
-from mmrepro.incident.fuzz import Learnt
-from mmrepro.incident.replay import PlayFacts, Sighting
+from mmrepro.incident.replay import Learnt, PlayFacts, Sighting
 from mmrepro.oracle.buckets import alike
 from mmrepro.oracle.judged import Judged
 from mmrepro.records import Record

@@ -15,15 +15,14 @@ import mmrepro
 from mmrepro.case.files import case_digest
 from mmrepro.case.model import Case
 from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
-from mmrepro.incident.fuzz import Fuzz
-from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE, Finding, PlayFacts, Replay
+from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE, Finding, Fuzz, PlayFacts, Replay
 from mmrepro.machine import journal
-from mmrepro.machine.facts import host_facts
+from mmrepro.machine.host import host_facts
 from mmrepro.machine.journal import Journal, JournalKind, Line
 from mmrepro.records import Moment
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import Seen
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 from mmrepro.text.redact import Redactor
 from pydantic import Field, TypeAdapter, ValidationError
 

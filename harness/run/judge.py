@@ -1,18 +1,34 @@
-"""From evidence to the verdict: a pure function, for runs and for what was recorded of them."""
+"""From evidence to the verdict: a pure function, for runs and for what was recorded of them. Before
+it the rule that decides, from the latencies of the gate, when silence counts as a hang."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ast
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 from mmrepro.engines import ENGINES
+from mmrepro.environments.spec import Environment
 from mmrepro.errors import UsageError
 from mmrepro.evidence import Evidence
-from mmrepro.incident import ClaimResult, Incident
-from mmrepro.run import deadline
+from mmrepro.incident import (
+    ClaimResult,
+    Exhibit,
+    GateFacts,
+    Incident,
+    LogExcerpt,
+    MitigationFacts,
+    SourceExcerpt,
+)
+from mmrepro.probes.data import LogLine, LogsData
+from mmrepro.records import EVIDENCE_DIR
 from mmrepro.scenario import RunFacts, Scenario
-from mmrepro.signature import ConditionResult, Outcome, Truth, Verdict, decide, evaluate
+from mmrepro.scenario.parts import SourceRef
+from mmrepro.signature import ConditionResult, Finding, Outcome, Truth, Verdict, decide, evaluate
 from mmrepro.signature.decide import guarded
+from mmrepro.signature.views import log_count
 
 
 def judge(scenario: Scenario, evidence: Evidence, facts: RunFacts) -> Verdict:
@@ -92,7 +108,7 @@ def facts_of(incident: Incident, scenario: Scenario) -> RunFacts:
         release=incident.engine.release,
         fidelity=own or incident.fidelity,
         mitigations=applied & {m.name for m in scenario.mitigations},
-        deadline_s=incident.deadline_s or gate or deadline.FLOOR_S,
+        deadline_s=incident.deadline_s or gate or FLOOR_S,
         flips=frozenset(flips) & known,
         gpus=frozenset(gpu.index for gpu in incident.host.gpu_facts if gpu.taken),
     )
@@ -172,3 +188,198 @@ def _told(
         **{("condition", r.id): (r.part, r.truth.value, r.observed) for r in conditions},
         **{("claim", c.id): ("claim", c.status.value, c.observed) for c in claims},
     }
+
+
+FLOOR_S = 6.0
+CEILING_S = 120.0
+FACTOR = 30.0
+SUSPECT_SHARE = 0.4
+"""Part of the deadline after which the check begins, while the request goes on waiting."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """``answer_s``: silence from then on is a hang; ``suspect_s``: time to look. In seconds."""
+
+    answer_s: float
+    suspect_s: float
+    rule: str = ""
+
+
+def of_gate(
+    finding: Finding, latencies_s: Sequence[float], before: Deadlines
+) -> tuple[GateFacts, Deadlines]:
+    """What a gate gave; where it failed, the deadlines stay those ``before``. Raises as derive."""
+    passed = finding.truth is Truth.MET
+    facts = GateFacts(passed=passed, why=finding.observed, latencies_s=list(latencies_s))
+    if not passed:
+        return facts, before
+    deadlines = derive(latencies_s)
+    facts.deadline_s, facts.deadline_rule = deadlines.answer_s, deadlines.rule
+    return facts, deadlines
+
+
+def derive(latencies_s: Sequence[float]) -> Deadlines:
+    """Deadlines from the gate's latencies in seconds, in order; the first one warmed up.
+
+    The slowest warm request times 30, at least 6 s and at most 120 s: a hang is not slowness.
+
+    Raises:
+        ValueError: no latency was measured.
+    """
+    if not latencies_s:
+        raise ValueError("the gate measured no latency")
+    warm = max(latencies_s[1:] or latencies_s)
+    answer = min(CEILING_S, max(FLOOR_S, FACTOR * warm))
+    return Deadlines(
+        answer_s=round(answer, 2),
+        suspect_s=round(answer * SUSPECT_SHARE, 2),
+        rule=f"{FACTOR:g} × the slowest warm request of the gate ({warm:.2f} s), "
+        f"at least {FLOOR_S:g} s, at most {CEILING_S:g} s",
+    )
+
+
+# ---------------------------------------------------------------------- what the evidence shows
+
+T = TypeVar("T")
+LINES_EACH = 3
+MAX_LINES = 45
+MAX_FILE_BYTES = 4 << 20
+MAX_PICTURE_BYTES = 1 << 20
+"""As ``Shown.png`` has it."""
+
+
+def note_judged(
+    incident: Incident, scenario: Scenario, facts: RunFacts, environment: Environment
+) -> None:
+    """Symptoms, stack, log lines, sources, claims and mitigations of an incident with a verdict.
+
+    A scenario's table that fails leaves its part empty and a warning: the verdict stands.
+    """
+    evidence = incident.evidence
+
+    def guarded(build: Callable[[], T], otherwise: T, name: str) -> T:
+        try:
+            return build()
+        except Exception as error:
+            why = f"the scenario's {name} failed: {type(error).__name__}: {error}"
+            incident.failure_detail.append(why)
+            return otherwise
+
+    incident.symptoms = guarded(lambda: scenario.symptom_rows(evidence, facts), [], "symptom_rows")
+    exhibits: list[Exhibit] = guarded(lambda: scenario.exhibits(evidence, facts), [], "exhibits")
+    incident.exhibits = with_pictures(exhibits, Path(incident.incident_dir) / EVIDENCE_DIR)
+    incident.key_stack = guarded(lambda: scenario.key_stack(evidence), None, "key_stack")
+    incident.claims = guarded(lambda: scenario.claim_results(evidence, facts), [], "claims")
+    incident.log_lines = log_excerpts(evidence, scenario)
+    count_stand_ins(incident)
+    if incident.verdict is not None:
+        note_effects(incident.mitigations, effect(scenario, evidence, facts, incident.verdict))
+    excerpts = (read_definition(environment.site_packages, ref) for ref in scenario.sources)
+    incident.sources = [excerpt for excerpt in excerpts if excerpt is not None]
+
+
+def with_pictures(exhibits: list[Exhibit], folder: Path) -> list[Exhibit]:
+    """The exhibits with the pictures that they name, read from ``folder``; without those that are
+    not there, or are too large for an incident."""
+    for shown in (shown for exhibit in exhibits for shown in exhibit.shown):
+        file = folder / shown.file
+        if not shown.png and file.is_file() and file.stat().st_size <= MAX_PICTURE_BYTES:
+            shown.png = file.read_bytes()
+    return exhibits
+
+
+def note_effects(mitigations: Iterable[MitigationFacts], told: Effect) -> None:
+    """Of those that were not applied, a run tells nothing; the others it tells of together."""
+    for mitigation in mitigations:
+        if mitigation.applied:
+            mitigation.effective, mitigation.hides = told.prevented, told.hides
+            mitigation.observed = told.observed
+
+
+def count_stand_ins(incident: Incident) -> None:
+    """How often each stand-in reported itself, and calls of what it only pretends to have.
+
+    Counted are the lines of the engine's log that match the patterns ``NAME-loaded`` and
+    ``NAME-called``, where the engine or the scenario has such; without a log: None.
+    """
+    for stand_in in incident.stand_ins:
+        stand_in.loaded = log_count(incident.evidence, f"{stand_in.name}-loaded")
+        stand_in.calls = log_count(incident.evidence, f"{stand_in.name}-called")
+
+
+def log_excerpts(evidence: Evidence, scenario: Scenario) -> list[LogExcerpt]:
+    """The quoted lines: the scenario's patterns, and each process's last word."""
+    data = next((d for _, d in reversed(list(evidence.results(LogsData, partial=True)))), None)
+    if data is None:
+        return []
+    lines: list[LogExcerpt] = []
+    for pattern in dict.fromkeys((*scenario.key_log_patterns, "contract-violated")):
+        count = data.match_counts.get(pattern, 0)
+        for line in data.matches.get(pattern, [])[:LINES_EACH]:
+            note = f"{count} lines like this" if count > LINES_EACH else ""
+            lines.append(excerpt(data.file, line, note))
+    for process, line in data.last_by_process.items():
+        if process:
+            lines.append(excerpt(data.file, line, f"last line of {process}"))
+    if data.last_work is not None:
+        lines.append(excerpt(data.file, data.last_work, "last progress of the engine"))
+    return sorted(lines, key=lambda entry: entry.number)
+
+
+def excerpt(file: str, line: LogLine, note: str) -> LogExcerpt:
+    where = f" [{line.source}]" if line.source else ""
+    return LogExcerpt(
+        file=Path(file).name,
+        number=line.number,
+        process=line.process,
+        time=line.time,
+        text=f"{line.level}{where} {line.text}".strip(),
+        note=note,
+    )
+
+
+def read_definition(site_packages: Path, ref: SourceRef) -> SourceExcerpt | None:
+    """The lines of ``ref`` as installed; None if the file or the definition is not there.
+
+    Docstrings stay; a definition longer than 45 lines is cut around its highlighted lines.
+    """
+    path = site_packages / ref.file
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            return None
+        text = path.read_text(encoding="utf-8", errors="replace")
+        node = _find(ast.parse(text), ref.qualname.split("."))
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return None  # the parser's own limits end in the last two
+    if node is None or node.end_lineno is None:
+        return None
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    # As the parser counts: splitlines() would also split at form feeds and other separators.
+    numbered = list(enumerate(text.split("\n")[first - 1 : node.end_lineno], first))
+    marked = [n for n, line in numbered if any(h in line for h in ref.highlight)]
+    if len(numbered) > MAX_LINES:
+        start = max(0, (marked[0] if marked else first) - first - MAX_LINES // 2)
+        numbered = numbered[start : start + MAX_LINES]
+    return SourceExcerpt(
+        file=ref.file,
+        qualname=ref.qualname,
+        first_line=numbered[0][0],
+        lines=[line for _, line in numbered],
+        highlight=[n for n in marked if numbered[0][0] <= n <= numbered[-1][0]],
+        note=ref.note,
+    )
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _find(tree: ast.AST, names: list[str]) -> Definition | None:
+    """The last definition of that qualified name: overloads come before the real one."""
+    last: Definition | None = None
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, Definition) and node.name == names[0]:
+            last = node if len(names) == 1 else _find(node, names[1:]) or last
+        elif isinstance(node, ast.If | ast.Try):
+            last = _find(node, names) or last
+    return last

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+import hashlib
+import uuid
+from collections.abc import AsyncIterator, Collection, Coroutine
 from dataclasses import replace
+from pathlib import Path
 
+from mmrepro import __version__
 from mmrepro.base.units import duration
+from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.errors import EngineStartError, RunTimeout
+from mmrepro.errors import EngineStartError, RunTimeout, UsageError
 from mmrepro.evidence.recorder import Listener
-from mmrepro.incident import Incident, Setting
-from mmrepro.incident.folder import make_run_dir
-from mmrepro.incident.journal import Journal
-from mmrepro.machine.gpu import Choice
-from mmrepro.machine.lease import leased
-from mmrepro.run import deadline, tables
-from mmrepro.run.judge import facts_of, judge
+from mmrepro.incident import (
+    EngineFacts,
+    Incident,
+    MitigationFacts,
+    ModelFacts,
+    Setting,
+)
+from mmrepro.incident.folder import Journal, make_run_dir
+from mmrepro.machine.files import cache_root
+from mmrepro.machine.gpu import Choice, leased
+from mmrepro.machine.host import host_facts
+from mmrepro.models import TinyModel
+from mmrepro.records import Moment
+from mmrepro.run.judge import Deadlines, facts_of, judge, note_judged, of_gate
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
-from mmrepro.run.observe import Probing, read_log
+from mmrepro.run.observe import Interpreter, Probing, read_log
 from mmrepro.run.options import RunCommand, StartMode
-from mmrepro.run.reproduce import Interpreter
 from mmrepro.run.start import (
     ServerSpec,
     Started,
@@ -50,7 +61,7 @@ def begin(scenario: Scenario, options: RunCommand, listener: Listener | None = N
     scenario.read_options(options.options)
     changes(scenario, options.flips)
     folder = make_run_dir(options.out, scenario.full_name, spec.release)
-    incident = tables.blank(scenario, options, spec.release, spec.device, folder)
+    incident = blank(scenario, options, spec.release, spec.device, folder)
     return Journal(incident, folder, listener)
 
 
@@ -74,7 +85,7 @@ def execute(
             note_environment(journal, environment)
         held.enter_context(environment.in_use())  # `mmrepro env prune` beside us leaves it alone
         with journal.stage("model"):
-            model, journal.incident.model = tables.model_of(scenario.model, options.model)
+            model, journal.incident.model = model_of(scenario.model, options.model)
         models = journal.incident.host.gpus
         parts = decisive_parts(scenario, options, environment, model, starter, models)
         _note_key(journal.incident, parts)
@@ -180,10 +191,10 @@ async def _gate(drive: Drive, probing: Probing, journal: Journal) -> bool:
     recorder, scenario = journal.recorder, probing.scenario
     recorder.phase = "gate"
     await scenario.gate(drive)
-    facts, deadlines = deadline.of_gate(
+    facts, deadlines = of_gate(
         guarded(scenario.gate_check, recorder.evidence),
         [r.latency_s for r in recorder.evidence.requests_in("gate") if r.answered],
-        deadline.Deadlines(drive.deadline_s, drive.suspect_s),
+        Deadlines(drive.deadline_s, drive.suspect_s),
     )
     journal.incident.gate = facts
     drive.deadline_s, drive.suspect_s = deadlines.answer_s, deadlines.suspect_s
@@ -227,8 +238,8 @@ def _note_never_ready(spec: ServerSpec, journal: Journal, error: EngineStartErro
     recorder.event(error.message, level="error")
     answered = [r.latency_s for r in evidence.requests_in("control") if r.answered]
     gate = guarded(scenario.gate_check, evidence)
-    limits = deadline.Deadlines(spec.options.timeout_s, spec.options.timeout_s)
-    journal.incident.gate, _ = deadline.of_gate(gate, answered, limits)
+    limits = Deadlines(spec.options.timeout_s, spec.options.timeout_s)
+    journal.incident.gate, _ = of_gate(gate, answered, limits)
     recorder.phase = "check"
     with journal.stage("probes"):
         asyncio.run(read_log(spec.log(journal), spec.engine, scenario, recorder))
@@ -246,7 +257,68 @@ def _interpreter(server: Started, drive: Drive, starter: Starter) -> Interpreter
 
 
 def _judge(spec: ServerSpec, incident: Incident) -> None:
-    incident.mitigations = tables.mitigation_table(spec.scenario, spec.options.mitigations)
+    incident.mitigations = mitigation_table(spec.scenario, spec.options.mitigations)
     facts = facts_of(incident, spec.scenario)
     incident.verdict = judge(spec.scenario, incident.evidence, facts)
-    tables.note_judged(incident, spec.scenario, facts, spec.environment)
+    note_judged(incident, spec.scenario, facts, spec.environment)
+
+
+def blank(
+    scenario: Scenario, options: RunCommand, release: str, device: str, folder: Path
+) -> Incident:
+    """The incident of a run that has just begun, valid as it is.
+
+    ``device``: ``cpu`` or ``cuda``, as decided; ``folder``: the run's own.
+    """
+    return Incident(
+        mmrepro_version=__version__,
+        id=uuid.uuid4().hex[:12],
+        created=Moment.now(),
+        state="interrupted",
+        failure="the run has not ended",
+        incident_dir=str(folder),
+        command=options.command_line(scenario=options.scenario or scenario.name),
+        scenario=scenario.facts,
+        engine=EngineFacts(name=scenario.engine, release=release),
+        host=host_facts(),
+        fidelity=get_engine(scenario.engine).fidelity_on(device),
+        references=list(scenario.references),
+    )
+
+
+def model_of(tiny: TinyModel, given: Path | None) -> tuple[Path, ModelFacts]:
+    """Folder and facts of the model: the user's own if ``given``, else ``tiny``.
+
+    Raises:
+        UsageError: ``given`` holds no model.
+    """
+    if given is not None:
+        path = given.resolve()
+        if not (path / "config.json").is_file():
+            raise UsageError(f"{path} holds no model: it has no config.json.")
+        return path, ModelFacts(kind="given with --model", path=str(path))
+    path = tiny.write(cache_root() / "models")
+    with (path / "model.safetensors").open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return path, ModelFacts(
+        kind=tiny.kind,
+        path=str(path),
+        parameters=tiny.parameters,
+        seed=tiny.seed,
+        image_tokens=tiny.image_tokens,
+        sha256=digest,
+    )
+
+
+def mitigation_table(scenario: Scenario, applied: Collection[str]) -> list[MitigationFacts]:
+    """Every mitigation; of none it is known yet whether it helps. ``applied``: names."""
+    variant = f" --variant {scenario.variant}" if scenario.variant else ""
+    return [
+        MitigationFacts(
+            name=mitigation.name,
+            description=mitigation.description,
+            applied=mitigation.name in applied,
+            command=f"mmrepro run {scenario.name}{variant} --mitigation {mitigation.name}",
+        )
+        for mitigation in scenario.mitigations
+    ]

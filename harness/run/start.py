@@ -22,9 +22,9 @@ from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.environments.uv import Notice
 from mmrepro.errors import EngineStartError, ForkServerDied, UnknownRelease, UsageError
 from mmrepro.evidence.model import BUILD, BUILD_NOTICE
-from mmrepro.evidence.sampler import GpuSampler, Sampler
+from mmrepro.evidence.recorder import GpuSampler, Sampler
 from mmrepro.incident import Incident, ServerFacts, Setting, WarmParentFacts
-from mmrepro.incident.journal import Journal
+from mmrepro.incident.folder import Journal
 from mmrepro.machine.files import write_file
 from mmrepro.machine.gpu import Choice
 from mmrepro.reproducers import reproducer_path

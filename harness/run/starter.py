@@ -17,15 +17,13 @@ from mmrepro.environments.spec import Environment
 from mmrepro.environments.starts import ModeSeen, note_start, starts_seen
 from mmrepro.errors import UsageError
 from mmrepro.incident import Setting, WarmParentFacts
-from mmrepro.machine.cache import VISIBLE, cache_root
-from mmrepro.machine.child_env import child_environment
-from mmrepro.machine.digest import digest
+from mmrepro.machine.files import VISIBLE, cache_root, digest
 from mmrepro.machine.gpu import ORDER
+from mmrepro.machine.host import child_environment
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import StartMode
 from mmrepro.supervise import EngineProcess, start_engine
-from mmrepro.supervise.forked import COMMAND
-from mmrepro.supervise.warm import SCRIPTS, ForkServer, ForkServers, ForkServerSpec
+from mmrepro.supervise.warm import FORK, SCRIPTS, ForkServer, ForkServers, ForkServerSpec
 
 MODE_VARIABLE, IDLE_VARIABLE = "MMREPRO_START_MODE", "MMREPRO_WARM_IDLE"
 ROOT_VARIABLE = "MMREPRO_WARM_DIR"
@@ -119,7 +117,7 @@ class Starter:
             entry = plan.entry
             folders = os.pathsep.join(entry.path)
             argv = [
-                str(environment.python), "-c", COMMAND, str(SCRIPTS), folders,
+                str(environment.python), "-c", FORK, str(SCRIPTS), folders,
                 entry.module, *entry.arguments,
             ]  # fmt: skip
         return start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s), None

@@ -23,8 +23,12 @@ from mmrepro.scenario.parts import (
     Claim as Claim,
     Control as Control,
     Factor as Factor,
+    FailureClass as FailureClass,
     LiveFacts as LiveFacts,
     RunFacts as RunFacts,
+    Severity as Severity,
+    Upstream as Upstream,
+    UpstreamState as UpstreamState,
     cause as cause,
     claim as claim,
     cure as cure,
@@ -35,12 +39,6 @@ from mmrepro.scenario.parts import (
     row as row,
     symptom as symptom,
     upgrade as upgrade,
-)
-from mmrepro.scenario.standing import (
-    FailureClass as FailureClass,
-    Severity as Severity,
-    Upstream as Upstream,
-    UpstreamState as UpstreamState,
 )
 from mmrepro.signature import (
     Finding as Finding,

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 from mmrepro.engines import Engine, get_engine
-from mmrepro.engines.changes import Mitigation, Patch
+from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.errors import BrokenScenario, UsageError
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimResult, Exhibit, KeyStack, Reference, ScenarioFacts, SymptomRow
@@ -21,6 +21,7 @@ from mmrepro.models import TinyModel, TinyQwen2VL
 from mmrepro.probes.data import ProbeData, StackSample, StacksData
 from mmrepro.records import Fidelity
 from mmrepro.scenario.parts import (
+    NOT_LOOKED_UP,
     OPPOSITE,
     PROJECTS,
     STATUS,
@@ -29,17 +30,19 @@ from mmrepro.scenario.parts import (
     Control,
     Declared,
     Factor,
+    FailureClass,
     Hypothesis,
     LiveFacts,
     Many,
     Row,
     RunFacts,
+    Severity,
     SourceRef,
+    Upstream,
     many,
     named,
     tagged,
 )
-from mmrepro.scenario.standing import NOT_LOOKED_UP, FailureClass, Severity, Upstream
 from mmrepro.signature import Condition, Finding, Outcome, Part, Truth, combine, evaluate
 from mmrepro.signature.decide import FLIP, all_met, guarded, trigger_arrived
 from mmrepro.signature.views import View
@@ -47,7 +50,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 if TYPE_CHECKING:
-    from mmrepro.incident.ablation import Ablation
+    from mmrepro.incident.searches import Ablation
     from mmrepro.scenario.silent import Failure
     from mmrepro.traffic.drive import Drive
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from mmrepro.incident import ClaimResult
-from mmrepro.incident.ablation import Ablation, FactorClass
+from mmrepro.incident.searches import Ablation, FactorClass
 from mmrepro.scenario.parts import STATUS, Hypothesis, named
 from mmrepro.signature import Finding, Truth
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, fields, replace
 from decimal import Decimal
 from typing import Any, ClassVar
 
-from mmrepro.engines.changes import Mitigation, Patch
+from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.engines.lmdeploy import WITNESS, WITNESS_PATTERNS, device_memory
 from mmrepro.evidence import Evidence, Missing, Phase, RequestRecord
 from mmrepro.kv_budget import Budget, LmdeployPlan, smallest
 from mmrepro.models import TinyModel
-from mmrepro.models.text import TinyText
+from mmrepro.models.tiny import TinyText
 from mmrepro.probes.data import LogLine, LogsData
 from mmrepro.scenario.definition import Scenario, bind
 from mmrepro.scenario.parts import (

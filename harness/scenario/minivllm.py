@@ -8,10 +8,20 @@ from typing import ClassVar
 
 from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.incident import SymptomRow
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.models.qwen import TinyQwen3
 from mmrepro.scenario.definition import Scenario
-from mmrepro.scenario.parts import OPPOSITE, Claim, LiveFacts, Row, RunFacts, claim, cure, row
-from mmrepro.scenario.standing import Upstream, UpstreamState
+from mmrepro.scenario.parts import (
+    OPPOSITE,
+    Claim,
+    LiveFacts,
+    Row,
+    RunFacts,
+    Upstream,
+    UpstreamState,
+    claim,
+    cure,
+    row,
+)
 from mmrepro.signature import Finding, Truth, checks
 from mmrepro.signature.views import Logs, Metrics, Requests
 from mmrepro.traffic.drive import Drive

@@ -9,10 +9,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
-from mmrepro.engines.changes import Mitigation, Patch
+from mmrepro.engines.base import Mitigation, Patch
 from mmrepro.evidence import Evidence, Missing, RequestRecord
 from mmrepro.incident import Exhibit, Shown
-from mmrepro.models.qwen_images import MERGE, PATCH, QwenModel, smart_resize
+from mmrepro.models.qwen import MERGE, PATCH, QwenModel, smart_resize
 from mmrepro.models.tiny import TINY
 from mmrepro.probes.data import HttpData
 from mmrepro.records import Fidelity, StandIn
@@ -23,8 +23,7 @@ from mmrepro.scenario.silent import Pair, as_in_a_run
 from mmrepro.signature import Condition, Finding
 from mmrepro.signature.comparison import CACHED_TOTAL, ComparedAnswers, first_difference, spelled
 from mmrepro.signature.views import Logs
-from mmrepro.traffic.drive import Drive
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Drive, Picture
 from mmrepro.traffic.reading import Watch
 
 CONTROL = "control"

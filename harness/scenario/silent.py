@@ -15,7 +15,7 @@ from mmrepro.records import Fidelity
 from mmrepro.scenario.definition import Scenario
 from mmrepro.scenario.parts import LiveFacts, RunFacts
 from mmrepro.signature import Condition, Finding
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 
 SILENT = frozenset({FindingClass.CROSS_TALK, FindingClass.CACHE_BOUND, FindingClass.WRONG_ANSWER})
 """Of whom no log tells, and nothing that a look at the server could see."""

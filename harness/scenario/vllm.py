@@ -22,10 +22,9 @@ from mmrepro.scenario.parts import (
     quote,
 )
 from mmrepro.signature import Condition, Finding, Outcome, Truth
-from mmrepro.signature.digests import short_hash
+from mmrepro.signature.checks import short_hash
 from mmrepro.signature.views import Logs, Metrics, Processes, Requests, core_processes
-from mmrepro.traffic.drive import Drive
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Drive, Picture
 from packaging.version import Version
 
 CACHE_GB = 0.02

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import random
 import select
@@ -27,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 from typing import NoReturn
@@ -35,80 +34,24 @@ from typing import NoReturn
 if __package__:
     from mmrepro.base import processes
     from mmrepro.supervise import forked, supervisor
-    from mmrepro.supervise.supervisor import LaunchOrder
+    from mmrepro.supervise.supervisor import ForkServerFacts, ForkServerOrder, LaunchOrder
 else:  # run under the engine's interpreter, its neighbours beside it
     import forked  # type: ignore[import-not-found,no-redef]
     import supervisor  # type: ignore[import-not-found,no-redef]
-    from supervisor import LaunchOrder  # type: ignore[import-not-found,no-redef]
+    from supervisor import (  # type: ignore[no-redef]
+        ForkServerFacts,
+        ForkServerOrder,
+        LaunchOrder,
+    )
 
     processes = supervisor.processes
 
-COMMAND = (
-    "import sys; sys.path.insert(0, sys.argv[1]); import fork_server; del sys.path[0]; "
-    "fork_server.main()"
-)
-"""For ``python -c COMMAND FOLDER-OF-THIS-FILE WORDS``. The words, those that name the engine's
-server, are for whoever reads /proc: the kernel shows this command line for each fork as well."""
-SOCKET, FACTS, LOG = "socket", "facts.json", "fork-server.log"
 FORK_SAFE = ("jemalloc_bg_thd",)
 """Names of threads that may run while the process forks. jemalloc's purging thread, which Arrow
 starts, is stopped before a fork and marked as ended in the child (src/background_thread.c,
 background_thread_postfork_child)."""
 JOINED_S = 1.0
 POLL_S = 0.5
-
-
-@dataclass(frozen=True)
-class ForkServerOrder:
-    """The first line that a fork server reads.
-
-    ``module`` is what its servers run; ``preload`` what is imported besides, as far as the release
-    has it; ``idle_s``: it ends when nothing was started for so long; 0: with its owner, who holds
-    its standard input open.
-    """
-
-    module: str
-    preload: list[str]
-    path: list[str] = field(default_factory=list)
-    idle_s: float = 0.0
-
-    def to_line(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def from_line(cls, line: str) -> ForkServerOrder:
-        return cls(**json.loads(line))
-
-
-@dataclass
-class ForkServerFacts:
-    """What became of a fork server. ``refused``: why nothing can be forked from it; "" where it
-    can; ``cold``: it is a thread, which a fork in start mode ``fork`` would meet as well.
-
-    Attributes:
-        imports_s: seconds that the imports took.
-        memory_bytes: its proportional share of memory (PSS) after them.
-        threads: number of threads by name, its own first one apart.
-        files: what is open besides the standard streams.
-        missing: modules that the release does not have, or that could not be imported.
-        served: servers that were forked.
-    """
-
-    pid: int
-    imports_s: float = 0.0
-    memory_bytes: int = 0
-    threads: dict[str, int] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    served: int = 0
-    refused: str = ""
-    cold: bool = False
-
-    def write(self) -> None:
-        """Into the working directory, whole or not at all."""
-        temporary = Path(FACTS + ".tmp")
-        temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
-        temporary.replace(FACTS)
 
 
 class Engine(BaseException):
@@ -142,7 +85,7 @@ def main() -> None:
         facts.write()
         forked.finish(0)
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(SOCKET)
+    listener.bind(supervisor.SOCKET)
     listener.listen(16)
     facts.write()
     try:

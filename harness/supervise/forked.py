@@ -26,12 +26,6 @@ from multiprocessing import (
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-COMMAND = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); import forked; del sys.path[0]; forked.main()"
-)
-"""For ``python -c COMMAND FOLDER-OF-THIS-FILE PATH MODULE ARGUMENTS``. Without a main module of its
-own there is none that a child started with ``spawn`` would import again."""
-
 NEIGHBOURS = ("fork_server", "forked", "processes", "supervisor")
 
 STAND_IN = "mmrepro_stand_in_"

@@ -2,7 +2,7 @@
 
     guardian ── supervisor ── engine ── what the engine starts
 
-Started as a script (:mod:`mmrepro.supervise.client`), or forked by a fork server
+Started as a script (:mod:`mmrepro.supervise`), or forked by a fork server
 (:mod:`mmrepro.supervise.fork_server`), which then forks the engine in turn. Guardian and supervisor
 are child subreapers: a process whose parent ended becomes the supervisor's child, and the
 guardian's once the supervisor is gone. A run therefore owns what descends from them, and what the
@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Protocol
 
@@ -42,6 +43,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SOCKET, FACTS = "socket", "facts.json"
+"""In a fork server's folder."""
 SCAN_INTERVAL_S = 0.5
 KILL_TIMEOUT_S = 5.0
 
@@ -100,6 +103,59 @@ class StopReport:
     shm_removed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ForkServerOrder:
+    """The first line that a fork server reads.
+
+    ``module`` is what its servers run; ``preload`` what is imported besides, as far as the release
+    has it; ``idle_s``: it ends when nothing was started for so long; 0: with its owner, who holds
+    its standard input open.
+    """
+
+    module: str
+    preload: list[str]
+    path: list[str] = field(default_factory=list)
+    idle_s: float = 0.0
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> ForkServerOrder:
+        return cls(**json.loads(line))
+
+
+@dataclass
+class ForkServerFacts:
+    """What became of a fork server. ``refused``: why nothing can be forked from it; "" where it
+    can; ``cold``: it is a thread, which a fork in start mode ``fork`` would meet as well.
+
+    Attributes:
+        imports_s: seconds that the imports took.
+        memory_bytes: its proportional share of memory (PSS) after them.
+        threads: number of threads by name, its own first one apart.
+        files: what is open besides the standard streams.
+        missing: modules that the release does not have, or that could not be imported.
+        served: servers that were forked.
+    """
+
+    pid: int
+    imports_s: float = 0.0
+    memory_bytes: int = 0
+    threads: dict[str, int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    served: int = 0
+    refused: str = ""
+    cold: bool = False
+
+    def write(self) -> None:
+        """Into the working directory, whole or not at all."""
+        temporary = Path(FACTS + ".tmp")
+        temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        temporary.replace(FACTS)
 
 
 class Launched(Protocol):

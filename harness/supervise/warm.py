@@ -27,12 +27,28 @@ from filelock import FileLock
 from mmrepro.base import processes
 from mmrepro.base.units import duration
 from mmrepro.errors import ForkServerDied
-from mmrepro.machine.cache import folders_in
-from mmrepro.supervise import Entry, fork_server as script
-from mmrepro.supervise.client import EngineProcess, launch_order, run_variables
-from mmrepro.supervise.fork_server import FACTS, LOG, SOCKET, ForkServerFacts, ForkServerOrder
+from mmrepro.machine.files import folders_in
+from mmrepro.supervise import (
+    EngineProcess,
+    Entry,
+    launch_order,
+    run_variables,
+)
+from mmrepro.supervise.supervisor import FACTS, SOCKET, ForkServerFacts, ForkServerOrder
 
-SCRIPTS = Path(script.__file__).parent
+SCRIPTS = Path(__file__).parent
+FORK_SERVER = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import fork_server; del sys.path[0]; "
+    "fork_server.main()"
+)
+"""For ``python -c FORK_SERVER SCRIPTS WORDS``. The words, those that name the engine's server, are
+for whoever reads /proc: the kernel shows this command line for each fork as well."""
+FORK = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); import forked; del sys.path[0]; forked.main()"
+)
+"""For ``python -c FORK SCRIPTS PATH MODULE ARGUMENTS``. Without a main module of its own there is
+none that a child started with ``spawn`` would import again."""
+LOG = "fork-server.log"
 IMPORT_TIMEOUT_S = 300.0
 CONNECT_TIMEOUT_S = 10.0
 POLL_S = 0.02
@@ -200,7 +216,7 @@ def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -
     try:
         with (folder / LOG).open("wb") as log:
             child = subprocess.Popen(
-                [spec.python, "-c", script.COMMAND, str(SCRIPTS), *spec.words, spec.label],
+                [spec.python, "-c", FORK_SERVER, str(SCRIPTS), *spec.words, spec.label],
                 env=run_variables(spec.env, str(folder)),
                 cwd=folder,
                 stdin=subprocess.PIPE,

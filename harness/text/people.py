@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from mmrepro.text.opaque import Span
+from mmrepro.text.shapes import Span
 from mmrepro.text.values import values
 
 _LEAST: Final = 6

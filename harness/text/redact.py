@@ -1,8 +1,8 @@
 """One consistent mapping of what is private to placeholders, for everything a run writes.
 
 What leaves is allowed, not what is forbidden removed: words, identifiers, numbers, versions, paths,
-frames and whatever is called a digest stay; any other opaque token goes (``text.opaque``). Beside
-that go what is named a secret (``text.names``), however short, and what is private by its looks
+frames and whatever is called a digest stay; any other opaque token goes (``text.shapes``). Beside
+that go what is named a secret (``text.values``), however short, and what is private by its looks
 (``text.shapes``).
 
 The same secret has the same placeholder everywhere (``[redacted:key-1]``), so that a reader can
@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar, get_origin
 
 from mmrepro.text import shapes
-from mmrepro.text.names import HINT, Secrecy, kind_of, secrecy
-from mmrepro.text.opaque import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
 from mmrepro.text.people import prompts
 from mmrepro.text.sanitize import without_disguise
-from mmrepro.text.values import Value, values
+from mmrepro.text.shapes import DIGEST, Span, is_opaque, names_a_digest, opaque_spans
+from mmrepro.text.values import HINT, Secrecy, Value, kind_of, secrecy, values
 from pydantic import BaseModel
 
 M = TypeVar("M", bound=BaseModel)

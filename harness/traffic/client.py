@@ -16,7 +16,7 @@ import httpx2
 from mmrepro.evidence import ImageSent, RequestRecord
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.records import Moment
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 from mmrepro.traffic.reading import (
     CHAT,
     COMPLETIONS,

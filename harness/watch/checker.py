@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mmrepro.engines import ENGINES
 from mmrepro.incident.diagnosis import NamedClass, TargetFacts
-from mmrepro.machine.lateness import SHORT, Lateness
+from mmrepro.machine.host import SHORT, Lateness
 from mmrepro.probes.base import Probe, ProbeData, ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.connections import ConnectionsProbe
 from mmrepro.probes.data import InferenceData, MetricsData

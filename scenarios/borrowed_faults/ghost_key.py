@@ -28,7 +28,7 @@ from mmrepro.scenario.more import (
     tokens_stand_still,
 )
 from mmrepro.scenario.vllm import MM_CACHE_ISSUE
-from mmrepro.signature.digests import digest_in, same_digest
+from mmrepro.signature.checks import digest_in, same_digest
 from mmrepro.signature.loops import stays_in
 
 TOO_LONG, AGAIN = "image X, too long", "image X again"

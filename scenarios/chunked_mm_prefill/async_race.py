@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from mmrepro.engines.vllm import EMULATED_STREAM
-from mmrepro.models.dotsocr import REPORTED_IMAGE_TOKENS
+from mmrepro.models.tiny import REPORTED_IMAGE_TOKENS
 from mmrepro.scenario import (
     Check,
     Claim,

@@ -19,7 +19,7 @@ from mmrepro.scenario import (
     vllm,
 )
 from mmrepro.scenario.more import StacksData, ThreadStack, trigger_ended
-from mmrepro.signature.digests import digest_in, same_digest
+from mmrepro.signature.checks import digest_in, same_digest
 
 FILLS = 30
 """Images sent to fill the cache; it holds about ten, so an eviction is certain."""

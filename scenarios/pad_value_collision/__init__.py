@@ -329,7 +329,7 @@ def identities(failure: Failure, found: Mapping[str, list[Pair]]) -> dict[str, I
     """What the engine makes of the pictures, by name. Raises as the search does."""
     from mmrepro.collide.interpreter import place_for
     from mmrepro.collide.search import identify
-    from mmrepro.machine.cache import cache_root
+    from mmrepro.machine.files import cache_root
 
     server = failure.case.server
     tiny = TINY.get(server.model)

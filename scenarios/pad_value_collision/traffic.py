@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from mmrepro.models.qwen_images import MERGE, PATCH
+from mmrepro.models.qwen import MERGE, PATCH
 from mmrepro.scenario import Drive, Finding, RequestRecord, Truth, all_met, claim
 from mmrepro.scenario.more import ComparedAnswers, Picture, first_difference, read_picture
 from mmrepro.scenario.sglang import TEXT, PictureAlias, flush

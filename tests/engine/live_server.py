@@ -20,7 +20,7 @@ from mmrepro.engines import LaunchRequest, get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.environments.build import ensure
 from mmrepro.evidence.recorder import Recorder
-from mmrepro.machine.cache import cache_root, detect_device
+from mmrepro.machine.files import cache_root, detect_device
 from mmrepro.models import TinyModel
 from mmrepro.run.options import StartMode
 from mmrepro.run.starter import MODE_VARIABLE, Starter

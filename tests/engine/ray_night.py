@@ -28,9 +28,9 @@ from mmrepro.campaign.search import Search
 from mmrepro.campaign.work import Began, Here, WithoutEnvironment, Working, lost
 from mmrepro.cluster.machines import Machines, connected
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident.bisection import Bisection, Point
 from mmrepro.incident.ledger import Attempt, Cell, Night, NightState, Planned, Role
-from mmrepro.machine.facts import host_facts
+from mmrepro.incident.searches import Bisection, Point
+from mmrepro.machine.host import host_facts
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import Moment

@@ -10,7 +10,7 @@ import pytest
 from live import Finished, RunOnce
 from mmrepro.environments.build import ensure
 from mmrepro.environments.vllm import vllm_spec
-from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.host import child_environment
 from mmrepro.reproducers import reproducer_path
 
 pytestmark = pytest.mark.engine

@@ -16,7 +16,7 @@ from mmrepro.oracle.crosstalk import crosstalk
 from mmrepro.oracle.reference import reference_case
 from mmrepro.play.player import Player, PlayOptions
 from mmrepro.scenarios.borrowed_faults.pad_value import PAD_RANGE
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 
 pytestmark = pytest.mark.engine
 SIZE = (84, 84)

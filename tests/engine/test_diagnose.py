@@ -21,7 +21,7 @@ import pytest
 from live import COMMAND, assert_nothing_left, processes_in, shared_memory, wait_for
 from live_server import Load, Server, Told, ask, diagnose, serving
 from mmrepro.models import TinyQwen2VL
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.models.qwen import TinyQwen3
 from mmrepro.run.options import StartMode
 
 pytestmark = pytest.mark.engine

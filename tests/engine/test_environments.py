@@ -8,7 +8,7 @@ import pytest
 from mmrepro.environments.build import ensure
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UnknownRelease, UnloadableWheel
-from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.host import child_environment
 
 pytestmark = pytest.mark.engine
 

@@ -15,9 +15,8 @@ import pytest
 from live import COMMAND, children, wait_for
 from live_server import serving
 from mmrepro.case.files import read_case
-from mmrepro.incident.fuzz import EPISODES_FILE, FUZZ_FILE, Fuzz
-from mmrepro.incident.replay import VERDICTS_FILE
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.incident.replay import EPISODES_FILE, FUZZ_FILE, VERDICTS_FILE, Fuzz
+from mmrepro.models.qwen import TinyQwen3
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
 
 pytestmark = pytest.mark.engine

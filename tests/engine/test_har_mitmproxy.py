@@ -17,7 +17,7 @@ from mmrepro.case.bodies import body
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import ServerWanted
 from mmrepro.case.pictures import pictures
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.models.qwen import TinyQwen3
 from recorded_traffic import SECRETS, Sent, requests, send
 
 pytestmark = pytest.mark.engine

@@ -9,9 +9,9 @@ import pytest
 from live import RunOnce
 from mmrepro.engines import LaunchRequest, get_engine
 from mmrepro.environments.build import ensure
-from mmrepro.machine.cache import cache_root
-from mmrepro.machine.child_env import child_environment
-from mmrepro.models.text import TinyText
+from mmrepro.machine.files import cache_root
+from mmrepro.machine.host import child_environment
+from mmrepro.models.tiny import TinyText
 from mmrepro.reproducers import reproducer_path
 
 pytestmark = pytest.mark.engine

@@ -16,7 +16,7 @@ from mmrepro.case.played import Played, PlayState
 from mmrepro.engines import get_engine
 from mmrepro.engines.base import SERVED_MODEL
 from mmrepro.evidence.model import RequestRecord
-from mmrepro.incident.journal import Journal
+from mmrepro.incident.folder import Journal
 from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.comparison import compare_with_reference
 from mmrepro.oracle.judge import judge

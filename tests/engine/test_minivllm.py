@@ -19,8 +19,8 @@ from junitparser import JUnitXml, TestCase
 from live import RunOnce
 from mmrepro.environments.build import ensure
 from mmrepro.environments.minivllm import RELEASE, minivllm_spec
-from mmrepro.machine.child_env import child_environment
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.machine.host import child_environment
+from mmrepro.models.qwen import TinyQwen3
 from mmrepro.reproducers import reproducer_path
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.data import pad_value_pair

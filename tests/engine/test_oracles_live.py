@@ -24,7 +24,7 @@ from mmrepro.incident.replay import FindingClass
 from mmrepro.oracle.judge import judge
 from mmrepro.oracle.judged import Judged
 from mmrepro.play.player import Player, PlayOptions
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 
 pytestmark = pytest.mark.engine
 

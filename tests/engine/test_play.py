@@ -15,9 +15,9 @@ from mmrepro.case.model import Case, Message, Noise, Operation, Part, ServerWant
 from mmrepro.case.played import Played, PlayState, Reading
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import INCIDENT_FILE, Fidelity, Incident
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.models.qwen import TinyQwen3
 from mmrepro.play.player import Player, PlayOptions
-from mmrepro.run.deadline import Deadlines, derive
+from mmrepro.run.judge import Deadlines, derive
 
 pytestmark = pytest.mark.engine
 

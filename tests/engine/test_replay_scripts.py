@@ -16,7 +16,7 @@ from mmrepro.case.files import write_case
 from mmrepro.case.model import Case, Message, Noise, Operation, Origin, Part, ServerWanted
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay
 from mmrepro.models import TinyQwen2VL
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.models.qwen import TinyQwen3
 from mmrepro.records import Fidelity, HostFacts, Moment
 from mmrepro.reports.replay import write_replay
 

@@ -11,7 +11,7 @@ from mmrepro.environments.build import ensure
 from mmrepro.environments.minivllm import minivllm_spec
 from mmrepro.environments.uv import run_uv
 from mmrepro.environments.wheelhouse import make, make_target
-from mmrepro.machine.child_env import child_environment
+from mmrepro.machine.host import child_environment
 
 pytestmark = pytest.mark.engine
 NO_NETWORK = ("unshare", "--map-root-user", "--net")

@@ -37,8 +37,7 @@ from mmrepro.incident import INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
 from mmrepro.reports import load
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest
-from mmrepro.run.judge import effect, facts_of, judge
-from mmrepro.run.tables import note_effects
+from mmrepro.run.judge import effect, facts_of, judge, note_effects
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import data
 from mmrepro.text.redact import PLACEHOLDER, Redactor

@@ -22,7 +22,7 @@ BEGIN, END = "<!-- counterexamples -->", "<!-- /counterexamples -->"
 if importlib.util.find_spec("torch") is None:
     from mmrepro.environments.build import ensure
     from mmrepro.environments.minivllm import RELEASE, minivllm_spec
-    from mmrepro.machine.child_env import child_environment
+    from mmrepro.machine.host import child_environment
 
     python = str(ensure(minivllm_spec(RELEASE, "cpu")).python)
     os.execve(python, [python, __file__, *sys.argv[1:]], child_environment())

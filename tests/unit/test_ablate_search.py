@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given, strategies as st
 from mmrepro.ablate.search import NOT_CURED, Flips, Search, most_cells, search
-from mmrepro.incident.ablation import CellState, Conclusion, FactorClass, Role
+from mmrepro.incident.searches import CellState, Conclusion, FactorClass, Role
 
 FAILS, CURED, HIDDEN = CellState.FAILS, CellState.CURED, CellState.HIDDEN
 NAMES = "abcde"

@@ -23,7 +23,7 @@ from mmrepro.campaign.trial import TrialOptions
 from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
-from mmrepro.incident.ablation import Ablation, CellState, Conclusion, FactorClass
+from mmrepro.incident.searches import Ablation, CellState, Conclusion, FactorClass
 from mmrepro.reports.ablation import load_ablation, write_ablation
 from mmrepro.run import key
 from mmrepro.run.options import StartMode

@@ -12,7 +12,7 @@ from mmrepro.scenario import Requests, Scenario
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios.borrowed_faults import ghost_key as ghost, kv_budget as kv, pad_value as pad
 from mmrepro.signature import Truth, evaluate
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 GHOST_KEY, PAD_VALUE, KV_BUDGET, REUSED_MASK = load_scenario("borrowed-faults").variants

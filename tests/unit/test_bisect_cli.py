@@ -16,8 +16,8 @@ from mmrepro.campaign.trial import Trials
 from mmrepro.cli import campaign
 from mmrepro.cli.app import app
 from mmrepro.errors import ExitCode, UsageError
-from mmrepro.incident.bisection import Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Role
+from mmrepro.incident.searches import Bisection
 from mmrepro.records import Moment
 from mmrepro.signature import Outcome
 from test_bisect_session import RELEASES, listed, truth

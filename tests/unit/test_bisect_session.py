@@ -18,8 +18,8 @@ from mmrepro.campaign.local import LocalPlaces
 from mmrepro.cli.bisect import exit_code
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.history.ledger import read
-from mmrepro.incident.bisection import BISECTION_FILE, Bisection, Point, SideConclusion
 from mmrepro.incident.ledger import Attempt, Cell, Lost, NightState, Role
+from mmrepro.incident.searches import BISECTION_FILE, Bisection, Point, SideConclusion
 from mmrepro.records import Moment
 from mmrepro.reports.bisection import (
     load_bisection,

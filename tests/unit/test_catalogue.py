@@ -19,8 +19,8 @@ from mmrepro.environments.listing import Listed
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, UnknownScenario
 from mmrepro.scenario import Scenario
+from mmrepro.scenario.parts import HARMS, SEES, FailureClass, Severity, UpstreamState
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.scenario.standing import HARMS, SEES, FailureClass, Severity, UpstreamState
 from mmrepro.scenarios.data import recorded_runs
 from mmrepro.signature import Outcome
 from packaging.version import Version

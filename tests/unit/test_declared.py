@@ -20,7 +20,7 @@ from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident import ClaimStatus
 from mmrepro.kv_budget import Geometry, block_bytes_of
 from mmrepro.models import TinyQwen2VL
-from mmrepro.models.text import TinyText
+from mmrepro.models.tiny import TinyText
 from mmrepro.scenario import LiveFacts, Scenario, lmdeploy as kv
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.scenarios import kv_growth_crash as growth, shape_alias

@@ -24,7 +24,7 @@ from mmrepro.probes.data import InferenceData, LogLine, LogsData
 from mmrepro.scenario import Check, Finding, Truth
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
-from mmrepro.signature import checks, crash, digests, live_server, loops, views
+from mmrepro.signature import checks, checks as digests, crash, live_server, loops, views
 from mmrepro.signature.decide import guarded
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN

@@ -22,11 +22,10 @@ from made_up import (
 from mmrepro.ablate.states import decided, state_of_cell
 from mmrepro.evidence import Evidence, Missing, ReproducerResult, RequestRecord
 from mmrepro.evidence.model import files_read
-from mmrepro.incident.ablation import CellState
+from mmrepro.incident.searches import CellState
 from mmrepro.probes.base import ProbeStatus
 from mmrepro.probes.data import LogsData, StacksData
-from mmrepro.run import deadline
-from mmrepro.run.deadline import Deadlines, derive
+from mmrepro.run.judge import Deadlines, derive, of_gate
 from mmrepro.scenario import Check, Finding, Truth, minivllm, vllm
 from mmrepro.scenario.definition import bind
 from mmrepro.scenario.registry import load_scenario
@@ -59,11 +58,11 @@ def test_the_deadline_in_seconds() -> None:
 
 def test_a_gate_that_failed_leaves_the_deadlines() -> None:
     before = Deadlines(7.0, 3.0, "as before")
-    facts, kept = deadline.of_gate(Finding.of(True, "well"), [1.0, 0.3], before)
+    facts, kept = of_gate(Finding.of(True, "well"), [1.0, 0.3], before)
     assert (facts.passed, facts.deadline_s, kept.answer_s) == (True, 9.0, 9.0)
     assert facts.deadline_rule == kept.rule != ""
     for finding in (Finding.of(False, "ill"), Finding.unknown("?")):
-        facts, kept = deadline.of_gate(finding, [1.0, 0.3], before)
+        facts, kept = of_gate(finding, [1.0, 0.3], before)
         assert (facts.passed, facts.deadline_s, kept) == (False, None, before)
         assert facts.latencies_s == [1.0, 0.3]
 

@@ -12,8 +12,7 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import GateFacts, Incident
 from mmrepro.incident.model import MitigationFacts
 from mmrepro.records import Setting
-from mmrepro.run.deadline import FLOOR_S
-from mmrepro.run.judge import Change, Effect, effect, expectation, facts_of, judge, rejudge
+from mmrepro.run.judge import FLOOR_S, Change, Effect, effect, expectation, facts_of, judge, rejudge
 from mmrepro.scenario import Finding, RunFacts, Truth
 from mmrepro.scenario.registry import load_scenario
 from mmrepro.signature import Condition, ConditionResult, Outcome, Verdict, decide

@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 from fake_engine_process import close, ready, starter
 from mmrepro.errors import ExitCode, GpuUnavailable
-from mmrepro.evidence import sampler
-from mmrepro.evidence.recorder import Recorder
-from mmrepro.evidence.sampler import GpuSampler
+from mmrepro.evidence import recorder
+from mmrepro.evidence.recorder import GpuSampler, Recorder
 from mmrepro.incident import Incident
 from mmrepro.machine import gpu as gpu_module
-from mmrepro.machine.gpu import read_gpus
-from mmrepro.machine.lease import leased
+from mmrepro.machine.gpu import leased, read_gpus
 from mmrepro.machine.nvml import Nvml
 from mmrepro.run import key
 from mmrepro.run.judge import facts_of
@@ -38,7 +36,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MMREPRO_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("mmrepro.run.observe.QUIET_SPACING_S", 0.0)
-    monkeypatch.setattr(sampler, "GPU_INTERVAL_S", 0.01)
+    monkeypatch.setattr(recorder, "GPU_INTERVAL_S", 0.01)
     monkeypatch.setattr(gpu_module, "LEAVING_S", 0.0)
     monkeypatch.setattr(gpu_module, "nvidia_driver", lambda: True)
     runs: list[Run] = []
@@ -49,7 +47,7 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[On]:
         monkeypatch.setattr("mmrepro.run.start.ensure", lambda spec, progress: made)
         for module in (gpu_module, key):
             monkeypatch.setattr(module, "read_gpus", lambda: read_gpus(nvml))
-        monkeypatch.setattr(sampler, "Nvml", lambda binding: Nvml(nvml))
+        monkeypatch.setattr(recorder, "Nvml", lambda binding: Nvml(nvml))
         options = RunCommand(device=device, model=tmp_path / "model", out=tmp_path / "out")
         runs.append(Run(Tiny(), options, starter(ready)))
         return runs[-1]

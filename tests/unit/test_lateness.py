@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-from mmrepro.machine import lateness
-from mmrepro.machine.lateness import STEP_S, Lateness
+from mmrepro.machine import host
+from mmrepro.machine.host import STEP_S, Lateness
 
 
 class Clock:
@@ -34,7 +34,7 @@ def test_what_a_sleeper_waits_for_beyond_its_sleep(
     monkeypatch: pytest.MonkeyPatch, steps: list[float], share: float
 ) -> None:
     clock = Clock(*steps)
-    monkeypatch.setattr(lateness, "time", clock)
+    monkeypatch.setattr(host, "time", clock)
     made = Lateness()
     made._over = clock  # type: ignore[assignment]
     made._run()

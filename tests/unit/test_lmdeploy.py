@@ -15,7 +15,7 @@ from mmrepro.environments.table import table
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity, WheelFacts
 from mmrepro.kv_budget import Geometry, block_bytes_of
-from mmrepro.models.text import TinyText
+from mmrepro.models.tiny import TinyText
 from mmrepro.reproducers import reproducer_path
 from mmrepro.run.options import RunCommand
 from mmrepro.run.start import ServerSpec

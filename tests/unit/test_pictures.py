@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from mmrepro.errors import UsageError
-from mmrepro.traffic.pictures import noise, read_picture, tiles
+from mmrepro.traffic.drive import noise, read_picture, tiles
 from PIL import Image
 
 SEEDS = st.integers(0, 2**31)

@@ -22,7 +22,7 @@ from made_up_race import (
     reworded,
 )
 from mmrepro.evidence import Evidence
-from mmrepro.incident.ablation import Ablation, FactorClass, FactorResult
+from mmrepro.incident.searches import Ablation, FactorClass, FactorResult
 from mmrepro.run.judge import effect, judge as judged
 from mmrepro.scenarios.chunked_mm_prefill import async_race as module
 from mmrepro.signature import Outcome, Truth

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from mmrepro.base import processes
 from mmrepro.evidence import ReproducerResult
-from mmrepro.run import reproduce
-from mmrepro.run.reproduce import Interpreter
+from mmrepro.run import observe
+from mmrepro.run.observe import Interpreter
 from mmrepro.supervise.warm import ForkServers
 from toy_engine import toy
 
@@ -23,7 +23,7 @@ def run(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Run]:
     """``run(program)``: the program as the reproducer ``toy_reproducer.py``."""
-    monkeypatch.setattr(reproduce, "reproducer_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(observe, "reproducer_path", lambda name: tmp_path / name)
     env = {"TOY": "of the engine"}
     with ForkServers(tmp_path / "kept") as parents:
         parent = None
@@ -87,7 +87,7 @@ def test_what_goes_wrong_is_told(run: Run, program: str, code: int | None, error
 def test_without_its_parent_it_is_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "reproducer_path", lambda name: tmp_path / name)
+    monkeypatch.setattr(observe, "reproducer_path", lambda name: tmp_path / name)
     (tmp_path / "it.py").write_text("""print('{"done": true}')""")
     with ForkServers(tmp_path / "kept") as parents:
         dead = parents.get(toy(tmp_path / "code", "import bdb"))
@@ -99,7 +99,7 @@ def test_without_its_parent_it_is_a_process_of_its_own(
 def test_one_that_never_ends_is_ended(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "TIMEOUT_S", 0.3)
+    monkeypatch.setattr(observe, "TIMEOUT_S", 0.3)
     result = run(
         """
         import os, time

@@ -22,7 +22,7 @@ from mmrepro.errors import (
 )
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident, folder
-from mmrepro.incident.journal import Journal
+from mmrepro.incident.folder import Journal
 from mmrepro.probes.data import LogsData
 from mmrepro.run.judge import facts_of, rejudge
 from mmrepro.run.options import RunCommand

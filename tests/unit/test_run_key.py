@@ -13,7 +13,7 @@ from mmrepro.diagnose.match import all_scenarios
 from mmrepro.environments.spec import Environment
 from mmrepro.machine import gpu as gpu_module
 from mmrepro.machine.gpu import read_gpus
-from mmrepro.run import closure, key
+from mmrepro.run import key
 from mmrepro.run.key import (
     START_MODE,
     code_digest,
@@ -155,10 +155,10 @@ ELSEWHERE = (
 )  # fmt: skip
 """What cannot touch a run."""
 DECISIVE = (
-    "scenario/definition.py", "signature/decide.py", "run/judge.py", "run/closure.py",
+    "scenario/definition.py", "signature/decide.py", "run/judge.py", "run/key.py",
     "engines/base.py",
     "engines/vllm.py", "environments/vllm.toml", "supervise/fork_server.py", "traffic/client.py",
-    "probes/stacks.py", "probes/_log_lines.py", "incident/journal.py",
+    "probes/stacks.py", "probes/_log_lines.py", "incident/folder.py",
     "scenarios/ghost_key_eviction/ghost.py", "scenarios/ghost_key_eviction/ablation.py",
     "reproducers/standins/boot/sitecustomize.py",
 )  # fmt: skip
@@ -175,12 +175,11 @@ class Copy:
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root = root
-        parts = [closure.folder_of(part) for part in ("", *APART)]
+        parts = [key.folder_of(part) for part in ("", *APART)]
         for part, folder in zip(("", *APART), parts, strict=True):
             assert folder is not None
             leave = shutil.ignore_patterns("__pycache__")
             shutil.copytree(folder, root / part, ignore=leave, dirs_exist_ok=True)
-        monkeypatch.setattr(closure, "folder_of", lambda part: root / part)
         monkeypatch.setattr(key, "folder_of", lambda part: root / part)
         monkeypatch.setattr(key, "reproducer_path", lambda name: root / "reproducers" / name)
 
@@ -260,7 +259,7 @@ def test_other_engines_and_scenarios_and_the_builders_are_not_in_the_key(copy: C
 
 READS_FILES = re.compile(r"import resources|importlib\.resources|__file__|__path__")
 READS_CODE = {f"mmrepro.{name}" for name in (
-    "reproducers", "run.closure", "supervise.client", "supervise.supervisor", "supervise.warm",
+    "reproducers", "run.key", "scenario.more", "supervise", "supervise.supervisor",
 )}  # fmt: skip
 """Modules that read code beside them, which is in the key by itself."""
 
@@ -270,10 +269,10 @@ def test_every_module_that_reads_a_file_of_the_package_is_known() -> None:
     found = set()
     for name in ("ghost-key-eviction", "pad-value-collision", "borrowed-faults"):
         scenario = load_scenario(name)
-        modules = closure.closure(key._starts(scenario), key._stops(scenario.engine))
+        modules = key.closure(key._starts(scenario), key._stops(scenario.engine))
         found |= {one for one, file in modules.items() if READS_FILES.search(file.read_text())}
         supervise = modules["mmrepro.supervise"].parent
-        assert {*supervise.glob("*.py")} <= {*modules.values()}
+        assert {*supervise.glob("*.py")} <= {*code_files(scenario)}
     assert found == READS_CODE | key.DATA.keys()
 
 
@@ -281,7 +280,7 @@ def test_the_key_of_a_run_costs_little() -> None:
     """In processor time, of the first in a process."""
 
     def first() -> float:
-        closure._imports.cache_clear()
+        key._imports.cache_clear()
         start = time.process_time()
         code_files(GHOST)
         return time.process_time() - start

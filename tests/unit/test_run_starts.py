@@ -9,9 +9,9 @@ import pytest
 from fake_engine_process import FakeStarter, close, ends, raises, ready, silent, starter
 from mmrepro.errors import EngineStartError, ForkServerDied, SupervisorError
 from mmrepro.incident import Setting
-from mmrepro.incident.journal import Journal
+from mmrepro.incident.folder import Journal
 from mmrepro.run import start as start_module
-from mmrepro.run.deadline import Deadlines, of_gate
+from mmrepro.run.judge import Deadlines, of_gate
 from mmrepro.run.options import RunCommand, StartMode
 from mmrepro.run.start import START_ATTEMPTS, ServerSpec, Started, start
 from mmrepro.scenario.registry import load_scenario

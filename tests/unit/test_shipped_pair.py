@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 from mmrepro.collide.families import draw
 from mmrepro.collide.pair import NAMES, load_pair
-from mmrepro.incident.birthday import cross_probability
+from mmrepro.incident.model import cross_probability
 from mmrepro.reproducers import pad_value_search as worker
 from mmrepro.scenarios.data import pad_value_pair
 from PIL import Image

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from made_up import run_facts
 from mmrepro.engines import get_engine
-from mmrepro.engines.base import lowered
-from mmrepro.engines.changes import Patch
+from mmrepro.engines.base import Patch, lowered
 from mmrepro.engines.lmdeploy import CPU, WITNESS, device_memory
 from mmrepro.engines.vllm import EMULATED_STREAM
 from mmrepro.evidence import Evidence

@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.traffic import Traffic, client as traffic_module
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 
 T = TypeVar("T")
 PLENTY_S = 20.0

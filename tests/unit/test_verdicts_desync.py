@@ -26,7 +26,7 @@ from mmrepro.scenario import Requests, vllm
 from mmrepro.scenario.vllm import desynchronise
 from mmrepro.scenarios.mm_cache_desync import SCENARIO as DESYNC
 from mmrepro.signature import Outcome, Truth
-from mmrepro.traffic.pictures import Picture
+from mmrepro.traffic.drive import Picture
 
 MET, NOT_MET, UNKNOWN = Truth.MET, Truth.NOT_MET, Truth.UNKNOWN
 REPRODUCED, DIFFERENT = Outcome.REPRODUCED, Outcome.DIFFERENT_FAILURE

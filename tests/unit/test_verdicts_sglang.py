@@ -26,7 +26,7 @@ from made_up_sglang import (
 )
 from mmrepro.evidence import Evidence, Missing
 from mmrepro.incident import ClaimStatus, Fidelity
-from mmrepro.run.tables import with_pictures
+from mmrepro.run.judge import with_pictures
 from mmrepro.scenario import RunFacts, Scenario, sglang as sharing
 from mmrepro.scenario.more import tiles
 from mmrepro.scenarios import pad_value_collision as collision, shape_alias

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 from fake_server import Reply, answering, completion, http, in_turn, serving, silent, then_silent
-from mmrepro.machine.lateness import SHORT, Lateness
+from mmrepro.machine.host import SHORT, Lateness
 from mmrepro.watch.checker import GAUGES, PROGRESS, Checker
 from mmrepro.watch.health import Check, CheckOutcome, Health
 

@@ -27,7 +27,7 @@ from mmrepro.probes.base import RawSink
 from mmrepro.records import Moment
 from mmrepro.reports import load
 from mmrepro.reports.writing import replace_file
-from mmrepro.supervise.client import launch_order
+from mmrepro.supervise import launch_order
 from mmrepro.text.redact import Redactor
 from simple_incident import incident
 from typer.testing import CliRunner

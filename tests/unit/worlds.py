@@ -12,9 +12,9 @@ from mmrepro.environments.spec import Environment, EnvironmentSpec
 from mmrepro.errors import MmreproError
 from mmrepro.evidence import Evidence
 from mmrepro.incident import GateFacts, Incident, WheelFacts
-from mmrepro.incident.journal import Journal
+from mmrepro.incident.folder import Journal
 from mmrepro.incident.ledger import Attempt, Cell, Lost, Role
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 from mmrepro.records import Moment
 from mmrepro.run.key import START_MODE, decisive_parts, run_key
 from mmrepro.run.options import RunCommand

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Literal
 
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 from mmrepro.records import Record, Setting, WheelFacts
 from pydantic import Field
 

@@ -6,7 +6,7 @@ import tomllib
 from importlib.resources import files
 
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 from mmrepro.records import Record
 from packaging.specifiers import SpecifierSet
 from pydantic import TypeAdapter

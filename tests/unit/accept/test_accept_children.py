@@ -22,7 +22,7 @@ from mmrepro.campaign.provisions import Provisions
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.campaign.work import Began, Here
 from mmrepro.incident.acceptance import StepRecord
-from mmrepro.machine.cache import Device
+from mmrepro.machine.files import Device
 from mmrepro.signature import Outcome
 
 VLLM, MINIVLLM = Needs("vllm", "0.23.0"), Needs("minivllm", "0.1")

@@ -21,8 +21,8 @@ from mmrepro.incident.acceptance import (
     Status,
     StepRecord,
 )
-from mmrepro.machine.facts import host_facts
 from mmrepro.machine.gpu import Choice, choose, read_gpus
+from mmrepro.machine.host import host_facts
 from mmrepro.records import GpuFacts, Moment
 from mmrepro.reports.acceptance import render_acceptance, write_acceptance
 from nvml_replayed import Replayed

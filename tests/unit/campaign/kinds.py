@@ -32,10 +32,9 @@ from mmrepro.evidence import Evidence
 from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.store import EPISODES
 from mmrepro.history.ledger import Ledger
-from mmrepro.incident.ablation import ABLATION_FILE, Ablation
 from mmrepro.incident.acceptance import Row, Status
-from mmrepro.incident.bisection import BISECTION_FILE, Bisection
 from mmrepro.incident.ledger import Attempt, Cell, Lost
+from mmrepro.incident.searches import ABLATION_FILE, BISECTION_FILE, Ablation, Bisection
 from mmrepro.machine.journal import JournalKind
 from mmrepro.matrix.nights import begin
 from mmrepro.matrix.session import Nightly, Slicing

@@ -25,7 +25,7 @@ from mmrepro.cluster import remote
 from mmrepro.cluster.remote import Engines, Greeting, Parcel, Said, carry_out, greet, with_incident
 from mmrepro.cluster.transport import unpacked
 from mmrepro.incident.ledger import Attempt, Cell, Lost
-from mmrepro.machine.cache import CACHE_VARIABLE
+from mmrepro.machine.files import CACHE_VARIABLE
 from mmrepro.play.players import Players, Servers
 from mmrepro.replay.attempts import CaseResult, CaseRun
 from mmrepro.signature import Outcome

@@ -13,8 +13,8 @@ from mmrepro.cli.env import app as env_app
 from mmrepro.environments import loading
 from mmrepro.errors import UsageError
 from mmrepro.machine import nvml as nvml_module
-from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.gpu import read_gpus
+from mmrepro.machine.host import child_environment
 from nvml_replayed import Replayed, gpu, machine, mig, process
 from typer import Typer
 from typer.testing import CliRunner

@@ -16,8 +16,8 @@ from mmrepro.environments.build import ensure
 from mmrepro.environments.store import prune
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import EnvironmentBuildError, NoSpace, UnknownRelease, UnloadableWheel
-from mmrepro.machine import cache
-from mmrepro.machine.cache import environments_root
+from mmrepro.machine import files
+from mmrepro.machine.files import environments_root
 
 SPEC = vllm_spec("0.23.0", "cpu")
 
@@ -217,20 +217,20 @@ def test_a_damaged_environment_is_built_anew(fake_uv: Path) -> None:
 
 
 def test_detect_device_needs_driver_and_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache.Path, "exists", lambda self: False)
-    assert cache.detect_device() == "cpu"
-    monkeypatch.setattr(cache.Path, "exists", lambda self: True)
+    monkeypatch.setattr(files.Path, "exists", lambda self: False)
+    assert files.detect_device() == "cpu"
+    monkeypatch.setattr(files.Path, "exists", lambda self: True)
 
     def absent(name: str) -> None:
         raise OSError(name)
 
-    monkeypatch.setattr(cache.ctypes, "CDLL", absent)
-    assert cache.detect_device() == "cpu"
-    monkeypatch.setattr(cache.ctypes, "CDLL", lambda name: object())
+    monkeypatch.setattr(files.ctypes, "CDLL", absent)
+    assert files.detect_device() == "cpu"
+    monkeypatch.setattr(files.ctypes, "CDLL", lambda name: object())
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert cache.detect_device() == "cuda"
+    assert files.detect_device() == "cuda"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert cache.detect_device() == "cuda"
+    assert files.detect_device() == "cuda"
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert (cache.detect_device(), cache.nvidia_driver()) == ("cpu", True)
+        assert (files.detect_device(), files.nvidia_driver()) == ("cpu", True)

@@ -19,12 +19,11 @@ from mmrepro.environments import torch_source
 from mmrepro.environments.build import ensure, existing
 from mmrepro.environments.releases import Release
 from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.torch_source import PACKAGE_INDEX, TorchSource, key_salt, unused
-from mmrepro.environments.uv import Distribution, Notice
+from mmrepro.environments.torch_source import PACKAGE_INDEX, TorchSource, unused
+from mmrepro.environments.uv import TORCH_INDEX_VARIABLE as VARIABLE, Distribution, Notice, key_salt
 from mmrepro.environments.vllm import vllm_spec
 
 SPEC = vllm_spec("0.23.0", "cpu")
-VARIABLE = torch_source.TORCH_INDEX_VARIABLE
 
 
 def wheel_of_torch(folder: Path, version: str) -> None:

@@ -16,7 +16,7 @@ from mmrepro.environments.store import read_manifest
 from mmrepro.environments.uv import uv_binary
 from mmrepro.environments.wheelhouse import make, make_target, own
 from mmrepro.errors import EnvironmentBuildError, ExitCode, MmreproError, UsageError
-from mmrepro.machine.cache import environments_root
+from mmrepro.machine.files import environments_root
 from toy_index import ToyIndex, served, wheel_of, write
 
 MIB = 1 << 20

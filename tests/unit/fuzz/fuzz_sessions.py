@@ -14,7 +14,7 @@ from mmrepro.case.model import Case, ServerWanted
 from mmrepro.fuzz.options import FuzzCommand
 from mmrepro.fuzz.profiles import Profile, under
 from mmrepro.fuzz.session import Fuzzing
-from mmrepro.incident.fuzz import EPISODES_FILE, Fuzz
+from mmrepro.incident.replay import EPISODES_FILE, Fuzz
 from mmrepro.replay.seen import STUCK
 
 Answers = Callable[[Case], dict[str, str]]

@@ -23,7 +23,7 @@ from mmrepro.fuzz.episodes import BLOCKS, KINDS, MOST_OPERATIONS, STEADY, Episod
 from mmrepro.fuzz.limits import BLOCK, CONTEXT, KV, Limits
 from mmrepro.fuzz.profiles import DIALECTS, Profile, dialect_of, under
 from mmrepro.fuzz.switches import ODDS, Switch, needed_by, offered
-from mmrepro.incident.fuzz import Learnt
+from mmrepro.incident.replay import Learnt
 
 LIMITS = Limits(
     learnt=[

@@ -29,7 +29,7 @@ from mmrepro.fuzz.limits import (
     narrowed,
     narrowing_case,
 )
-from mmrepro.incident.fuzz import Learnt
+from mmrepro.incident.replay import Learnt
 from mmrepro.records import Moment
 
 

@@ -25,7 +25,7 @@ from mmrepro.case.model import Case
 from mmrepro.fuzz import knowledge, minimisations
 from mmrepro.fuzz.switches import Switch
 from mmrepro.replay.seen import STUCK
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 
 
 @pytest.mark.parametrize("budget_s", [50.0, 80.0, 120.0])

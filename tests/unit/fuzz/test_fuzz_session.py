@@ -29,7 +29,7 @@ from mmrepro.case.played import Played
 from mmrepro.errors import InfrastructureError, UsageError
 from mmrepro.fuzz import knowledge
 from mmrepro.fuzz.switches import Switch
-from mmrepro.incident.fuzz import EPISODES_FILE
+from mmrepro.incident.replay import EPISODES_FILE
 from mmrepro.oracle.judged import Judged
 from mmrepro.oracle.near_ties import Answer
 from mmrepro.replay.seen import STUCK, Named

@@ -16,7 +16,7 @@ from mmrepro.environments.minivllm import RELEASE, TORCH, minivllm_spec
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.errors import UnknownRelease, UsageError
 from mmrepro.incident import Fidelity
-from mmrepro.models.qwen3 import TinyQwen3
+from mmrepro.models.qwen import TinyQwen3
 from mmrepro.reproducers.minivllm.chat import grid_of
 from mmrepro.reproducers.minivllm.config import ModelConfig, VisionConfig
 from mmrepro.reproducers.minivllm.server import VERSION, arguments

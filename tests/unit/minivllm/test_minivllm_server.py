@@ -14,7 +14,7 @@ import pytest
 from mmrepro.engines import get_engine
 from mmrepro.evidence import RequestRecord
 from mmrepro.evidence.recorder import Recorder
-from mmrepro.models.tokenizer import write_tokenizer
+from mmrepro.models.base import write_tokenizer
 from mmrepro.probes.metrics import parse_metrics
 from mmrepro.reproducers.minivllm.chat import BadRequest, Chat, grid_of
 from mmrepro.reproducers.minivllm.config import EngineConfig, VisionConfig
@@ -22,7 +22,7 @@ from mmrepro.reproducers.minivllm.paper import paper_engine
 from mmrepro.reproducers.minivllm.server import Front, Handler, arguments, config_of
 from mmrepro.reproducers.minivllm.service import Service
 from mmrepro.traffic import Traffic
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 
 ENGINE = get_engine("minivllm")
 VISION = VisionConfig(max_tokens=16)

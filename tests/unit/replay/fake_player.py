@@ -27,7 +27,7 @@ from mmrepro.replay.attempts import CaseResult
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import STUCK, Seen
 from mmrepro.replay.session import Replaying
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 
 NOW = Moment.now()
 NO_START = "the server"

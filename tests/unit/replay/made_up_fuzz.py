@@ -6,8 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from made_up_replay import BEGAN, HOST, SERVER, finding, unconfirmed
-from mmrepro.incident.fuzz import Episode, Found, Fuzz, Learnt, SeenOnce
-from mmrepro.incident.replay import Finding
+from mmrepro.incident.replay import Episode, Finding, Found, Fuzz, Learnt, SeenOnce
 from mmrepro.records import Fidelity, Moment, Setting
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmrepro.capture import Captured, read
 from mmrepro.case.model import ServerWanted
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 
 BEGIN = datetime(2026, 11, 22, 22, 0, tzinfo=UTC)
 SERVER = ServerWanted(engine="vllm", release="0.23.0")

@@ -21,7 +21,7 @@ from mmrepro.errors import InfrastructureError
 from mmrepro.play.options import PlayOptions
 from mmrepro.play.players import Players, Servers
 from mmrepro.replay.attempts import CaseResult, CaseRun
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 
 PNG = b"the bytes of an image"
 IMAGE = Content(sha256=hashlib.sha256(PNG).hexdigest())

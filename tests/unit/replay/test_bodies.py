@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mmrepro.case.bodies import body
 from mmrepro.case.model import COMPLETIONS, Message, Operation, Part
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 
 X = noise("X", 1, (28, 28))
 

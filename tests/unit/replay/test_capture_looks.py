@@ -17,7 +17,7 @@ from mmrepro.capture.looks import look
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import Case, Content, Image, Message, Operation, Part
 from mmrepro.case.pictures import pictures
-from mmrepro.traffic.pictures import noise, tiles
+from mmrepro.traffic.drive import noise, tiles
 from PIL import Image as Pillow
 
 

@@ -24,7 +24,7 @@ from mmrepro.case.model import (
     ServerWanted,
 )
 from mmrepro.errors import UnwritableOutput, UsageError
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 from pydantic import ValidationError
 
 SERVER = ServerWanted(engine="minivllm", release="0.1", model="qwen3")

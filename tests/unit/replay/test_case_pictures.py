@@ -24,7 +24,7 @@ from mmrepro.case.model import (
 from mmrepro.case.pictures import pictures
 from mmrepro.errors import UsageError
 from mmrepro.scenarios.data import pad_value_pair
-from mmrepro.traffic.pictures import Picture, noise, tiles
+from mmrepro.traffic.drive import Picture, noise, tiles
 from numpy.typing import NDArray
 from PIL import Image as Pillow
 

@@ -19,7 +19,7 @@ from mmrepro.incident.replay import VERDICTS_FILE, PlayFacts
 from mmrepro.machine.journal import Journal
 from mmrepro.replay.seen import Seen
 from mmrepro.replay.store import VERDICTS, Began, Ended, Head
-from mmrepro.run.deadline import Deadlines
+from mmrepro.run.judge import Deadlines
 from test_replay_session import ended_once, lines, told
 from test_shrink import ghost_trace
 

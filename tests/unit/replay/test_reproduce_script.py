@@ -28,7 +28,7 @@ from mmrepro.case.pictures import pictures
 from mmrepro.incident.replay import FindingClass
 from mmrepro.models.tiny import TINY
 from mmrepro.reports.replay_script import in_order, literal, script, server_steps
-from mmrepro.traffic.pictures import noise
+from mmrepro.traffic.drive import noise
 from PIL import Image as Pillow
 
 Answer = Callable[["FakeOpenAI", dict[str, Any]], None]

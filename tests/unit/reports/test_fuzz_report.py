@@ -13,7 +13,7 @@ from hostile import HOSTILE, plant
 from markdown_it import MarkdownIt
 from mmrepro.cli.app import app
 from mmrepro.errors import BadIncident, UsageError
-from mmrepro.incident.fuzz import FUZZ_FILE, Fuzz
+from mmrepro.incident.replay import FUZZ_FILE, Fuzz
 from mmrepro.reports import fuzz as reports, fuzz_view as view
 from mmrepro.reports.fuzz_json import ToldFuzz, fuzz_json, told
 from mmrepro.reports.fuzz_terminal import print_fuzz

@@ -19,7 +19,7 @@ from mmrepro.incident import (
     ScenarioFacts,
     StandIn,
 )
-from mmrepro.incident.ablation import (
+from mmrepro.incident.searches import (
     Ablation,
     Cell,
     CellRun,

@@ -7,7 +7,7 @@ import re
 from xml.etree import ElementTree as ET
 
 from hypothesis import given, settings, strategies as st
-from mmrepro.incident.birthday import collision_probability
+from mmrepro.incident.model import collision_probability
 from mmrepro.reports.birthday import (
     HEIGHT,
     LEFT,

@@ -1,4 +1,4 @@
-"""The environment variables that a child process of the harness is given.
+"""This machine: what it is, whether it is short of processors, and the variables that a child gets.
 
 A user's shell may carry variables that silently change what is built or how an engine behaves
 (a PYTHONPATH, a pip configuration, a resolver option of uv). They are taken away here, in one
@@ -9,8 +9,83 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Self
+
+import psutil
+from mmrepro.records import GpuFacts, HostFacts
+
+
+def host_facts(gpus: Iterable[str] = (), gpu_facts: Iterable[GpuFacts] = ()) -> HostFacts:
+    """``gpus``: their names."""
+    return HostFacts(
+        os=_os_name(),
+        kernel=platform.release(),
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=list(gpus),
+        gpu_facts=list(gpu_facts),
+        python=platform.python_version(),
+    )
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.system()
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.machine()
+
+
+STEP_S = 0.05
+SHORT = 0.25
+"""Part of the time beyond which nothing can be told of who is silent."""
+
+
+class Lateness:
+    """Measures while it is entered: how much later it woke than it had asked to."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._late_s = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lateness", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._began = time.monotonic()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    @property
+    def share(self) -> float:
+        """Of the time since it was entered, 0 to 1."""
+        return min(1.0, self._late_s / max(STEP_S, time.monotonic() - self._began))
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(STEP_S):
+            now = time.monotonic()
+            self._late_s += now - began - STEP_S
+            began = now
+
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
