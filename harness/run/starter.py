@@ -109,7 +109,9 @@ class Starter:
         env = child_environment(plan.env)
         if mode is StartMode.WARM:
             parent = self.parents.get(fork_server_spec(plan, environment))
-            facts = {k: v for k, v in vars(parent.facts).items() if k not in ("refused", "cold")}
+            facts = {
+                k: v for k, v in vars(parent.facts).items() if k in WarmParentFacts.model_fields
+            }
             process = parent.start(plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s)
             return process, WarmParentFacts(kept=bool(parent.kept_s), **facts)
         argv = plan.argv

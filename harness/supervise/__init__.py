@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.request import ProxyHandler, build_opener
@@ -24,6 +25,7 @@ from mmrepro.machine.files import refuse_other_kinds
 from mmrepro.supervise import supervisor
 from mmrepro.supervise.supervisor import (
     Entry as Entry,
+    ForkServerOrder,
     LaunchOrder as LaunchOrder,
     StopReport as StopReport,
 )
@@ -81,7 +83,7 @@ class EngineProcess:
 
     def begin(self) -> None:
         """Send the order, and return once the engine's process exists. Raises SupervisorError."""
-        self._write(self._order.to_line().encode())
+        self._write(to_line(self._order))
         started = self._wait_for("started", START_TIMEOUT_S)
         if started is None:
             why = self._events.get("failed", {}).get("why")
@@ -217,6 +219,11 @@ def launch_order(
     tmp = tempfile.mkdtemp(prefix="mmr-")
     env = run_variables(env, tmp)
     return LaunchOrder(argv, env, str(cwd), str(log), tmp, grace_s, entry, preface)
+
+
+def to_line(order: LaunchOrder | ForkServerOrder) -> bytes:
+    """The first line that a supervisor or a fork server reads."""
+    return json.dumps(asdict(order)).encode() + b"\n"
 
 
 def run_variables(env: Mapping[str, str], tmp: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
 import os
 import random
 import select
@@ -71,9 +72,9 @@ class Forked:
 
 
 def main() -> None:
-    order = ForkServerOrder.from_line(supervisor.first_line())
+    order = ForkServerOrder(**json.loads(supervisor.first_line()))
     guardian, pipe = guard(owned=not order.idle_s)
-    facts = ForkServerFacts(os.getpid())
+    facts = ForkServerFacts(pid := os.getpid(), processes.born(pid), order.label, order.idle_s)
     began = time.monotonic()
     preload(order, facts)
     forked.close_nvml()

@@ -80,9 +80,6 @@ class LaunchOrder:
     entry: Entry | None = None
     preface: str = ""
 
-    def to_line(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
-
     @classmethod
     def from_line(cls, line: str) -> LaunchOrder:
         fields = json.loads(line)
@@ -118,30 +115,31 @@ class ForkServerOrder:
     preload: list[str]
     path: list[str] = field(default_factory=list)
     idle_s: float = 0.0
-
-    def to_line(self) -> str:
-        return json.dumps(asdict(self)) + "\n"
-
-    @classmethod
-    def from_line(cls, line: str) -> ForkServerOrder:
-        return cls(**json.loads(line))
+    label: str = ""
 
 
 @dataclass
 class ForkServerFacts:
-    """What became of a fork server. ``refused``: why nothing can be forked from it; "" where it
-    can; ``cold``: it is a thread, which a fork in start mode ``fork`` would meet as well.
+    """What became of a fork server; written anew whenever it has forked a server.
 
     Attributes:
+        born: its start time in clock ticks, so that no later process with the same id is taken
+            for it.
+        label, idle_s: of its order.
         imports_s: seconds that the imports took.
         memory_bytes: its proportional share of memory (PSS) after them.
         threads: number of threads by name, its own first one apart.
         files: what is open besides the standard streams.
         missing: modules that the release does not have, or that could not be imported.
         served: servers that were forked.
+        refused: why nothing can be forked from it; "" where it can.
+        cold: that is a thread, which a fork in start mode ``fork`` would meet as well.
     """
 
     pid: int
+    born: int
+    label: str
+    idle_s: float
     imports_s: float = 0.0
     memory_bytes: int = 0
     threads: dict[str, int] = field(default_factory=dict)

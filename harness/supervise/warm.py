@@ -28,12 +28,7 @@ from mmrepro.base import processes
 from mmrepro.base.units import duration
 from mmrepro.errors import ForkServerDied
 from mmrepro.machine.files import folders_in
-from mmrepro.supervise import (
-    EngineProcess,
-    Entry,
-    launch_order,
-    run_variables,
-)
+from mmrepro.supervise import EngineProcess, Entry, launch_order, run_variables, to_line
 from mmrepro.supervise.supervisor import FACTS, SOCKET, ForkServerFacts, ForkServerOrder
 
 SCRIPTS = Path(__file__).parent
@@ -55,7 +50,6 @@ POLL_S = 0.02
 DEFAULT_LIMIT = 6
 MEMORY_SHARE = 0.25
 """Part of this machine's memory that the fork servers of one command may take together."""
-SPEC = "spec.json"
 
 SHELL_VARIABLES = frozenset(
     {"_", "PWD", "OLDPWD", "SHLVL", "TERM", "COLUMNS", "LINES", "WINDOWID", "STY", "TMUX",
@@ -134,7 +128,7 @@ class ForkServer:
     def last_used(self) -> float:
         """Seconds since the epoch; 0: it is gone."""
         try:
-            return (self.folder / SPEC).stat().st_mtime
+            return (self.folder / FACTS).stat().st_mtime
         except OSError:
             return 0.0
 
@@ -149,8 +143,6 @@ class ForkServer:
             SupervisorError: the server's process could not be started.
         """
         link = self._connected()
-        with contextlib.suppress(OSError):
-            os.utime(self.folder / SPEC)
         order = launch_order(
             argv, env, cwd=cwd, log=log, grace_s=grace_s, entry=entry,
             preface=str(self.folder / LOG),
@@ -212,7 +204,7 @@ def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -
         Refused: it cannot be forked.
         ForkServerDied: it could not be started, or died.
     """
-    order = ForkServerOrder(spec.module, list(spec.preload), list(spec.path), idle_s)
+    order = ForkServerOrder(spec.module, list(spec.preload), list(spec.path), idle_s, spec.label)
     try:
         with (folder / LOG).open("wb") as log:
             child = subprocess.Popen(
@@ -234,14 +226,12 @@ def begin_fork_server(spec: ForkServerSpec, folder: Path, idle_s: float = 0.0) -
     try:
         assert child.stdin is not None
         with contextlib.suppress(OSError):
-            child.stdin.write(order.to_line().encode())
+            child.stdin.write(to_line(order))
             child.stdin.flush()
         _wait_for_facts(made, child)
         facts = made.facts
         if facts.refused:
             raise Refused(facts.refused, cold=facts.cold)
-        saved = {"label": made.label, "pid": made.pid, "born": made.born, "kept_s": idle_s}
-        (folder / SPEC).write_text(json.dumps(saved))
     except BaseException:
         made.end()
         raise
@@ -357,13 +347,14 @@ def kept_fork_servers(root: Path) -> list[ForkServer]:
     parents = []
     for folder in folders_in(root):
         try:
-            saved = json.loads((folder / SPEC).read_bytes())
-        except (OSError, ValueError):
-            continue  # one that still imports
-        one = ForkServer(key=folder.name.partition("-")[0], folder=folder, **saved)
-        if one.alive:
+            facts = ForkServerFacts(**json.loads((folder / FACTS).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            continue  # one that still imports, or of another mmrepro
+        key = folder.name.partition("-")[0]
+        one = ForkServer(facts.label, key, folder, facts.pid, facts.born, facts.idle_s)
+        if one.alive and not facts.refused:
             parents.append(one)
-        else:
+        elif not one.alive:
             shutil.rmtree(folder, ignore_errors=True)
     return sorted(parents, key=lambda one: -one.last_used)
 

@@ -356,7 +356,7 @@ def test_equal_starts_share_one_and_the_least_recently_used_goes(tmp_path: Path)
     with ForkServers(tmp_path / "kept", limit=2) as parents:
         first, second = parents.get(specs[0]), parents.get(specs[1])
         assert parents.get(specs[0]) is first
-        os.utime(second.folder / "spec.json", (1, 1))
+        os.utime(second.folder / "facts.json", (1, 1))
         third = parents.get(specs[2])
         assert (first.alive, second.alive, third.alive) == (True, False, True)
         assert not second.folder.exists()
