@@ -236,7 +236,6 @@ class Engine(ABC):
         )
 
     def interpreter_args(self) -> list[str]:
-        """What makes the interpreter run the server."""
         return ["-m", self.module]
 
     def module_path(self) -> list[str]:

@@ -110,7 +110,6 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder can be seen there."""
     return os.path.isdir(path)  # noqa: PTH112
 
 

@@ -135,7 +135,6 @@ class TinyQwen2VL(QwenModel):
 
     @property
     def key(self) -> str:
-        """Names the folder: everything that decides the files."""
         return named_after("tiny-qwen2vl", FORMAT, asdict(self))
 
     def shapes(self) -> Shapes:

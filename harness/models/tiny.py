@@ -96,7 +96,6 @@ class TinyDotsOCR(QwenModel):
 
     @property
     def image_token(self) -> str:
-        """The placeholder token as a text has it."""
         return DOTS_OCR.image
 
     @property
@@ -106,7 +105,6 @@ class TinyDotsOCR(QwenModel):
 
     @property
     def key(self) -> str:
-        """Names the folder: everything that decides the files."""
         made_of = [
             CONFIGURATION,
             asdict(DOTS_OCR),
@@ -226,12 +224,10 @@ class TinyText(TinyModel):
 
     @property
     def width(self) -> int:
-        """Size of a hidden state."""
         return self.kv_heads * self.head_dim if self.architecture == "llama" else self.hidden
 
     @property
     def key(self) -> str:
-        """Names the folder: everything that decides the files."""
         return named_after(f"{self.name}-tiny", FORMAT, asdict(self))
 
     def shapes(self) -> Shapes:

@@ -118,7 +118,6 @@ def _note_key(incident: Incident, parts: dict[str, str]) -> None:
 
 
 def _note_gpu(choice: Choice, journal: Journal) -> None:
-    """What the run takes, and what it leaves to others."""
     host = journal.incident.host
     host.gpus, host.gpu_facts = choice.names, choice.facts()
     names = ", ".join(device.label for device in choice.devices)
@@ -165,7 +164,6 @@ async def _bounded(work: Coroutine[None, None, None], timeout_s: float) -> None:
 
 
 async def _observe(server: Started, journal: Journal, starter: Starter) -> None:
-    """Gate, trigger and check."""
     recorder, scenario = journal.recorder, server.spec.scenario
     probing = Probing(server, scenario, recorder)
     try:
@@ -249,7 +247,6 @@ def _note_never_ready(spec: ServerSpec, journal: Journal, error: EngineStartErro
 
 
 def _interpreter(server: Started, drive: Drive, starter: Starter) -> Interpreter:
-    """For reproducers: started as the server was."""
     environment, plan = server.spec.environment, server.plan
     warm = server.mode is StartMode.WARM
     parent = starter.parent_of(plan, environment) if warm else None

@@ -83,7 +83,6 @@ class Starter:
         return mode, reasons
 
     def parent_of(self, plan: LaunchPlan, environment: Environment) -> ForkServer | None:
-        """The living parent for ``plan``, if there is one."""
         return self.parents.find(fork_server_spec(plan, environment))
 
     def warm(self, plan: LaunchPlan, environment: Environment) -> None:
@@ -109,19 +108,14 @@ class Starter:
         env = child_environment(plan.env)
         if mode is StartMode.WARM:
             parent = self.parents.get(fork_server_spec(plan, environment))
-            facts = {
-                k: v for k, v in vars(parent.facts).items() if k in WarmParentFacts.model_fields
-            }
+            known = WarmParentFacts.model_fields.keys()
+            facts = {k: v for k, v in vars(parent.facts).items() if k in known}
             process = parent.start(plan.argv, plan.entry, env, cwd=cwd, log=log, grace_s=grace_s)
             return process, WarmParentFacts(kept=bool(parent.kept_s), **facts)
         argv = plan.argv
         if mode is StartMode.FORK:
-            entry = plan.entry
-            folders = os.pathsep.join(entry.path)
-            argv = [
-                str(environment.python), "-c", FORK, str(SCRIPTS), folders,
-                entry.module, *entry.arguments,
-            ]  # fmt: skip
+            entry, run = plan.entry, [str(environment.python), "-c", FORK, str(SCRIPTS)]
+            argv = [*run, os.pathsep.join(entry.path), entry.module, *entry.arguments]
         return start_engine(argv, env, cwd=cwd, log=log, grace_s=grace_s), None
 
     def note(
@@ -175,7 +169,6 @@ class StartStages:
         self._ended: dict[str, float] = {}
 
     def look(self) -> None:
-        """Read what the log has got since the last look."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._read)
@@ -243,7 +236,6 @@ def _code(plan: LaunchPlan, environment: Environment) -> Iterator[Path]:
 
 
 def mode_setting(mode: StartMode, fallbacks: Sequence[str]) -> Setting:
-    """The mode and what it replaces, for the report."""
     return Setting(name="start mode", value=mode, why="; ".join([REPLACES[mode], *fallbacks]))
 
 

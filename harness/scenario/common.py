@@ -25,7 +25,6 @@ Label = str | Callable[[Evidence], str]
 
 
 def not_answered(**more: Any) -> Declared:
-    """A small text-only request, sent after the trigger, gets no answer."""
     statement = "a small text-only request is not answered"
     return symptom(statement, checks.probe_unanswered, **{"id": "no-answer", **more})
 
@@ -51,7 +50,6 @@ def some_request_unanswered(**more: Any) -> Declared:
 
 
 def new_request_unanswered(**more: Any) -> Declared:
-    """After that, a fresh small request is not answered either."""
     statement = "a new text-only request is not answered either"
     return symptom(statement, checks.probe_unanswered, **{"id": "no-answer-later", **more})
 
@@ -61,7 +59,6 @@ def endpoints_green(statement: str = "/health and /v1/models answer 200", **more
 
 
 def nothing_queued(**more: Any) -> Declared:
-    """The scheduler says that it has nothing to do, in two readings."""
     statement = "num_requests_running and num_requests_waiting are 0"
     return symptom(statement, checks.queue_empty, **{"id": "nothing-queued", **more})
 
@@ -85,7 +82,6 @@ def tokens_stand_still(**more: Any) -> Declared:
 
 
 def no_progress(**more: Any) -> Declared:
-    """Counters of finished requests and of tokens; for an observer, of tokens."""
     statement = "counters of finished requests and tokens stand still"
     return symptom(statement, checks.no_progress, **{"live": tokens_stand_still(), **more})
 
@@ -107,8 +103,6 @@ def process_alive(statement: str = "EngineCore did not die of it", **more: Any) 
 
 
 def stands_in(*functions: str, **more: Any) -> Declared:
-    """In every stack sample a thread is inside these functions, outermost first."""
-
     from mmrepro.signature import loops
 
     def inside(stacks: StacksData) -> Finding:
@@ -273,8 +267,6 @@ def answered(*labels: str) -> Check:
 
 
 def not_logged(pattern: str) -> Check:
-    """The log holds no line of this pattern."""
-
     def unlogged(logs: Logs) -> Finding:
         count = logs.count(pattern)
         return Finding.of(not count, f"{count} × {pattern} in the log")
@@ -283,8 +275,6 @@ def not_logged(pattern: str) -> Check:
 
 
 def answered_alike(*labels: str) -> Check:
-    """Each request called so was answered, and all of them with one text."""
-
     def alike(requests: Requests) -> Finding:
         sent = [record for label in labels for record in requests.all(label)]
         if silent := [record for record in sent if not record.answered]:
@@ -357,8 +347,6 @@ def changed(*names: str) -> Check:
 
 
 def unchanged(name: str) -> Check:
-    """The factor called so is not flipped."""
-
     def kept(facts: RunFacts) -> Finding:
         return Finding.of(name not in facts.flips, f"flipped: {name}")
 

@@ -162,7 +162,6 @@ class Scenario(ABC):
         return self.affected_releases.contains(Version(release), prereleases=True)
 
     def patches_for(self, release: str) -> tuple[Patch, ...]:
-        """The scenario's stand-ins on ``release``."""
         return self.patches
 
     # ------------------------------------------------------------------ traffic
@@ -409,7 +408,6 @@ class Scenario(ABC):
 
     @property
     def facts(self) -> ScenarioFacts:
-        """What an incident says of the scenario itself."""
         return ScenarioFacts(
             name=self.name,
             variant=self.variant,

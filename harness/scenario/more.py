@@ -120,22 +120,19 @@ if TYPE_CHECKING:
         tiles as tiles,
     )
 else:
+    import ast
+    from pathlib import Path
+
+    _NODES = ast.walk(ast.parse(Path(__file__).read_bytes()))
+    _NAMED = [
+        (n.module, a.asname) for n in _NODES if isinstance(n, ast.ImportFrom) for a in n.names
+    ]
+    _HOMES = {name: module for module, name in _NAMED if name}
+    __all__ = [*_HOMES]
 
     def __getattr__(name: str) -> object:
         """Import ``name`` from where the statements above say that it is."""
-        if name not in __all__:
+        if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(__import__(_HOMES[name], fromlist=[name]), name)
-        globals()[name] = value
+        value = globals()[name] = getattr(__import__(_HOMES[name], fromlist=[name]), name)
         return value
-
-    def _homes() -> dict[str, str]:
-        import ast
-        from pathlib import Path
-
-        nodes = ast.walk(ast.parse(Path(__file__).read_bytes()))
-        found = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-        return {one.asname: node.module for node in found for one in node.names if one.asname}
-
-    _HOMES = _homes()
-    __all__ = [*_HOMES]

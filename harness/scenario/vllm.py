@@ -102,8 +102,6 @@ def config_says(field: str, value: str) -> Check:
 
 
 def cache_says(field: str, value: str) -> Check:
-    """The engine's metrics say that its cache is configured so."""
-
     def says(evidence: Evidence) -> Finding:
         told = cache_config(evidence, field)
         return Finding.of(told == value, f"the engine's metrics say {field}={told}")
@@ -120,7 +118,6 @@ def graphs_ran(logs: Logs) -> Finding:
 
 
 def no_graph_ran(logs: Logs) -> Finding:
-    """The engine logged its batches, and none was run by a graph."""
     ran = graphs_ran(logs)
     return Finding.of(ran.truth is Truth.NOT_MET, ran.observed)
 
@@ -324,7 +321,6 @@ async def desynchronise(drive: Drive, image: Picture) -> None:
 
 
 def image_fails(requests: Requests) -> Finding:
-    """The first short request with the image gets 500."""
     return Finding.of(requests.first(AGAIN).status == 500, statuses(requests))
 
 
