@@ -17,7 +17,7 @@ from markupsafe import Markup, escape
 from mmrepro.base import units
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import Incident
-from mmrepro.reports import timeline, view, words
+from mmrepro.reports import timeline, words
 from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080
@@ -90,9 +90,9 @@ def picture(incident: Incident) -> Markup:
 
 
 def _description(incident: Incident) -> str:
-    groups = view.request_groups(incident.evidence.requests)[:40]
+    groups = timeline.request_groups(incident.evidence.requests)[:40]
     requests = "; ".join(
-        f"{g.first.phase}: {g.count} × {one_line(view.purpose(g.first.label), 60)} "
+        f"{g.first.phase}: {g.count} × {one_line(timeline.purpose(g.first.label), 60)} "
         f"{g.status} {g.latency}"
         for g in groups
     )
@@ -109,6 +109,15 @@ def _description(incident: Incident) -> str:
 
 
 # ------------------------------------------------------------------ time
+
+
+def axis_of(incident: Incident) -> tuple[float, float, float, float] | None:
+    """First and last second of the time axis, and where these stand, as shares of the width."""
+    axis = _axis(incident)
+    if axis is None:
+        return None
+    seconds = (axis.low - axis.zero, axis.high - axis.zero)
+    return (*seconds, LEFT / WIDTH, (LEFT + PLOT) / WIDTH)
 
 
 def _axis(incident: Incident) -> Axis | None:
@@ -198,7 +207,7 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
             latency = request.latency_s if words.sane(request.latency_s) else 0.0
             left = axis.x(request.sent.mono)
             width = max(axis.x(request.sent.mono + max(latency, 0.0)) - left, 3.0)
-            label = "" if view.status_class(request) == "ok" else view.status_words(request)
+            label = "" if timeline.status_class(request) == "ok" else timeline.status_words(request)
             if request.timed_out:
                 label = f"no answer in {units.duration(latency)}"
             taken = left + width + 2 + (7.5 * len(label) if label and width < 90 else 0)
@@ -225,10 +234,10 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
 
 
 def _bar(request: RequestRecord, left: float, y: float, width: float, label: str) -> Markup:
-    kind = view.status_class(request)
+    kind = timeline.status_class(request)
     tip = (
         f"request {request.id}, {request.phase}: {one_line(request.label, 120)}: "
-        f"{view.status_words(request)} after {units.duration(request.latency_s)}"
+        f"{timeline.status_words(request)} after {units.duration(request.latency_s)}"
     )
     bar = Markup(
         '<rect class="req {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="11" rx="2">'
