@@ -93,6 +93,12 @@ def render(kind: Kind[T], loaded: T, format: str) -> str:
     return render_markdown(page)
 
 
+def write_reports(place: Path) -> list[Path]:
+    """Make the Markdown and the HTML of what a folder holds again. Raises as ``load`` and ``write``."""
+    kind = kind_of(place)
+    return write(kind, kind.load(place), place if place.is_dir() else place.parent)
+
+
 def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     """Write the Markdown and the HTML, each whole or not at all; returns their paths.
 

@@ -153,7 +153,7 @@ class _Lines:
             case Bullets(items, tone):
                 self.add(*[["  ", *(_with(s, tone) for s in spans(item))] for item in items])
             case Table():
-                self._table(block)
+                self._table(block.trimmed)
             case Facts(rows):
                 kept = [(label, value) for label, value in rows if words(value)]
                 wide = max((len(label) for label, _ in kept), default=0)
