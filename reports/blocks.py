@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from markupsafe import Markup
@@ -143,6 +143,19 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Row]
     caption: str = ""
+
+    @property
+    def trimmed(self) -> Table:
+        """Without the columns of which every cell is empty."""
+        kept = [
+            n
+            for n in range(len(self.columns))
+            if not self.rows or any(words(row.cells[n]) for row in self.rows)
+        ]
+        if len(kept) == len(self.columns):
+            return self
+        rows = [replace(row, cells=[row.cells[n] for n in kept]) for row in self.rows]
+        return Table([self.columns[n] for n in kept], rows, self.caption)
 
 
 @dataclass(frozen=True)

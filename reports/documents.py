@@ -118,6 +118,12 @@ def rendered(kind: Kind[T], loaded: T) -> dict[str, str]:
     return dict(zip(kind.files, (render_markdown(page), render_html(page)), strict=True))
 
 
+def write_reports(place: Path) -> list[Path]:
+    """Make the Markdown and HTML of a folder again. Raises as its ``load``, and as ``write``."""
+    kind = kind_of(place)
+    return write(kind, kind.load(place), place if place.is_dir() else place.parent)
+
+
 def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     """Write the Markdown and the HTML, each whole or not at all; returns their paths.
 

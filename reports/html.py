@@ -91,6 +91,9 @@ def _header(page: Page) -> Markup:
         _H('<p class="do"><span>{}</span></p>{}').format(why, _pre(command, "sh"))
         for why, command in page.commands
     ]
+    # Text to the left, stacks and tables beside it: the picture below stays on the first screen.
+    texts = [block for block in page.card if isinstance(block, Paragraph | Bullets)]
+    beside = [block for block in page.card if block not in texts]
     return _H(
         '<header>\n<p class="head"><span class="badge {}">{}</span> <span class="facts">{}</span>'
         "</p>\n<h1>{}</h1>\n{}\n"
@@ -101,8 +104,8 @@ def _header(page: Page) -> Markup:
         _line(facts, 1000),
         _line(page.title, 300),
         warning,
-        _blocks(page.card),
-        _join(commands),
+        _blocks(texts),
+        _blocks(beside) + _join(commands),
     )
 
 
@@ -134,7 +137,7 @@ def _block(block: Block) -> Markup:
             rows = _join(_H("<li>{}</li>").format(_inline(item)) for item in items[:MAX_ROWS])
             return _H("<ul{}>{}</ul>").format(_class(tone), rows)
         case Table():
-            return _table(block)
+            return _table(block.trimmed)
         case Facts():
             return _facts(block)
         case Fence():

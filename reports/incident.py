@@ -25,6 +25,7 @@ from mmrepro.probes.data import ProcessesData
 from mmrepro.records import HostFacts, Setting
 from mmrepro.reports import timeline
 from mmrepro.reports.blocks import (
+    FRAMES,
     Badge,
     Block,
     Facts,
@@ -145,7 +146,7 @@ def _card(incident: Incident) -> Iterator[Block]:
     reproduced = bool(incident.verdict) and incident.outcome is Outcome.REPRODUCED
     yield Paragraph(prose(sentence(incident.scenario.summary)))
     if incident.key_stack:
-        yield stack(incident.key_stack, with_locals=False)
+        yield stack(incident.key_stack, short=True)
     if incident.verdict is not None and incident.scenario.affected:
         known = [f"Affected releases: {incident.scenario.affected}"]
         helps = next((m for m in incident.mitigations if not m.hides), None)
@@ -273,10 +274,12 @@ def _exhibits(incident: Incident) -> Iterator[Block]:
             yield Picture(curve, table(heads, marks))
 
 
-def stack(given: KeyStack, *, with_locals: bool = True) -> Stack:
+def stack(given: KeyStack, *, short: bool = False) -> Stack:
+    """``short``: the innermost frames alone, without their locals."""
     state = ("active" if given.active else "idle") + ("+gil" if given.owns_gil else "")
     frames = [
-        Frame(f.function, f.file, f.line, f.locals if with_locals else {}) for f in given.frames
+        Frame(f.function, f.file, f.line, {} if short else f.locals)
+        for f in given.frames[: FRAMES if short else None]
     ]
     seen = f"{given.seen} of {given.samples} samples"
     return Stack(f"{given.process}, thread {given.thread} ({state}), {seen}", frames)
@@ -341,7 +344,7 @@ def _root_cause(incident: Incident) -> list[Block]:
                 (code(source.qualname), " in ", where, ", as installed. ", *prose(source.note))
             )
         )
-        lines = "\n".join(source.lines[:200])
+        lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
         sources.append(Fence(lines, "python", source.first_line, source.highlight))
     what = "1 function" if len(sources) == 2 else f"{len(sources) // 2} functions"
     return blocks + folded(f"{what} of the engine, as installed", sources)
@@ -446,11 +449,7 @@ def settings_table(settings: Sequence[Setting]) -> list[Block]:
 
 def _environment(incident: Incident) -> Iterator[Block]:
     rows = environment(incident)
-    most = ("mmrepro", "engine", "fidelity", "model", "operating system", "CPU", "GPU", "server")
-    yield Facts([row for row in rows if row[0] in most], "environment")
-    yield from folded(
-        "Wheel, packages, host", [Facts([row for row in rows if row[0] not in most], "environment")]
-    )
+    yield from folded("Engine, wheel, model, host", [Facts(rows, "environment")])
     engine = incident.engine
     if engine.command:
         variables = [f"{name}={value}" for name, value in engine.environment.items()]
@@ -487,11 +486,10 @@ def _run(incident: Incident) -> Iterator[Block]:
         yield Paragraph(text)
     if text := engine_exit(incident):
         yield Paragraph(strong(text, "bad"))
-    yield from table(
-        ["process", "resident memory:number", "threads:number"],
-        footprint(incident)[:40],
-        "processes of the engine",
-    )
+    processes = footprint(incident)[:40]
+    heads = ["process", "resident memory:number", "threads:number"]
+    shown = table(heads, processes, "processes of the engine")
+    yield from folded(f"{len(processes)} rows on the engine's processes", shown)
     probes = incident.evidence.probes
     rows = [
         Row(
@@ -502,8 +500,8 @@ def _run(incident: Incident) -> Iterator[Block]:
         for p in probes[:500]
     ]
     bad = sum(p.status is not ProbeStatus.OK for p in probes)
-    heads = columns("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
-    shown: list[Block] = [Table(heads, rows, "probe results")] if rows else []
+    names = columns("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
+    shown = [Table(names, rows, "probe results")] if rows else []
     yield from folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
     for what, stages in (
         ("Time spent", incident.stages),

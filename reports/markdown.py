@@ -88,7 +88,7 @@ def _block(block: Block) -> str:
         case Bullets(items):
             return "\n".join(f"- {_inline(item, 1000)}" for item in items[:MAX_ROWS])
         case Table():
-            return _table(block)
+            return _table(block.trimmed)
         case Facts(rows):
             kept = [[gfm.cell(label), _cell(value)] for label, value in rows if words(value)]
             return gfm.table(["", ""], kept) if kept else ""

@@ -68,7 +68,7 @@ def print_page(
         for why, command in page.commands:
             tail.add([Span(f"{why}: ", tone="soft"), Span(command, "code")])
     note = f" ({page.badge.note})" if page.badge.note else ""
-    tail.add([Span(page.badge.label.upper(), "strong", page.badge.tone), f"{note}  {page.subject}"])
+    tail.add([Span(page.badge.label.upper(), "strong", page.badge.tone), f"{note}: {page.subject}"])
     if not quiet:
         card = _Lines(console)
         if page.warning:
@@ -153,7 +153,7 @@ class _Lines:
             case Bullets(items, tone):
                 self.add(*[["  ", *(_with(s, tone) for s in spans(item))] for item in items])
             case Table():
-                self._table(block)
+                self._table(block.trimmed)
             case Facts(rows):
                 kept = [(label, value) for label, value in rows if words(value)]
                 wide = max((len(label) for label, _ in kept), default=0)

@@ -127,5 +127,6 @@ def _run(options: FuzzCommand, console: Console, *, quiet: bool) -> Fuzz:
             events=options.events,
         )
     page = compose(made, str(running.folder))
-    print_page(page, console, str(running.folder / KIND.files[1]), quiet=quiet)
+    place = str(running.folder / KIND.files[1])
+    print_page(page, console, place, full=options.full, quiet=quiet)
     return made

@@ -113,7 +113,8 @@ def _run(options: ReplayCommand, console: Console, *, quiet: bool) -> Replay:
             events=options.events,
         )
     page = compose(made, str(running.folder))
-    print_page(page, console, str(running.folder / KIND.files[1]), quiet=quiet)
+    place = str(running.folder / KIND.files[1])
+    print_page(page, console, place, full=options.full, quiet=quiet)
     return made
 
 
