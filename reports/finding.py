@@ -17,6 +17,7 @@ from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
 from mmrepro.machine.files import is_file, is_folder
 from mmrepro.reports import findings, replay as replays, replay_sequence as drawn
 from mmrepro.reports.blocks import (
+    FRAMES,
     Badge,
     Block,
     Facts,
@@ -127,7 +128,7 @@ def compose(loaded: LoadedFinding) -> Page:
     return Page(
         title=findings.finding_title(finding),
         badge=Badge(
-            finding.finding_class.value,
+            finding.finding_class.value.capitalize(),
             findings.tone(finding),
             f"{findings.known_name(finding) or 'unknown'}, {confirmed}",
         ),
@@ -139,7 +140,7 @@ def compose(loaded: LoadedFinding) -> Page:
         sections=[
             Section("The sequence", [*_sequence(loaded)], 96),
             Section("Why each is needed", needed(loaded), 90),
-            Section("Where it stands", [findings.stack(finding)] if finding.stack else [], 88),
+            Section("Where it stands", [*_stack(finding)], 88),
             Section("The log", [Fence("\n".join(finding.log_lines))] * bool(finding.log_lines), 84),
             Section("Reproduce it", [*_reproduction(loaded)], 92),
             Section("Known or not", [*_known(finding)], 86),
@@ -158,6 +159,11 @@ def _card(finding: Finding) -> Iterator[Block]:
     yield from (Paragraph(f"The same requests also show: {one}") for one in finding.also[:3])
     if finding.stack:
         yield findings.stack(finding)
+
+
+def _stack(finding: Finding) -> Iterator[Block]:
+    if len(finding.stack) > FRAMES:  # the card has no room for all of them
+        yield findings.stack(finding, len(finding.stack))
 
 
 def _commands(loaded: LoadedFinding) -> Iterator[tuple[str, str]]:

@@ -16,6 +16,7 @@ from mmrepro.incident.fuzz import Fuzz
 from mmrepro.incident.replay import Finding, FindingClass, Rate, Replay
 from mmrepro.reports import incident as runs
 from mmrepro.reports.blocks import (
+    FRAMES,
     Badge,
     Block,
     Facts,
@@ -346,8 +347,9 @@ def request_result(finding: Finding, operation: str) -> str:
 _MESSAGE: Final = re.compile(r'"message": ?"((?:[^"\\]|\\.)*)')
 
 
-def stack(finding: Finding) -> Stack:
-    return Stack("where it stands, innermost first", [Frame(frame) for frame in finding.stack])
+def stack(finding: Finding, most: int = FRAMES) -> Stack:
+    frames = [Frame(frame) for frame in finding.stack[:most]]
+    return Stack("where it stands, innermost first", frames)
 
 
 def times(table: dict[str, int]) -> str:
