@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from mmrepro.incident.birthday import collision_probability, images_for
+from mmrepro.reports.svg import text as _text
 from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080
@@ -189,9 +190,3 @@ def _seen(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
         side, at = ("", x + 5) if x < LEFT + PLOT_W * 0.6 else (" end", x - 5)
         words = f"{pool.images:,} ({pool.label})"
         yield _text(at, base - 14 - 13 * row, words, f"name s1-text{side}")
-
-
-def _text(x: float, y: float, text: str, classes: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-        classes, x, y, escape(one_line(text, 80))
-    )

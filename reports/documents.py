@@ -48,6 +48,7 @@ class Kind(Generic[T]):
         compose: makes the page.
         stored: the document itself, as it lies on disk and as ``--json`` prints it.
         junit: makes the test cases; None: it has no expectation that could fail.
+        file: the document's name, where ``keep`` writes it; empty: its command writes it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Kind(Generic[T]):
     compose: Callable[[T], Page]
     stored: Callable[[T], Record]
     junit: Callable[[T], Sequence[Suite]] | None = None
+    file: str = ""
 
 
 def kind_of(place: Path) -> Kind[Any]:
@@ -113,6 +115,14 @@ def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     for path, make in zip(paths, (render_markdown, render_html), strict=True):
         replace_file(path, make(page))
     return paths
+
+
+def keep(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
+    """Write the document itself, then its reports; returns their paths. Raises as ``write``."""
+    assert kind.file
+    path = folder / kind.file
+    replace_file(path, document_json(kind.stored(loaded)))
+    return [path, *write(kind, loaded, folder)]
 
 
 class _Made(BaseModel):

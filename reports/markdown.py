@@ -133,7 +133,8 @@ def _span(span: Span, limit: int) -> str:
         lead, tail = " " * span.text.startswith(" "), " " * span.text.endswith(" ")
         bare = gfm.text(span.text, limit)
         text = f"{lead}**{bare}**{tail}" if span.style == "strong" and bare else lead + bare + tail
-    href = safe_href(span.href)
+    # Markdown is made to be pasted elsewhere: a path below the page's folder leads nowhere there.
+    href = safe_href(span.href) if span.href.startswith(("http", "#")) else ""
     return f"[{text}](<{href}>)" if href and text else text
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from mmrepro.base import units
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import Incident
 from mmrepro.reports import timeline, words
+from mmrepro.reports.svg import text as _text
 from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080
@@ -321,9 +322,3 @@ def _path(track: timeline.Track, axis: Axis, scale: Callable[[float], float], st
     for x, y in points[1:]:
         parts.append(f"H{x:.1f}V{y:.1f}" if step else f"L{x:.1f} {y:.1f}")
     return "".join(parts)
-
-
-def _text(x: float, y: float, text: str, classes: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-        classes, x, y, escape(text)
-    )
