@@ -96,7 +96,7 @@ def render(kind: Kind[T], loaded: T, format: str) -> str:
 
 
 def write_reports(place: Path) -> list[Path]:
-    """Make the Markdown and the HTML of what a folder holds again. Raises as ``load`` and ``write``."""
+    """Make the Markdown and HTML of a folder again. Raises as its ``load``, and as ``write``."""
     kind = kind_of(place)
     return write(kind, kind.load(place), place if place.is_dir() else place.parent)
 

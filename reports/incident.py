@@ -344,7 +344,7 @@ def _root_cause(incident: Incident) -> list[Block]:
                 (code(source.qualname), " in ", where, ", as installed. ", *prose(source.note))
             )
         )
-        lines = "\n".join(source.lines[:200])
+        lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
         sources.append(Fence(lines, "python", source.first_line, source.highlight))
     what = "1 function" if len(sources) == 2 else f"{len(sources) // 2} functions"
     return blocks + folded(f"{what} of the engine, as installed", sources)

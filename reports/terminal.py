@@ -68,7 +68,7 @@ def print_page(
         for why, command in page.commands:
             tail.add([Span(f"{why}: ", tone="soft"), Span(command, "code")])
     note = f" ({page.badge.note})" if page.badge.note else ""
-    tail.add([Span(page.badge.label.upper(), "strong", page.badge.tone), f"{note}  {page.subject}"])
+    tail.add([Span(page.badge.label.upper(), "strong", page.badge.tone), f"{note}: {page.subject}"])
     if not quiet:
         card = _Lines(console)
         if page.warning:

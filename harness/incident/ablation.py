@@ -126,6 +126,9 @@ class Cure(Record):
 class Ablation(SearchDocument):
     """One ablation, whole or as far as it came."""
 
+    document: Annotated[Literal["urn:mmrepro:ablation:1"], Field(alias="$id")] = (
+        "urn:mmrepro:ablation:1"
+    )
     release: str
     fidelity: Fidelity | None = None
     repeat: Annotated[int, Field(description="runs of each cell")] = 1

@@ -104,6 +104,9 @@ class Side(Record):
 class Bisection(SearchDocument):
     """One search for the release or commit that a failure came in or went with."""
 
+    document: Annotated[Literal["urn:mmrepro:bisection:1"], Field(alias="$id")] = (
+        "urn:mmrepro:bisection:1"
+    )
     by: By
     find: Find
     confidence: float

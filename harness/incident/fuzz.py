@@ -76,6 +76,7 @@ class SeenOnce(Record):
 class Fuzz(CampaignDocument):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
+    document: Annotated[Literal["urn:mmrepro:fuzz:1"], Field(alias="$id")] = "urn:mmrepro:fuzz:1"
     server: ServerWanted
     profile: str
     seed: int

@@ -173,6 +173,9 @@ class PlayFacts(Record):
 class Replay(CampaignDocument):
     """One replay: traffic in, findings out."""
 
+    document: Annotated[Literal["urn:mmrepro:replay:1"], Field(alias="$id")] = (
+        "urn:mmrepro:replay:1"
+    )
     origin: Origin
     server: ServerWanted
     requests: Annotated[int, Field(description="of the case, before anything was left out")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from mmrepro.incident import HostFacts, ScenarioFacts, StandIn
-from mmrepro.records import Moment, Record
+from mmrepro.records import Document, Moment
 from pydantic import Field
 
 
-class CampaignDocument(Record):
+class CampaignDocument(Document):
     """A campaign, whole or as far as it came."""
 
     schema_version: Literal[1] = 1
