@@ -124,7 +124,6 @@ def load(directory: Path) -> Ablation:
 def compose(ablation: Ablation) -> Page:
     where = f"{scenario_name(ablation.scenario)} on {ablation.engine} {ablation.release}"
     stand_ins = [(code(s.name), s.replaces, s.why, cells) for s, cells in _stand_ins(ablation)]
-    limits = [sentence(text) for text in ablation.limits]
     return Page(
         title=f"Ablation of {where}",
         badge=badge(ablation),
@@ -137,7 +136,7 @@ def compose(ablation: Ablation) -> Page:
             Section("Which setting is the cause", [*_factors(ablation)], 97),
             Section("Smallest workarounds", _workarounds(ablation), 95),
             Section("The report's hypotheses", _hypotheses(ablation), 93),
-            Section("What this does not establish", bullets(limits), 85),
+            Section("What this does not establish", bullets(ablation.limits), 85),
             Section("Every run", _runs(ablation), 60),
             Section("Stand-ins", table(["stand-in:name", "replaces", "why", "in"], stand_ins), 65),
             Section("Set-up", [Facts(_setup(ablation))], 50),

@@ -107,7 +107,7 @@ def compose(bisection: Bisection) -> Page:
             *(Section(f"Where it was {name}", [*_side(bisection, s)], 97) for name, s in found),
             Section("Runs next to a boundary", _runs(bisection), 80),
             Section("Every point that was run", [*_points(bisection)], 95),
-            Section("What this does not establish", bullets(sentences(bisection.limits)), 85),
+            Section("What this does not establish", bullets(bisection.limits), 85),
             Section("Stand-ins", table(["stand-in:name", "replaces", "why"], stand_ins), 60),
             Section("Repeat one run", _commands(bisection), 70),
             Section("Set-up", [Facts(_setup(bisection))], 50),
@@ -122,7 +122,8 @@ def compose(bisection: Bisection) -> Page:
 
 def badge(bisection: Bisection) -> Badge:
     if bisection.state != "complete":
-        return Badge(bisection.state.capitalize(), "unsure" if bisection.state[0] == "i" else "bad")
+        tones: dict[str, Tone] = {"interrupted": "unsure", "failed": "bad"}
+        return Badge(bisection.state.capitalize(), tones[bisection.state])
     found = [side for _, side in sides(bisection)]
     if all(side.conclusion is SideConclusion.FOUND and side.verified for side in found):
         return Badge("Found", "good")
@@ -174,18 +175,14 @@ def attempt_word(attempt: Attempt) -> str:
     return f"no verdict ({attempt.lost})" if attempt.lost else "no verdict"
 
 
-def sentences(texts: Sequence[str]) -> list[Inline]:
-    return [sentence(text) for text in texts]
-
-
 # ----------------------------------------------------------------------------- the first screen
 
 
 def _card(bisection: Bisection) -> Iterator[Block]:
     for direction, side in sides(bisection):
-        text = answer(bisection, direction, side)
-        explained = sentence(side.explanation)
-        yield Paragraph((strong(text[:1].upper() + text[1:]), f" ({certainty(side)}). {explained}"))
+        text = side.explanation or answer(bisection, direction, side)
+        sure = certainty(side)
+        yield Paragraph((strong(sentence(text)), f" {sure[:1].upper()}{sure[1:]}."))
         for chance in side.posterior[:1]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
@@ -203,7 +200,7 @@ def _line(bisection: Bisection) -> Iterator[Block]:
         yield Paragraph(LEGEND, "soft")
         marks = [f"{point_name(p)} {WORDS[p.verdict][0]}" for p in points if p.verdict]
         caption = "Small: not run. A shaded band lies between the two sides of a boundary."
-        yield Picture(_drawing(bisection), [Paragraph("  ".join(marks))], caption)
+        yield Picture(_drawing(bisection), [Paragraph(" · ".join(marks))], caption)
 
 
 def _side(bisection: Bisection, side: Side) -> Iterator[Block]:
@@ -214,7 +211,7 @@ def _side(bisection: Bisection, side: Side) -> Iterator[Block]:
         facts.append(f"the different failure gives way between {between}")
     if side.returned:
         facts.append(f"bad again: {_shorts(bisection, side.returned)}")
-    yield from bullets(sentences(facts))
+    yield from bullets(facts)
     if side.posterior:
         rate = f"; the failure shows in about {side.rate:.0%} of the runs" if side.rate else ""
         yield Paragraph(f"Runs contradict each other{rate}. Where the boundary may lie:")
@@ -240,7 +237,7 @@ def _points(bisection: Bisection) -> Iterator[Block]:
     ]
     names = (f"{bisection.by}:name", "verdict:name", "runs", "took:number", "observed")
     shown = Table(columns(*names, "declared:name", "uploaded:name"), rows, "points that were run")
-    blocks = [Paragraph(LEGEND, "soft"), shown] if rows else []
+    blocks = [shown] if rows else []
     yield from folded(count(len(rows), "point"), blocks, open=len(rows) <= OPEN_POINTS)
 
 

@@ -168,12 +168,13 @@ def _table(table: Table) -> Markup:
     named = any(column.name for column in table.columns)
     body = _join(_row(row, table) for row in table.rows[:MAX_ROWS])
     more = len(table.rows) - MAX_ROWS
+    caption = _H('<caption class="unseen">{}</caption>').format(_line(table.caption, 200))
     note = _H('<p class="soft">{} more rows are in the JSON document.</p>').format(more)
     return _H(
         '<div class="scroll" tabindex="0"{}><table>{}{}<tbody>{}</tbody></table></div>{}'
     ).format(
         _H(' data-filter=""') if len(statuses) > 1 or len(table.rows) > 12 else "",
-        _H('<caption class="unseen">{}</caption>').format(table.caption) if table.caption else "",
+        caption if table.caption else "",
         _H("<thead><tr>{}</tr></thead>").format(head) if named else "",
         body,
         note if more > 0 else "",
@@ -213,7 +214,7 @@ def _facts(facts: Facts) -> Markup:
     return _H(
         '<div class="scroll" tabindex="0"><table class="labelled"><caption class="unseen">{}'
         "</caption><tbody>{}</tbody></table></div>"
-    ).format(facts.caption, rows)
+    ).format(_line(facts.caption, 200), rows)
 
 
 def _pre(text: str, language: str) -> Markup:
@@ -262,7 +263,7 @@ def _picture(picture: Picture) -> Markup:
     data: Markup | str = ""
     if span:
         data = _H(' data-timeline="{:.3f} {:.3f} {:.5f} {:.5f}"').format(*span)
-    caption = _H('<figcaption class="soft">{}</figcaption>').format(picture.caption)
+    caption = _H('<figcaption class="soft">{}</figcaption>').format(_line(picture.caption, 400))
     return _H('<figure class="scroll" tabindex="0"{}>{}{}</figure>').format(
         data, picture.drawing, caption if picture.caption else ""
     )

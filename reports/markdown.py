@@ -58,8 +58,9 @@ def render_markdown(page: Page, limit: int = MAX_BYTES) -> str:
 def _head(page: Page) -> str:
     parts = [f"# {gfm.text(page.title, 300)}"]
     if page.warning:
-        quoted = [f"> {gfm.text(line, 300)}" for line in page.warning.lines[-20:]]
-        parts.append("\n>\n".join(["> [!WARNING]\n> " + gfm.text(page.warning.text, 600), *quoted]))
+        quoted = [f"> {gfm.paragraph(line, 300)}" for line in page.warning.lines[-20:]]
+        warned = f"> [!WARNING]\n> {gfm.paragraph(page.warning.text, 600)}"
+        parts.append("\n>\n".join([warned, *quoted]))
     badge = [f"**{gfm.text(page.badge.label.upper())}**", page.badge.note, *page.counts]
     parts.append(" · ".join([badge[0], *(gfm.text(one) for one in badge[1:] if one)]))
     parts += render_blocks(page.card)

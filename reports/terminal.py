@@ -196,16 +196,9 @@ class _Lines:
                 widths[n] = min(widths[n], max(_PROSE, share // (len(prose) - left)))
                 share -= widths[n]
         if any(heads):
-            self.add([Span(_row(heads, widths, table), tone="soft")])
+            self._lines.append(_line(heads, heads, widths, table, "soft"))
         for row, cells in zip(table.rows, texts, strict=True):
             self._lines.append(_line(row.cells, cells, widths, table, row.tone))
-
-
-def _row(cells: Sequence[str], widths: Sequence[int], table: Table) -> str:
-    return "  ".join(
-        cell.rjust(wide) if column.kind == "number" else cell.ljust(wide)
-        for cell, wide, column in zip(cells, widths, table.columns, strict=False)
-    ).rstrip()
 
 
 def _line(

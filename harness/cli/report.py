@@ -32,8 +32,8 @@ class ReportCommand(Command):
     COMMAND: ClassVar[str] = "report"
     incident: Path = option(
         Path(),
-        "Folder of an incident, ablation, bisection, replay, finding or fuzzing session, or a "
-        "bundle.",
+        "Folder of an incident, ablation, bisection, acceptance, replay, finding or fuzzing "
+        "session, or a bundle.",
         "DIR",
         argument=True,
         required=True,
@@ -53,23 +53,23 @@ def report_command(asked: ReportCommand) -> None:
     """
     from mmrepro import reports
     from mmrepro.incident.ablation import ABLATION_FILE
+    from mmrepro.incident.acceptance import SUMMARY_FILE
     from mmrepro.incident.bisection import BISECTION_FILE
     from mmrepro.machine.files import is_file
+
+    incident, format = asked.incident, asked.format
+    campaigns = (ABLATION_FILE, BISECTION_FILE, SUMMARY_FILE)
+    if any(incident.name == file or is_file(incident / file) for file in campaigns):
+        typer.echo(_of_campaign(incident, format), nl=False)
+        return
     from mmrepro.reports.fuzz import is_fuzz
     from mmrepro.reports.replay import is_finding, is_replay
 
-    incident, format = asked.incident, asked.format
     if is_fuzz(incident):
         typer.echo(_of_fuzz(incident, format).rstrip("\n"))
         return
     if is_replay(incident) or is_finding(incident):
         typer.echo(_of_replay(incident, format).rstrip("\n"))
-        return
-    if incident.name == ABLATION_FILE or is_file(incident / ABLATION_FILE):
-        typer.echo(_of_ablation(incident, format).rstrip("\n"))
-        return
-    if incident.name == BISECTION_FILE or is_file(incident / BISECTION_FILE):
-        typer.echo(_of_bisection(incident, format).rstrip("\n"))
         return
     loaded = _shown(reports.load(incident))
     if format is Format.ISSUE:
@@ -95,20 +95,18 @@ def _shown(loaded: T) -> T:
     return redactor.redact_model(loaded)
 
 
-def _of_ablation(folder: Path, format: Format) -> str:
-    from mmrepro.reports import ablation as reports
+def _of_campaign(folder: Path, format: Format) -> str:
+    from mmrepro.errors import UsageError
+    from mmrepro.reports.documents import kind_of, render
 
-    loaded = _shown(reports.load_ablation(folder))
-    renders = (reports.render_ablation_markdown, reports.render_ablation_html)
-    return _of_document(loaded, renders, format, "An ablation", folder)
-
-
-def _of_bisection(folder: Path, format: Format) -> str:
-    from mmrepro.reports import bisection as reports
-
-    loaded = _shown(reports.load_bisection(folder))
-    renders = (reports.render_bisection_markdown, reports.render_bisection_html)
-    return _of_document(loaded, renders, format, "A bisection", folder)
+    kind = kind_of(folder)
+    if format is Format.ISSUE:
+        raise UsageError(
+            f"{kind.name.capitalize()} is no bug report: give the folder of an incident or of a "
+            "finding.",
+            hint=f"mmrepro report {folder} --format md",
+        )
+    return render(kind, _shown(kind.load(folder)), format)
 
 
 def _of_fuzz(folder: Path, format: Format) -> str:
