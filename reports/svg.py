@@ -33,6 +33,12 @@ def text(x: float, y: float, words: str, classes: str) -> Markup:
     )
 
 
+def line(x1: float, y1: float, x2: float, y2: float, classes: str) -> Markup:
+    return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
+        classes, x1, y1, x2, y2
+    )
+
+
 def svg(width: float, height: float, label: str, body: Iterable[Markup]) -> Markup:
     """The drawing. ``label`` says what it shows, for those who do not see it."""
     return Markup(

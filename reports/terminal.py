@@ -151,7 +151,8 @@ class _Lines:
             case Paragraph(text, tone):
                 self.add([_with(span, tone) for span in _clipped(text, 190 if short else 4000)])
             case Bullets(items, tone):
-                self.add(*[["  ", *(_with(s, tone) for s in spans(item))] for item in items])
+                most = 190 if short else 4000
+                self.add(*[["  ", *(_with(s, tone) for s in _clipped(i, most))] for i in items])
             case Table():
                 self._table(block.trimmed)
             case Facts(rows):

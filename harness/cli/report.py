@@ -32,8 +32,8 @@ class ReportCommand(Command):
     COMMAND: ClassVar[str] = "report"
     incident: Path = option(
         Path(),
-        "Folder of an incident, ablation, bisection, replay, finding or fuzzing session, or a "
-        "bundle.",
+        "Folder of an incident, ablation, bisection, acceptance, replay, finding or fuzzing "
+        "session, or a bundle.",
         "DIR",
         argument=True,
         required=True,

@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign_samples import ablation, acceptance, bisection
 from finding_samples import whole_fuzz, whole_replay
 from hostile import HOSTILE, plant
 from mmrepro.errors import BadIncident, UsageError
-from mmrepro.reports import fuzz as fuzzing, replay as replays
+from mmrepro.reports import (
+    ablation as ablations,
+    acceptance as acceptances,
+    bisection as bisections,
+    fuzz as fuzzing,
+    replay as replays,
+)
 from mmrepro.reports.documents import Kind, keep, kind_of, render
 from mmrepro.reports.terminal import LINES, print_page
 from rich.console import Console
@@ -22,6 +29,9 @@ from test_report_hostile import ACTIVE, Tags, markdown_tokens, shape
 KINDS: dict[str, tuple[Kind[Any], Callable[[], Any]]] = {
     "replay": (replays.KIND, whole_replay),
     "fuzz": (fuzzing.KIND, whole_fuzz),
+    "ablation": (ablations.KIND, ablation),
+    "acceptance": (acceptances.KIND, acceptance),
+    "bisection": (bisections.KIND, bisection),
 }
 of_kind = pytest.mark.parametrize("name", KINDS)
 Golden = Callable[[str, str], None]
