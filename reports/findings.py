@@ -154,10 +154,9 @@ def card(found: Sequence[Listed]) -> Iterator[Block]:
     """The findings, and of the most serious one what was observed and where it stands."""
     if not found:
         return
-    timed = any(one.after is not None for one in found)
     heads = ("finding:name", "class:name", "known as:name", "requests:number", "rate:name")
     yield Table(
-        columns(*heads, *["first after:number"] * timed),
+        columns(*heads, "first after:number"),
         [
             Row(
                 (
@@ -166,7 +165,7 @@ def card(found: Sequence[Listed]) -> Iterator[Block]:
                     standing(one.finding),
                     f"{one.finding.requests} of {one.finding.requests_before}",
                     short_rate(one.finding.rate),
-                    *["" if one.after is None else duration(one.after)] * timed,
+                    "" if one.after is None else duration(one.after),
                 )
             )
             for one in found
@@ -198,9 +197,7 @@ def findings_section(found: Sequence[Listed]) -> Section:
         for one in found
     ]
     heads = ("finding", "observed", "expected", "known as", "requests", "rate", "first after")
-    used = 7 if any(one.after is not None for one in found) else 6
-    kept = [Row(row.cells[:used], status=row.status) for row in rows]
-    shown: list[Block] = [Table(columns(*heads[:used]), kept, "findings"), Paragraph(RATE_NOTE)]
+    shown: list[Block] = [Table(columns(*heads), rows, "findings"), Paragraph(RATE_NOTE)]
     return Section("Findings", shown if rows else [], 97)
 
 
@@ -221,8 +218,10 @@ def shrinking(found: Sequence[Listed]) -> list[Block]:
         )
         for one in found
     ]
-    heads = ("finding:name", "requests before:number", "left:number", "steps:number")
-    heads = (*heads, "servers:number", "took:number", "nothing more to leave out:name")
+    heads = (
+        *("finding:name", "requests before:number", "left:number", "steps:number"),
+        *("servers:number", "took:number", "nothing more to leave out:name"),
+    )
     drawing = steps("Requests left", lines, "steps of the shrinking")
     shown = table(heads, rows, "shrinking")
     return [Picture(drawing, shown, "What a step left out stays out if the rest fails likewise.")

@@ -153,8 +153,10 @@ def _episodes(fuzz: Fuzz) -> list[Block]:
         )
         for one in fuzz.episodes
     ]
-    heads = ("episode:number", "kind:name", "origin", "switches", "requests:number", "answers")
-    heads = (*heads, "new:number", "showed", "took:number")
+    heads = (
+        *("episode:number", "kind:name", "origin", "switches", "requests:number", "answers"),
+        *("new:number", "showed", "took:number"),
+    )
     shown: list[Block] = [Table(columns(*heads), rows, "episodes")] if rows else []
     return folded(count(len(rows), "episode"), shown, open=len(rows) <= 12)
 

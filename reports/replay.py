@@ -170,8 +170,10 @@ def _attempts(replay: Replay) -> list[Block]:
         )
         for play in replay.plays
     ]
-    heads = ("attempt:number", "for", "requests:number", "ended", "showed")
-    heads = (*heads, "start:number", "took:number")
+    heads = (
+        *("attempt:number", "for", "requests:number", "ended", "showed"),
+        *("start:number", "took:number"),
+    )
     shown: list[Block] = [Table(columns(*heads), rows, "attempts")] if rows else []
     return folded(count(len(rows), "attempt"), shown, open=len(rows) <= 12)
 

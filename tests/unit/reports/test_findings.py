@@ -75,9 +75,10 @@ def drawn(blocks: list[Block]) -> ElementTree.Element:
     return ElementTree.fromstring(next(str(b.drawing) for b in blocks if isinstance(b, Picture)))
 
 
-def printed(page: Page) -> str:
+def printed(page: Page, *, full: bool = False) -> str:
     out = io.StringIO()
-    print_page(page, Console(file=out, force_terminal=True, color_system=None, width=100), "r.html")
+    console = Console(file=out, force_terminal=True, color_system=None, width=100)
+    print_page(page, console, "r.html", full=full)
     return out.getvalue()
 
 
@@ -307,6 +308,9 @@ def test_a_findings_page_draws_its_sequence(tmp_path: Path, golden: Golden) -> N
     long = replace(loaded, finding=finding(stack=[f"frame {n}" for n in range(9)]))
     (stack,) = section(one.compose(long), "Where it stands")
     assert len(stack.frames) == 9  # type: ignore[union-attr]
+    assert loaded.sequence is not None
+    lines = printed(page, full=True).splitlines()
+    assert {f"  {line}" for line in drawing(loaded.sequence).splitlines()} <= {*lines}
     golden("finding.md", render(one.KIND, loaded, "md"))
     golden("finding.txt", printed(page))
 
