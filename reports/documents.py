@@ -6,6 +6,7 @@ scenarios or the runner; a report can be made again from its folder at any time.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -28,13 +29,14 @@ RecordT = TypeVar("RecordT", bound=Record)
 _MODULES: Final = {
     "fuzz.json": "fuzz",
     "replay.json": "replay",
-    "finding.json": "finding",
     "ablation.json": "ablation",
     "bisection.json": "bisection",
     "summary.json": "acceptance",
     "incident.json": "incident",
 }
 """The file that a folder of each kind holds, and the module that reports it, first match first."""
+_FINDING: Final = ("case.json", "replay.json")
+"""A finding's folder holds a case, and lies in the folder of its replay."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Kind(Generic[T]):
         compose: makes the page.
         stored: the document itself, as it lies on disk and as ``--json`` prints it.
         junit: makes the test cases; None: it has no expectation that could fail.
+        file: the document's name, where ``keep`` writes it; empty: its command writes it.
     """
 
     name: str
@@ -56,12 +59,25 @@ class Kind(Generic[T]):
     compose: Callable[[T], Page]
     stored: Callable[[T], Record]
     junit: Callable[[T], Sequence[Suite]] | None = None
+    file: str = ""
 
 
 def kind_of(place: Path) -> Kind[Any]:
-    """The kind of report that ``place``, a folder or its document, holds; a run where unsure."""
-    held = (m for file, m in _MODULES.items() if place.name == file or is_file(place / file))
-    found: Kind[Any] = import_module(f"mmrepro.reports.{next(held, 'incident')}").KIND
+    """The kind of report that ``place``, a folder, its document or a bundle, holds.
+
+    A run where unsure: reading it says what is wrong.
+    """
+    from mmrepro.reports.bundle_file import listed_names
+
+    names = {place.name, *listed_names(place)}
+    module = next((m for file, m in _MODULES.items() if file in names or is_file(place / file)), "")
+    if not module:
+        case, replay = _FINDING
+        # realpath, since place may be "." or a link
+        above = Path(os.path.realpath(place)).parent
+        finding = is_file(place / case) and is_file(above / replay)
+        module = "finding" if finding else "incident"
+    found: Kind[Any] = import_module(f"mmrepro.reports.{module}").KIND
     return found
 
 
@@ -93,6 +109,15 @@ def render(kind: Kind[T], loaded: T, format: str) -> str:
     return render_markdown(page)
 
 
+def rendered(kind: Kind[T], loaded: T) -> dict[str, str]:
+    """The Markdown and the HTML by the names of their files, composed once."""
+    from mmrepro.reports.html import render_html
+    from mmrepro.reports.markdown import render_markdown
+
+    page = kind.compose(loaded)
+    return dict(zip(kind.files, (render_markdown(page), render_html(page)), strict=True))
+
+
 def write_reports(place: Path) -> list[Path]:
     """Make the Markdown and HTML of a folder again. Raises as its ``load``, and as ``write``."""
     kind = kind_of(place)
@@ -105,14 +130,18 @@ def write(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
     Raises:
         UnwritableOutput: a file could not be written; one that was there before is untouched.
     """
-    page = kind.compose(loaded)
-    from mmrepro.reports.html import render_html
-    from mmrepro.reports.markdown import render_markdown
+    texts = rendered(kind, loaded)
+    for name, text in texts.items():
+        replace_file(folder / name, text)
+    return [folder / name for name in texts]
 
-    paths = [folder / name for name in kind.files]
-    for path, make in zip(paths, (render_markdown, render_html), strict=True):
-        replace_file(path, make(page))
-    return paths
+
+def keep(kind: Kind[T], loaded: T, folder: Path) -> list[Path]:
+    """Write the document itself, then its reports; returns their paths. Raises as ``write``."""
+    assert kind.file
+    path = folder / kind.file
+    replace_file(path, document_json(kind.stored(loaded)))
+    return [path, *write(kind, loaded, folder)]
 
 
 class _Made(BaseModel):

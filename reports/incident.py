@@ -46,6 +46,7 @@ from mmrepro.reports.blocks import (
     code,
     codes,
     columns,
+    count,
     folded,
     link,
     prose,
@@ -444,7 +445,7 @@ def settings_table(settings: Sequence[Setting]) -> list[Block]:
     """Settings that differ from the engine's own, folded."""
     rows = [(code(s.name), code(s.value), s.why) for s in settings]
     shown = table(["setting:name", "value", "why"], rows, "settings")
-    return folded(f"{len(rows)} settings that differ from the engine's own", shown)
+    return folded(f"{count(len(rows), 'setting')} other than the engine's own", shown)
 
 
 def _environment(incident: Incident) -> Iterator[Block]:

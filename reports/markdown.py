@@ -58,13 +58,16 @@ def render_markdown(page: Page, limit: int = MAX_BYTES) -> str:
 def _head(page: Page) -> str:
     parts = [f"# {gfm.text(page.title, 300)}"]
     if page.warning:
-        quoted = [f"> {gfm.text(line, 300)}" for line in page.warning.lines[-20:]]
-        parts.append("\n>\n".join(["> [!WARNING]\n> " + gfm.text(page.warning.text, 600), *quoted]))
+        quoted = [f"> {gfm.paragraph(line, 300)}" for line in page.warning.lines[-20:]]
+        warned = f"> [!WARNING]\n> {gfm.paragraph(page.warning.text, 600)}"
+        parts.append("\n>\n".join([warned, *quoted]))
     badge = [f"**{gfm.text(page.badge.label.upper())}**", page.badge.note, *page.counts]
     parts.append(" · ".join([badge[0], *(gfm.text(one) for one in badge[1:] if one)]))
     parts += render_blocks(page.card)
     if page.commands:
-        lines = [f"# {why}\n{one_line(command, 4000)}" for why, command in page.commands]
+        lines = [
+            f"# {one_line(why, 200)}\n{one_line(command, 4000)}" for why, command in page.commands
+        ]
         parts.append(gfm.fence("\n".join(lines), "sh", 40, 4000))
     return "\n\n".join(parts)
 
@@ -133,7 +136,8 @@ def _span(span: Span, limit: int) -> str:
         lead, tail = " " * span.text.startswith(" "), " " * span.text.endswith(" ")
         bare = gfm.text(span.text, limit)
         text = f"{lead}**{bare}**{tail}" if span.style == "strong" and bare else lead + bare + tail
-    href = safe_href(span.href)
+    # Markdown is made to be pasted elsewhere: a path below the page's folder leads nowhere there.
+    href = safe_href(span.href) if span.href.startswith(("http", "#")) else ""
     return f"[{text}](<{href}>)" if href and text else text
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from mmrepro.base import units
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import Incident
 from mmrepro.reports import timeline, words
+from mmrepro.reports.svg import end_labels, nice_step, text as _text
 from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080
@@ -142,14 +143,8 @@ def _axis(incident: Incident) -> Axis | None:
     return Axis(low - margin, high + margin, zero)
 
 
-def _nice_step(width: float, count: int) -> float:
-    raw = max(width / count, 1e-3)
-    base = 10.0 ** math.floor(math.log10(raw))
-    return next((m * base for m in (1, 2, 5, 10) if m * base >= raw), raw)
-
-
 def _time_axis(axis: Axis, y: float) -> Iterator[Markup]:
-    step = _nice_step(axis.high - axis.low, 10)
+    step = nice_step(axis.high - axis.low, 10)
     digits = max(0, -math.floor(math.log10(step)))
     first = math.ceil((axis.low - axis.zero) / step)
     yield Markup('<path class="axis" d="M{} {:.1f}H{}"/>').format(LEFT, y, LEFT + PLOT)
@@ -273,7 +268,7 @@ def _panel(
     if not visible:
         return [], y
     top_value = max(least, *(v for t in visible for _, v in t.points))
-    tick = _nice_step(top_value, 4)
+    tick = nice_step(top_value, 4)
     if step:
         tick = max(1.0, tick)  # there is no half request
     top_value = math.ceil(top_value / tick - 1e-9) * tick
@@ -299,10 +294,7 @@ def _panel(
             )
         )
         labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
-    previous = -math.inf
-    for wanted, number, wording in sorted(labels):
-        previous = max(wanted + 4, previous + 13)
-        out.append(_text(LEFT + PLOT + 6, previous, wording, f"name s{number}-text"))
+    out += end_labels(labels, LEFT + PLOT + 6)
     return out, y + height + 34
 
 
@@ -321,9 +313,3 @@ def _path(track: timeline.Track, axis: Axis, scale: Callable[[float], float], st
     for x, y in points[1:]:
         parts.append(f"H{x:.1f}V{y:.1f}" if step else f"L{x:.1f} {y:.1f}")
     return "".join(parts)
-
-
-def _text(x: float, y: float, text: str, classes: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-        classes, x, y, escape(text)
-    )

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident import ClaimStatus, Fidelity, MitigationFacts
-from mmrepro.reports.blocks import Tone
+from mmrepro.incident import ClaimStatus, Fidelity, MitigationFacts, ScenarioFacts
+from mmrepro.reports.blocks import Inline, Tone, code
 from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {
@@ -64,6 +64,16 @@ CLAIM_WORDS: Final[dict[ClaimStatus, str]] = {
     ClaimStatus.REFUTED: "refuted",
     ClaimStatus.NOT_TESTED: "not tested",
 }
+
+
+def scenario_name(scenario: ScenarioFacts) -> str:
+    """``ghost-key-eviction (long)``: with its variant, where it has one."""
+    return f"{scenario.name} ({scenario.variant})" if scenario.variant else scenario.name
+
+
+def run_link(folder: str) -> Inline:
+    """A run's folder, below the page's; a page links the run's own page."""
+    return code(folder, f"{folder}/report.html") if folder else ""
 
 
 ABNORMAL_TONES: Final[dict[bool | None, Tone]] = {True: "bad", False: "", None: "unsure"}
