@@ -40,6 +40,8 @@ from mmrepro.text.sanitize import clip, one_line, plain
 
 MAX_ROWS: Final = 2000
 _H: Final = Markup
+_KINDS: Final = {"number": "number tight", "name": "tight", "prose": ""}
+"""Classes of a column's cells."""
 
 
 def render_html(page: Page) -> str:
@@ -88,22 +90,26 @@ def _header(page: Page) -> Markup:
             _H("<pre>{}</pre>").format(clip(plain(lines), 8000)) if lines else "",
         )
     commands = [
-        _H('<p class="do"><span>{}</span></p>{}').format(why, _pre(command, "sh"))
+        _H('<p class="do"><span>{}</span></p>{}').format(_line(why, 200), _pre(command, "sh"))
         for why, command in page.commands
     ]
-    # Text to the left, stacks and tables beside it: the picture below stays on the first screen.
+    # Tables on the whole width; below, text to the left and stacks beside it: the picture that
+    # follows stays on the first screen.
+    tables = [block for block in page.card if isinstance(block, Table)]
     texts = [block for block in page.card if isinstance(block, Paragraph | Bullets)]
-    beside = [block for block in page.card if block not in texts]
+    beside = [block for block in page.card if block not in (*tables, *texts)]
     return _H(
         '<header>\n<p class="head"><span class="badge {}">{}</span> <span class="facts">{}</span>'
         "</p>\n<h1>{}</h1>\n{}\n"
-        '<div class="card"><div class="answer">{}</div><div class="next">{}</div></div>\n</header>'
+        '<div class="card">{}<div class="answer">{}</div><div class="next">{}</div></div>\n'
+        "</header>"
     ).format(
         badge.tone or "unsure",
         badge.label,
         _line(facts, 1000),
         _line(page.title, 300),
         warning,
+        _H('<div class="whole">{}</div>').format(_blocks(tables)) if tables else "",
         _blocks(texts),
         _blocks(beside) + _join(commands),
     )
@@ -160,7 +166,7 @@ def _table(table: Table) -> Markup:
     statuses = Counter(row.status for row in table.rows if row.status)
     head = _join(
         _H('<th scope="col"{}>{}</th>').format(
-            _H(' class="tight"') if column.kind != "prose" else "",
+            _H(' class="{}"').format(_KINDS[column.kind]) if column.kind != "prose" else "",
             column.name or _H('<span class="unseen">mark</span>'),
         )
         for column in table.columns
@@ -184,7 +190,7 @@ def _table(table: Table) -> Markup:
 def _row(row: Row, table: Table) -> Markup:
     cells = []
     for cell, column in zip(row.cells, table.columns, strict=False):
-        kinds = {"number": "number tight", "name": "tight", "prose": ""}[column.kind]
+        kinds = _KINDS[column.kind]
         cells.append(
             _H("<td{}>{}</td>").format(
                 _H(' class="{}"').format(kinds) if kinds else "", _inline(cell)
@@ -197,7 +203,7 @@ def _row(row: Row, table: Table) -> Markup:
     return _H("<tr{}{}{}{}>{}</tr>\n").format(
         _H(' id="{}"').format(row.anchor) if row.anchor else "",
         _H(' class="{}"').format(row.tone) if row.tone else "",
-        _H(' data-status="{}"').format(row.status) if row.status else "",
+        _H(' data-status="{}"').format(_line(row.status, 60)) if row.status else "",
         _H(' data-at="{:.3f}"').format(row.at) if row.at is not None else "",
         _join(cells),
     )

@@ -65,7 +65,9 @@ def _head(page: Page) -> str:
     parts.append(" · ".join([badge[0], *(gfm.text(one) for one in badge[1:] if one)]))
     parts += render_blocks(page.card)
     if page.commands:
-        lines = [f"# {why}\n{one_line(command, 4000)}" for why, command in page.commands]
+        lines = [
+            f"# {one_line(why, 200)}\n{one_line(command, 4000)}" for why, command in page.commands
+        ]
         parts.append(gfm.fence("\n".join(lines), "sh", 40, 4000))
     return "\n\n".join(parts)
 

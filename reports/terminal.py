@@ -30,7 +30,7 @@ from mmrepro.reports.blocks import (
     words,
 )
 from mmrepro.reports.markdown import numbered
-from mmrepro.text.sanitize import one_line
+from mmrepro.text.sanitize import clip, one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,12 +114,12 @@ class _Lines:
     def _rows(self, line: Text) -> int:
         return max(1, -(-line.cell_len // self._wide)) if self._wide else 1
 
-    def add(self, *lines: Iterable[str | Span], cut: bool = False) -> None:
-        """``cut``: each stays on one row of the terminal."""
+    def add(self, *lines: Iterable[str | Span], cut: bool = False, verbatim: bool = False) -> None:
+        """``cut``: each stays on one row of the terminal. ``verbatim``: blanks in it stay."""
         from rich.text import Text
 
         for line in lines:
-            text = Text.assemble(*[_piece(span) for span in spans(tuple(line))])
+            text = Text.assemble(*[_piece(span, verbatim) for span in spans(tuple(line))])
             if cut and self._wide:
                 text.truncate(self._wide, overflow="ellipsis")
             self._lines.append(text)
@@ -160,7 +160,7 @@ class _Lines:
                 wide = max((len(label) for label, _ in kept), default=0)
                 self.add(*[[Span(k.ljust(wide + 2), tone="soft"), *spans(v)] for k, v in kept])
             case Fence():
-                self.add(*[["  ", line] for line in numbered(block).split("\n")])
+                self.add(*[["  ", line] for line in numbered(block).split("\n")], verbatim=True)
             case Stack():
                 self._stack(block, FRAMES if short else 60)
             case Picture() | Sides():
@@ -221,13 +221,16 @@ def _line(
     return line
 
 
-def _piece(span: Span) -> tuple[str, str]:
+def _piece(span: Span, verbatim: bool) -> tuple[str, str]:
     """One sanitised line that keeps the blanks at its ends: they are the layout."""
+    weight = "bold " if span.style == "strong" else ""
+    style = (weight + STYLES[span.tone]).strip()
+    if verbatim:
+        return clip(" ".join(plain(span.text[:8000]).expandtabs(4).split("\n")), 4000), style
     bare = span.text.strip(" ")
     lead = len(span.text) - len(span.text.lstrip(" "))
     tail = len(span.text) - len(span.text.rstrip(" ")) if bare else 0
-    weight = "bold " if span.style == "strong" else ""
-    return " " * lead + one_line(bare, 4000) + " " * tail, (weight + STYLES[span.tone]).strip()
+    return " " * lead + one_line(bare, 4000) + " " * tail, style
 
 
 def _with(span: Span, tone: str) -> Span:
