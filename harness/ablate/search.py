@@ -123,9 +123,7 @@ def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
         return FoundCure(flips, True, "together they are a workaround, and none can be left out")
     unclear = ", ".join(sorted({str(s) for s in states if s not in NOT_CURED}))
     return FoundCure(
-        flips,
-        None,
-        f"together they are a workaround; it is not known whether all are needed ({unclear})",
+        flips, None, f"together a workaround; it is not known whether all are needed ({unclear})"
     )
 
 
@@ -164,10 +162,7 @@ def _judged(
             why += ", and no workaround here does without it"
         return Judged(FactorClass.CONTRIBUTES, False, needed, why)
     return Judged(
-        FactorClass.IRRELEVANT,
-        False,
-        False,
-        "toggled alone, it changes nothing, and no workaround has it",
+        FactorClass.IRRELEVANT, False, False, "toggled alone, nothing changes; no workaround has it"
     )
 
 
