@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmrepro.incident.replay import Fuzz
 from mmrepro.reproducers.minivllm.faults import FAULTS
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
@@ -50,8 +51,9 @@ class Told:
 
     @property
     def findings(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.content.get("findings", [])
-        return found
+        """Each with ``after_s``, seconds of fuzzing before it was first observed."""
+        found: list[dict[str, Any]] = self.content.get("found", [])
+        return [{**one["finding"], "after_s": one["after_s"]} for one in found]
 
     @property
     def confirmed(self) -> list[dict[str, Any]]:
@@ -64,9 +66,11 @@ class Told:
 
     @property
     def effort(self) -> str:
-        numbers = (self.content[name] for name in ("starts", "episodes", "requests", "seconds"))
-        starts, episodes, requests, seconds = numbers
-        return f"{starts} starts, {episodes} episodes, {requests} requests, {seconds:.0f} s"
+        session = Fuzz.model_validate(self.content)
+        return (
+            f"{session.starts} starts, {len(session.episodes)} episodes, "
+            f"{session.requests} requests, {session.elapsed_s:.0f} s"
+        )
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ def options_of(name: str) -> list[str]:
 
 def shown(finding: dict[str, Any]) -> str:
     rate = finding["rate"]
-    what = f"{finding['class']}: {finding['requests']} requests after {finding['after_s']:.0f} s"
+    what = f"{finding['finding_class']}: {finding['requests']} requests"
+    what += f" after {finding['after_s']:.0f} s"
     sure = "" if finding["confirmed"] else ", not confirmed"
     return f"{what}, {rate['failed']} of {rate['plays']} plays{sure}"
 

@@ -21,7 +21,6 @@ import tempfile
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "engine"))
 from live import COMMAND
@@ -31,8 +30,9 @@ from mmrepro.case.bodies import body
 from mmrepro.case.model import Case, Operation
 from mmrepro.case.pictures import pictures
 from mmrepro.engines.base import SERVED_MODEL
-from mmrepro.incident.replay import FindingClass
+from mmrepro.incident.replay import FindingClass, Replay
 from mmrepro.models import TinyQwen2VL
+from mmrepro.reports.replay import seconds
 from mmrepro.run.starter import MODE_VARIABLE
 from recorded_traffic import ask, leave
 from traces import as_batch, ghost_trace
@@ -78,13 +78,13 @@ def record(case: Case, folder: Path) -> Path:
     return folder / HAR_NAME
 
 
-def replay(file: Path, case: Case, out: Path, *options: str) -> dict[str, Any]:
-    """What ``mmrepro replay --json`` prints."""
+def replay(file: Path, case: Case, out: Path, *options: str) -> Replay:
+    """The document that ``mmrepro replay --json`` prints."""
     server = [f"--server-arg={arg}" for arg in case.server.args]
     command = [*COMMAND, "replay", str(file), "--engine", "vllm", "--release", case.server.release]
     command += [*server, "--out", str(out), "--json", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    return json.loads(done.stdout)
+    return Replay.model_validate_json(done.stdout)
 
 
 def holds(finding: Path, case: Case, folder: Path) -> bool:
@@ -106,18 +106,18 @@ def holds(finding: Path, case: Case, folder: Path) -> bool:
 def tried(name: str, file: Path, case: Case, folder: Path, *options: str) -> bool:
     """Replays ``file``, prints what came of it; whether all bounds held."""
     told = replay(file, case, folder / "replay", *options)
-    hang = next((f for f in told["findings"] if f["class"] == FindingClass.HANG), None)
+    starts, took = len(told.plays), seconds(told)
+    hang = next((f for f in told.findings if f.finding_class is FindingClass.HANG), None)
     if hang is None:
-        print(f"{name}: no hang in {told['starts']} starts", flush=True)
+        print(f"{name}: no hang in {starts} starts", flush=True)
         return False
-    needed = f"{hang['requests']} of {hang['requests_before']} requests, {hang['known']}"
-    starts, seconds = told["starts"], told["seconds"]
-    print(f"{name}: hang: {needed}; in all {starts} starts, {seconds:.0f} s", flush=True)
-    for other in told["findings"]:
+    needed = f"{hang.requests} of {hang.requests_before} requests, {hang.known}"
+    print(f"{name}: hang: {needed}; in all {starts} starts, {took:.0f} s", flush=True)
+    for other in told.findings:
         if other is not hang:
-            print(f"  and {other['class']}: {other['requests']} requests, {other['known']}")
-    bounds = hang["requests"] <= MOST_REQUESTS and starts <= MOST_STARTS and seconds <= MOST_S
-    return holds(Path(hang["folder"]), case, folder) and bounds and hang["confirmed"]
+            print(f"  and {other.finding_class}: {other.requests} requests, {other.known}")
+    bounds = hang.requests <= MOST_REQUESTS and starts <= MOST_STARTS and took <= MOST_S
+    return holds(folder / "replay" / hang.folder, case, folder) and bounds and hang.confirmed
 
 
 def main() -> int:

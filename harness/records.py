@@ -27,6 +27,16 @@ class Record(BaseModel):
             return super(Record, _in_utf8(self)).model_dump_json(**options)
 
 
+class Document(Record):
+    """A record that is a file of its own, or what ``--json`` prints: it names its kind.
+
+    Each kind declares the field ``document``, whose name in JSON is ``$id``. Documents of before
+    that have none are read as well.
+    """
+
+    model_config = ConfigDict(serialize_by_alias=True, populate_by_name=True)
+
+
 V = TypeVar("V")
 
 

@@ -1,16 +1,7 @@
-"""From an incident directory alone: Markdown, HTML, JSON, JUnit and the summary on a terminal.
+"""From a folder alone: Markdown, HTML, JSON, JUnit and the end screen, of every kind of document.
 
-A report can be made again at any time. Nothing here knows engines, scenarios or the runner.
+A kind composes blocks once; four renderers do the rest.
 """
 
-from mmrepro.reports.html import render_html as render_html
-from mmrepro.reports.junit import render_junit as render_junit
-from mmrepro.reports.markdown import render_markdown as render_markdown
-from mmrepro.reports.reading import load as load
-from mmrepro.reports.terminal import print_summary as print_summary
-from mmrepro.reports.writing import (
-    HTML_FILE as HTML_FILE,
-    MARKDOWN_FILE as MARKDOWN_FILE,
-    render_json as render_json,
-    write_reports as write_reports,
-)
+from mmrepro.reports.documents import kind_of as kind_of, write_reports as write_reports
+from mmrepro.reports.incident import load as load

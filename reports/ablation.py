@@ -1,166 +1,331 @@
-"""An ablation's reports, from ``ablation.json`` alone: Markdown and self-contained HTML."""
+"""An ablation's report: ``ablation.json`` as a page. Which setting is really the cause."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident.searches import ABLATION_FILE, SCHEMA_VERSION, Ablation
-from mmrepro.reports import ablation_view as view, gfm
-from mmrepro.reports.document import document_json, load_document
-from mmrepro.reports.html import page
-from mmrepro.reports.words import CLAIM_MARKS, CLAIM_WORDS
-from mmrepro.reports.writing import replace_file
-from mmrepro.text.sanitize import one_line
+from mmrepro.incident import StandIn
+from mmrepro.incident.searches import (
+    ABLATION_FILE,
+    SCHEMA_VERSION,
+    Ablation,
+    Cell,
+    CellRun,
+    CellState,
+    Conclusion,
+    FactorClass,
+    FactorResult,
+)
+from mmrepro.reports.blocks import (
+    Badge,
+    Block,
+    Facts,
+    Inline,
+    Page,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    Tone,
+    Warning,
+    bullets,
+    code,
+    columns,
+    count,
+    folded,
+    prose,
+    strong,
+    table,
+    toned,
+)
+from mmrepro.reports.documents import Kind, load_document
+from mmrepro.reports.incident import sentence
+from mmrepro.reports.words import (
+    CLAIM_MARKS,
+    CLAIM_TONES,
+    CLAIM_WORDS,
+    FIDELITY_WORDS,
+    OUTCOME_WORDS,
+    run_link,
+    scenario_name,
+)
+from mmrepro.signature import Truth
 
-MARKDOWN_FILE: Final = "ablation.md"
-HTML_FILE: Final = "ablation.html"
-NUMBERS: Final = "The cause of a run without the symptom is what could still be seen of it."
+_FOUND: Final = 8
+"""Factors on the first screen."""
+_CLASSES: Final[dict[FactorClass, tuple[str, Tone, str]]] = {
+    FactorClass.NECESSARY: (
+        "necessary",
+        "good",
+        "the failure needs this setting: toggled alone, symptom and cause are gone, and no "
+        "workaround that was tried does without it",
+    ),
+    FactorClass.SUFFICIENT: (
+        "sufficient workaround",
+        "good",
+        "toggled alone, symptom and cause are gone; there are other workarounds",
+    ),
+    FactorClass.CONTRIBUTES: (
+        "contributes",
+        "good",
+        "toggled alone it changes nothing; it is part of a smallest workaround",
+    ),
+    FactorClass.IRRELEVANT: (
+        "irrelevant",
+        "soft",
+        "toggled alone, the failure is the same; it is part of no smallest workaround that was "
+        "found",
+    ),
+    FactorClass.HIDES: (
+        "hides it",
+        "bad",
+        "toggled alone, the symptom is gone, but the cause was observed to be still there",
+    ),
+    FactorClass.OTHER: ("other failure", "unsure", "toggled alone, it fails in another way"),
+    FactorClass.NOT_TESTED: (
+        "not tested",
+        "unsure",
+        "the toggle was not observed to take effect, so that its run shows nothing of it",
+    ),
+    FactorClass.INCONCLUSIVE: (
+        "inconclusive",
+        "unsure",
+        "toggled alone, too little was observed to decide",
+    ),
+}
+"""Of each class: its word, its tone and its meaning."""
+_STATES: Final[dict[CellState, str]] = {
+    CellState.FAILS: "fails",
+    CellState.CURED: "symptom and cause gone",
+    CellState.HIDDEN: "hidden: the cause is still there",
+    CellState.OTHER: "fails in another way",
+    CellState.UNDECIDED: "undecided",
+    CellState.NOT_TESTED: "not tested: a toggle was not observed to take effect",
+    CellState.LOST: "no run reached a verdict",
+}
+_THERE: Final = {Truth.MET: "there", Truth.NOT_MET: "gone", Truth.UNKNOWN: "unknown"}
+_BADGES: Final = {
+    Conclusion.CURE: Badge("Workaround found", "good"),
+    Conclusion.NO_CURE: Badge("No workaround", "bad"),
+    Conclusion.INCONCLUSIVE: Badge("Inconclusive", "unsure"),
+}
+BASELINE: Final = "(the failing baseline)"
 
 
-def load_ablation(directory: Path) -> Ablation:
+def load(directory: Path) -> Ablation:
     """The ablation kept in ``directory``. Raises BadIncident and says why."""
     return load_document(directory, ABLATION_FILE, Ablation, "ablation", SCHEMA_VERSION)
 
 
-def write_ablation(ablation: Ablation, folder: Path) -> None:
-    """``ablation.json``, ``.md`` and ``.html``, each whole or not at all."""
-    for name, text in (
-        (ABLATION_FILE, document_json(ablation)),
-        (MARKDOWN_FILE, render_ablation_markdown(ablation)),
-        (HTML_FILE, render_ablation_html(ablation)),
-    ):
-        replace_file(folder / name, text)
-
-
-def render_ablation_html(ablation: Ablation) -> str:
-    return page(
-        "ablation.html.j2",
-        ablation=ablation,
-        view=view,
-        head=view.headline(ablation),
-        numbers=NUMBERS,
-        claim_words=CLAIM_WORDS,
-        claim_marks=CLAIM_MARKS,
-        href=cell_href,
+def compose(ablation: Ablation) -> Page:
+    where = f"{scenario_name(ablation.scenario)} on {ablation.engine} {ablation.release}"
+    stand_ins = [(code(s.name), s.replaces, s.why, cells) for s, cells in _stand_ins(ablation)]
+    return Page(
+        title=f"Ablation of {where}",
+        badge=badge(ablation),
+        subject=where + (f", fidelity {ablation.fidelity}" if ablation.fidelity else ""),
+        warning=Warning(sentence(ablation.failure)) if ablation.failure else None,
+        card=[*_card(ablation)],
+        counts=[*_counts(ablation)],
+        commands=[("to repeat it", ablation.command)],
+        sections=[
+            Section("Which setting is the cause", [*_factors(ablation)], 97),
+            Section("Smallest workarounds", _workarounds(ablation), 95),
+            Section("The report's hypotheses", _hypotheses(ablation), 93),
+            Section("What this does not establish", bullets(ablation.limits), 85),
+            Section("Every run", _runs(ablation), 60),
+            Section("Stand-ins", table(["stand-in:name", "replaces", "why", "in"], stand_ins), 65),
+            Section("Set-up", [Facts(_setup(ablation))], 50),
+        ],
+        footer=(
+            f"Ablation {ablation.id}, {ablation.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
+            code(ABLATION_FILE),
+            "; each run's incident lies in its own folder.",
+        ),
     )
 
 
-def render_ablation_markdown(ablation: Ablation) -> str:
-    sections = [
-        ("", _head(ablation)),
-        ("Which setting is the cause", _table(ablation)),
-        ("Smallest cures", _cures(ablation)),
-        ("The report's hypotheses", _hypotheses(ablation)),
-        ("What this does not establish", _limits(ablation)),
-        ("Every cell", _cells(ablation)),
-        ("Stand-ins", _stand_ins(ablation)),
-        ("Set-up", gfm.table(["", ""], [[a, gfm.cell(b)] for a, b in view.setup(ablation)])),
-    ]
-    parts = [f"## {title}\n\n{body}" if title else body for title, body in sections if body]
-    return "\n\n".join(parts) + "\n"
+def badge(ablation: Ablation) -> Badge:
+    if ablation.conclusion is not None:
+        return _BADGES[ablation.conclusion]
+    labels = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No conclusion"}
+    return Badge(labels[ablation.state], "unsure")
 
 
-def _head(ablation: Ablation) -> str:
-    head = view.headline(ablation)
-    parts = [f"# {gfm.text(view.title(ablation), 300)}"]
-    if ablation.failure:
-        parts.append(f"> [!WARNING]\n> Partial: {gfm.text(ablation.failure, 600)}")
-    label = f"**{head.label.upper()}**"
-    parts.append(f"{label} · {gfm.text(ablation.explanation)}" if ablation.explanation else label)
-    parts.append(gfm.prose(ablation.scenario.title))
-    parts.append("Repeat it:\n\n" + gfm.fence(one_line(ablation.command, 4000), "sh", 1, 4000))
-    return "\n\n".join(parts)
+def outcome_word(run: CellRun) -> str:
+    return OUTCOME_WORDS[run.outcome].lower() if run.outcome else "no verdict"
 
 
-def _table(ablation: Ablation) -> str:
-    head = ["factor", "failing setting", "flipped to", "outcome", "symptom", "cause", "class"]
+def cell_words(cell: Cell | None) -> tuple[str, str, str]:
+    """Outcome, symptom and cause of a cell, over its runs."""
+    if cell is None:
+        return "not run", "", ""
+    return (
+        _counted([outcome_word(run) for run in cell.runs]),
+        _counted([_THERE[run.symptom] for run in cell.runs]),
+        _counted([_THERE[run.cause] for run in cell.runs]),
+    )
+
+
+def _counted(words: Sequence[str]) -> str:
+    """``gone``, or ``2 × gone, 1 × there``; ``reproduced (3 of 3)`` where several runs agree."""
+    found = Counter(words)
+    if len(found) == 1:
+        return words[0] if len(words) == 1 else f"{words[0]} ({len(words)} of {len(words)})"
+    return ", ".join(f"{number} × {word}" for word, number in found.most_common())
+
+
+# ----------------------------------------------------------------------------- the first screen
+
+
+def _card(ablation: Ablation) -> Iterator[Block]:
+    if ablation.explanation:
+        text = sentence(ablation.explanation)
+        yield Paragraph(strong(text[:1].upper() + text[1:]))
+    told = [f for f in ablation.factors if f.factor_class not in (None, FactorClass.IRRELEVANT)]
     rows = [
-        [
-            gfm.cell(row.factor),
-            gfm.code(row.failing, 200) or "–",
-            gfm.code(row.setting, 200) or "–",
-            gfm.cell(row.outcome),
-            gfm.cell(row.symptom),
-            gfm.cell(row.cause),
-            f"**{gfm.cell(row.factor_class)}**",
-        ]
-        for row in view.rows(ablation)
+        (f.name, _class(f), *cell_words(ablation.cell((f.name,))), code(f.setting))
+        for f in told[:_FOUND]
     ]
-    meanings = [f"- **{word}**: {gfm.text(meaning)}." for word, meaning in view.classes(ablation)]
-    reasons = [
-        f"- {gfm.text(f.name)}: {gfm.text(f.why)}."
-        + (f" Said of it: {gfm.text(f.claim)}." if f.claim else "")
+    heads = ["factor:name", "class:name", "outcome", "symptom", "cause", "toggled to"]
+    yield from table(heads, rows, "factors that matter")
+    if len(told) > _FOUND:
+        yield Paragraph(f"{len(told) - _FOUND} more factors matter.", "soft")
+
+
+def _counts(ablation: Ablation) -> Iterator[str]:
+    reused = f", {ablation.reused} of them reused" if ablation.reused else ""
+    yield f"{count(ablation.runs, 'run')} in {count(len(ablation.cells), 'cell')}{reused}"
+    classes = Counter(f.factor_class for f in ablation.factors)
+    for unimportant, word in ((FactorClass.IRRELEVANT, "irrelevant"), (None, "not judged")):
+        if classes[unimportant]:
+            yield f"{count(classes[unimportant], 'factor')} {word}"
+    statuses = Counter(claim.status for claim in ablation.hypotheses)
+    for status, word in CLAIM_WORDS.items():
+        if number := statuses[status]:
+            yield f"{number} {'hypothesis' if number == 1 else 'hypotheses'} {word}"
+
+
+# ------------------------------------------------------------------------------------ sections
+
+
+def _factors(ablation: Ablation) -> Iterator[Block]:
+    """The baseline and every factor as it was toggled alone."""
+    used = {f.factor_class for f in ablation.factors}
+    meanings = [(word, meaning) for c, (word, _, meaning) in _CLASSES.items() if c in used]
+    yield from bullets([(strong(word), f": {meaning}.") for word, meaning in meanings])
+    yield Paragraph(
+        "Each factor is toggled alone. The cause of a run without the symptom is what was still "
+        "observed of it."
+    )
+    baseline = ablation.cell(())
+    first = [Row((BASELINE, "–", *cell_words(baseline), "", ""), "soft")] if baseline else []
+    rows = [
+        Row(
+            (f.name, _class(f), *cell_words(ablation.cell((f.name,))), code(f.setting),
+             code(f.failing)),
+            status=str(f.factor_class or ""),
+        )
         for f in ablation.factors
-        if f.why
-    ]
-    note = f"Each factor is flipped alone. {NUMBERS}"
-    parts = [gfm.table(head, rows), note, "\n".join(meanings)]
-    if reasons:
-        parts.append(gfm.details("Why each class", "\n".join(reasons)))
-    return "\n\n".join(filter(None, parts))
+    ]  # fmt: skip
+    names = ("factor:name", "class:name", "outcome", "symptom", "cause", "toggled to")
+    yield Table(columns(*names, "failing setting"), first + rows, "factors")
+    whys = [(f.name, f.why, f.claim, f.description) for f in ablation.factors if f.why]
+    heads = ["factor:name", "why", "what is claimed of it", "what it is"]
+    yield from folded("Why each class", table(heads, whys, "why each class"))
 
 
-def _cures(ablation: Ablation) -> str:
+def _class(factor: FactorResult) -> Inline:
+    if factor.factor_class is None:
+        return "–"
+    word, tone, _ = _CLASSES[factor.factor_class]
+    return toned(word, tone)
+
+
+def _workarounds(ablation: Ablation) -> list[Block]:
+    rows = [(" + ".join(c.flips), code(c.settings), c.why) for c in ablation.cures]
+    return table(["toggle:name", "setting", "observed"], rows, "smallest workarounds")
+
+
+def _hypotheses(ablation: Ablation) -> list[Block]:
     rows = [
-        [gfm.cell(view.cure_words(c)), gfm.code(c.settings, 400), gfm.cell(c.why)]
-        for c in ablation.cures
-    ]
-    return gfm.table(["flip", "setting", "seen"], rows) if rows else ""
-
-
-def _hypotheses(ablation: Ablation) -> str:
-    rows = [
-        [
-            gfm.cell(c.text),
-            gfm.cell(c.source),
-            f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}",
-            gfm.cell(c.observed),
-        ]
+        Row(
+            (
+                toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
+                c.observed,
+                c.text,
+                c.source,
+            ),
+            status=c.status.value,
+        )
         for c in ablation.hypotheses
     ]
-    return gfm.table(["hypothesis", "source", "", "observed"], rows) if rows else ""
+    heads = columns("status:name", "observed", "hypothesis", "source")
+    return [Table(heads, rows, "hypotheses")] if rows else []
 
 
-def _limits(ablation: Ablation) -> str:
-    return "\n".join(f"- {gfm.text(line)}." for line in ablation.limits)
+def _runs(ablation: Ablation) -> list[Block]:
+    rows = [
+        Row(
+            (
+                " + ".join(cell.flips) or BASELINE,
+                run.error or outcome_word(run),
+                run.symptom_observed,
+                f"{_THERE[run.cause]}: {run.cause_observed}",
+                _STATES[cell.state],
+                duration(run.seconds),
+                run_link(run.incident_dir),
+            ),
+            status=cell.state.value,
+        )
+        for cell in ablation.cells
+        for run in cell.runs
+    ]
+    heads = columns(
+        *("toggled:name", "run", "symptom", "cause", "all of its runs", "took:number", "incident")
+    )
+    return folded(count(len(rows), "run"), [Table(heads, rows, "runs")] if rows else [])
 
 
-def _cells(ablation: Ablation) -> str:
-    rows = []
+def _stand_ins(ablation: Ablation) -> list[tuple[StandIn, str]]:
+    """Every stand-in of every cell, and where it was."""
+    found = {s.name: (s, "every run") for s in ablation.stand_ins}
     for cell in ablation.cells:
         for run in cell.runs:
-            where = gfm.code(run.incident_dir, 300) if run.incident_dir else "–"
-            rows.append(
-                [
-                    gfm.cell(view.flips_words(cell)),
-                    gfm.cell(view.STATE_WORDS[cell.state]),
-                    gfm.cell(run.error or view.outcome_word(run)),
-                    gfm.cell(run.symptom_observed),
-                    gfm.cell(f"{view.CAUSE_WORDS[run.cause]}: {run.cause_observed}"),
-                    duration(run.seconds),
-                    where,
-                ]
-            )
-    if not rows:
-        return ""
-    head = ["flipped", "cell", "run", "symptom", "cause", "took", "incident"]
-    return gfm.details(f"{len(rows)} runs", gfm.table(head, rows))
+            for stand_in in run.stand_ins:
+                where = f"runs with {' + '.join(cell.flips) or BASELINE}"
+                found.setdefault(stand_in.name, (stand_in, where))
+    return list(found.values())
 
 
-def _stand_ins(ablation: Ablation) -> str:
-    rows = [
-        [gfm.cell(s.name), gfm.cell(s.replaces), gfm.cell(s.why), gfm.cell(where)]
-        for s, where in view.stand_ins(ablation)
+def _setup(ablation: Ablation) -> list[tuple[str, Inline]]:
+    fidelity, host = ablation.fidelity, ablation.host
+    seconds = sum(run.seconds for cell in ablation.cells for run in cell.runs)
+    return [
+        ("engine", f"{ablation.engine} {ablation.release}"),
+        ("device", ablation.device),
+        ("fidelity", f"{fidelity}: {FIDELITY_WORDS[fidelity]}" if fidelity else "unknown"),
+        ("scenario", prose(ablation.scenario.title)),
+        ("runs of each cell", f"{ablation.repeat}; {ablation.threshold} failing make it fail"),
+        (
+            "runs",
+            f"{ablation.runs} in {len(ablation.cells)} cells, {ablation.reused} of them reused; "
+            f"{duration(seconds)} of engine time in all",
+        ),
+        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
+        ("made by", f"mmrepro {ablation.mmrepro_version}"),
     ]
-    return gfm.table(["stand-in", "replaces", "why", "in"], rows) if rows else ""
 
 
-def cell_href(folder: str) -> str:
-    """Relative address of a run's report; empty unless it plainly lies below the ablation."""
-    import re
-
-    if not re.fullmatch(r"cells/[A-Za-z0-9+._/-]{1,400}", folder) or ".." in folder.split("/"):
-        return ""
-    return f"{folder}/report.html"
+KIND: Final = Kind(
+    "an ablation",
+    ("ablation.md", "ablation.html"),
+    load,
+    compose,
+    lambda ablation: ablation,
+    file=ABLATION_FILE,
+)

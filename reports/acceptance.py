@@ -1,4 +1,4 @@
-"""An acceptance as Markdown: made to be published, so without a path of the machine."""
+"""An acceptance's report: ``summary.json`` as a page. It is published: no path of the machine."""
 
 from __future__ import annotations
 
@@ -12,140 +12,203 @@ from mmrepro.incident.acceptance import (
     Acceptance,
     GpuUse,
     PartRecord,
-    Row,
+    Row as Asked,
     Status,
     StepRecord,
     counts,
 )
 from mmrepro.records import GpuFacts
-from mmrepro.reports import gfm
-from mmrepro.reports.document import document_json
-from mmrepro.reports.writing import replace_file
-from mmrepro.text.sanitize import one_line
+from mmrepro.reports.blocks import (
+    Badge,
+    Block,
+    Facts,
+    Inline,
+    Page,
+    Paragraph,
+    Row,
+    Section,
+    Span,
+    Table,
+    Tone,
+    Warning,
+    bullets,
+    code,
+    columns,
+    count,
+    folded,
+    link,
+    slug,
+    table,
+    toned,
+)
+from mmrepro.reports.documents import Kind, load_document
+from mmrepro.reports.incident import sentence
 
-MARKDOWN_FILE: Final = "summary.md"
-MARKS: Final = {
-    Status.PASSED: "✔ passed",
-    Status.FAILED: "**✘ failed**",
-    Status.NOT_TESTED: "– not tested",
-    Status.BROKEN_OFF: "**broken off**",
+VERSION: Final = 1
+_WORDS: Final[dict[Status, tuple[str, Tone]]] = {
+    Status.PASSED: ("✔ passed", "good"),
+    Status.FAILED: ("✘ failed", "bad"),
+    Status.NOT_TESTED: ("– not tested", "soft"),
+    Status.BROKEN_OFF: ("? broken off", "unsure"),
 }
+_TROUBLE: Final = 4
+"""Failed rows on the first screen."""
 
 
-def write_acceptance(told: Acceptance, folder: Path) -> list[Path]:
-    """``summary.json`` and ``summary.md``, each whole. Raises UnwritableOutput."""
-    files = {SUMMARY_FILE: document_json(told), MARKDOWN_FILE: render_acceptance(told)}
-    for name, text in files.items():
-        replace_file(folder / name, text)
-    return [folder / name for name in files]
+def load(directory: Path) -> Acceptance:
+    """The acceptance kept in ``directory``. Raises BadIncident and says why."""
+    return load_document(directory, SUMMARY_FILE, Acceptance, "acceptance", VERSION)
 
 
-def render_acceptance(told: Acceptance) -> str:
-    parts = [_head(told), _overview(told), *(_part(part) for part in told.parts), _resume(told)]
-    return "\n\n".join(filter(None, parts)) + "\n"
+def compose(acceptance: Acceptance) -> Page:
+    rows = [row for part in acceptance.parts for row in part.rows]
+    left = sum(not step.whole for part in acceptance.parts for step in part.steps)
+    left += sum(not part.steps for part in acceptance.parts)
+    where = ", ".join(acceptance.host.gpus) or "no GPU"
+    machine = where if acceptance.device == "cuda" else "a CPU"
+    commands = [("to repeat it", acceptance.command)]
+    if left:
+        commands.append(("to try what was not run to its end", acceptance.resume))
+    return Page(
+        title=f"Acceptance on {machine}",
+        badge=_badge(rows),
+        subject=f"{count(len(acceptance.parts), 'part')} on {machine}: {counts(rows)}",
+        warning=Warning(f"{count(left, 'step')} did not come to an end.") if left else None,
+        card=[*_card(acceptance)],
+        counts=[f"{duration(sum(part.seconds for part in acceptance.parts))} in child processes"],
+        commands=commands,
+        sections=[
+            *(Section(part.part, [*_part(part)], 90) for part in acceptance.parts),
+            Section("Set-up", [Facts(_setup(acceptance))], 50),
+        ],
+        footer=(
+            f"{acceptance.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by mmrepro "
+            f"{acceptance.mmrepro_version} from ",
+            code(SUMMARY_FILE),
+            "; each part has its own folder beside it.",
+        ),
+    )
 
 
-def _head(told: Acceptance) -> str:
-    host = told.host
-    gpus = ", ".join(host.gpus) or "no GPU"
-    facts = [
-        ("device", told.device),
+def _badge(rows: list[Asked]) -> Badge:
+    found = {row.status for row in rows}
+    if Status.FAILED in found:
+        return Badge("Failed", "bad")
+    if Status.PASSED not in found:
+        return Badge("Not tested", "unsure")
+    return Badge("Not whole", "unsure") if Status.BROKEN_OFF in found else Badge("Passed", "good")
+
+
+def _status(status: Status) -> Span:
+    return toned(*_WORDS[status])
+
+
+# ----------------------------------------------------------------------------- the first screen
+
+
+def _card(acceptance: Acceptance) -> Iterator[Block]:
+    yield from bullets(
+        [
+            (toned(f"{row.asked}: ", "bad"), row.seen)
+            for status in (Status.FAILED, Status.BROKEN_OFF)
+            for part in acceptance.parts
+            for row in part.rows
+            if row.status is status
+        ][:_TROUBLE]
+    )
+    rows = [
+        (
+            link(part.part, f"#{slug(part.part)}"),
+            _status(part.status),
+            counts(part.rows),
+            duration(part.seconds),
+            part.title,
+        )
+        for part in acceptance.parts
+    ]
+    heads = ["part:name", "status:name", "rows:name", "time:number", "shows that"]
+    yield from table(heads, rows, "parts")
+
+
+# ------------------------------------------------------------------------------------ sections
+
+
+def _part(part: PartRecord) -> Iterator[Block]:
+    """What did not pass, what passed, the GPUs' use and the commands."""
+    yield Paragraph(f"Shows that {sentence(part.title)}")
+    for passed in (False, True):
+        rows = [
+            _row(row, step)
+            for step in part.steps
+            for row in step.rows
+            if (row.status is Status.PASSED) is passed
+        ]
+        names = ("status:name", "observed", "asked", "expected", "source", "seconds:number")
+        shown: list[Block] = [Table(columns(*names), rows, part.part)] if rows else []
+        yield from folded(f"{count(len(rows), 'row')} passed", shown) if passed else shown
+    uses = [
+        (use.step, str(use.gpu), str(use.readings), _utilisation(use), _memory(use))
+        for use in part.gpu
+    ]
+    heads = ["step:name", "GPU:number", "readings:number", "utilisation:name", "memory in use:name"]
+    yield from folded("Use of the GPUs", table(heads, uses, "use of the GPUs"))
+    yield from bullets([_ran(step) for step in part.steps if step.exit_code is not None])
+
+
+def _row(row: Asked, step: StepRecord) -> Row:
+    seconds = row.seconds if row.seconds is not None else step.seconds
+    alone = row.seconds is not None or len(step.rows) == 1
+    took = f"{seconds:.1f}" if alone and seconds else "–"
+    cells = (_status(row.status), row.seen, row.asked, row.expected, row.source, took)
+    return Row(cells, status=row.status.value)
+
+
+def _ran(step: StepRecord) -> Inline:
+    told = (code(step.command), f", {duration(step.seconds)}")
+    if not step.incident:
+        return told
+    report = f"{step.incident.partition('/')[2]}/report.md"
+    return (*told, ": ", code(report, f"{step.incident}/report.html"))
+
+
+def _utilisation(use: GpuUse) -> str:
+    found = use.utilisation_pct
+    return f"{found.least:.0f} to {found.most:.0f} %" if found else "unknown"
+
+
+def _memory(use: GpuUse) -> str:
+    found = use.memory_bytes
+    return f"{size(found.least, 2)} to {size(found.most, 2)}" if found else "unknown"
+
+
+def _setup(acceptance: Acceptance) -> list[tuple[str, Inline]]:
+    host = acceptance.host
+    return [
+        ("device", acceptance.device),
         *((f"GPU {one.index}", _gpu_facts(one)) for one in host.gpu_facts),
         ("machine", f"{host.cpu}, {host.cores} cores, {size(host.memory_bytes)}"),
         ("system", f"{host.os}, kernel {host.kernel}, Python {host.python}"),
-        ("mmrepro", told.mmrepro_version),
-        ("begun", f"{told.created.wall:%Y-%m-%d %H:%M} UTC"),
+        ("mmrepro", acceptance.mmrepro_version),
+        ("begun", f"{acceptance.created.wall:%Y-%m-%d %H:%M} UTC"),
         (
             "time",
-            f"{duration(sum(part.seconds for part in told.parts))} in children, "
-            f"budget {duration(told.budget_s)}",
+            f"{duration(sum(part.seconds for part in acceptance.parts))} in children, "
+            f"budget {duration(acceptance.budget_s)}",
         ),
     ]
-    rows = [row for part in told.parts for row in part.rows]
-    title = f"# Acceptance on {gfm.text(gpus if told.device == 'cuda' else 'a CPU')}"
-    table = gfm.table(["", ""], [[name, gfm.cell(value)] for name, value in facts])
-    command = gfm.fence(one_line(told.command, 1000), "sh", 1, 1000)
-    return "\n\n".join([title, f"**{counts(rows)}**", command, table])
 
 
 def _gpu_facts(one: GpuFacts) -> str:
-    memory = size(one.memory_bytes) if one.memory_bytes else "memory not told"
-    told = [one.name, memory, f"driver {one.driver}", f"CUDA {one.cuda}", "MIG" * bool(one.mig)]
-    return ", ".join([*filter(None, told), "taken" if one.taken else one.users or "not taken"])
+    memory = size(one.memory_bytes) if one.memory_bytes else "memory unknown"
+    facts = [one.name, memory, f"driver {one.driver}", f"CUDA {one.cuda}", "MIG" * bool(one.mig)]
+    return ", ".join([*filter(None, facts), "taken" if one.taken else one.users or "not taken"])
 
 
-def _overview(told: Acceptance) -> str:
-    rows = [
-        [
-            f"[{gfm.cell(part.part)}](#{part.part})",
-            gfm.cell(part.title),
-            MARKS[part.status],
-            gfm.cell(counts(part.rows)),
-            duration(part.seconds),
-        ]
-        for part in told.parts
-    ]
-    return gfm.table(["part", "shows that", "status", "rows", "time"], rows)
-
-
-def _part(part: PartRecord) -> str:
-    rows = [_row(row, step) for step in part.steps for row in step.rows]
-    head = ["asked", "expected", "source", "seen", "status", "seconds"]
-    blocks = [f"## {gfm.text(part.part)}", gfm.table(head, rows)]
-    if part.gpu:
-        blocks.append(_gpu(part.gpu))
-    if commands := [f"{_ran(step)}" for step in part.steps if step.exit_code is not None]:
-        blocks.append("\n".join(commands))
-    return "\n\n".join(blocks)
-
-
-def _row(row: Row, step: StepRecord) -> list[str]:
-    seconds = row.seconds if row.seconds is not None else step.seconds
-    alone = row.seconds is not None or len(step.rows) == 1
-    return [
-        gfm.cell(row.asked),
-        gfm.cell(row.expected),
-        gfm.cell(row.source),
-        gfm.cell(row.seen),
-        MARKS[row.status],
-        f"{seconds:.1f}" if alone and seconds else "–",
-    ]
-
-
-def _ran(step: StepRecord) -> str:
-    told = f"- {gfm.code(step.command)}, {duration(step.seconds)}"
-    report = f"{step.incident.partition('/')[2]}/report.md"
-    return f"{told}: {gfm.code(report)}" if step.incident else told
-
-
-def _gpu(uses: list[GpuUse]) -> str:
-    rows = [
-        [
-            gfm.cell(use.step),
-            str(use.gpu),
-            str(use.readings),
-            " to ".join(_range(use)) or "not told",
-            " to ".join(_memory(use)) or "not told",
-        ]
-        for use in uses
-    ]
-    return gfm.table(["step", "GPU", "readings", "utilisation", "memory in use"], rows)
-
-
-def _range(use: GpuUse) -> Iterator[str]:
-    if use.utilisation_pct is not None:
-        yield f"{use.utilisation_pct.least:.0f}"
-        yield f"{use.utilisation_pct.most:.0f} %"
-
-
-def _memory(use: GpuUse) -> Iterator[str]:
-    if use.memory_bytes is not None:
-        yield size(use.memory_bytes.least, 2)
-        yield size(use.memory_bytes.most, 2)
-
-
-def _resume(told: Acceptance) -> str:
-    if all(part.whole for part in told.parts):
-        return ""
-    command = gfm.fence(one_line(told.resume, 1000), "sh", 1, 1000)
-    return f"What was not tested or broken off is tried by:\n\n{command}"
+KIND: Final = Kind(
+    "an acceptance",
+    ("summary.md", "summary.html"),
+    load,
+    compose,
+    lambda acceptance: acceptance,
+    file=SUMMARY_FILE,
+)

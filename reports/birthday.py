@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from mmrepro.incident.model import collision_probability, images_for
+from mmrepro.reports.svg import WIDTH, nice_step, text as _text
 from mmrepro.text.sanitize import one_line
 
-WIDTH: Final = 1080
 HEIGHT: Final = 380
 LEFT: Final = 64
 RIGHT: Final = 40
@@ -137,9 +137,7 @@ def _grid(axis: _Axis) -> Iterator[Markup]:
         yield _text(LEFT - 8, y + 4, f"{share:.0%}", "tick end")
     base = TOP + PLOT_H
     yield Markup('<path class="axis" d="M{} {:.1f}h{}"/>').format(LEFT, base, PLOT_W)
-    raw = axis.most / 8
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
+    step = nice_step(axis.most, 8)
     for number in range(math.floor(axis.most / step) + 1):
         x = axis.x(number * step)
         yield Markup('<path class="axis" d="M{:.1f} {:.1f}v5"/>').format(x, base)
@@ -189,9 +187,3 @@ def _seen(axis: _Axis, pools: Sequence[Pool]) -> Iterator[Markup]:
         side, at = ("", x + 5) if x < LEFT + PLOT_W * 0.6 else (" end", x - 5)
         words = f"{pool.images:,} ({pool.label})"
         yield _text(at, base - 14 - 13 * row, words, f"name s1-text{side}")
-
-
-def _text(x: float, y: float, text: str, classes: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-        classes, x, y, escape(one_line(text, 80))
-    )

@@ -1,144 +1,391 @@
-"""A bisection's reports, from ``bisection.json`` alone: Markdown to paste upstream, and HTML."""
+"""A bisection's report: ``bisection.json`` as a page, with its points on one line."""
 
 from __future__ import annotations
 
-import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from markupsafe import Markup
 from mmrepro.base.units import duration
-from mmrepro.incident.searches import BISECTION_FILE, BISECTION_VERSION, Bisection, Side
-from mmrepro.reports import bisection_view as view, gfm
-from mmrepro.reports.bisection_picture import picture
-from mmrepro.reports.document import document_json, load_document
-from mmrepro.reports.html import page
-from mmrepro.reports.writing import replace_file
+from mmrepro.incident.ledger import Attempt
+from mmrepro.incident.searches import (
+    BISECTION_FILE,
+    BISECTION_VERSION,
+    Bisection,
+    Point,
+    PointVerdict,
+    Side,
+    SideConclusion,
+)
+from mmrepro.reports import svg
+from mmrepro.reports.blocks import (
+    Badge,
+    Block,
+    Facts,
+    Fence,
+    Inline,
+    Page,
+    Paragraph,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Tone,
+    Warning,
+    bullets,
+    code,
+    columns,
+    count,
+    folded,
+    prose,
+    strong,
+    table,
+    toned,
+)
+from mmrepro.reports.documents import Kind, load_document
+from mmrepro.reports.incident import sentence
+from mmrepro.reports.words import FIDELITY_WORDS, OUTCOME_WORDS, run_link, scenario_name
+from mmrepro.text.sanitize import one_line
 
-MARKDOWN_FILE: Final = "bisection.md"
-HTML_FILE: Final = "bisection.html"
 CHANCES: Final = 12
+OPEN_POINTS: Final = 25
+"""Points in a table that is not folded."""
+WORDS: Final[dict[PointVerdict, str]] = {
+    PointVerdict.BAD: "✘ bad",
+    PointVerdict.GOOD: "✔ good",
+    PointVerdict.OTHER: "≠ different failure",
+    PointVerdict.UNTESTABLE: "? untestable",
+    PointVerdict.BOTH: "± both",
+}
+TONES: Final[dict[PointVerdict, Tone]] = {
+    PointVerdict.BAD: "bad",
+    PointVerdict.GOOD: "good",
+    PointVerdict.OTHER: "unsure",
+    PointVerdict.UNTESTABLE: "soft",
+    PointVerdict.BOTH: "unsure",
+}
+LEGEND: Final = (
+    "✘ bad: reproduced, with symptom and cause. ✔ good: not reproduced, although the trigger "
+    "arrived and the engine works after it. ≠: a different failure. ?: untestable; no run reached "
+    "a verdict, which counts as neither. ±: both; runs contradict each other."
+)
+CONCLUSIONS: Final[dict[SideConclusion, str]] = {
+    SideConclusion.FOUND: "found",
+    SideConclusion.RANGE: "a range",
+    SideConclusion.NO_BOUNDARY: "no boundary",
+    SideConclusion.NO_FAILURE: "no failure",
+    SideConclusion.INCONCLUSIVE: "inconclusive",
+}
 
 
-def load_bisection(directory: Path) -> Bisection:
+def load(directory: Path) -> Bisection:
     """The bisection kept in ``directory``. Raises BadIncident and says why."""
     return load_document(directory, BISECTION_FILE, Bisection, "bisection", BISECTION_VERSION)
 
 
-def write_bisection(bisection: Bisection, folder: Path) -> None:
-    """``bisection.json``, ``.md`` and ``.html``, each whole or not at all."""
-    for name, text in (
-        (BISECTION_FILE, document_json(bisection)),
-        (MARKDOWN_FILE, render_bisection_markdown(bisection)),
-        (HTML_FILE, render_bisection_html(bisection)),
-    ):
-        replace_file(folder / name, text)
-
-
-def render_bisection_html(bisection: Bisection) -> str:
-    return page(
-        "bisection.html.j2",
-        bisection=bisection,
-        view=view,
-        head=view.headline(bisection),
-        picture=picture(bisection),
-        meanings=view.MEANINGS,
-        href=run_href,
-        chances=CHANCES,
+def compose(bisection: Bisection) -> Page:
+    found = sides(bisection)
+    answers = "; ".join(answer(bisection, direction, side) for direction, side in found)
+    stand_ins = [(code(s.name), s.replaces, s.why) for s in bisection.stand_ins]
+    over = f"{scenario_name(bisection.scenario)} over {bisection.engine} {bisection.by}s"
+    return Page(
+        title=f"Bisection of {over}",
+        badge=badge(bisection),
+        subject=over + (f": {answers}" if answers else ""),
+        warning=Warning(sentence(bisection.failure)) if bisection.failure else None,
+        card=[*_card(bisection)],
+        counts=[
+            f"{count(bisection.runs, 'run')} of {len(ran(bisection))} of "
+            f"{count(len(bisection.points), 'point')}",
+            duration(bisection.seconds),
+        ],
+        commands=[("to repeat it", bisection.command)],
+        sections=[
+            Section("Points, old to new", [*_line(bisection)], 90),
+            *(Section(f"Where it was {name}", [*_side(bisection, s)], 97) for name, s in found),
+            Section("Runs next to a boundary", _runs(bisection), 80),
+            Section("Every point that was run", [*_points(bisection)], 95),
+            Section("What this does not establish", bullets(bisection.limits), 85),
+            Section("Stand-ins", table(["stand-in:name", "replaces", "why"], stand_ins), 60),
+            Section("Repeat one run", _commands(bisection), 70),
+            Section("Set-up", [Facts(_setup(bisection))], 50),
+        ],
+        footer=(
+            f"Bisection {bisection.id}, {bisection.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
+            code(BISECTION_FILE),
+            "; each run's incident lies in its own folder.",
+        ),
     )
 
 
-def render_bisection_markdown(bisection: Bisection) -> str:
-    sections = [
-        ("", _head(bisection)),
-        *((f"Where it was {name}", _side(bisection, s)) for name, s in view.sides(bisection)),
-        ("Every point that was run", _points(bisection)),
-        ("Runs next to a boundary", _runs(bisection)),
-        ("What this does not establish", _lines(bisection.limits)),
-        ("Stand-ins", _stand_ins(bisection)),
-        ("Repeat it", gfm.fence("\n".join(view.commands(bisection)), "sh", 20, 4000)),
-        ("Set-up", gfm.table(["", ""], [[a, gfm.cell(b)] for a, b in view.setup(bisection)])),
-    ]
-    parts = [f"## {title}\n\n{body}" if title else body for title, body in sections if body]
-    return "\n\n".join(parts) + "\n"
+def badge(bisection: Bisection) -> Badge:
+    if bisection.state != "complete":
+        tones: dict[str, Tone] = {"interrupted": "unsure", "failed": "bad"}
+        return Badge(bisection.state.capitalize(), tones[bisection.state])
+    found = [side for _, side in sides(bisection)]
+    if all(side.conclusion is SideConclusion.FOUND and side.verified for side in found):
+        return Badge("Found", "good")
+    if any(s.conclusion in (SideConclusion.FOUND, SideConclusion.RANGE) for s in found):
+        return Badge("Found in part", "unsure")
+    return Badge("Not found", "unsure")
 
 
-def _head(bisection: Bisection) -> str:
-    parts = [f"# {gfm.text(view.title(bisection), 300)}"]
-    if bisection.failure:
-        parts.append(f"> [!WARNING]\n> Partial: {gfm.text(bisection.failure, 600)}")
-    parts.append(gfm.prose(f"{bisection.scenario.title}."))
-    answers = [
-        f"- **{gfm.text(view.answer(bisection, direction, side))}** ({view.certainty(side)})"
-        for direction, side in view.sides(bisection)
-    ]
-    if answers:
-        parts.append("\n".join(answers))
-    return "\n\n".join(parts)
+def sides(bisection: Bisection) -> list[tuple[str, Side]]:
+    both = (("introduced", bisection.introduced), ("fixed", bisection.fixed))
+    return [(direction, side) for direction, side in both if side is not None]
 
 
-def _side(bisection: Bisection, side: Side) -> str:
-    parts = [f"{gfm.paragraph(side.explanation)}."]
-    facts = [f"{view.certainty(side)}; {side.runs} runs", *side.notes]
+def answer(bisection: Bisection, direction: str, side: Side) -> str:
+    """The side in a few words: ``first bad 0.14.0``."""
+    label = {"introduced": "first bad", "fixed": "first good"}[direction]
+    named = side.first_bad or side.first_good
+    if named:
+        return f"{label} {_short(bisection, named)}"
+    if side.one_of:
+        return f"{label} one of {_shorts(bisection, side.one_of)}"
+    if side.between and direction == "fixed":
+        return f"last bad {_short(bisection, side.between[0])}"
+    return f"{label}: {CONCLUSIONS[side.conclusion]}"
+
+
+def certainty(side: Side) -> str:
+    if side.verified:
+        return "both sides were run again and agree"
+    if side.conclusion is SideConclusion.RANGE:
+        return "a range: what lies between cannot be tested"
+    return "not verified"
+
+
+def point_name(point: Point) -> str:
+    """A release; of a commit its first digits, with the version that its wheel has."""
+    if not point.commit:
+        return point.name
+    return f"{point.commit[:12]} ({point.release})" if point.release else point.commit[:12]
+
+
+def ran(bisection: Bisection) -> list[Point]:
+    return [point for point in bisection.points if point.verdict is not None]
+
+
+def attempt_word(attempt: Attempt) -> str:
+    if attempt.outcome is not None:
+        return OUTCOME_WORDS[attempt.outcome].lower()
+    return f"no verdict ({attempt.lost})" if attempt.lost else "no verdict"
+
+
+# ----------------------------------------------------------------------------- the first screen
+
+
+def _card(bisection: Bisection) -> Iterator[Block]:
+    for direction, side in sides(bisection):
+        text = side.explanation or answer(bisection, direction, side)
+        yield Paragraph((strong(_sentence(text)), f" {_sentence(certainty(side))}"))
+        for chance in side.posterior[:1]:
+            name = _short(bisection, chance.last_bad)
+            share = f"last bad is {name} with {chance.probability:.1%}"
+            yield Paragraph(f"Runs contradict each other: {share}.", "unsure")
+    rows = [(*_cells(point)[:2], point.why) for point in _boundary(bisection)[:6]]
+    yield from table([f"{bisection.by}:name", "verdict:name", "observed"], rows, "the boundaries")
+
+
+# ------------------------------------------------------------------------------------ sections
+
+
+def _line(bisection: Bisection) -> Iterator[Block]:
+    points = ran(bisection)
+    if points:
+        yield Paragraph(LEGEND, "soft")
+        marks = [f"{point_name(p)} {WORDS[p.verdict][0]}" for p in points if p.verdict]
+        caption = "Small: not run. A shaded band lies between the two sides of a boundary."
+        yield Picture(_drawing(bisection), [Paragraph(" · ".join(marks))], caption)
+
+
+def _side(bisection: Bisection, side: Side) -> Iterator[Block]:
+    yield Paragraph(_sentence(side.explanation))
+    facts = [f"{certainty(side)}; {count(side.runs, 'run')}", *side.notes]
     if side.other_between:
-        facts.append(f"the different failure gives way between {' and '.join(side.other_between)}")
+        between = " and ".join(_short(bisection, name) for name in side.other_between)
+        facts.append(f"the different failure gives way between {between}")
     if side.returned:
-        facts.append(f"bad again: {', '.join(view.short(bisection, n) for n in side.returned)}")
-    parts.append(_lines(facts))
+        facts.append(f"bad again: {_shorts(bisection, side.returned)}")
+    yield from bullets(facts)
     if side.posterior:
-        rows = [
-            [gfm.cell(view.short(bisection, c.last_bad)), f"{c.probability:.1%}"]
-            for c in side.posterior[:CHANCES]
-        ]
-        rate = f", where it is, in {side.rate:.0%} of the runs" if side.rate is not None else ""
-        parts.append(f"Runs contradict each other; as estimated the failure shows{rate}.")
-        parts.append(gfm.table(["last bad", "probability"], rows))
-    return "\n\n".join(filter(None, parts))
+        rate = f"; the failure shows in about {side.rate:.0%} of the runs" if side.rate else ""
+        yield Paragraph(f"Runs contradict each other{rate}. Where the boundary may lie:")
+        chances = side.posterior[:CHANCES]
+        rows = [(_short(bisection, c.last_bad), f"{c.probability:.1%}") for c in chances]
+        yield from table(["last bad:name", "probability:number"], rows, "the boundary's place")
 
 
-def _points(bisection: Bisection) -> str:
-    head = [bisection.by, "uploaded", "declared", "verdict", "runs", "took", "why"]
+def _points(bisection: Bisection) -> Iterator[Block]:
+    """The points that were run, oldest first."""
     rows = [
-        [
-            gfm.code(row.name, 120),
-            row.uploaded,
-            row.declared,
-            f"{row.mark} **{row.verdict}**",
-            gfm.cell(row.runs),
-            row.took,
-            gfm.cell(row.why),
-        ]
-        for row in view.rows(bisection)
+        Row(
+            (
+                *_cells(point),
+                duration(sum(run.seconds for run in point.runs)),
+                point.why,
+                "affected" if point.declared else "–",
+                point.uploaded[:10] or "–",
+            ),
+            status=str(point.verdict),
+        )
+        for point in ran(bisection)
     ]
-    return f"{gfm.table(head, rows)}\n\n{gfm.paragraph(view.MEANINGS)}." if rows else ""
+    names = (f"{bisection.by}:name", "verdict:name", "runs", "took:number", "observed")
+    shown = Table(columns(*names, "declared:name", "uploaded:name"), rows, "points that were run")
+    blocks = [shown] if rows else []
+    yield from folded(count(len(rows), "point"), blocks, open=len(rows) <= OPEN_POINTS)
 
 
-def _runs(bisection: Bisection) -> str:
+def _cells(point: Point) -> tuple[Inline, Inline, Inline]:
+    """Its name, its verdict, and its runs, such as ``2 × reproduced``."""
+    found = Counter(attempt_word(run) for run in point.runs)
+    runs = ", ".join(f"{number} × {word}" for word, number in found.most_common())
+    if point.verdict is None:
+        return point_name(point), "not run", runs
+    return point_name(point), toned(WORDS[point.verdict], TONES[point.verdict]), runs
+
+
+def _runs(bisection: Bisection) -> list[Block]:
+    """Each run of the points next to a boundary."""
     rows = [
-        [
-            gfm.code(view.point_name(point), 120),
-            gfm.cell(view.attempt_word(run)),
-            gfm.cell(run.error or run.explanation),
+        (
+            point_name(point),
+            attempt_word(run),
+            run.error or run.explanation,
             duration(run.seconds),
-            gfm.code(run.incident, 300) or "–",
-        ]
-        for point in view.boundary_points(bisection)
+            run_link(run.incident),
+        )
+        for point in _boundary(bisection)
         for run in point.runs
     ]
-    head = [bisection.by, "outcome", "seen", "took", "incident"]
-    return gfm.table(head, rows) if rows else ""
+    heads = [f"{bisection.by}:name", "outcome:name", "observed", "took:number", "incident"]
+    return table(heads, rows, "runs next to a boundary")
 
 
-def _lines(texts: list[str]) -> str:
-    return "\n".join(f"- {gfm.text(text)}." for text in texts)
+def _commands(bisection: Bisection) -> list[Block]:
+    runs = (run.command for point in _boundary(bisection) for run in point.runs[:1])
+    lines = [one_line(command, 4000) for command in dict.fromkeys(runs) if command]
+    return [Fence("\n".join(lines[:20]), "sh")] if lines else []
 
 
-def _stand_ins(bisection: Bisection) -> str:
-    rows = [[gfm.cell(s.name), gfm.cell(s.replaces), gfm.cell(s.why)] for s in bisection.stand_ins]
-    return gfm.table(["stand-in", "replaces", "why"], rows) if rows else ""
+def _setup(bisection: Bisection) -> list[tuple[str, Inline]]:
+    host = bisection.host
+    kinds = dict.fromkeys(p.fidelity for p in bisection.points if p.fidelity)
+    wheels = dict.fromkeys(
+        f"{p.wheel.project}: {p.wheel.origin}" for p in bisection.points if p.wheel
+    )
+    how = "one after another" if bisection.linear else "search from the declared boundary on"
+    return [
+        ("engine", bisection.engine),
+        *(("wheels", text) for text in wheels),
+        ("device", bisection.device),
+        ("fidelity", "; ".join(f"{k}: {FIDELITY_WORDS[k]}" for k in kinds) or "unknown"),
+        ("scenario", prose(bisection.scenario.title)),
+        ("declared affected", bisection.scenario.affected),
+        ("known bad", _short(bisection, bisection.known_bad) or "none"),
+        ("points", f"{len(bisection.points)}, {len(ran(bisection))} of them run"),
+        ("order", how),
+        ("runs of each", str(bisection.repeat) if bisection.repeat else "as many as needed"),
+        ("runs", f"{bisection.runs}, {duration(bisection.seconds)} in all, environments included"),
+        ("host", f"{host.cpu}, {host.cores} cores, {host.os}"),
+        ("made by", f"mmrepro {bisection.mmrepro_version}"),
+    ]
 
 
-def run_href(folder: str) -> str:
-    """Relative address of a run's report; empty unless it plainly lies below the bisection."""
-    if not re.fullmatch(r"incidents/[A-Za-z0-9+._/-]{1,400}", folder) or ".." in folder.split("/"):
-        return ""
-    return f"{folder}/report.html"
+def _boundary(bisection: Bisection) -> list[Point]:
+    """The points next to a boundary that were run, oldest first."""
+    wanted = {n for _, side in sides(bisection) for n in (*side.between, *side.one_of)}
+    return [point for point in bisection.points if point.name in wanted and point.runs]
+
+
+def _sentence(text: str) -> str:
+    """With a capital, unless it begins with a commit or a release."""
+    capital = text.partition(" ")[0].isalpha()
+    return sentence(text[:1].upper() + text[1:] if capital else text)
+
+
+def _short(bisection: Bisection, named: str) -> str:
+    point = bisection.point(named)
+    return point_name(point) if point else named
+
+
+def _shorts(bisection: Bisection, names: Sequence[str]) -> str:
+    return ", ".join(_short(bisection, name) for name in names)
+
+
+# ------------------------------------------------------------------------------------- drawing
+
+WIDTH: Final = 1080
+MARGIN: Final = 44
+AXIS: Final = 96
+APART: Final = 13.0
+"""Pixels between labels, which stand on their heads."""
+MAX_LABELS: Final = 70
+FILLS: Final = {
+    PointVerdict.BAD: "server",
+    PointVerdict.GOOD: "ok",
+    PointVerdict.OTHER: "client",
+    PointVerdict.UNTESTABLE: "tick",
+    PointVerdict.BOTH: "lost",
+}
+
+
+def _drawing(bisection: Bisection) -> Markup:
+    """The points on one line. A mark shows the verdict as well as its colour does."""
+    points = bisection.points
+    step = (WIDTH - 2 * MARGIN) / max(1, len(points) - 1)
+    xs = [MARGIN + step * number for number in range(len(points))]
+    body = [svg.line(xs[0], AXIS, xs[-1], AXIS, "axis"), *_bands(bisection, xs)]
+    labels, taken, longest = 0, -APART, 0
+    for x, point in zip(xs, points, strict=True):
+        verdict = point.verdict
+        word = WORDS[verdict] if verdict else "not run"
+        hint = f"{point_name(point)}: {word}" + (", declared affected" * point.declared)
+        fill, radius = (FILLS[verdict], 9.0) if verdict else ("tick", 2.5)
+        dot = Markup('<circle class="{}" cx="{:.1f}" cy="{}" r="{}"><title>{}</title></circle>')
+        body.append(dot.format(fill, x, AXIS, radius, one_line(hint, 300)))
+        if verdict is None:
+            continue
+        body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))
+        if labels < MAX_LABELS:
+            taken, labels = max(x, taken + APART), labels + 1
+            name = one_line(point_name(point), 22)
+            longest = max(longest, len(name))
+            body.append(
+                Markup(
+                    '<text class="tick" transform="translate({:.1f} {}) rotate(60)">{}</text>'
+                ).format(taken - 3, AXIS + 22, name)
+            )
+    label = f"{len(points)} points from old to new, those that were run marked with their verdict"
+    return svg.svg(WIDTH, AXIS + 36 + 6 * longest, label, body)
+
+
+def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:
+    """A band between the two sides of each boundary, and what it is."""
+    names = [point.name for point in bisection.points]
+    for level, (direction, side) in enumerate(sides(bisection)):
+        if len(side.between) != 2 or not set(side.between) <= set(names):
+            continue
+        left, right = (xs[names.index(name)] for name in side.between)
+        middle, top = (left + right) / 2, 20 + 22 * level
+        yield Markup('<rect class="b1" x="{:.1f}" y="{}" width="{:.1f}" height="{}"/>').format(
+            left, top + 8, max(1.0, right - left), AXIS - top - 8
+        )
+        yield svg.line(middle, top + 6, middle, AXIS, "grid")
+        anchor = "end" if middle > WIDTH * 0.66 else "mid" if middle > WIDTH * 0.25 else ""
+        told = f"{direction}: {answer(bisection, direction, side)}"
+        yield svg.text(middle, top, told, f"name {anchor}")
+
+
+KIND: Final = Kind(
+    "a bisection",
+    ("bisection.md", "bisection.html"),
+    load,
+    compose,
+    lambda bisection: bisection,
+    file=BISECTION_FILE,
+)

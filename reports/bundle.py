@@ -26,6 +26,7 @@ from mmrepro.incident import EVIDENCE_DIR, INCIDENT_FILE, Incident
 from mmrepro.incident.folder import incident_json
 from mmrepro.machine.files import replacing
 from mmrepro.probes.data import LogsData, StacksData
+from mmrepro.reports import documents, incident as runs
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
 from mmrepro.text.people import callers, said
 from mmrepro.text.redact import PLACEHOLDER, Redactor, names_a_secret
@@ -115,18 +116,13 @@ def _fill(
     max_bytes: int,
 ) -> BundleManifest:
     """``cut``: what of the incident is not in it any more."""
-    from mmrepro.reports import render_html, render_markdown
-
     public = redactor.redact_model(_without_words(incident, redactor))
     manifest = BundleManifest(
         mmrepro_version=__version__, incident=public.id, scenario=public.scenario.name, files=[]
     )
     size = _size_of(directory / INCIDENT_FILE)
-    for name, text in (
-        (INCIDENT_FILE, incident_json(public) + "\n"),
-        ("report.md", render_markdown(public)),
-        ("report.html", render_html(public)),
-    ):
+    texts = {INCIDENT_FILE: incident_json(public) + "\n", **documents.rendered(runs.KIND, public)}
+    for name, text in texts.items():
         # Rendering may join what was apart, so that a pattern fits now that did not before.
         text = text if name == INCIDENT_FILE else redactor.redact(text)
         whole = size if name == INCIDENT_FILE else len(text)

@@ -84,12 +84,12 @@ def read_listed(path: Path, name: str) -> bytes:
     return data
 
 
-def holds(path: Path, name: str) -> bool:
-    """Whether ``path`` is a bundle that lists the file ``name``; False for whatever else."""
+def listed_names(path: Path) -> set[str]:
+    """Names of the files that the bundle ``path`` lists; none where it is no bundle."""
     try:
-        return is_bundle(path) and any(e.name == name for e in read_manifest(path).files)
+        return {entry.name for entry in read_manifest(path).files} if is_bundle(path) else set()
     except BadIncident:
-        return False
+        return set()
 
 
 def _member(path: Path, name: str, limit: int) -> bytes:

@@ -1,47 +1,90 @@
-"""A diagnosis for people: on the terminal, and as parts of the Markdown report."""
+"""A diagnosis of a live server as a page: what is wrong, which known failure it is, what to do."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from mmrepro.base import units
+from mmrepro.incident import Incident
 from mmrepro.incident.diagnosis import (
     CLASS_WORDS,
+    COULD_NOT_TELL,
     FIT_WORDS,
     STATE_WORDS,
-    Certainty,
     Diagnosis,
     Fit,
     Match,
     NamedClass,
     ServerState,
 )
-from mmrepro.reports import gfm, words
-from mmrepro.reports.lines import TONES, TRUTHS, Printer
+from mmrepro.reports import incident as runs
+from mmrepro.reports.blocks import (
+    Badge,
+    Block,
+    Frame,
+    Heading,
+    Page,
+    Paragraph,
+    Row,
+    Section,
+    Stack,
+    Table,
+    Tone,
+    bullets,
+    code,
+    columns,
+    folded,
+    prose,
+    slug,
+    strong,
+    toned,
+)
+from mmrepro.reports.junit import Case, How
 from mmrepro.text.sanitize import one_line
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_FITS: Final = {
-    Fit.MATCH: "bold red",
-    Fit.LIKELY: "red",
-    Fit.SYMPTOM_ONLY: "yellow",
-    Fit.EXPOSED: "yellow",
-    Fit.NOT_THIS: "dim",
+_FITS: Final[dict[Fit, Tone]] = {
+    Fit.MATCH: "bad",
+    Fit.LIKELY: "bad",
+    Fit.SYMPTOM_ONLY: "unsure",
+    Fit.EXPOSED: "unsure",
+    Fit.NOT_THIS: "soft",
 }
-_CERTAINTIES: Final = {
-    Certainty.CERTAIN: "bold red",
-    Certainty.LIKELY: "red",
-    Certainty.POSSIBLE: "yellow",
-}
-_FRAMES: Final = 8
 _SHOWN: Final = frozenset({Fit.MATCH, Fit.LIKELY, Fit.SYMPTOM_ONLY})
 
 
-def tone(diagnosis: Diagnosis) -> str:
+def compose_diagnosis(incident: Incident | None, diagnosis: Diagnosis) -> Page:
+    """The page. Without an ``incident`` it has the diagnosis alone, as a terminal shows it."""
+    sections = [
+        Section("What was observed", [*_observed(diagnosis)], 96),
+        Section("The stack", _stack(diagnosis), 97),
+        Section("Class of failure", [*_classes(diagnosis)], 95),
+        Section("Known failures", [*_matches(diagnosis)], 93),
+        Section("What could not be observed", bullets(diagnosis.unseen[:40]), 72),
+        Section("What the diagnosis cost", [Paragraph(effect_sentence(diagnosis))], 71),
+    ]
+    if incident is not None:
+        # The timeline of a few seconds says less than the rest.
+        happened = [s for s in runs.what_happened(incident) if s.title != "Conditions"]
+        sections += [*happened, *runs.context(incident)]
+    known = f", {code_of(diagnosis.found[0])}" if diagnosis.found else ""
+    return Page(
+        title=runs.title(incident) if incident else target_line(diagnosis),
+        badge=Badge(answer(diagnosis), tone(diagnosis), f"exit {diagnosis.exit_code}"),
+        subject=target_line(diagnosis) + known,
+        warning=runs.warning(incident) if incident else None,
+        card=[*_card(diagnosis)],
+        counts=[*_counts(diagnosis)],
+        commands=[("to repeat it", incident.command)] if incident else [],
+        sections=sections,
+        footer=runs.footer(incident) if incident else "",
+    )
+
+
+def tone(diagnosis: Diagnosis) -> Tone:
     """good, bad or unsure: the colour of the answer."""
-    return {0: "good", 1: "bad"}.get(diagnosis.exit_code, "unsure")
+    tones: dict[int, Tone] = {0: "good", 1: "bad"}
+    return tones.get(diagnosis.exit_code, "unsure")
 
 
 def answer(diagnosis: Diagnosis) -> str:
@@ -54,7 +97,7 @@ def answer(diagnosis: Diagnosis) -> str:
 
 
 def effect_sentence(diagnosis: Diagnosis) -> str:
-    """What the look did to the server, as measured."""
+    """What the diagnosis did to the server, as measured."""
     effect = diagnosis.effect
     paused = (
         f"paused it for at most {units.duration(effect.paused_s)}"
@@ -74,45 +117,64 @@ def target_line(diagnosis: Diagnosis) -> str:
     engine = f"{target.engine or 'unknown engine'} {target.release}".strip()
     where = {"local": "on this machine", "container": "in a container", "remote": "elsewhere"}
     count = len(target.processes)
-    seen = f", {count} processes" if count else ""
-    return f"{target.url}: {engine}, {where[target.place]}{seen}"
+    processes = f", {count} processes" if count else ""
+    return f"{target.url}: {engine}, {where[target.place]}{processes}"
 
 
-# ---------------------------------------------------------------- terminal
+def code_of(match: Match) -> str:
+    return f"{match.scenario} ({match.variant})" if match.variant else match.scenario
 
 
-def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
-    out = Printer(console)
-    assessment, style = diagnosis.assessment, TONES[tone(diagnosis)]
-    out.line()
-    out.line((answer(diagnosis).upper(), style), f"  {target_line(diagnosis)}", cut=False)
-    out.line(assessment.sentence, cut=False)
-    if diagnosis.since:
-        out.line("Since: ", diagnosis.since, cut=False)
-    out.heading("Seen")
-    for text in assessment.why:
-        out.line("  ", text, cut=False)
-    if assessment.frames:
-        out.heading(f"The stack ({assessment.seen} of {assessment.samples} samples)")
-        out.line("  ", assessment.process, " · ", (assessment.thread, "bold"))
-        for number, frame in enumerate(assessment.frames[:_FRAMES]):
-            weight = "bold" if number == 0 else ""
-            out.line("    ", (frame.function, weight), (f" ({frame.file}:{frame.line})", "dim"))
-    _print_classes(diagnosis, out)
-    _print_matches(diagnosis, out)
+# ----------------------------------------------------------------------------- the first screen
+
+
+def _card(diagnosis: Diagnosis) -> Iterator[Block]:
+    assessment = diagnosis.assessment
+    since = f" Since: {diagnosis.since}." if diagnosis.since else ""
+    yield Paragraph((strong(runs.sentence(assessment.sentence)), since))
+    for match in diagnosis.found[:1]:
+        fit = FIT_WORDS[match.fit].partition(":")[0].capitalize()
+        why = f": {match.title}. {runs.sentence(match.why)}"
+        yield Paragraph((f"{fit} ", code(code_of(match)), why))
+    for one in diagnosis.classes[:2] if not diagnosis.found else []:
+        sure = f", {one.certainty.value}: {one.sentence}"
+        yield Paragraph(("Class ", code(one.name.value), sure))
+    yield from _stack(diagnosis)
+    if diagnosis.state is not ServerState.HEALTHY:
+        remedies = [text for match in diagnosis.found[:1] for text in match.remedies]
+        advice = [*remedies, *diagnosis.assessment.advice]
+        yield from (Paragraph(("To do: ", *prose(text))) for text in advice[:2])
+
+
+def _counts(diagnosis: Diagnosis) -> Iterator[str]:
+    for match in diagnosis.found[:1]:
+        yield f"{match.met} of {match.met + match.not_met + match.unknown} conditions met"
+    if not diagnosis.found:
+        yield f"none of {len(diagnosis.matches)} known failures is found"
     if diagnosis.unseen:
-        out.heading("Could not be seen")
-        for text in diagnosis.unseen:
-            out.line("  ", (text, "yellow"), cut=False)
-    advice = [*assessment.advice, *(r for m in diagnosis.found[:1] for r in m.remedies)]
-    if advice and diagnosis.state is not ServerState.HEALTHY:
-        out.heading("What to do")
-        for text in advice:
-            out.line("  ", text, cut=False)
-    out.line()
-    out.line((effect_sentence(diagnosis), "dim"), cut=False)
-    if diagnosis.incident_dir:
-        out.line(f"Incident: {diagnosis.incident_dir}/report.html", cut=False)
+        yield f"{len(diagnosis.unseen)} things could not be observed"
+
+
+def _stack(diagnosis: Diagnosis) -> list[Block]:
+    found = diagnosis.assessment
+    if not found.frames:
+        return []
+    frames = [Frame(f.function, f.file, f.line) for f in found.frames]
+    seen = f"{found.seen} of {found.samples} samples"
+    return [Stack(f"{found.process}, thread {found.thread}, {seen}", frames)]
+
+
+# ------------------------------------------------------------------------------------ sections
+
+
+def _observed(diagnosis: Diagnosis) -> Iterator[Block]:
+    assessment = diagnosis.assessment
+    if diagnosis.since:
+        yield Paragraph(f"Since: {diagnosis.since}.")
+    yield from bullets(assessment.why[:40])
+    if assessment.advice:
+        yield Paragraph("What to do:")
+        yield from bullets([prose(text) for text in assessment.advice[:12]])
 
 
 def class_title(one: NamedClass) -> str:
@@ -120,110 +182,47 @@ def class_title(one: NamedClass) -> str:
     return f"{one.certainty.value}: {CLASS_WORDS[one.name].partition(':')[0]}"
 
 
-def _print_classes(diagnosis: Diagnosis, out: Printer) -> None:
-    if not diagnosis.classes:
-        return
-    out.heading("Class of failure")
-    for one in diagnosis.classes:
-        style = _CERTAINTIES[one.certainty]
-        out.line("  ", (one.name.value, style), f"  {one.certainty.value}: {one.sentence}",
-                 cut=False)  # fmt: skip
-        for text in one.why:
-            out.line("      ", (text, "dim"), cut=False)
-        for text in one.advice:
-            out.line("    ", text, cut=False)
-        for reference in one.references:
-            out.line("    ", (reference, "dim"))
-
-
-def _print_matches(diagnosis: Diagnosis, out: Printer) -> None:
-    out.heading("Known failures")
-    for match in diagnosis.matches:
-        if match.fit not in _SHOWN:
-            continue
-        out.line("  ", (_name(match), _FITS[match.fit]), f"  {match.title}")
-        out.line("    ", FIT_WORDS[match.fit].partition(":")[0], ": ", match.why, cut=False)
-        for c in match.conditions:
-            part = c.part if c.required else f"{c.part}, supporting"
-            out.line(
-                "      ", (words.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {part}: ",
-                c.statement + ": ", (c.observed, "dim"),
-            )  # fmt: skip
-        for reference in match.references[:3]:
-            out.line("    ", (reference, "dim"))
-    exposed = [m for m in diagnosis.matches if m.fit is Fit.EXPOSED]
-    for match in exposed:
-        out.line("  ", (_name(match), _FITS[match.fit]), "  can happen here: ",
-                 (match.exposed_because, "dim"))  # fmt: skip
-    rest = sum(m.fit is Fit.NOT_THIS for m in diagnosis.matches)
-    if rest:
-        out.line("  ", (f"{rest} others: not this", "dim"))
-
-
-def _name(match: Match) -> str:
-    return f"{match.scenario} ({match.variant})" if match.variant else match.scenario
-
-
-# ---------------------------------------------------------------- Markdown
-
-
-def assessment_markdown(diagnosis: Diagnosis) -> str:
-    assessment = diagnosis.assessment
-    rows = [f"- {gfm.text(text, 600)}" for text in assessment.why[:40]]
-    parts = ["\n".join(rows)]
-    if diagnosis.since:
-        parts.insert(0, f"Since: {gfm.text(diagnosis.since)}.")
-    if assessment.advice:
-        parts.append("What to do:")
-        parts.append("\n".join(f"- {gfm.text(text)}" for text in assessment.advice[:12]))
-    return "\n\n".join(part for part in parts if part)
-
-
-def classes_markdown(diagnosis: Diagnosis) -> str:
-    parts = []
+def _classes(diagnosis: Diagnosis) -> Iterator[Block]:
     for one in diagnosis.classes[:12]:
-        parts.append(f"{gfm.code(one.name.value)}, {class_title(one)}. {gfm.text(one.sentence)}")
-        rows = [f"- {gfm.text(text, 600)}" for text in one.why[:12]]
-        rows += [f"- to do: {gfm.text(text)}" for text in one.advice]
-        rows += [f"- see {gfm.text(text)}" for text in one.references]
-        parts.append("\n".join(rows))
-    return "\n\n".join(parts)
+        yield Heading((code(one.name.value), f" {class_title(one)}"))
+        yield Paragraph(one.sentence)
+        yield from bullets(one.why[:12])
+        if one.advice:
+            yield Paragraph("What to do:")
+            yield from bullets(one.advice)
+        yield from bullets(one.references, "soft")
 
 
-def matches_markdown(diagnosis: Diagnosis) -> str:
-    rows = [
-        [
-            gfm.code(_name(m)),
-            m.fit.value,
-            f"{m.met}, {m.not_met}, {m.unknown}",
-            gfm.cell(m.why),
+def _matches(diagnosis: Diagnosis) -> Iterator[Block]:
+    for excluded in (False, True):
+        some = [m for m in diagnosis.matches if (m.fit is Fit.NOT_THIS) is excluded]
+        rows = [
+            Row(
+                (
+                    code(code_of(m)),
+                    toned(m.fit.value, _FITS[m.fit]),
+                    f"{m.met}",
+                    f"{m.not_met}",
+                    f"{m.unknown}",
+                    m.exposed_because if m.fit is Fit.EXPOSED else m.why,
+                ),
+                status=m.fit.value,
+            )
+            for m in some
         ]
-        for m in diagnosis.matches[:60]
-    ]
-    parts = [gfm.table(["known failure", "fit", "met, not met, unknown", "why"], rows)]
-    for match in [m for m in diagnosis.matches if m.fit in _SHOWN][:3]:
-        conditions = [
-            [
-                f"{words.TRUTH_MARKS[c.truth]} {words.TRUTH_WORDS[c.truth]}",
-                c.part if c.required else f"{c.part} (supporting)",
-                f"{gfm.code(c.id, 80)} {gfm.cell(c.statement)}",
-                gfm.cell(c.observed),
-                ", ".join(gfm.code(f, 160) for f in c.evidence[:4]) or "–",
-            ]
-            for c in match.conditions[:60]
-        ]
-        parts.append(f"{gfm.code(_name(match))}: {gfm.text(match.why)}")
-        head = ["", "part", "condition", "observed", "in evidence/"]
-        parts.append(gfm.table(head, conditions))
-    return "\n\n".join(parts)
-
-
-def limits_markdown(diagnosis: Diagnosis) -> str:
-    parts = [gfm.text(effect_sentence(diagnosis))]
-    if diagnosis.unseen:
-        parts.append("Could not be seen:")
-        parts.append("\n".join(f"- {gfm.text(text, 600)}" for text in diagnosis.unseen[:20]))
-    return "\n\n".join(parts)
+        heads = columns(
+            *("known failure:name", "fit:name", "met:number", "not met:number"),
+            *("unknown:number", "why"),
+        )
+        shown: list[Block] = [Table(heads, rows, "known failures")] if rows else []
+        yield from folded(f"{len(rows)} others: not this", shown) if excluded else shown
+        if excluded:
+            continue
+        for match in [m for m in some if m.fit in _SHOWN][:3]:
+            yield Heading((code(code_of(match)), f" {match.title}"))
+            yield Paragraph(match.why)
+            yield from runs.condition_tables(match.conditions[:60], slug(code_of(match)) + "-")
+            yield from bullets(match.references[:3], "soft")
 
 
 def target_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
@@ -240,3 +239,33 @@ def target_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("asked for model", target.model),
     ]
     return [(label, value) for label, value in rows if value]
+
+
+def diagnosis_cases(diagnosis: Diagnosis, name: str) -> list[Case]:
+    """For CI: healthy passes; what is unknown is an error, never a pass."""
+    assessment = diagnosis.assessment
+    how: How = "failed"
+    if diagnosis.state is ServerState.HEALTHY:
+        how = "passed"
+    elif diagnosis.state in COULD_NOT_TELL:
+        how = "error"
+    case = Case(
+        f"{name}.state",
+        f"state of {diagnosis.target.url}",
+        how,
+        "" if how == "passed" else assessment.sentence,
+        "" if how == "passed" else "\n".join(assessment.why),
+        str(assessment.state),
+        assessment.sentence if how == "passed" else "",
+    )
+    found = [
+        Case(
+            f"{name}.known-failure",
+            f"{match.scenario} {match.variant}".strip(),
+            "failed",
+            f"{match.title}: {match.why}",
+            kind=str(match.fit),
+        )
+        for match in diagnosis.found
+    ]
+    return [case, *found]

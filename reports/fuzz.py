@@ -1,87 +1,195 @@
-"""A fuzzing session's reports, from its ``fuzz.json`` alone: Markdown and HTML.
+"""A fuzzing session's report: ``fuzz.json`` as a page.
 
 What it found has reports of its own, below: each is a finding of a replay.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from mmrepro.incident.replay import FUZZ_FILE, FUZZ_VERSION, Fuzz
-from mmrepro.machine.files import is_file
-from mmrepro.reports import fuzz_view as fuzzing, gfm, replay_view as view
-from mmrepro.reports.document import document_json, load_document
-from mmrepro.reports.html import page
-from mmrepro.reports.replay import document, finding_rows, labelled, lines, opening, stand_ins
-from mmrepro.reports.writing import replace_file
+from mmrepro.base.units import duration
+from mmrepro.incident.replay import FUZZ_FILE, FUZZ_VERSION, Episode, Fuzz, bucket_words
+from mmrepro.reports import findings, timeline
+from mmrepro.reports.blocks import (
+    Block,
+    Fence,
+    Page,
+    Paragraph,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Warning,
+    bullets,
+    code,
+    columns,
+    count,
+    folded,
+    table,
+)
+from mmrepro.reports.documents import Kind, load_document
+from mmrepro.reports.svg import Line, steps
 
-FUZZ_MARKDOWN: Final = "fuzz.md"
-FUZZ_HTML: Final = "fuzz.html"
-
-
-def load_fuzz(directory: Path) -> Fuzz:
-    """The session kept in ``directory``. Raises BadIncident and says why."""
-    return load_document(directory, FUZZ_FILE, Fuzz, "fuzz", FUZZ_VERSION)
-
-
-def is_fuzz(place: Path) -> bool:
-    """A session's folder, or its ``fuzz.json``."""
-    return place.name == FUZZ_FILE or is_file(place / FUZZ_FILE)
-
-
-def write_fuzz(fuzz: Fuzz, directory: Path) -> None:
-    """``fuzz.json``, ``.md`` and ``.html``, each file whole or not at all."""
-    replace_file(directory / FUZZ_FILE, document_json(fuzz))
-    replace_file(directory / FUZZ_MARKDOWN, fuzz_markdown(fuzz))
-    replace_file(directory / FUZZ_HTML, fuzz_html(fuzz))
-
-
-def fuzz_html(fuzz: Fuzz) -> str:
-    return page("fuzz.html.j2", fuzz=fuzz, fuzzing=fuzzing, view=view, head=fuzzing.headline(fuzz))
+ABSENT: Final = (
+    "Nothing is claimed absent: what these requests did not show may be there all the same."
+)
+_NEW: Final = (
+    "new: log lines, answers, metrics and pairs of requests that no earlier episode showed"
+)
 
 
-def fuzz_markdown(fuzz: Fuzz) -> str:
-    sections = [
-        ("", opening(fuzzing.title(fuzz), fuzzing.headline(fuzz), fuzz.failure)),
-        ("", f"{gfm.paragraph(fuzzing.amount(fuzz))}. {fuzzing.ABSENT}"),
-        ("What was found", finding_rows(fuzzing.rows(fuzz))),
-        ("Seen once, not again", _once(fuzz)),
-        ("What was learnt of the server", _learnt(fuzz)),
-        ("Episodes", _episodes(fuzz)),
-        ("Seen besides", lines(fuzzing.besides(fuzz))),
-        ("What could not be judged", lines(fuzz.unseen)),
-        ("Limits", lines(fuzz.limits)),
-        ("Stand-ins", stand_ins(fuzz.stand_ins)),
-        ("Repeat it", gfm.fence(fuzz.command, "sh", 4, 4000)),
-        ("Set-up", labelled(fuzzing.setup(fuzz))),
+def load(place: Path) -> Fuzz:
+    """The session kept in ``place``. Raises BadIncident and says why."""
+    return load_document(place, FUZZ_FILE, Fuzz, "fuzz", FUZZ_VERSION)
+
+
+def compose(fuzz: Fuzz, folder: str = "") -> Page:
+    """The page. ``folder``: the session's, for its commands; empty: they are typed in it."""
+    found = listed(fuzz)
+    all_found = [one.finding for one in fuzz.found]
+    blind = "blind, " if fuzz.blind else ""
+    where = f"{findings.server_name(fuzz.server)} ({blind}seed {fuzz.seed})"
+    nothing = "no oracle objects to what was sent"
+    once = [
+        (str(one.episode), s.finding_class.value, s.said, s.expected)
+        for one in fuzz.once[:200]
+        for s in [one.sighting]
     ]
-    return document(sections)
+    learnt = [(one.name, str(one.tokens), one.source) for one in fuzz.learnt]
+    return Page(
+        title=f"Fuzzing of {where}",
+        badge=findings.badge(fuzz, all_found, nothing),
+        subject=f"fuzzing of {where}",
+        warning=Warning(fuzz.failure) if fuzz.failure else None,
+        card=[*findings.card(found), Paragraph(ABSENT)],
+        counts=[
+            *findings.counts(all_found, len(fuzz.once)),
+            count(len(fuzz.episodes), "episode"),
+            count(fuzz.requests, "request"),
+            count(fuzz.starts, "server"),
+            f"{duration(fuzz.elapsed_s)} of at most {duration(fuzz.budget_s)}",
+        ],
+        commands=[*_commands(fuzz, folder)],
+        sections=[
+            Section("Coverage", [*_coverage(fuzz)], 90),
+            findings.findings_section(found),
+            Section(
+                "Observed once, not again",
+                table(["episode:number", "class:name", "observed", "expected"], once, "once"),
+                85,
+            ),
+            Section(
+                "What was learnt about the server",
+                table(["limit", "tokens:number", "source"], learnt, "limits of the server"),
+                65,
+            ),
+            Section("Shrinking", findings.shrinking(found), 60),
+            Section("Episodes", _episodes(fuzz), 30),
+            Section("Counted", bullets([*_counted(fuzz)]), 50),
+            Section("What could not be judged", bullets(fuzz.unseen), 75),
+            *findings.context(fuzz, _setup(fuzz), fuzz.limits),
+        ],
+        footer=(
+            f"Fuzzing session {fuzz.id}, {fuzz.created.wall:%Y-%m-%d %H:%M:%S} UTC, from ",
+            code(FUZZ_FILE),
+            "; the replay that pursued a finding has a folder of its own.",
+        ),
+    )
 
 
-def _once(fuzz: Fuzz) -> str:
+def listed(fuzz: Fuzz) -> list[findings.Listed]:
+    return [
+        findings.Listed(one.id, one.finding, one.folder, one.after_s, one.episode)
+        for one in fuzz.found
+    ]
+
+
+def _commands(fuzz: Fuzz, folder: str) -> Iterator[tuple[str, str]]:
+    if fuzz.state == "interrupted" and fuzz.resume:
+        yield "to resume it", fuzz.resume
+    yield from findings.next_commands(listed(fuzz), folder)
+    yield "to repeat it", fuzz.command
+
+
+def _coverage(fuzz: Fuzz) -> Iterator[Block]:
+    """New observations an episode, added up in the order in which the episodes ended."""
+    sums = [*accumulate((episode.new for episode in fuzz.episodes), initial=0)]
+    place = {episode.number: n for n, episode in enumerate(fuzz.episodes, 1)}
+    marks = [(place[one.episode], one.id) for one in fuzz.found if one.episode in place]
+    line = Line("different", [*enumerate(sums)])
+    drawing = steps("Different observations", [line], "episodes", marks)
+    if not drawing:
+        return
+    last = max((n for n, episode in enumerate(fuzz.episodes, 1) if episode.new), default=0)
+    idle = len(fuzz.episodes) - last
+    text = f"{sums[-1]:,} different observations in {count(len(fuzz.episodes), 'episode')}; "
+    text += f"the last {count(idle, 'episode')} showed nothing new." if idle else (
+        "the last episode still showed something new."
+    )  # fmt: skip
+    yield Paragraph(text)
+    points = [(float(n), float(min(total, 10**9))) for n, total in enumerate(sums)]
+    yield Picture(drawing, [Fence(timeline.sparkline(timeline.Track("", points)))], f"{_NEW}.")
+
+
+def _episodes(fuzz: Fuzz) -> list[Block]:
     rows = [
-        [
-            str(one.episode),
-            one.sighting.finding_class.value,
-            gfm.cell(one.sighting.said),
-            gfm.cell(one.sighting.expected),
-        ]
-        for one in fuzz.once
+        Row(
+            (
+                str(one.number),
+                one.kind,
+                one.origin,
+                ", ".join(one.switches),
+                str(one.requests),
+                _answers(one),
+                str(one.new),
+                bucket_words(one.buckets),
+                duration(one.seconds),
+            ),
+            status="objection" if one.buckets else "none",
+        )
+        for one in fuzz.episodes
     ]
-    return gfm.table(["episode", "class", "observed", "expected"], rows) if rows else ""
+    heads = (
+        *("episode:number", "kind:name", "origin", "switches", "requests:number", "answers"),
+        *("new:number", "showed", "took:number"),
+    )
+    shown: list[Block] = [Table(columns(*heads), rows, "episodes")] if rows else []
+    return folded(count(len(rows), "episode"), shown, open=len(rows) <= 12)
 
 
-def _learnt(fuzz: Fuzz) -> str:
-    rows = [[gfm.cell(cell) for cell in row] for row in fuzzing.learnt(fuzz)]
-    return gfm.table(["limit", "tokens", "told by"], rows) if rows else ""
+def _answers(episode: Episode) -> str:
+    """``18 × 200, 2 × 400``, and how the attempt ended where it did not end well."""
+    ended = "" if episode.state == "ended" else episode.state
+    return "; ".join(filter(None, (findings.times(episode.answers), ended)))
 
 
-def _episodes(fuzz: Fuzz) -> str:
-    rows = [
-        [gfm.cell(cell) if cell else "" for cell in fuzzing.cells(episode)]
-        for episode in fuzz.episodes
+def _counted(fuzz: Fuzz) -> Iterator[str]:
+    if fuzz.features:
+        yield f"Different observations: {findings.times(fuzz.features)}."
+    if fuzz.counted:
+        yield f"Counted, not reported: {findings.times(fuzz.counted)}."
+
+
+def _setup(fuzz: Fuzz) -> list[tuple[str, str]]:
+    return [
+        ("deadline", findings.deadline(fuzz)),
+        ("requests by", f"profile {fuzz.profile}, seed {fuzz.seed}"),
+        ("from", fuzz.source),
+        ("named", "nothing: the session is blind" if fuzz.blind else ""),
+        ("took", f"{duration(fuzz.elapsed_s)} of at most {duration(fuzz.budget_s)}"),
+        ("spent on findings", duration(fuzz.pursuing_s) if fuzz.pursuing_s else ""),
+        ("servers started", str(fuzz.starts)),
     ]
-    if not rows:
-        return ""
-    return f"{gfm.table(fuzzing.EPISODE_COLUMNS, rows)}\n\n{fuzzing.EPISODES_NOTE}."
+
+
+KIND: Final = Kind(
+    "a fuzzing session",
+    ("fuzz.md", "fuzz.html"),
+    load,
+    compose,
+    lambda fuzz: fuzz,
+    file=FUZZ_FILE,
+)

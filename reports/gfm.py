@@ -27,14 +27,15 @@ def text(value: str, limit: int = 2000) -> str:
 
 def paragraph(value: str, limit: int = 4000) -> str:
     """``text`` at the start of a line, where ``1.`` or ``#`` would begin a block."""
-    return _escape_start(text(value, limit))
+    return escape_start(text(value, limit))
 
 
 def _escape(line: str) -> str:
     return _EMPHASIS.sub(r"\\_", line.translate(_TEXT))
 
 
-def _escape_start(escaped: str) -> str:
+def escape_start(escaped: str) -> str:
+    """``escaped`` so that it begins no list, heading or underline."""
     number = re.match(r"\d+(?=[.)])", escaped)
     if number:
         return f"{number[0]}\\{escaped[number.end() :]}"
@@ -50,7 +51,7 @@ def prose(value: str, limit: int = 4000) -> str:
     return "".join(
         code(piece, limit)
         if number % 2
-        else _escape_start(_escape(piece))
+        else escape_start(_escape(piece))
         if not number
         else _escape(piece)
         for number, piece in enumerate(pieces)

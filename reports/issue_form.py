@@ -10,17 +10,30 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from mmrepro.base.units import size
 from mmrepro.incident import Incident
 from mmrepro.records import HostFacts, Setting, WheelFacts
-from mmrepro.reports import gfm, replay as replays, replay_view, view
+from mmrepro.reports import finding as replayed, findings, gfm, incident as runs
+from mmrepro.reports.blocks import (
+    Block,
+    Details,
+    Fence,
+    Paragraph,
+    Stack,
+    bullets,
+    code,
+    strong,
+    table,
+)
 from mmrepro.reports.bundle import redact_log
-from mmrepro.reports.replay import Told
+from mmrepro.reports.finding import LoadedFinding
+from mmrepro.reports.findings import SCRIPT_FILE
+from mmrepro.reports.markdown import render_blocks
 from mmrepro.reports.replay_public import public
-from mmrepro.reports.replay_script import SCRIPT_FILE
 from mmrepro.reports.replay_sequence import drawing
 from mmrepro.reports.words import FIDELITY_WORDS
 from mmrepro.text.redact import Redactor
@@ -127,31 +140,31 @@ class Report:
         return str(getattr(self, name))
 
 
-def finding_issue(told: Told) -> str:
+def finding_issue(loaded: LoadedFinding) -> str:
     """The finding with other words than those that were played, unless those are random already.
 
     Raises:
         UsageError: a picture of the case is missing.
     """
-    with public(told) as shown:
+    with public(loaded) as shown:
         return public_issue(shown)
 
 
-def public_issue(told: Told) -> str:
+def public_issue(loaded: LoadedFinding) -> str:
     """As :func:`finding_issue`, of a finding that may go out as it is."""
-    replay, finding = told.replay, told.finding
+    replay, finding = loaded.replay, loaded.finding
     script = ""
-    if told.case is not None and told.case.operations:
-        script = replays.script_of(told)
-    title = f"{replay_view.CLASS_WORDS[finding.finding_class]} ({finding.finding_class})"
+    if loaded.case is not None and loaded.case.operations:
+        script = replayed.script_of(loaded)
+    title = f"{findings.CLASS_WORDS[finding.finding_class]} ({finding.finding_class})"
     return filled(
         Report(
             engine=replay.server.engine,
             title=title[:1].upper() + title[1:],
-            description=_described(told),
-            reproduction=_steps(told, script),
+            description=_described(loaded),
+            reproduction=_steps(loaded, script),
             environment=environment(
-                replay_view.server_name(replay.server),
+                findings.server_name(replay.server),
                 replay.host,
                 replay.wheel,
                 replay.packages,
@@ -168,23 +181,24 @@ def incident_issue(incident: Incident) -> str:
     """An incident of ``run`` or ``diagnose`` in the form."""
     redactor = Redactor()
     shown = redactor.redact_model(incident)
-    told = [f"- {gfm.text(text)}" for text in view.summary(shown)]
     lines = [redact_log(one.text, redactor) for one in shown.log_lines]
     frames = [
         f"{frame.function} ({frame.file}:{frame.line})"
         for frame in (shown.key_stack.frames if shown.key_stack else [])
     ]
-    rows = [[gfm.cell(r.check), gfm.cell(r.healthy), gfm.cell(r.observed)] for r in shown.symptoms]
-    table = gfm.table(["check", "healthy", "observed"], rows) if rows else ""
+    # The stack stands below the log's lines.
+    card = [block for block in runs.compose(shown).card if not isinstance(block, Stack)]
+    card.append(Paragraph(f"Fidelity {shown.fidelity}: {FIDELITY_WORDS[shown.fidelity]}."))
+    rows = [(row.check, row.observed, row.healthy) for row in shown.symptoms]
     command = public_command(shown.engine.command)
     steps = [f"{shown.command}"] if shown.diagnosis is None else []
     report = Report(
         engine=shown.engine.name,
-        title=one_line(view.title(shown), 200),
-        description="\n\n".join(filter(None, ("\n".join(told), table))),
+        title=one_line(runs.title(shown), 200),
+        description=_markdown([*card, *table(["check", "observed", "healthy"], rows)]),
         reproduction=gfm.fence("\n".join(filter(None, [command, *steps])), "sh", 10, 4000),
         environment=environment(
-            view.engine_name(shown),
+            runs.engine_name(shown),
             shown.host,
             shown.engine.wheel,
             shown.engine.packages,
@@ -198,8 +212,8 @@ def incident_issue(incident: Incident) -> str:
 
 def public_command(command: list[str]) -> str:
     """Of a server, for a reader: without the places where things lie on this machine."""
-    told = ["python3", *(_placeless(word) for word in command[1:])] if command else []
-    return shlex.join(told)
+    words = ["python3", *(_placeless(word) for word in command[1:])] if command else []
+    return shlex.join(words)
 
 
 def _placeless(word: str) -> str:
@@ -233,17 +247,17 @@ def environment(
     notes: list[str],
 ) -> str:
     """What the engines' own collectors print, as far as mmrepro knows it."""
-    told = [
+    rows = [
         ("Engine", engine),
         ("Wheel", f"{wheel.filename} ({wheel.origin})" if wheel else ""),
         ("OS", f"{host.os}, kernel {host.kernel}"),
         ("CPU", f"{host.cpu}, {host.cores} cores"),
         ("Memory", size(host.memory_bytes)),
-        ("GPU", view.gpu_words(host)),
-        ("NVIDIA driver", view.driver_words(host)),
+        ("GPU", runs.gpu_words(host)),
+        ("NVIDIA driver", runs.driver_words(host)),
         ("Python of the harness", host.python),
     ]
-    lines = [f"{label:<22}: {value}" for label, value in told if value]
+    lines = [f"{label:<22}: {value}" for label, value in rows if value]
     wanted = [p for p in packages if p.lower().replace("_", "-").startswith(_LIBRARIES)]
     if wanted:
         lines += ["", "Versions of relevant libraries:", *(f"[pip3] {p}" for p in wanted)]
@@ -255,25 +269,30 @@ def environment(
     return "\n\n".join([body, *notes])
 
 
-def _described(told: Told) -> str:
-    finding = told.finding
-    parts = [
-        f"**Observed:** {gfm.text(replay_view.said(finding))}.",
-        f"**Expected:** {gfm.text(replay_view.expected(finding))}.",
-        f"Seen in {gfm.text(replay_view.rate_words(finding.rate))} on fresh servers. "
-        f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}",
+def _markdown(blocks: Sequence[Block]) -> str:
+    return "\n\n".join(render_blocks(blocks))
+
+
+def _described(loaded: LoadedFinding) -> str:
+    finding = loaded.finding
+    blocks: list[Block] = [
+        Paragraph((strong("Observed:"), f" {runs.sentence(findings.observation(finding))}")),
+        Paragraph((strong("Expected:"), f" {findings.expected(finding)}.")),
+        Paragraph(
+            f"Observed in {findings.rate_words(finding.rate)} on fresh servers. "
+            f"{_shrunk(finding.requests, finding.requests_before, shrunk=finding.shrunk)}"
+        ),
     ]
-    if told.sequence is not None:
-        parts.append(gfm.fence(drawing(told.sequence), "text", 64, 220))
+    if loaded.sequence is not None:
+        blocks.append(Fence(drawing(loaded.sequence)))
     if finding.known:
-        name = gfm.code(replay_view.known_name(finding))
-        parts.append(f"It fits the known failure {name}: {gfm.text(finding.known_why)}")
+        name = code(findings.known_name(finding))
+        blocks.append(Paragraph(("It fits the known failure ", name, f": {finding.known_why}")))
     if finding.needed:
-        parts.append(gfm.details("Why each request is needed", replays.needed(told)))
-    limits = list(dict.fromkeys([*finding.limits, *told.replay.limits]))
-    if limits:
-        parts.append("What this does not show:\n\n" + replays.lines(limits))
-    return "\n\n".join(parts)
+        blocks.append(Details("Why each request is needed", replayed.needed(loaded)))
+    if loaded.limits:
+        blocks += [Paragraph("What this does not show:"), *bullets(loaded.limits)]
+    return _markdown(blocks)
 
 
 def _shrunk(left: int, before: int, *, shrunk: bool) -> str:
@@ -283,8 +302,8 @@ def _shrunk(left: int, before: int, *, shrunk: bool) -> str:
     return f"Shrunk from {before} requests of recorded traffic to {left}; {least}."
 
 
-def _steps(told: Told, script: str) -> str:
-    parts = [gfm.fence("\n".join(told.steps), "sh", 12, 4000)] if told.steps else []
+def _steps(loaded: LoadedFinding, script: str) -> str:
+    parts = [gfm.fence("\n".join(loaded.steps), "sh", 12, 4000)] if loaded.steps else []
     if script:
         if len(script) <= SCRIPT_CHARS:
             longest = max((len(run) for run in re.findall(r"`+", script)), default=0)

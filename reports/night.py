@@ -7,10 +7,10 @@ from pathlib import Path
 from mmrepro.history.ledger import History, NightRuns
 from mmrepro.history.quarantine import Quarantine
 from mmrepro.reports.dashboard import HTML_FILE, linked, render_dashboard
+from mmrepro.reports.documents import replace_file
 from mmrepro.reports.night_junit import JUNIT_FILE, render_night_junit
 from mmrepro.reports.night_markdown import MARKDOWN_FILE, render_night_markdown
 from mmrepro.reports.night_view import night_view as night_view
-from mmrepro.reports.writing import replace_file
 
 
 def write_night(

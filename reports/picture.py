@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from mmrepro.base import units
 from mmrepro.evidence import RequestRecord
 from mmrepro.incident import Incident
-from mmrepro.reports import timeline, view, words
+from mmrepro.reports import timeline, words
+from mmrepro.reports.svg import end_labels, nice_step, text as _text
 from mmrepro.text.sanitize import one_line
 
 WIDTH: Final = 1080
@@ -90,9 +91,9 @@ def picture(incident: Incident) -> Markup:
 
 
 def _description(incident: Incident) -> str:
-    groups = view.request_groups(incident.evidence.requests)[:40]
+    groups = timeline.request_groups(incident.evidence.requests)[:40]
     requests = "; ".join(
-        f"{g.first.phase}: {g.count} × {one_line(view.purpose(g.first.label), 60)} "
+        f"{g.first.phase}: {g.count} × {one_line(timeline.purpose(g.first.label), 60)} "
         f"{g.status} {g.latency}"
         for g in groups
     )
@@ -109,6 +110,15 @@ def _description(incident: Incident) -> str:
 
 
 # ------------------------------------------------------------------ time
+
+
+def axis_of(incident: Incident) -> tuple[float, float, float, float] | None:
+    """First and last second of the time axis, and where these stand, as shares of the width."""
+    axis = _axis(incident)
+    if axis is None:
+        return None
+    seconds = (axis.low - axis.zero, axis.high - axis.zero)
+    return (*seconds, LEFT / WIDTH, (LEFT + PLOT) / WIDTH)
 
 
 def _axis(incident: Incident) -> Axis | None:
@@ -133,14 +143,8 @@ def _axis(incident: Incident) -> Axis | None:
     return Axis(low - margin, high + margin, zero)
 
 
-def _nice_step(width: float, count: int) -> float:
-    raw = max(width / count, 1e-3)
-    base = 10.0 ** math.floor(math.log10(raw))
-    return next((m * base for m in (1, 2, 5, 10) if m * base >= raw), raw)
-
-
 def _time_axis(axis: Axis, y: float) -> Iterator[Markup]:
-    step = _nice_step(axis.high - axis.low, 10)
+    step = nice_step(axis.high - axis.low, 10)
     digits = max(0, -math.floor(math.log10(step)))
     first = math.ceil((axis.low - axis.zero) / step)
     yield Markup('<path class="axis" d="M{} {:.1f}H{}"/>').format(LEFT, y, LEFT + PLOT)
@@ -198,7 +202,7 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
             latency = request.latency_s if words.sane(request.latency_s) else 0.0
             left = axis.x(request.sent.mono)
             width = max(axis.x(request.sent.mono + max(latency, 0.0)) - left, 3.0)
-            label = "" if view.status_class(request) == "ok" else view.status_words(request)
+            label = "" if timeline.status_class(request) == "ok" else timeline.status_words(request)
             if request.timed_out:
                 label = f"no answer in {units.duration(latency)}"
             taken = left + width + 2 + (7.5 * len(label) if label and width < 90 else 0)
@@ -225,10 +229,10 @@ def _requests(requests: list[RequestRecord], axis: Axis, y: float) -> tuple[list
 
 
 def _bar(request: RequestRecord, left: float, y: float, width: float, label: str) -> Markup:
-    kind = view.status_class(request)
+    kind = timeline.status_class(request)
     tip = (
         f"request {request.id}, {request.phase}: {one_line(request.label, 120)}: "
-        f"{view.status_words(request)} after {units.duration(request.latency_s)}"
+        f"{timeline.status_words(request)} after {units.duration(request.latency_s)}"
     )
     bar = Markup(
         '<rect class="req {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="11" rx="2">'
@@ -264,7 +268,7 @@ def _panel(
     if not visible:
         return [], y
     top_value = max(least, *(v for t in visible for _, v in t.points))
-    tick = _nice_step(top_value, 4)
+    tick = nice_step(top_value, 4)
     if step:
         tick = max(1.0, tick)  # there is no half request
     top_value = math.ceil(top_value / tick - 1e-9) * tick
@@ -290,10 +294,7 @@ def _panel(
             )
         )
         labels.append((scale(last), number, f"{one_line(track.name, 15)} {last:.0f}"))
-    previous = -math.inf
-    for wanted, number, wording in sorted(labels):
-        previous = max(wanted + 4, previous + 13)
-        out.append(_text(LEFT + PLOT + 6, previous, wording, f"name s{number}-text"))
+    out += end_labels(labels, LEFT + PLOT + 6)
     return out, y + height + 34
 
 
@@ -312,9 +313,3 @@ def _path(track: timeline.Track, axis: Axis, scale: Callable[[float], float], st
     for x, y in points[1:]:
         parts.append(f"H{x:.1f}V{y:.1f}" if step else f"L{x:.1f} {y:.1f}")
     return "".join(parts)
-
-
-def _text(x: float, y: float, text: str, classes: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-        classes, x, y, escape(text)
-    )

@@ -13,7 +13,7 @@ from mmrepro.case.files import case_text, read_contents
 from mmrepro.case.model import CASE_FILE, IMAGES_DIR
 from mmrepro.errors import UsageError
 from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
-from mmrepro.reports import issue_form, replay as reports
+from mmrepro.reports import documents, finding as one, issue_form, replay as replays
 from mmrepro.reports.bundle import (
     DEFAULT_MAX_BYTES,
     BundledText,
@@ -23,10 +23,8 @@ from mmrepro.reports.bundle import (
     written,
 )
 from mmrepro.reports.bundle_file import MANIFEST_FILE, BundledFile, BundleManifest, LeftOut
-from mmrepro.reports.document import document_json
+from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.reports.replay_public import public, register
-from mmrepro.reports.replay_script import SCRIPT_FILE
-from mmrepro.reports.writing import HTML_FILE, MARKDOWN_FILE
 from mmrepro.text.redact import Redactor
 
 ISSUE_FILE: Final = "issue.md"
@@ -51,7 +49,7 @@ def write_replay_bundle(
         UnwritableOutput: it cannot be written.
     """
     redactor = Redactor()
-    redactor.reserve(document_json(replay))
+    redactor.reserve(documents.document_json(replay))
     for secret in secrets:
         redactor.add(secret)
 
@@ -67,31 +65,28 @@ def _fill(
     manifest = BundleManifest(
         mmrepro_version=__version__, incident=replay.id, scenario="replay", files=[]
     )
-    everything = [reports.told_of(replay, finding, directory) for finding in replay.findings]
-    for told in everything:  # all words first: one finding's may stand in another's sentences
-        if told.case is not None:
-            register(told.case, redactor)
+    everything = [one.finding_of(replay, finding, directory) for finding in replay.findings]
+    for loaded in everything:  # all words first: one finding's may stand in another's sentences
+        if loaded.case is not None:
+            register(loaded.case, redactor)
     shown: list[Finding] = []
     folders: set[str] = set()
-    for told in everything:
-        name = told.finding.folder
+    for loaded in everything:
+        name = loaded.finding.folder
         if not name or name in folders:
             why = "it has no folder of its own"
-            manifest.left_out.append(LeftOut(name=f"finding {told.finding.id}", bytes=0, why=why))
+            manifest.left_out.append(LeftOut(name=f"finding {loaded.finding.id}", bytes=0, why=why))
             continue
         folders.add(name)
-        with public(told, redactor) as seen:
-            shown.append(seen.finding)
-            _finding(archive, manifest, seen)
-        if told.finding.diagnosis:
+        with public(loaded, redactor) as shared:
+            shown.append(shared.finding)
+            _finding(archive, manifest, shared)
+        if loaded.finding.diagnosis:
             why = "an incident of its own: mmrepro bundle packs it"
-            manifest.left_out.append(LeftOut(name=told.finding.diagnosis, bytes=0, why=why))
+            manifest.left_out.append(LeftOut(name=loaded.finding.diagnosis, bytes=0, why=why))
     whole = redactor.redact_model(replay).model_copy(update={"findings": shown})
-    for name, text in (
-        (REPLAY_FILE, document_json(whole)),
-        (reports.REPLAY_MARKDOWN, reports.replay_markdown(whole)),
-        (reports.REPLAY_HTML, reports.replay_html(whole)),
-    ):
+    texts = {REPLAY_FILE: documents.document_json(whole), **documents.rendered(replays.KIND, whole)}
+    for name, text in texts.items():
         add_text(archive, manifest, name, BundledText(text, len(text)))
     if written(archive) > max_bytes:
         raise UsageError(
@@ -102,21 +97,20 @@ def _fill(
     return manifest
 
 
-def _finding(archive: zipfile.ZipFile, manifest: BundleManifest, told: reports.Told) -> None:
-    below = told.finding.folder
+def _finding(archive: zipfile.ZipFile, manifest: BundleManifest, loaded: one.LoadedFinding) -> None:
+    below = loaded.finding.folder
     texts = {
-        MARKDOWN_FILE: reports.finding_markdown(told),
-        HTML_FILE: reports.finding_html(told),
-        ISSUE_FILE: issue_form.public_issue(told),
+        **documents.rendered(one.KIND, loaded),
+        ISSUE_FILE: issue_form.public_issue(loaded),
     }
-    if told.case is not None:
-        texts[CASE_FILE] = case_text(told.case)
-        if told.case.operations:
-            texts[SCRIPT_FILE] = reports.script_of(told)
+    if loaded.case is not None:
+        texts[CASE_FILE] = case_text(loaded.case)
+        if loaded.case.operations:
+            texts[SCRIPT_FILE] = one.script_of(loaded)
     for name, text in texts.items():
         add_text(archive, manifest, f"{below}/{name}", BundledText(text, len(text)))
-    if told.case is not None:
-        for sha256, data in read_contents(told.case, told.folder).items():
+    if loaded.case is not None:
+        for sha256, data in read_contents(loaded.case, loaded.folder).items():
             name = f"{below}/{IMAGES_DIR}/{sha256}"
             archive.writestr(entry(name), data)
             manifest.files.append(

@@ -14,7 +14,7 @@ from mmrepro.capture.captured import Captured
 from mmrepro.case.files import read_case, read_contents, write_case
 from mmrepro.case.model import CASE_FILE, Case
 from mmrepro.incident.replay import PUBLIC_DIR, Finding, FindingClass
-from mmrepro.reports.replay import Told
+from mmrepro.reports.finding import LoadedFinding
 from mmrepro.text.redact import Redactor
 
 NOT_PLAYED: Final = (
@@ -27,22 +27,24 @@ _QUOTED: Final = re.compile(r"""(['"])((?:\\.|(?!\1)[^\\]){3,4000})\1""")
 
 
 @contextmanager
-def public(told: Told, redactor: Redactor | None = None) -> Iterator[Told]:
-    """``told`` for others, while its pictures are needed."""
+def public(loaded: LoadedFinding, redactor: Redactor | None = None) -> Iterator[LoadedFinding]:
+    """``loaded`` for others, while its pictures are needed."""
     redactor = redactor or Redactor()
-    if told.case is None:
-        yield Told(redactor.redact_model(told.replay), _without_words(told, redactor), None)
+    if loaded.case is None:
+        yield LoadedFinding(
+            redactor.redact_model(loaded.replay), _without_words(loaded, redactor), None
+        )
         return
-    register(told.case, redactor)
-    replay = redactor.redact_model(told.replay)
+    register(loaded.case, redactor)
+    replay = redactor.redact_model(loaded.replay)
     with tempfile.TemporaryDirectory(prefix="mmrepro-") as temporary:
-        case, played = _public_case(told, Path(temporary))
-        finding = _without_words(told, redactor)
+        case, played = _public_case(loaded, Path(temporary))
+        finding = _without_words(loaded, redactor)
         if not played:
             finding.limits.append(NOT_PLAYED)
             for one in finding.expectations:
                 one.text = None  # the answer to other words
-        yield Told(replay, finding, _without_keys(case, redactor), Path(temporary))
+        yield LoadedFinding(replay, finding, _without_keys(case, redactor), Path(temporary))
 
 
 def register(case: Case, redactor: Redactor) -> None:
@@ -57,31 +59,31 @@ def register(case: Case, redactor: Redactor) -> None:
             redactor.add(op.recorded.text, "answer")
 
 
-def _public_case(told: Told, folder: Path) -> tuple[Case, bool]:
+def _public_case(loaded: LoadedFinding, folder: Path) -> tuple[Case, bool]:
     """The case that may go out, written to ``folder``; whether a play of it has failed."""
-    assert told.case is not None
-    own = told.folder / PUBLIC_DIR if told.folder is not None else None
+    assert loaded.case is not None
+    own = loaded.folder / PUBLIC_DIR if loaded.folder is not None else None
     if own is not None and (own / CASE_FILE).is_file():
         case, place = read_case(own)
         write_case(case, folder, read_contents(case, place))
         return case, True
-    contents = read_contents(told.case, told.folder)
-    captured = Captured(told.case, contents)
-    played = told.case.origin.anonymised
+    contents = read_contents(loaded.case, loaded.folder)
+    captured = Captured(loaded.case, contents)
+    played = loaded.case.origin.anonymised
     if not played:
-        captured = anonymise(captured, told.replay.seed, _tokenizer(told.case))
+        captured = anonymise(captured, loaded.replay.seed, _tokenizer(loaded.case))
     write_case(captured.case, folder, captured.contents)
     return captured.case, played
 
 
 def _without_keys(case: Case, redactor: Redactor) -> Case:
     """``case`` with the server's settings and the requests' parameters redacted; the words stay."""
-    told = redactor.redact_model
+    redacted = redactor.redact_model
     return case.model_copy(
         update={
             "title": redactor.redact(case.title),
-            "server": told(case.server),
-            "origin": told(case.origin),
+            "server": redacted(case.server),
+            "origin": redacted(case.origin),
             "operations": [
                 op.model_copy(update={"parameters": redactor.redact_value(op.parameters)})
                 for op in case.operations
@@ -96,10 +98,10 @@ def _tokenizer(case: Case) -> Path | None:
     return folder if (folder / "tokenizer.json").is_file() else None
 
 
-def _without_words(told: Told, redactor: Redactor) -> Finding:
+def _without_words(loaded: LoadedFinding, redactor: Redactor) -> Finding:
     from mmrepro.reports.bundle import redact_log
 
-    finding = told.finding.model_copy(deep=True)
+    finding = loaded.finding.model_copy(deep=True)
     for op, text in finding.observed.items():
         if text[:1] == "2":  # the answer to words that do not go out
             finding.observed[op] = text[:3]

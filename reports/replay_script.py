@@ -26,11 +26,11 @@ from mmrepro.case.pictures import pictures
 from mmrepro.incident.replay import Finding
 from mmrepro.models.tiny import TINY
 from mmrepro.records import Setting
-from mmrepro.reports import replay_view as view
+from mmrepro.reports import findings
+from mmrepro.reports.findings import SCRIPT_FILE
 from mmrepro.text.sanitize import one_line
 from mmrepro.traffic.drive import Picture
 
-SCRIPT_FILE: Final = "reproduce.py"
 INLINE_BYTES: Final = 512 << 10
 """Of pictures that are kept by their bytes; more than that lies in files beside the script."""
 LEAST_DEADLINE_S: Final = 10.0
@@ -88,8 +88,8 @@ def script(
     told = {e.operation: _facts(e.model_dump(exclude={"operation"})) for e in finding.expectations}
     kind = finding.finding_class.value
     text: str = _template().render(
-        title=_comment(f"{view.finding_title(finding)}."),
-        said=_wrapped(f"{view.said(finding)}. Expected: {view.expected(finding)}."),
+        title=_comment(f"{findings.finding_title(finding)}."),
+        said=_wrapped(f"{findings.observation(finding)}. Expected: {findings.expected(finding)}."),
         commands=server_steps(case, settings, project),
         note=_comment(_note(case)),
         kind=kind,

@@ -5,15 +5,18 @@ Columns are logical: what waits for something stands right of it. Lengths say no
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from markupsafe import Markup
 from mmrepro.case.model import COMPLETIONS, Barrier, Case, Operation
+from mmrepro.reports.svg import WIDTH, svg, text
 from mmrepro.text.sanitize import clip, one_line
 
 MAX_LANES: Final = 60
-TOLD: Final = 64
+MAX_IMAGES: Final = 60
+RESULT: Final = 64
 """Characters of what came of a request, in the drawing; the table has the rest."""
 KINDS: Final = ("ok", "client", "server", "lost", "left", "unsent", "unknown")
 ENDS: Final = {
@@ -39,7 +42,7 @@ class Lane:
     sent: int
     end: int
     kind: str
-    told: str
+    result: str
     images: list[str]
     fails: bool
     marks: dict[int, str] = field(default_factory=dict)
@@ -67,12 +70,12 @@ def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequen
     marks: dict[str, dict[int, str]] = {op.id: {} for op in case.operations}
     for column, op in enumerate(case.operations):
         sent[op.id] = column
-        for text in op.after:
-            barrier = Barrier.parse(text)
+        for wait in op.after:
+            barrier = Barrier.parse(wait)
             if barrier.event == "end":
                 ended[barrier.op] = min(ended.get(barrier.op, column), column)
             elif barrier.event in ("first-token", "tokens"):
-                marks[barrier.op][column - 1] = text.partition(".")[2]
+                marks[barrier.op][column - 1] = wait.partition(".")[2]
             elif barrier.event == "running<=":
                 over = [o.id for o in case.operations[:column] if o.id not in ended]
                 for one in over[: max(0, len(over) - barrier.count)]:
@@ -81,8 +84,8 @@ def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequen
     letters = _letters(case)
     lanes = []
     for op in case.operations:
-        told = observed.get(op.id, "")
-        kind = kind_of(told)
+        result = observed.get(op.id, "")
+        kind = kind_of(result)
         end = ended.get(op.id, columns)
         if kind == "lost":
             end = columns
@@ -92,7 +95,7 @@ def sequence(case: Case, observed: dict[str, str], failing: list[str]) -> Sequen
                 sent=sent[op.id],
                 end=max(end, sent[op.id] + 1),
                 kind=kind,
-                told=told,
+                result=result,
                 images=list(dict.fromkeys(op.images)),
                 fails=op.id in failing,
                 marks=marks[op.id],
@@ -113,38 +116,38 @@ def _kept(lanes: list[Lane]) -> list[Lane]:
     return [lane for lane in lanes if lane.operation.id in names]
 
 
-def kind_of(told: str) -> str:
+def kind_of(result: str) -> str:
     """What came of a request, by its first words; see ``Finding.observed``."""
-    if told.startswith("no answer"):
+    if result.startswith("no answer"):
         return "lost"
-    if told.startswith("left"):
+    if result.startswith("left"):
         return "left"
-    if told.startswith("not sent"):
+    if result.startswith("not sent"):
         return "unsent"
-    if told[:1] == "2":
+    if result[:1] == "2":
         return "ok"
-    if told[:1] == "4":
+    if result[:1] == "4":
         return "client"
-    return "server" if told else "unknown"
+    return "server" if result else "unknown"
 
 
 def request_shape(op: Operation) -> str:
     """What a request is, without its words: ``340 characters, 2 images, 4 tokens, streamed``."""
     characters = sum(len(part.text or "") for m in op.messages or [] for part in m.parts())
-    told = [f"{characters} characters"] if characters or op.prompt is None else []
+    words = [f"{characters} characters"] if characters or op.prompt is None else []
     if isinstance(op.prompt, str):
-        told = [f"{len(op.prompt)} characters"]
+        words = [f"{len(op.prompt)} characters"]
     elif op.prompt is not None:
-        told = [f"{len(op.prompt)} token ids"]
+        words = [f"{len(op.prompt)} token ids"]
     if op.images:
-        told.append(f"{len(op.images)} image" + "s" * (len(op.images) > 1))
+        words.append(f"{len(op.images)} image" + "s" * (len(op.images) > 1))
     if tokens := op.parameters.get("max_completion_tokens", op.parameters.get("max_tokens")):
-        told.append(f"max {tokens} tokens")
+        words.append(f"max {tokens} tokens")
     more = sorted(set(op.parameters) - {"max_tokens", "max_completion_tokens", "temperature"})
-    told += [one_line(str(name), 40) for name in more[:6]]
-    told += ["streamed"] * op.stream
-    told += ["plain completion"] * (op.path == COMPLETIONS)
-    return ", ".join(told)
+    words += [one_line(str(name), 40) for name in more[:6]]
+    words += ["streamed"] * op.stream
+    words += ["plain completion"] * (op.path == COMPLETIONS)
+    return ", ".join(words)
 
 
 def _letters(case: Case) -> dict[str, str]:
@@ -180,25 +183,24 @@ def drawing(drawn: Sequence) -> str:
         fails = "!" if lane.fails else " "
         letters = "".join(f"[{drawn.letters[name]}]" for name in lane.images[:6])
         waits = f"after {', '.join(lane.operation.after)}" if lane.operation.after else "at once"
-        told = " · ".join(filter(None, (clip(lane.told, TOLD), letters, waits)))
-        row = f"{fails} {lane.operation.id:<{width}} {''.join(cells)} {told}"
+        words = " · ".join(filter(None, (clip(lane.result, RESULT), letters, waits)))
+        row = f"{fails} {lane.operation.id:<{width}} {''.join(cells)} {words}"
         lines.append(_row(row))
     if drawn.hidden:
         lines.append(f"… {drawn.hidden} more requests")
     return "\n".join(lines)
 
 
-def _row(text: str) -> str:
+def _row(line: str) -> str:
     """One line, its spaces kept: they are the drawing."""
-    return "".join(c if c.isprintable() else " " for c in text.rstrip())[:220]
+    return "".join(c if c.isprintable() else " " for c in line.rstrip())[:220]
 
 
 # ---------------------------------------------------------------------- as SVG
 
 LEFT, TOP, LANE, FOOT = 96, 16, 30, 10
 RIGHT = 440
-WIDTH: Final = 1080
-_MARK_CLASS: Final = {"left": "tick", "unsent": "tick", "unknown": "s5-text"}
+_FILLS: Final = {"left": "tick", "unsent": "tick", "unknown": "s5-text"}
 
 
 def picture(drawn: Sequence) -> Markup:
@@ -206,103 +208,66 @@ def picture(drawn: Sequence) -> Markup:
     if not drawn.lanes:
         return Markup("")
     step = (WIDTH - LEFT - RIGHT) / max(1, drawn.columns)
-    height = TOP + LANE * len(drawn.lanes) + FOOT
-    body = []
-    for number, lane in enumerate(drawn.lanes):
-        body += _lane(drawn, lane, TOP + LANE * number, step)
-    label = f"{len(drawn.lanes)} requests in the order of their barriers, one lane each"
-    return Markup(
-        '<svg class="picture" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    ).format(WIDTH, height, label, Markup("").join(body))
+    body = [
+        part
+        for number, lane in enumerate(drawn.lanes)
+        for part in _lane(drawn, lane, TOP + LANE * number, step)
+    ]
+    title = f"{len(drawn.lanes)} requests in the order of their barriers, one lane each"
+    return svg(WIDTH, TOP + LANE * len(drawn.lanes) + FOOT, title, body)
 
 
-def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> list[Markup]:
+def _lane(drawn: Sequence, lane: Lane, top: float, step: float) -> Iterator[Markup]:
     op, middle = lane.operation, top + LANE / 2
-    fill = _MARK_CLASS.get(lane.kind, lane.kind)
+    sent = lane.kind != "unsent"
     x0, x1 = LEFT + lane.sent * step, LEFT + lane.end * step - min(3.0, step / 4)
-    drawn_parts = []
     if lane.fails:
-        drawn_parts.append(
-            Markup('<rect class="b1" x="0" y="{:.1f}" width="{}" height="{}"/>').format(
-                top, WIDTH, LANE
-            )
-        )
-    drawn_parts.append(
-        Markup('<text class="name" x="4" y="{:.1f}">{}{}</text>').format(
-            middle + 4, "! " if lane.fails else "", one_line(op.id, 12)
-        )
-    )
-    title = f"{op.id}: {lane.shape}; {', '.join(op.after) or 'at once'}; {lane.told}"
-    if lane.kind != "unsent":
-        drawn_parts.append(
-            Markup(
-                '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{}" rx="3">'
-                "<title>{}</title></rect>"
-            ).format(fill, x0, middle - 6, max(6.0, x1 - x0), 12, one_line(title, 400))
+        band = Markup('<rect class="b1" x="0" y="{:.1f}" width="{}" height="{}"/>')
+        yield band.format(top, WIDTH, LANE)
+    yield text(4, middle + 4, "! " * lane.fails + one_line(op.id, 12), "name")
+    if sent:
+        tip = f"{op.id}: {lane.shape}; {', '.join(op.after) or 'at once'}; {lane.result}"
+        yield Markup(
+            '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="12" rx="3">'
+            "<title>{}</title></rect>"
+        ).format(
+            _FILLS.get(lane.kind, lane.kind), x0, middle - 6, max(6.0, x1 - x0), one_line(tip, 400)
         )
         for column, name in lane.marks.items():
-            x = LEFT + (column + 1) * step - step / 3
-            drawn_parts.append(
-                Markup(
-                    '<text class="inbar mid" x="{:.1f}" y="{:.1f}">▸<title>{}</title></text>'
-                ).format(x, middle + 4, one_line(name, 60))
-            )
+            yield Markup(
+                '<text class="inbar mid" x="{:.1f}" y="{:.1f}">▸<title>{}</title></text>'
+            ).format(LEFT + (column + 1) * step - step / 3, middle + 4, one_line(name, 60))
     else:
-        drawn_parts.append(
-            Markup('<line class="grid" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(
-                x0, middle, x0 + step, middle
-            )
-        )
-    drawn_parts.append(
-        Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            "inbar end" if lane.kind != "unsent" else "tick",
-            max(x1, x0 + 6) - 2,
-            middle + 4,
-            ENDS[lane.kind],
-        )
-    )
+        yield Markup('<path class="grid" d="M{:.1f} {:.1f}h{:.1f}"/>').format(x0, middle, step)
+    classes = "inbar end" if sent else "tick"
+    yield text(max(x1, x0 + 6) - 2, middle + 4, ENDS[lane.kind], classes)
     x = WIDTH - RIGHT + 8.0
     for name in lane.images[:4]:
-        drawn_parts += thumbnail(list(drawn.letters).index(name), drawn.letters[name], x, top + 4)
+        yield from _mark(list(drawn.letters).index(name), drawn.letters[name], x, top + 4)
         x += 32 + 7 * len(drawn.letters[name])
-    drawn_parts.append(
-        Markup('<text class="{}" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            f"{lane.kind}-text" if lane.kind in ("client", "server", "lost") else "tick",
-            x,
-            middle + 4,
-            one_line(lane.told or lane.shape, 56),
-        )
-    )
-    return drawn_parts
+    toned = lane.kind in ("client", "server", "lost")
+    words = one_line(lane.result or lane.shape, 56)
+    yield text(x, middle + 4, words, f"{lane.kind}-text" if toned else "tick")
 
 
-def thumbnails(drawn: Sequence) -> dict[str, Markup]:
-    """By the image's name: its mark, as a picture of its own."""
-    frame = Markup('<svg class="mark" viewBox="0 0 110 26" role="img" aria-label="{}">{}</svg>')
-    return {
-        name: frame.format(letter, Markup("").join(thumbnail(number, letter, 2, 3)))
-        for number, (name, letter) in enumerate(drawn.letters.items())
-    }
+def images_picture(drawn: Sequence, words: dict[str, str]) -> Markup:
+    """Each image's mark, and what it is in words; two columns."""
+    body: list[Markup] = []
+    for number, (name, letter) in enumerate(list(drawn.letters.items())[:MAX_IMAGES]):
+        x, y = 4 + WIDTH / 2 * (number % 2), 4.0 + 26 * (number // 2)
+        body += _mark(number, letter, x, y)
+        body.append(text(x + 100, y + 15, words.get(name, ""), "tick"))
+    rows = -(-min(len(drawn.letters), MAX_IMAGES) // 2)
+    return svg(WIDTH, 26 * rows + 8, f"{len(drawn.letters)} images", body)
 
 
-def thumbnail(number: int, letter: str, x: float, y: float) -> list[Markup]:
+def _mark(number: int, letter: str, x: float, y: float) -> Iterator[Markup]:
     """A small mark of an image's identity: never its content. Its pattern is its number's."""
     bits = (number + 1) * 2654435761 >> 7 & 0xFF | 2 << number % 3
-    parts = [
-        Markup('<rect class="band b1" x="{:.1f}" y="{:.1f}" width="20" height="20"/>').format(x, y)
-    ]
+    square = Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{}" height="{}"/>')
+    yield square.format("b1", x, y, 20, 20)
     for cell in range(8):
-        if bits >> cell & 1:
-            row, column = divmod(cell, 2)
-            for at in (column, 3 - column):
-                parts.append(
-                    Markup(
-                        '<rect class="s{}-text" x="{:.1f}" y="{:.1f}" width="5" height="5"/>'
-                    ).format(number % 6, x + 5 * at, y + 5 * row)
-                )
-    parts.append(
-        Markup('<text class="name s{}-text" x="{:.1f}" y="{:.1f}">{}</text>').format(
-            number % 6, x + 22, y + 15, one_line(letter, 8)
-        )
-    )
-    return parts
+        row, column = divmod(cell, 2)
+        for at in (column, 3 - column) if bits >> cell & 1 else ():
+            yield square.format(f"s{number % 6}-text", x + 5 * at, y + 5 * row, 5, 5)
+    yield text(x + 22, y + 15, one_line(letter, 8), f"name s{number % 6}-text")

@@ -1,128 +1,250 @@
-"""What a person sees at the end of ``mmrepro run``. Plain lines when it is not a terminal."""
+"""A page on a terminal: the first screen, or all of it. Plain lines where it is no terminal.
+
+The end screen has at most ``LINES`` lines at 100 columns, and the verdict is the last of them.
+Names and commands are never cut; prose is. Evidence is made safe here, and never read as markup.
+"""
 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, assert_never
 
-from mmrepro.incident import ClaimStatus, Incident, KeyStack
-from mmrepro.reports import view, words
-from mmrepro.reports.lines import TONES, TRUTHS, Printer
-from mmrepro.text.sanitize import one_line
+from mmrepro.reports.blocks import (
+    FRAMES,
+    Block,
+    Bullets,
+    Details,
+    Facts,
+    Fence,
+    Heading,
+    Inline,
+    Page,
+    Paragraph,
+    Picture,
+    Sides,
+    Span,
+    Stack,
+    Table,
+    spans,
+    words,
+)
+from mmrepro.reports.markdown import numbered
+from mmrepro.text.sanitize import clip, one_line, plain
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
-_CLAIMS: Final = {
-    ClaimStatus.CONFIRMED: "green",
-    ClaimStatus.REFUTED: "red",
-    ClaimStatus.NOT_TESTED: "dim",
-}
-_FRAMES: Final = 8
+LINES: Final = 20
+STYLES: Final = {"": "", "good": "green", "bad": "red", "unsure": "yellow", "soft": "dim"}
+TONES: Final = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow", "soft": "dim"}
+_PROSE: Final = 24
+"""Characters that a column of prose has at least."""
+_PIPED: Final = 400
+"""Characters of a text where there is no terminal."""
 
 
-def print_summary(incident: Incident, console: Console) -> None:
-    """Verdict, symptoms, key stack, conditions, claims, where the incident is, what to type next.
+def print_page(
+    page: Page, console: Console, place: str = "", *, full: bool = False, quiet: bool = False
+) -> None:
+    """Print the end screen, with all sections before it if ``full``.
 
-    Colour, ``NO_COLOR`` and width are the console's. Nothing of the incident is read as markup
-    and no control character gets through.
+    Args:
+        place: of the HTML page, as a person types it.
+        quiet: print only the page's place and the verdict.
     """
-    out = Printer(console)
-    _verdict(incident, out)
-    _symptoms(incident, out)
-    _stack(incident.key_stack, out)
-    _conditions(incident, out)
-    _claims(incident, out)
-    _next(incident, out)
+    out = _Lines(console)
+    if full:
+        for section in page.shown:
+            out.add([], [Span(section.title, "strong")])
+            for block in section.blocks:
+                out.block(block)
+        out.add([])
+    tail = _Lines(console)
+    if place:
+        tail.add([Span("page: ", tone="soft"), _place(place)])
+    if not quiet:
+        for why, command in page.commands:
+            tail.add([Span(f"{why}: ", tone="soft"), Span(command, "code")])
+    note = f" ({page.badge.note})" if page.badge.note else ""
+    tail.add([Span(page.badge.label.upper(), "strong", page.badge.tone), f"{note}: {page.subject}"])
+    if not quiet:
+        card = _Lines(console)
+        if page.warning:
+            card.add([Span(page.warning.text, tone="unsure")])
+            for line in page.warning.lines[-4:]:
+                card.add(["  ", Span(line, tone="soft")], cut=True)
+        for block in page.card:
+            card.block(block, short=True)
+        if page.counts:
+            card.add([", ".join(page.counts)])
+        out.take(card, None if full else max(3, LINES - tail.height))
+    out.take(tail, None)
+    out.print()
 
 
-def _verdict(incident: Incident, out: Printer) -> None:
-    head = view.headline(incident)
-    out.line()
-    out.line(
-        (head.label.upper(), TONES[head.tone]),
-        f" ({head.expectation})  ",
-        incident.scenario.name,
-        f" on {view.engine_name(incident)}, fidelity {incident.fidelity}",
-        cut=False,
-    )
-    note = view.partial_note(incident)
-    if note:
-        out.line((note, "yellow"), cut=False)
-        for detail in incident.failure_detail[-8:]:
-            out.line("  ", (detail, "dim"))
-    if incident.verdict is not None:
-        out.line(incident.verdict.explanation, cut=False)
+def print_blocks(blocks: Sequence[Block], console: Console) -> None:
+    """Print the blocks alone, such as a table that a command answers with."""
+    out = _Lines(console)
+    for block in blocks:
+        out.block(block)
+    out.print()
 
 
-def _symptoms(incident: Incident, out: Printer) -> None:
-    if not incident.symptoms:
-        return
-    out.heading("Symptom (healthy in the gate → observed)")
-    rows = incident.symptoms[:20]
-    width = min(max(len(one_line(r.check, 44)) for r in rows), 44)
-    for row in rows:
-        mark, style = {True: ("✘", "red"), False: ("✔", "green"), None: ("?", "yellow")}[
-            row.abnormal
-        ]
-        check = one_line(row.check, 44).ljust(width)
-        out.line("  ", (mark, style), " ", check + "  ", row.healthy, " → ", (row.observed, style))
+def _place(place: str) -> Span:
+    # A leading ~/ stays outside the quotes, or a shell would not expand it.
+    home = place.startswith("~/")
+    return Span("~/" * home + shlex.quote(place[2 * home :]), "code")
 
 
-def _stack(stack: KeyStack | None, out: Printer) -> None:
-    if stack is None or not stack.frames:
-        return
-    state = ("active" if stack.active else "idle") + ("+gil" if stack.owns_gil else "")
-    out.heading(f"The stack that matters ({stack.seen} of {stack.samples} samples)")
-    out.line("  ", stack.process, f" · {state} · ", (stack.thread, "bold"))
-    for number, frame in enumerate(stack.frames[:_FRAMES]):
-        style = "bold" if number == 0 else ""
-        out.line("    ", (frame.function, style), " ", (f"({frame.file}:{frame.line})", "dim"))
-    if len(stack.frames) > _FRAMES:
-        out.line(("    … ", "dim"), (f"{len(stack.frames) - _FRAMES} more frames", "dim"))
+class _Lines:
+    """Lines of styled text, each made safe and laid out for the console's width."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._wide = console.width if console.is_terminal else 0
+        self._lines: list[Text] = []
+
+    @property
+    def height(self) -> int:
+        """Rows that the lines take on this console."""
+        return sum(self._rows(line) for line in self._lines)
+
+    def _rows(self, line: Text) -> int:
+        return max(1, -(-line.cell_len // self._wide)) if self._wide else 1
+
+    def add(self, *lines: Iterable[str | Span], cut: bool = False, verbatim: bool = False) -> None:
+        """``cut``: each stays on one row of the terminal. ``verbatim``: blanks in it stay."""
+        from rich.text import Text
+
+        for line in lines:
+            text = Text.assemble(*[_piece(span, verbatim) for span in spans(tuple(line))])
+            if cut and self._wide:
+                text.truncate(self._wide, overflow="ellipsis")
+            self._lines.append(text)
+
+    def take(self, other: _Lines, rows: int | None) -> None:
+        """Append the lines of ``other``, as many as fit into so many rows; a cut is reported."""
+        if rows is None or other.height <= rows:
+            self._lines += other._lines
+            return
+        kept, used = [], 1
+        for line in other._lines:
+            used += other._rows(line)
+            if used > rows:
+                break
+            kept.append(line)
+        self._lines += kept
+        left = len(other._lines) - len(kept)
+        self.add([Span(f"… {left} more lines: --full", tone="soft")])
+
+    def print(self) -> None:
+        for line in self._lines:
+            self._console.print(line, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+    def block(self, block: Block, *, short: bool = False) -> None:
+        """``short``: as a first screen shows it."""
+        match block:
+            case Heading(text):
+                self.add(spans(text))
+            case Paragraph(text, tone):
+                self.add([_with(span, tone) for span in _clipped(text, 190 if short else 4000)])
+            case Bullets(items, tone):
+                most = 190 if short else 4000
+                for item in items:
+                    self.add(["  ", *(_with(span, tone) for span in _clipped(item, most))])
+            case Table():
+                self._table(block.trimmed)
+            case Facts(rows):
+                kept = [(label, value) for label, value in rows if words(value)]
+                wide = max((len(label) for label, _ in kept), default=0)
+                self.add(*[[Span(k.ljust(wide + 2), tone="soft"), *spans(v)] for k, v in kept])
+            case Fence():
+                self.add(*[["  ", line] for line in numbered(block).split("\n")], verbatim=True)
+            case Stack():
+                self._stack(block, FRAMES if short else 60)
+            case Picture() | Sides():
+                for one in block.instead:
+                    self.block(one, short=short)
+            case Details(title, inner):
+                self.add([Span(title, tone="soft")])
+                for one in inner:
+                    self.block(one)
+            case _:
+                assert_never(block)
+
+    def _stack(self, stack: Stack, most: int) -> None:
+        self.add([Span(stack.title, tone="soft")])
+        for number, frame in enumerate(stack.frames[:most]):
+            where = f" ({frame.file}:{frame.line})" if frame.file else ""
+            self.add(
+                ["  ", Span(frame.function, "" if number else "strong"), Span(where, tone="soft")]
+            )
+        if len(stack.frames) > most:
+            self.add([Span(f"  … {len(stack.frames) - most} more frames", tone="soft")])
+
+    def _table(self, table: Table) -> None:
+        """One line a row. Columns of prose share what names and numbers leave of the width."""
+        texts = [[one_line(words(cell), _PIPED) for cell in row.cells] for row in table.rows]
+        heads = [column.name for column in table.columns]
+        widths = [max(map(len, column)) for column in zip(heads, *texts, strict=False)]
+        if self._wide:
+            prose = [n for n, column in enumerate(table.columns) if column.kind == "prose"]
+            fixed = sum(w for n, w in enumerate(widths) if n not in prose) + 2 * len(widths)
+            share = self._wide - fixed
+            for left, n in enumerate(sorted(prose, key=lambda n: widths[n])):
+                widths[n] = min(widths[n], max(_PROSE, share // (len(prose) - left)))
+                share -= widths[n]
+        if any(heads):
+            self._lines.append(_line(heads, heads, widths, table, "soft"))
+        for row, cells in zip(table.rows, texts, strict=True):
+            self._lines.append(_line(row.cells, cells, widths, table, row.tone))
 
 
-def _conditions(incident: Incident, out: Printer) -> None:
-    if incident.verdict is None or not incident.verdict.conditions:
-        return
-    out.heading(f"Conditions: {view.condition_count(incident)}")
-    for c in incident.verdict.conditions[:40]:
-        out.line(
-            "  ", (words.TRUTH_MARKS[c.truth], TRUTHS[c.truth]), f" {words.part_words(c)} {c.id}: ",
-            c.statement + ": ",
-            (c.observed, "dim"),
-        )  # fmt: skip
+def _line(
+    given: Sequence[Inline],
+    cells: Sequence[str],
+    widths: Sequence[int],
+    table: Table,
+    tone: str,
+) -> Text:
+    from rich.text import Text
+
+    pieces: list[tuple[str, str]] = []
+    for inline, cell, wide, column in zip(given, cells, widths, table.columns, strict=False):
+        text = cell if len(cell) <= wide else cell[: wide - 1].rstrip() + "…"
+        text = text.rjust(wide) if column.kind == "number" else text.ljust(wide)
+        own = next((span.tone for span in spans(inline) if span.tone), "")
+        pieces.append((text + "  ", STYLES[own or tone]))
+    line = Text.assemble(*pieces)
+    line.rstrip()
+    return line
 
 
-def _claims(incident: Incident, out: Printer) -> None:
-    if not incident.claims:
-        return
-    out.heading("Claims of the original report")
-    for claim in incident.claims[:30]:
-        mark, style = words.CLAIM_MARKS[claim.status], _CLAIMS[claim.status]
-        out.line("  ", (f"{mark} {words.CLAIM_WORDS[claim.status]}", style), ": ", claim.text)
+def _piece(span: Span, verbatim: bool) -> tuple[str, str]:
+    """One sanitised line that keeps the blanks at its ends: they are the layout."""
+    weight = "bold " if span.style == "strong" else ""
+    style = (weight + STYLES[span.tone]).strip()
+    if verbatim:
+        return clip(" ".join(plain(span.text[:8000]).expandtabs(4).split("\n")), 4000), style
+    bare = span.text.strip(" ")
+    lead = len(span.text) - len(span.text.lstrip(" "))
+    tail = len(span.text) - len(span.text.rstrip(" ")) if bare else 0
+    return " " * lead + one_line(bare, 4000) + " " * tail, style
 
 
-def _next(incident: Incident, out: Printer) -> None:
-    if incident.left_behind:
-        out.heading("Left behind after the stop")
-        for item in incident.left_behind[:10]:
-            out.line("  ", (item, "yellow"))
-    out.heading("Incident")
-    folder = incident.incident_dir
-    if folder:
-        out.line("  ", folder, cut=False)
-        out.line("  to read it:    ", f"mmrepro report {_quoted(folder)} --format md", cut=False)
-    out.line("  to repeat it:  ", incident.command, cut=False)
-    if incident.server is not None:
-        out.line(
-            f"  still running: {incident.server.url} (to end it: kill {incident.server.pid})",
-            cut=False,
-        )
+def _with(span: Span, tone: str) -> Span:
+    return span if span.tone or not tone else Span(span.text, span.style, tone, span.href)  # type: ignore[arg-type]
 
 
-def _quoted(folder: str) -> str:
-    """For a shell; a leading ``~/`` stays outside the quotes, or it would not expand."""
-    if folder.startswith("~/"):
-        return "~/" + shlex.quote(folder[2:])
-    return shlex.quote(folder)
+def _clipped(inline: Inline, limit: int) -> list[Span]:
+    """Its pieces, at most so many characters together."""
+    kept = []
+    for span in spans(inline):
+        if limit <= 0:
+            break
+        text = span.text if len(span.text) <= limit else span.text[: limit - 1].rstrip() + "…"
+        kept.append(Span(text, span.style, span.tone, span.href))
+        limit -= len(span.text)
+    return kept

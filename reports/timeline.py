@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from mmrepro.evidence import Evidence
+from mmrepro.evidence import Evidence, RequestRecord
 from mmrepro.incident import Incident
-from mmrepro.reports import view, words
+from mmrepro.reports.blocks import Block, Fence, Paragraph
+from mmrepro.reports.words import sane, span
+from mmrepro.text.sanitize import one_line
 
 GIB: Final = 1 << 30
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
@@ -31,24 +33,83 @@ def lines(incident: Incident) -> list[Line]:
     """
     evidence = incident.evidence
     merged = [
-        Line(view.since_start(incident, e.at.mono), e.phase, e.source, e.text, e.level)
+        Line(e.at.mono - incident.created.mono, e.phase, e.source, e.text, e.level)
         for e in evidence.events
         if not (e.source == "client" and evidence.requests)
     ]
-    for group in view.request_groups(evidence.requests):
+    for group in request_groups(evidence.requests):
         first = group.first
-        many = f"{group.count} × {view.purpose(first.label)}" if group.count > 1 else first.label
+        many = f"{group.count} × {purpose(first.label)}" if group.count > 1 else first.label
         how = f"in {group.latency}" if group.kind != "lost" else f"after {group.latency}"
         merged.append(
             Line(
-                view.since_start(incident, first.sent.mono),
+                first.sent.mono - incident.created.mono,
                 first.phase,
                 "client",
                 f"{many}: {group.status} {how}",
                 {"ok": "info", "client": "warning"}.get(group.kind, "error"),
             )
         )
-    return sorted((m for m in merged if words.sane(m.at)), key=lambda m: m.at)
+    return sorted((m for m in merged if sane(m.at)), key=lambda m: m.at)
+
+
+def status_words(request: RequestRecord) -> str:
+    if request.timed_out:
+        return "no answer"
+    return "failed" if request.status is None else str(request.status)
+
+
+def status_class(request: RequestRecord) -> str:
+    """ok, client (4xx), server (5xx or no connection) or lost (no answer in time)."""
+    if request.timed_out:
+        return "lost"
+    if request.status is None or request.status >= 500:
+        return "server"
+    if request.status >= 400:
+        return "client"
+    return "ok" if not request.error else "server"
+
+
+@dataclass(frozen=True)
+class RequestGroup:
+    """Requests in a row that went alike; ``latency`` is a range."""
+
+    first: RequestRecord
+    count: int
+    status: str
+    kind: str
+    latency: str
+    ids: str
+
+
+def request_groups(requests: list[RequestRecord]) -> list[RequestGroup]:
+    """Consecutive requests of one phase, purpose and status, as one row each."""
+    rows: list[list[RequestRecord]] = []
+    for request in sorted(requests, key=lambda r: (r.sent.mono, r.id)):
+        if rows and _key(rows[-1][0]) == _key(request):
+            rows[-1].append(request)
+        else:
+            rows.append([request])
+    return [
+        RequestGroup(
+            first=row[0],
+            count=len(row),
+            status=status_words(row[0]),
+            kind=status_class(row[0]),
+            latency=span(r.latency_s for r in row),
+            ids=f"{row[0].id}" if len(row) == 1 else f"{row[0].id}–{row[-1].id}",
+        )
+        for row in rows
+    ]
+
+
+def purpose(label: str) -> str:
+    """``fill-7`` and ``fill 7`` are one purpose: ``fill``."""
+    return label.rstrip("0123456789").rstrip(" -#_") or label
+
+
+def _key(request: RequestRecord) -> tuple[str, str, str]:
+    return request.phase, purpose(request.label), status_words(request)
 
 
 @dataclass(frozen=True)
@@ -95,13 +156,33 @@ def _named(incident: Incident, tracks: list[Track]) -> list[Track]:
 def _tracks(evidence: Evidence, field: str) -> list[Track]:
     """Tracks of one field, the most active first; values that are not numbers are dropped."""
     by_name: dict[str, list[tuple[float, float]]] = {}
-    for point in sorted(evidence.series, key=lambda p: p.mono if words.sane(p.mono) else 0.0):
+    for point in sorted(evidence.series, key=lambda p: p.mono if sane(p.mono) else 0.0):
         values: dict[str, float] = getattr(point, field)
         for name, value in values.items():
-            if words.sane(value) and words.sane(point.mono):
+            if sane(value) and sane(point.mono):
                 by_name.setdefault(name, []).append((point.mono, value))
     tracks = [Track(name, points) for name, points in by_name.items()]
     return sorted(tracks, key=lambda t: -max(v for _, v in t.points))
+
+
+def sparks(incident: Incident) -> list[Block]:
+    """CPU, GPU and requests over the sampled time, as lines of text."""
+    gpu, memory = gpu_tracks(incident), gpu_memory_tracks(incident)
+    tracks = [
+        *((t.name, t, " %") for t in cpu_tracks(incident.evidence)[:6]),
+        *((t.name, t, " %") for t in gpu[:6]),
+        *((f"{t.name} memory", t, " GiB") for t in memory[:6]),
+        *((f"requests {t.name}", t, "") for t in metric_tracks(incident.evidence)[:6]),
+    ]
+    drawn = [
+        f"{one_line(name, 22):<22} {sparkline(t)}  max {max(v for _, v in t.points):.0f}{unit}"
+        for name, t, unit in tracks
+    ]
+    if not drawn:
+        return []
+    also = ", GPU" if gpu or memory else ""
+    text = f"CPU (% of one core){also} and requests over the sampled time:"
+    return [Paragraph(text), Fence("\n".join(drawn))]
 
 
 def sparkline(track: Track, width: int = 48) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from mmrepro.base.units import duration
-from mmrepro.incident import ClaimStatus, Fidelity, MitigationFacts
+from mmrepro.incident import ClaimStatus, Fidelity, MitigationFacts, ScenarioFacts
+from mmrepro.reports.blocks import Inline, Tone, code
 from mmrepro.signature import ConditionResult, Outcome, Truth
 
 OUTCOME_WORDS: Final[dict[Outcome, str]] = {
@@ -38,6 +39,11 @@ FIDELITY_WORDS: Final[dict[Fidelity, str]] = {
     Fidelity.LIVE: "a live server that mmrepro did not start and only looked at",
 }
 TRUTH_MARKS: Final[dict[Truth, str]] = {Truth.MET: "✔", Truth.NOT_MET: "✘", Truth.UNKNOWN: "?"}
+TRUTH_TONES: Final[dict[Truth, Tone]] = {
+    Truth.MET: "good",
+    Truth.NOT_MET: "bad",
+    Truth.UNKNOWN: "unsure",
+}
 TRUTH_WORDS: Final[dict[Truth, str]] = {
     Truth.MET: "met",
     Truth.NOT_MET: "not met",
@@ -48,6 +54,11 @@ CLAIM_MARKS: Final[dict[ClaimStatus, str]] = {
     ClaimStatus.REFUTED: "✘",
     ClaimStatus.NOT_TESTED: "–",
 }
+CLAIM_TONES: Final[dict[ClaimStatus, Tone]] = {
+    ClaimStatus.CONFIRMED: "good",
+    ClaimStatus.REFUTED: "bad",
+    ClaimStatus.NOT_TESTED: "soft",
+}
 CLAIM_WORDS: Final[dict[ClaimStatus, str]] = {
     ClaimStatus.CONFIRMED: "confirmed",
     ClaimStatus.REFUTED: "refuted",
@@ -55,8 +66,21 @@ CLAIM_WORDS: Final[dict[ClaimStatus, str]] = {
 }
 
 
+def scenario_name(scenario: ScenarioFacts) -> str:
+    """``ghost-key-eviction (long)``: with its variant, where it has one."""
+    return f"{scenario.name} ({scenario.variant})" if scenario.variant else scenario.name
+
+
+def run_link(folder: str) -> Inline:
+    """A run's folder, below the page's; a page links the run's own page."""
+    return code(folder, f"{folder}/report.html") if folder else ""
+
+
+ABNORMAL_TONES: Final[dict[bool | None, Tone]] = {True: "bad", False: "", None: "unsure"}
+
+
 def abnormal_words(abnormal: bool | None) -> str:
-    return {True: "yes", False: "no", None: "could not be told"}[abnormal]
+    return {True: "yes", False: "no", None: "unknown"}[abnormal]
 
 
 def part_words(condition: ConditionResult) -> str:

@@ -163,13 +163,15 @@ def trial(scenario: str, kill: Kill, folder: Path) -> Outcome:
 
 def state_of(folder: Path) -> str:
     from mmrepro.errors import MmreproError
-    from mmrepro.reports import load, render_markdown
+    from mmrepro.reports import load
+    from mmrepro.reports.documents import render
+    from mmrepro.reports.incident import KIND
 
     if not folder.exists():
         return "none"
     try:
         loaded = load(folder)
-        render_markdown(loaded)
+        render(KIND, loaded, "md")
     except MmreproError as error:
         return f"{UNREADABLE}: {error.message} ({', '.join(p.name for p in folder.iterdir())})"
     return str(loaded.state)

@@ -40,10 +40,12 @@ from mmrepro.incident.folder import write_incident
 from mmrepro.incident.model import LogExcerpt
 from mmrepro.probes.data import LogsData, MetricsData, ProcessesData, StacksData
 from mmrepro.records import Setting
-from mmrepro.reports import load, render_html, render_json, render_junit, render_markdown
+from mmrepro.reports import load
 from mmrepro.reports.bundle import write_bundle
+from mmrepro.reports.documents import render
+from mmrepro.reports.finding import LoadedFinding
+from mmrepro.reports.incident import KIND
 from mmrepro.reports.issue_form import incident_issue
-from mmrepro.reports.replay import Told
 from mmrepro.reports.replay_public import public
 from mmrepro.text.redact import PLACEHOLDER, Redactor
 
@@ -157,21 +159,21 @@ def leaving(plants: dict[str, list[Plant]], folder: Path) -> Iterator[tuple[str,
     for name, text in raw(plants).items():
         (folder / EVIDENCE_DIR / name).write_text(text)
     write_incident(incident, folder, Redactor())
-    renders = (
-        ("md", render_markdown), ("html", render_html), ("json", render_json),
-        ("junit", render_junit), ("issue", incident_issue),
-    )  # fmt: skip
-    for name, render in renders:
-        yield name, render(load(folder))
+    yield from _reports(folder)
     bundle = folder.parent / f"{folder.name}.zip"
     write_bundle(folder, load(folder), bundle)
     with zipfile.ZipFile(bundle) as archive:
         for member in archive.namelist():
             yield f"bundle:{member}", archive.read(member).decode()
-    for name, render in renders:
-        yield f"bundle's {name}", render(load(bundle))
+    yield from ((f"bundle's {name}", text) for name, text in _reports(bundle))
     if lines := [plant.text for plant in plants.get("case", [])]:
         yield "case", _public_case(case_of(lines), folder.parent / f"{folder.name}-case")
+
+
+def _reports(place: Path) -> Iterator[tuple[str, str]]:
+    for format in ("md", "html", "json", "junit"):
+        yield format, render(KIND, load(place), format)
+    yield "issue", incident_issue(load(place))
 
 
 def _public_case(case: Case, folder: Path) -> str:
@@ -180,7 +182,7 @@ def _public_case(case: Case, folder: Path) -> str:
 
     write_case(case, folder / "f1")
     found = finding(case)
-    with public(Told(replay(found), found, case, folder / "f1")) as shown:
+    with public(LoadedFinding(replay(found), found, case, folder / "f1")) as shown:
         assert shown.case is not None
         return str(shown.case.model_dump_json()) + str(shown.finding.model_dump_json())
 
@@ -242,8 +244,8 @@ def facts_lost() -> tuple[int, list[str]]:
     """How many facts the ghost key's report has, and those that redaction took."""
     before = load(RECORDED / GHOST)
     after = Redactor().redact_model(before)
-    found = Counter(_FACT.findall(render_markdown(before)))
-    kept = Counter(_FACT.findall(render_markdown(after)))
+    found = Counter(_FACT.findall(render(KIND, before, "md")))
+    kept = Counter(_FACT.findall(render(KIND, after, "md")))
     return len(found), sorted(found.keys() - kept.keys())
 
 

@@ -31,6 +31,7 @@ class AcceptCommand(Command):
     events: str = common.EVENTS("")
     list_: bool = option(False, "Show the parts and their times.", group=OUTPUT, once=True)
     out: Path | None = common.OUT(None, help="Folder of the summary and of all incidents.")
+    full: bool = common.FULL(False)
     json: bool = common.JSON(False)
 
     def __post_init__(self) -> None:

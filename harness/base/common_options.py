@@ -106,6 +106,7 @@ CONTRACT_PROBE = Option(
     group=EVIDENCE,
     name="--contract-probe/--no-contract-probe",
 )
+FULL = Option("Print every section, not the summary alone.", group=OUTPUT, once=True)
 FORCE = Option("Write over files that are there.", group=OUTPUT, once=True)
 MARKDOWN = Option("Print the whole page, as docs/ has it.", group=OUTPUT, once=True)
 LEDGER = Option("Folder of the ledger.", "DIR", argument=True)

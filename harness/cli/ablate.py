@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -18,14 +19,15 @@ if TYPE_CHECKING:
 
 @command(AblateCommand)
 def ablate(options: AblateCommand) -> None:
-    """Flip a failing scenario's factors, alone and together, and say which setting is the cause.
+    """Toggle a failing scenario's factors, alone and together, and find the setting that causes it.
 
     Finished runs are kept and used again by the next call; --fresh runs everything anew.
-    Exit codes: 0 a cure was found; 1 none cures; 3 inconclusive; 4 infrastructure.
+    Exit codes: 0 a workaround was found; 1 there is none; 3 inconclusive; 4 infrastructure.
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """
     from mmrepro.cli.console import table_console
+    from mmrepro.reports.documents import document_json
     from mmrepro.scenario.registry import load_scenario
 
     loaded = load_scenario(options.scenario).with_variant(options.variant)
@@ -35,7 +37,7 @@ def ablate(options: AblateCommand) -> None:
         return
     ablation = _run(loaded, options, console)
     if options.json:
-        typer.echo(ablation.model_dump_json(indent=1))
+        typer.echo(document_json(ablation), nl=False)
     raise typer.Exit(_exit_code(ablation))
 
 
@@ -43,10 +45,11 @@ def _run(scenario: Scenario, options: AblateCommand, console: Console) -> Ablati
     from mmrepro.ablate.session import Ablating
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, placed
-    from mmrepro.reports.ablation import write_ablation
-    from mmrepro.reports.ablation_terminal import print_ablation
+    from mmrepro.reports.ablation import KIND
+    from mmrepro.reports.documents import keep
+    from mmrepro.reports.terminal import print_page
 
-    running = Ablating(scenario, options, write=write_ablation)
+    running = Ablating(scenario, options, write=partial(keep, KIND))
     trials = TrialOptions(timeout_s=options.run.timeout_s, start_mode=options.run.start_mode)
     with placed(options.jobs, options.ray) as where:
         ablation = conduct(
@@ -57,7 +60,8 @@ def _run(scenario: Scenario, options: AblateCommand, console: Console) -> Ablati
             events=options.events,
         )
     if not options.json:
-        print_ablation(ablation, console, str(running.folder))
+        place = str(running.folder / KIND.files[1])
+        print_page(KIND.compose(ablation), console, place, full=options.full)
     return ablation
 
 
@@ -74,43 +78,43 @@ def _dry_run(scenario: Scenario, options: AblateCommand, console: Console, *, js
 def print_plan(expected: AblationPlan, console: Console) -> None:
     """The cells, what each takes, and what the estimate is based on."""
     from mmrepro.base.units import duration
-    from rich import box
-    from rich.table import Table
+    from mmrepro.reports.blocks import Paragraph, table
+    from mmrepro.reports.terminal import print_blocks
 
-    console.print(
-        f"{expected.scenario}{f' ({expected.variant})' if expected.variant else ''} on "
-        f"{expected.engine} {expected.release} ({expected.device}); its environment is "
-        f"{expected.environment}",
-        highlight=False,
-    )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for head in ("cell", "flipped", "runs", "in the cache", "about"):
-        table.add_column(head)
-    for cell in expected.cells:
-        table.add_row(
+    name = expected.scenario + (f" ({expected.variant})" if expected.variant else "")
+    rows = [
+        (
             cell.role,
             " + ".join(cell.flips) or "nothing",
             str(cell.runs),
             str(cell.reused),
             duration(cell.seconds) if cell.runs else "–",
         )
-    console.print(table)
+        for cell in expected.cells
+    ]
+    heads = ["cell:name", "toggled:name", "runs:number", "in the cache:number", "about:number"]
     runs = sum(cell.runs for cell in expected.cells)
     reused = sum(cell.reused for cell in expected.cells)
-    console.print(
-        f"{runs} runs, about {duration(expected.seconds)}; {reused} are in the cache.\n"
-        f"{duration(expected.seconds_each)} each: {expected.seconds_from}."
-        if runs
-        else f"Nothing is to be run: all {reused} runs are in the cache.",
-        highlight=False,
-        soft_wrap=True,
-    )
+    blocks = [
+        Paragraph(
+            f"{name} on {expected.engine} {expected.release} ({expected.device}); its environment "
+            f"is {expected.environment}"
+        ),
+        *table(heads, rows),
+    ]
+    if runs:
+        blocks += [
+            Paragraph(
+                f"{runs} runs, about {duration(expected.seconds)}; {reused} are in the cache."
+            ),
+            Paragraph(f"{duration(expected.seconds_each)} each: {expected.seconds_from}."),
+        ]
+    else:
+        blocks.append(Paragraph(f"Nothing is to be run: all {reused} runs are in the cache."))
     if expected.more:
-        console.print(
-            f"Up to {expected.more} more cells may follow: {expected.more_why}.",
-            highlight=False,
-            soft_wrap=True,
-        )
+        more = f"Up to {expected.more} more cells may follow: {expected.more_why}."
+        blocks.append(Paragraph(more))
+    print_blocks(blocks, console)
 
 
 def _exit_code(ablation: Ablation) -> ExitCode:

@@ -6,31 +6,31 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import mmrepro
 import typer
 from mmrepro.accept.options import AcceptCommand
 from mmrepro.accept.parts import PARTS, chosen
-from mmrepro.accept.session import TONES, Accepting, exit_code
+from mmrepro.accept.session import Accepting, exit_code
 from mmrepro.accept.steps import Part
 from mmrepro.base.units import duration
 from mmrepro.campaign.trial import TrialOptions
 from mmrepro.cli.campaign import Where, conduct
 from mmrepro.cli.console import table_console
 from mmrepro.errors import ExitCode, UsageError
-from mmrepro.incident.acceptance import SUMMARY_FILE, Acceptance, PartRecord, counts
+from mmrepro.incident.acceptance import SUMMARY_FILE, Acceptance, PartRecord
 from mmrepro.incident.folder import prepared
 from mmrepro.machine.files import Device, is_there
 from mmrepro.machine.gpu import Choice, take
 from mmrepro.machine.host import host_facts
 from mmrepro.records import Moment
 from mmrepro.reports import write_reports
-from mmrepro.reports.acceptance import MARKDOWN_FILE, write_acceptance
-from mmrepro.reports.document import document_json, load_document
-from mmrepro.reports.lines import TONES as STYLES
-from rich.table import Table
-from rich.text import Text
+from mmrepro.reports.acceptance import KIND
+from mmrepro.reports.blocks import Paragraph, table
+from mmrepro.reports.documents import document_json, keep
+from mmrepro.reports.terminal import print_blocks, print_page
 
 IMPATIENT = {"UV_HTTP_TIMEOUT": "15", "UV_HTTP_RETRIES": "1"}
 """Where there is no network uv is to say so soon; what the user has set stays."""
@@ -67,7 +67,7 @@ def execute(asked: AcceptCommand, device: Device) -> ExitCode:
         folder,
         parts,
         acceptance,
-        write=write_acceptance,
+        write=partial(keep, KIND),
         report=write_reports,
         variables={one.name: one.value for one in gpu.settings()},
         again=asked.again,
@@ -81,21 +81,11 @@ def execute(asked: AcceptCommand, device: Device) -> ExitCode:
         budget_s=asked.budget_s,
         events=asked.events,
     )
-    done = policy.records
     if asked.json:
-        typer.echo(document_json(made).rstrip("\n"))
-    else:
-        table = Table("part", "status", "rows", "time", box=None, pad_edge=False)
-        for record in made.parts:
-            status = Text(record.status, style=STYLES[TONES[record.status]])
-            table.add_row(record.part, status, counts(record.rows), duration(record.seconds))
-        console.print(table)
-    left = sum(not step.whole for one in done for step in one.steps)
-    console.print(f"Summary: {folder / MARKDOWN_FILE}", highlight=False, soft_wrap=True)
-    if left:
-        text = f"{left} steps were not run to their end; to try them: {policy.resume_command}"
-        console.print(text, highlight=False, soft_wrap=True)
-    return exit_code(done)
+        typer.echo(document_json(made), nl=False)
+    place = str(folder / KIND.files[1])
+    print_page(KIND.compose(made), console, place, full=asked.full, quiet=asked.json)
+    return exit_code(policy.records)
 
 
 def _earlier(folder: Path, device: Device, *, resume: bool) -> Acceptance | None:
@@ -107,10 +97,10 @@ def _earlier(folder: Path, device: Device, *, resume: bool) -> Acceptance | None
                 hint=f"mmrepro accept --out {shlex.quote(str(folder))}",
             )
         return None
-    found = load_document(folder, SUMMARY_FILE, Acceptance, "acceptance", 1)
+    found = KIND.load(folder)
     if found.device != device:
         raise UsageError(
-            f"{folder} holds what was seen on {found.device}; this is {device}.",
+            f"{folder} holds what was observed on {found.device}; this is {device}.",
             hint="choose another --out",
         )
     return found
@@ -140,14 +130,12 @@ def show_list(parts: Sequence[Part], device: Device, *, as_json: bool) -> None:
         ]
         typer.echo(json.dumps({"device": device, "parts": told}, indent=1))
         return
-    console = table_console()
-    table = Table("part", "shows that", box=None, pad_edge=False)
-    for name in ("steps", "about"):
-        table.add_column(name, justify="right")
+    rows = []
     for part in parts:
         able = [step for step in part.steps if device in step.devices]
         about = duration(part.estimate_s(device)) if able else f"not on {device}"
-        table.add_row(part.name, part.shows, str(len(able)), about)
-    console.print(table)
-    total = sum(part.estimate_s(device) for part in parts)
-    console.print(f"all on {device}: about {duration(total)}, environments apart", highlight=False)
+        rows.append((part.name, str(len(able)), about, part.shows))
+    total = duration(sum(part.estimate_s(device) for part in parts))
+    summary = Paragraph(f"all on {device}: about {total}, environments apart")
+    heads = ["part:name", "steps:number", "about:number", "shows that"]
+    print_blocks([*table(heads, rows), summary], table_console())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -33,6 +34,7 @@ def bisect(options: BisectCommand) -> None:
     from mmrepro.cli.campaign import placed
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import table_console
+    from mmrepro.reports.documents import document_json
     from mmrepro.scenario.registry import load_scenario
 
     loaded = load_scenario(options.scenario).with_variant(options.variant)
@@ -46,7 +48,7 @@ def bisect(options: BisectCommand) -> None:
     with placed(options.jobs, options.ray) as where:
         bisection = _run(loaded, options, field, where, console)
     if options.json:
-        typer.echo(bisection.model_dump_json(indent=1))
+        typer.echo(document_json(bisection), nl=False)
     raise typer.Exit(exit_code(bisection))
 
 
@@ -56,10 +58,11 @@ def _run(
     from mmrepro.bisect.session import Bisecting
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct
-    from mmrepro.reports.bisection import write_bisection
-    from mmrepro.reports.bisection_terminal import print_bisection
+    from mmrepro.reports.bisection import KIND
+    from mmrepro.reports.documents import keep
+    from mmrepro.reports.terminal import print_page
 
-    running = Bisecting(scenario, options, field, write=write_bisection)
+    running = Bisecting(scenario, options, field, write=partial(keep, KIND))
     trials = TrialOptions(
         timeout_s=options.run.timeout_s,
         start_mode=options.run.start_mode,
@@ -71,7 +74,8 @@ def _run(
 
     bisection = conduct(running, places, console, budget_s=options.budget_s, events=options.events)
     if not options.json:
-        print_bisection(bisection, console, str(running.folder))
+        place = str(running.folder / KIND.files[1])
+        print_page(KIND.compose(bisection), console, place, full=options.full)
     return bisection
 
 
@@ -90,36 +94,40 @@ def _dry_run(
 def print_plan(expected: BisectionPlan, console: Console) -> None:
     """The points, the prior, the runs to be expected and what is to be fetched."""
     from mmrepro.base.units import duration
-    from mmrepro.reports.lines import Printer
+    from mmrepro.reports.blocks import Paragraph, strong, table
+    from mmrepro.reports.terminal import print_blocks
 
-    line = Printer(console).line
     name = expected.scenario + (f" ({expected.variant})" if expected.variant else "")
     points = expected.points
-    line(
-        f"{name} on {expected.engine} ({expected.device}): {len(points)} points from "
-        f"{points[0].name} to {points[-1].name}; starting from {expected.known_bad}",
-        cut=False,
-    )
-    line("  " + " ".join(p.name[:12] + ("*" if p.declared else "") for p in points), cut=False)
-    line("  * declared affected")
-    for side in expected.sides:
-        line()
-        line((side.direction, "bold"), f": {side.points} points, as far as {side.far}")
-        if side.declared:
-            line(f"  tried first: between {' and '.join(side.declared)}, as the scenario declares")
-            line(f"  {side.least} runs if that is right, about {side.most} if not", cut=False)
-        else:
-            line(f"  no boundary is declared there; about {side.most} runs")
-        line("  points that cannot be tested come on top")
-        if side.missing:
-            line(f"  to be fetched at least: {', '.join(side.missing)}", cut=False)
+    shown = [(p.commit[:12] or p.name) + "*" * p.declared for p in points]
+    rows = [
+        (
+            strong(side.direction),
+            str(side.points),
+            side.far,
+            " and ".join(side.declared) or "no boundary is declared",
+            f"{side.least} to {side.most}" if side.declared else f"about {side.most}",
+            ", ".join(side.missing) or "–",
+        )
+        for side in expected.sides
+    ]
+    heads = ["side:name", "points:number", "as far as:name", "tried first:name", "runs:name"]
     least = sum(side.least for side in expected.sides)
-    line()
-    line(
-        f"about {duration(least * expected.seconds_each)} for {least} runs, environments apart; "
-        f"{duration(expected.seconds_each)} each: {expected.seconds_from}",
-        cut=False,
-    )
+    blocks = [
+        Paragraph(
+            f"{name} on {expected.engine} ({expected.device}): {len(points)} points from "
+            f"{points[0].name} to {points[-1].name}; starting from {expected.known_bad}"
+        ),
+        Paragraph("* the scenario declares it affected", "soft"),
+        Paragraph("  " + " ".join(shown)),
+        *table([*heads, "to fetch at least:name"], rows),
+        Paragraph("Fewest runs: it is as declared. Untestable points come on top.", "soft"),
+        Paragraph(
+            f"about {duration(least * expected.seconds_each)} for {least} runs, environments "
+            f"apart; {duration(expected.seconds_each)} each: {expected.seconds_from}"
+        ),
+    ]
+    print_blocks(blocks, console)
 
 
 def exit_code(bisection: Bisection) -> ExitCode:

@@ -49,9 +49,8 @@ def bundle(asked: BundleCommand) -> None:
 
     from mmrepro.incident.replay import REPLAY_FILE
     from mmrepro.machine.files import is_file, is_folder
-    from mmrepro.reports import load
+    from mmrepro.reports import incident as runs, replay as replays
     from mmrepro.reports.bundle import write_bundle
-    from mmrepro.reports.replay import load_replay
     from mmrepro.reports.replay_bundle import write_replay_bundle
 
     incident, force, secrets_file = asked.incident, asked.force, asked.secrets_file
@@ -60,11 +59,11 @@ def bundle(asked: BundleCommand) -> None:
     limit, secrets = int(asked.max_mib * 2**20), _lines(secrets_file) if secrets_file else ()
     if incident.name == REPLAY_FILE or is_file(incident / REPLAY_FILE):
         manifest = write_replay_bundle(
-            folder, load_replay(incident), target, max_bytes=limit, secrets=secrets, force=force
+            folder, replays.load(incident), target, max_bytes=limit, secrets=secrets, force=force
         )
     else:
         manifest = write_bundle(
-            folder, load(incident), target, max_bytes=limit, secrets=secrets, force=force
+            folder, runs.load(incident), target, max_bytes=limit, secrets=secrets, force=force
         )
     if asked.json:
         import json as jsonlib

@@ -41,7 +41,7 @@ from mmrepro.machine.files import open_plain
 from mmrepro.machine.gpu import free_devices, read_gpus
 from mmrepro.play.players import Players
 from mmrepro.records import Moment
-from mmrepro.reports.lines import TONES
+from mmrepro.reports.terminal import TONES
 from mmrepro.text.sanitize import one_line
 from rich.console import Console, Group, RenderableType
 from rich.spinner import Spinner

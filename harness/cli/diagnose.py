@@ -44,13 +44,17 @@ def diagnose(options: DiagnoseCommand) -> None:
 def _watched(options: DiagnoseCommand) -> Diagnosed:
     from mmrepro.cli.progress import Progress
     from mmrepro.diagnose.session import diagnose as look
-    from mmrepro.reports.diagnosis import print_diagnosis
+    from mmrepro.reports.diagnosis import compose_diagnosis
+    from mmrepro.reports.documents import HTML_FILE
+    from mmrepro.reports.terminal import print_page
     from rich.console import Console
 
     console: Console = Console()
     with Progress(console, f"diagnosing {options.url}") as display:
         diagnosed = look(options, display)
-    print_diagnosis(diagnosed.diagnosis, console)
+    found = diagnosed.diagnosis
+    place = f"{found.incident_dir}/{HTML_FILE}" if found.incident_dir else ""
+    print_page(compose_diagnosis(None, found), console, place, full=options.full)
     return diagnosed
 
 
@@ -59,7 +63,6 @@ def _warm_up() -> None:
     import threading
 
     def load() -> None:
-        import jinja2  # noqa: F401
         import mmrepro.reports.diagnosis
         import mmrepro.reports.picture  # noqa: F401
 

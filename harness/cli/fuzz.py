@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,11 @@ def fuzz(asked: FuzzCommand) -> None:
     from mmrepro.cli.console import table_console
 
     console = table_console(stderr=asked.json or asked.events == "-")
-    made, folder = _run(settled(asked), console, quiet=asked.json)
+    made = _run(settled(asked), console, quiet=asked.json)
     if asked.json:
-        from mmrepro.reports.fuzz_json import fuzz_json
+        from mmrepro.reports.documents import document_json
 
-        typer.echo(fuzz_json(made, folder).rstrip("\n"))
+        typer.echo(document_json(made).rstrip("\n"))
     raise typer.Exit(
         ExitCode.INFRASTRUCTURE if made.state == "failed" else ExitCode(made.exit_code)
     )
@@ -93,7 +94,7 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
     from mmrepro.errors import MmreproError
     from mmrepro.fuzz.store import EPISODES
     from mmrepro.incident.replay import EPISODES_FILE
-    from mmrepro.reports.fuzz import load_fuzz
+    from mmrepro.reports.fuzz import load
 
     try:
         with (folder / EPISODES_FILE).open("rb") as file:
@@ -102,21 +103,22 @@ def kept_options(folder: Path) -> tuple[dict[str, str], float | None]:
         return {}, None  # the session says what is wrong
     head = EPISODES.head(line, folder)
     try:
-        budget_s = load_fuzz(folder).budget_s
+        budget_s = load(folder).budget_s
     except MmreproError:
         budget_s = None
     return head.decides, budget_s
 
 
-def _run(options: FuzzCommand, console: Console, *, quiet: bool) -> tuple[Fuzz, Path]:
+def _run(options: FuzzCommand, console: Console, *, quiet: bool) -> Fuzz:
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, placed
     from mmrepro.fuzz.session import Fuzzing
-    from mmrepro.reports.fuzz import write_fuzz
-    from mmrepro.reports.fuzz_terminal import print_fuzz
+    from mmrepro.reports.documents import keep
+    from mmrepro.reports.fuzz import KIND, compose
     from mmrepro.reports.replay import write_replay
+    from mmrepro.reports.terminal import print_page
 
-    running = Fuzzing(options, write=write_fuzz, write_replay=write_replay)
+    running = Fuzzing(options, write=partial(keep, KIND), write_replay=write_replay)
     with placed(options.jobs, options.ray) as where:
         made = conduct(
             running,
@@ -124,6 +126,7 @@ def _run(options: FuzzCommand, console: Console, *, quiet: bool) -> tuple[Fuzz, 
             console,
             events=options.events,
         )
-    if not quiet:
-        print_fuzz(made, console, str(running.folder))
-    return made, running.folder
+    page = compose(made, str(running.folder))
+    place = str(running.folder / KIND.files[1])
+    print_page(page, console, place, full=options.full, quiet=quiet)
+    return made

@@ -214,7 +214,7 @@ def _open(folder: Path) -> None:
     import webbrowser
 
     from mmrepro.reports import write_reports
-    from mmrepro.reports.writing import HTML_FILE
+    from mmrepro.reports.documents import HTML_FILE
 
     report = folder / HTML_FILE
     if not report.is_file():  # a run that was killed has made none

@@ -13,7 +13,7 @@ from mmrepro.errors import UsageError
 if TYPE_CHECKING:
     from mmrepro.case.model import Case
     from mmrepro.incident.replay import Finding
-    from mmrepro.reports.replay import Told
+    from mmrepro.reports.finding import LoadedFinding
 
 INWARD = " > "
 """Between the functions of a hang's bucket, outermost first."""
@@ -35,7 +35,9 @@ class Signature:
     healthy: str = ""
 
 
-def scenario_from(place: Path, name: str, out: Path, *, force: bool) -> tuple[Path, Path, Told]:
+def scenario_from(
+    place: Path, name: str, out: Path, *, force: bool
+) -> tuple[Path, Path, LoadedFinding]:
     """Write the scenario file and the folder with its case beside it.
 
     Raises:
@@ -46,12 +48,12 @@ def scenario_from(place: Path, name: str, out: Path, *, force: bool) -> tuple[Pa
     from mmrepro.case.files import read_contents, write_case
     from mmrepro.errors import UnwritableOutput
     from mmrepro.machine.files import refuse_other_kinds, write_file
-    from mmrepro.reports.replay import load_finding
+    from mmrepro.reports.finding import load
 
-    told = load_finding(place)
-    if told.case is None or not told.case.operations:
+    found = load(place)
+    if found.case is None or not found.case.operations:
         raise UsageError(
-            f"{place} has no requests that a scenario could send: {told.finding.finding_class}.",
+            f"{place} has no requests that a scenario could send: {found.finding.finding_class}.",
             hint=f"mmrepro report {place}",
         )
     module = name.replace("-", "_")
@@ -61,19 +63,19 @@ def scenario_from(place: Path, name: str, out: Path, *, force: bool) -> tuple[Pa
             f"{' and '.join(there)} {'exist' if len(there) > 1 else 'exists'} already.",
             hint=f"mmrepro new {name} --from {place} --force, or --out DIR",
         )
-    text = rendered(told.finding, told.case, name)
-    contents = read_contents(told.case, told.folder)
+    text = rendered(found.finding, found.case, name)
+    contents = read_contents(found.case, found.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         refuse_other_kinds(file)
-        write_case(told.case, folder, contents)
+        write_case(found.case, folder, contents)
         write_file(file, text)
     except OSError as error:
         raise UnwritableOutput(
             f"{out} cannot be written: {error.strerror or error}.",
             hint="mmrepro new … --from … --out DIR",
         ) from error
-    return file, folder, told
+    return file, folder, found
 
 
 def rendered(finding: Finding, case: Case, name: str) -> str:
@@ -81,7 +83,7 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
     from mmrepro import scenario
     from mmrepro.cli.new import templates
     from mmrepro.models.tiny import TINY
-    from mmrepro.reports import replay_view as view
+    from mmrepro.reports import findings
 
     signature = signature_of(finding, case)
     refused = [op.id for op in case.operations if finding.observed.get(op.id, "")[:1] == "4"]
@@ -103,8 +105,10 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
         templates()
         .get_template("scenario_from.py.j2")
         .render(
-            title=_docstring(f"{view.finding_title(finding)}."),
-            said=_docstring(f"{view.said(finding)}. Expected: {view.expected(finding)}"),
+            title=_docstring(f"{findings.finding_title(finding)}."),
+            said=_docstring(
+                f"{findings.observation(finding)}. Expected: {findings.expected(finding)}"
+            ),
             why=_docstring(_why(finding)),
             module=module,
             folder=f"{module}_case",

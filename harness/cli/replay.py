@@ -28,14 +28,14 @@ def replay(asked: ReplayCommand) -> None:
     """
     from mmrepro.cli.console import table_console
 
-    told = {"engine": asked.engine} if asked.engine else {}
-    server = server_wanted(asked.file, asked.resume, told | asked.asked)
+    given = {"engine": asked.engine} if asked.engine else {}
+    server = server_wanted(asked.file, asked.resume, given | asked.asked)
     console = table_console(stderr=asked.json)
-    made, folder = _run(replace(asked, server=server), console, quiet=asked.json)
+    made = _run(replace(asked, server=server), console, quiet=asked.json)
     if asked.json:
-        from mmrepro.reports.replay_json import replay_json
+        from mmrepro.reports.documents import document_json
 
-        typer.echo(replay_json(made, folder).rstrip("\n"))
+        typer.echo(document_json(made).rstrip("\n"))
     raise typer.Exit(exit_code(made))
 
 
@@ -95,13 +95,13 @@ def usual_server(engine: str) -> ServerWanted:
     )
 
 
-def _run(options: ReplayCommand, console: Console, *, quiet: bool) -> tuple[Replay, Path]:
+def _run(options: ReplayCommand, console: Console, *, quiet: bool) -> Replay:
     from mmrepro.campaign.trial import TrialOptions
     from mmrepro.cli.campaign import conduct, placed
     from mmrepro.replay.rounds import jobs_here
     from mmrepro.replay.session import Replaying
-    from mmrepro.reports.replay import write_replay
-    from mmrepro.reports.replay_terminal import print_replay
+    from mmrepro.reports.replay import KIND, compose, write_replay
+    from mmrepro.reports.terminal import print_page
 
     running = Replaying(options, write=write_replay)
     jobs = options.jobs or (None if options.ray else jobs_here())
@@ -112,9 +112,10 @@ def _run(options: ReplayCommand, console: Console, *, quiet: bool) -> tuple[Repl
             console,
             events=options.events,
         )
-    if not quiet:
-        print_replay(made, console, str(running.folder))
-    return made, running.folder
+    page = compose(made, str(running.folder))
+    place = str(running.folder / KIND.files[1])
+    print_page(page, console, place, full=options.full, quiet=quiet)
+    return made
 
 
 def exit_code(made: Replay) -> ExitCode:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import typer
 from mmrepro.base.options import OUTPUT, Command, option
@@ -15,8 +14,9 @@ from mmrepro.cli.options import command
 if TYPE_CHECKING:
     from mmrepro.errors import UsageError
     from mmrepro.records import Record
+    from mmrepro.reports.documents import Kind
 
-T = TypeVar("T", bound="Record")
+T = TypeVar("T")
 
 
 class Format(StrEnum):
@@ -32,8 +32,8 @@ class ReportCommand(Command):
     COMMAND: ClassVar[str] = "report"
     incident: Path = option(
         Path(),
-        "Folder of an incident, ablation, bisection, replay, finding or fuzzing session, or a "
-        "bundle.",
+        "Folder of an incident, ablation, bisection, acceptance, replay, finding or fuzzing "
+        "session, or a bundle.",
         "DIR",
         argument=True,
         required=True,
@@ -51,93 +51,49 @@ def report_command(asked: ReportCommand) -> None:
 
     Example:  mmrepro report incidents/ghost-key-eviction-0.23.0-20261121-030000 --format html
     """
-    from mmrepro import reports
-    from mmrepro.incident.searches import ABLATION_FILE, BISECTION_FILE
-    from mmrepro.machine.files import is_file
-    from mmrepro.reports.fuzz import is_fuzz
-    from mmrepro.reports.replay import is_finding, is_replay
+    from mmrepro.reports.documents import kind_of, render
 
-    incident, format = asked.incident, asked.format
-    if is_fuzz(incident):
-        typer.echo(_of_fuzz(incident, format).rstrip("\n"))
-        return
-    if is_replay(incident) or is_finding(incident):
-        typer.echo(_of_replay(incident, format).rstrip("\n"))
-        return
-    if incident.name == ABLATION_FILE or is_file(incident / ABLATION_FILE):
-        typer.echo(_of_ablation(incident, format).rstrip("\n"))
-        return
-    if incident.name == BISECTION_FILE or is_file(incident / BISECTION_FILE):
-        typer.echo(_of_bisection(incident, format).rstrip("\n"))
-        return
-    loaded = _shown(reports.load(incident))
-    if format is Format.ISSUE:
-        from mmrepro.reports.issue_form import incident_issue
-
-        typer.echo(incident_issue(loaded).rstrip("\n"))
-        return
-    render = {
-        Format.MD: reports.render_markdown,
-        Format.HTML: reports.render_html,
-        Format.JSON: reports.render_json,
-        Format.JUNIT: reports.render_junit,
-    }[format]
-    typer.echo(render(loaded).rstrip("\n"))
+    kind = kind_of(asked.incident)
+    loaded = _shown(kind.load(asked.incident))
+    if asked.format is Format.ISSUE:
+        text = _issue(kind, loaded, asked.incident)
+    else:
+        text = render(kind, loaded, asked.format)
+    typer.echo(text.rstrip("\n"))
 
 
 def _shown(loaded: T) -> T:
     """``loaded`` redacted again: who wrote it may not have known what is known now."""
+    from mmrepro.records import Record
     from mmrepro.text.redact import Redactor
 
+    if not isinstance(loaded, Record):
+        return loaded
     redactor = Redactor()
     redactor.reserve(loaded.model_dump_json())
     return redactor.redact_model(loaded)
 
 
-def _of_ablation(folder: Path, format: Format) -> str:
-    from mmrepro.reports import ablation as reports
+def _issue(kind: Kind[Any], loaded: object, folder: Path) -> str:
+    """The engine's own form, filled in. Raises UsageError: ``loaded`` is no single failure."""
+    from mmrepro.errors import UsageError
+    from mmrepro.incident import Incident
+    from mmrepro.incident.replay import Fuzz, Replay
+    from mmrepro.reports.finding import LoadedFinding
+    from mmrepro.reports.issue_form import finding_issue, incident_issue
 
-    loaded = _shown(reports.load_ablation(folder))
-    renders = (reports.render_ablation_markdown, reports.render_ablation_html)
-    return _of_document(loaded, renders, format, "An ablation", folder)
-
-
-def _of_bisection(folder: Path, format: Format) -> str:
-    from mmrepro.reports import bisection as reports
-
-    loaded = _shown(reports.load_bisection(folder))
-    renders = (reports.render_bisection_markdown, reports.render_bisection_html)
-    return _of_document(loaded, renders, format, "A bisection", folder)
-
-
-def _of_fuzz(folder: Path, format: Format) -> str:
-    from mmrepro.reports import fuzz as reports
-
-    loaded = _shown(reports.load_fuzz(folder))
-    if format is Format.ISSUE:
-        raise _of_one([folder / found.folder for found in loaded.found], "a session", folder)
-    both = (reports.fuzz_markdown, reports.fuzz_html)
-    return _of_document(loaded, both, format, "A fuzzing session", folder)
-
-
-def _of_replay(folder: Path, format: Format) -> str:
-    from mmrepro.reports import replay as reports
-    from mmrepro.reports.issue_form import finding_issue
-
-    if reports.is_finding(folder):
-        told = reports.load_finding(folder)
-        if format is Format.ISSUE:
-            return finding_issue(told)
-        renders = (
-            lambda _: reports.finding_markdown(told),
-            lambda _: reports.finding_html(told),
-        )
-        return _of_document(told.finding, renders, format, "A finding", folder)
-    loaded = _shown(reports.load_replay(folder))
-    if format is Format.ISSUE:
+    if isinstance(loaded, Incident):
+        return incident_issue(loaded)
+    if isinstance(loaded, LoadedFinding):
+        return finding_issue(loaded)
+    if isinstance(loaded, Replay):
         raise _of_one([folder / finding.folder for finding in loaded.findings], "a replay", folder)
-    both = (reports.replay_markdown, reports.replay_html)
-    return _of_document(loaded, both, format, "A replay", folder)
+    if isinstance(loaded, Fuzz):
+        raise _of_one([folder / found.folder for found in loaded.found], "a session", folder)
+    raise UsageError(
+        f"{kind.name.capitalize()} is no bug report: give an incident's folder, or a finding's.",
+        hint=f"mmrepro report {folder} --format md",
+    )
 
 
 def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
@@ -150,39 +106,12 @@ def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
     )
 
 
-def _of_document(
-    loaded: T,
-    renders: tuple[Callable[[T], str], Callable[[T], str]],
-    format: Format,
-    name: str,
-    folder: Path,
-) -> str:
-    """``renders``: to Markdown and to HTML. Raises UsageError: JUnit is asked for, or an issue."""
-    from mmrepro.errors import UsageError
-    from mmrepro.reports.document import document_json
-
-    if format is Format.JUNIT:
-        raise UsageError(
-            f"{name} has no JUnit report: it has no expectation that could fail.",
-            hint=f"mmrepro report {folder} --format json",
-        )
-    if format is Format.ISSUE:
-        raise UsageError(
-            f"{name} is no bug report: give an incident's folder, or a finding's.",
-            hint=f"mmrepro report {folder} --format md",
-        )
-    markdown, html = renders
-    return {Format.MD: markdown, Format.HTML: html, Format.JSON: document_json}[format](loaded)
-
-
 class Document(StrEnum):
     INCIDENT = "incident"
     ABLATION = "ablation"
     BISECTION = "bisection"
     REPLAY = "replay"
-    REPLAY_JSON = "replay-json"
     FUZZ = "fuzz"
-    FUZZ_JSON = "fuzz-json"
     CASE = "case"
 
 
@@ -204,17 +133,13 @@ def schema(asked: SchemaCommand) -> None:
     from mmrepro.incident import Incident
     from mmrepro.incident.replay import Fuzz, Replay
     from mmrepro.incident.searches import Ablation, Bisection
-    from mmrepro.reports.fuzz_json import ToldFuzz
-    from mmrepro.reports.replay_json import ToldReplay
 
     models: dict[Document, type[Record]] = {
         Document.INCIDENT: Incident,
         Document.ABLATION: Ablation,
         Document.BISECTION: Bisection,
         Document.REPLAY: Replay,
-        Document.REPLAY_JSON: ToldReplay,
         Document.FUZZ: Fuzz,
-        Document.FUZZ_JSON: ToldFuzz,
         Document.CASE: Case,
     }
     document = models[asked.of].model_json_schema()

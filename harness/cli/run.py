@@ -62,7 +62,10 @@ def _one(
     from mmrepro.cli.progress import Progress
     from mmrepro.errors import UsageError
     from mmrepro.incident.folder import discard
-    from mmrepro.reports import print_summary, write_reports
+    from mmrepro.reports import write_reports
+    from mmrepro.reports.documents import HTML_FILE
+    from mmrepro.reports.incident import compose
+    from mmrepro.reports.terminal import print_page
     from mmrepro.run.runner import begin, execute
     from mmrepro.run.start import target
 
@@ -81,12 +84,8 @@ def _one(
         raise
     write_reports(journal.folder)
     if not quiet:
-        print_summary(incident, console)
-        if incident.server is not None:
-            console.print(
-                f"The server is still running at {incident.server.url}; "
-                f"to end it: kill {incident.server.pid}"
-            )
+        place = f"{incident.incident_dir}/{HTML_FILE}"
+        print_page(compose(incident), console, place, full=options.full)
     return incident
 
 

@@ -53,6 +53,7 @@ class LiveCommand(Command):
     headers: Mapping[str, str] = common.HEADER({}, read=read_headers)
     """They are written nowhere: one of them is an API key."""
     out: Path | None = common.OUT(None, shown="incidents/…")
+    full: bool = common.FULL(False)
     json: bool = common.JSON(False)
 
 

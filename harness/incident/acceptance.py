@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from mmrepro.machine.files import Device
-from mmrepro.records import HostFacts, Moment, Record
+from mmrepro.records import Document, HostFacts, Moment, Record
 from pydantic import Field
 
 SUMMARY_FILE: Final = "summary.json"
@@ -98,7 +98,10 @@ class PartRecord(Record):
         return all(step.whole for step in self.steps)
 
 
-class Acceptance(Record):
+class Acceptance(Document):
+    document: Annotated[Literal["urn:mmrepro:acceptance:1"], Field(alias="$id")] = (
+        "urn:mmrepro:acceptance:1"
+    )
     schema_version: Literal[1] = 1
     mmrepro_version: str
     created: Moment

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from mmrepro.probes.data import Frame
-from mmrepro.records import Moment, Record
+from mmrepro.records import Document, Moment, Record
 from mmrepro.signature import ConditionResult
 from pydantic import Field
 
@@ -223,7 +223,10 @@ class Effect(Record):
     log_bytes_read: int = 0
 
 
-class Diagnosis(Record):
+class Diagnosis(Document):
+    document: Annotated[Literal["urn:mmrepro:diagnosis:1"], Field(alias="$id")] = (
+        "urn:mmrepro:diagnosis:1"
+    )
     schema_version: Literal[1] = 1
     mmrepro_version: str = ""
     taken: Moment

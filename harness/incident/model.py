@@ -15,7 +15,16 @@ from typing import Annotated, Literal
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import Diagnosis
 from mmrepro.probes.data import ThreadStack
-from mmrepro.records import Fidelity, HostFacts, Moment, Record, Setting, StandIn, WheelFacts
+from mmrepro.records import (
+    Document,
+    Fidelity,
+    HostFacts,
+    Moment,
+    Record,
+    Setting,
+    StandIn,
+    WheelFacts,
+)
 from mmrepro.signature import Outcome, Verdict
 from pydantic import BeforeValidator, Field, PlainSerializer
 
@@ -240,7 +249,10 @@ class ServerFacts(Record):
     pid: int
 
 
-class Incident(Record):
+class Incident(Document):
+    document: Annotated[Literal["urn:mmrepro:incident:1"], Field(alias="$id")] = (
+        "urn:mmrepro:incident:1"
+    )
     schema_version: Literal[1] = 1
     mmrepro_version: str
     id: str

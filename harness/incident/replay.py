@@ -174,6 +174,9 @@ class PlayFacts(Record):
 class Replay(CampaignDocument):
     """One replay: traffic in, findings out."""
 
+    document: Annotated[Literal["urn:mmrepro:replay:1"], Field(alias="$id")] = (
+        "urn:mmrepro:replay:1"
+    )
     origin: Origin
     server: ServerWanted
     requests: Annotated[int, Field(description="of the case, before anything was left out")]
@@ -288,6 +291,7 @@ class SeenOnce(Record):
 class Fuzz(CampaignDocument):
     """One session: episodes in, findings out. Nothing is claimed absent."""
 
+    document: Annotated[Literal["urn:mmrepro:fuzz:1"], Field(alias="$id")] = "urn:mmrepro:fuzz:1"
     server: ServerWanted
     profile: str
     seed: int

@@ -9,12 +9,12 @@ from typing import Annotated, Final, Literal
 
 from mmrepro.incident import ClaimResult, Fidelity, HostFacts, ScenarioFacts, StandIn
 from mmrepro.incident.ledger import Attempt
-from mmrepro.records import Moment, Record, WheelFacts
+from mmrepro.records import Document, Moment, Record, WheelFacts
 from mmrepro.signature import Outcome, Truth
 from pydantic import Field
 
 
-class CampaignDocument(Record):
+class CampaignDocument(Document):
     """A campaign, whole or as far as it came."""
 
     schema_version: Literal[1] = 1
@@ -132,6 +132,9 @@ class Side(Record):
 class Bisection(SearchDocument):
     """One search for the release or commit that a failure came in or went with."""
 
+    document: Annotated[Literal["urn:mmrepro:bisection:1"], Field(alias="$id")] = (
+        "urn:mmrepro:bisection:1"
+    )
     by: By
     find: Find
     confidence: float
@@ -268,6 +271,9 @@ class Cure(Record):
 class Ablation(SearchDocument):
     """One ablation, whole or as far as it came."""
 
+    document: Annotated[Literal["urn:mmrepro:ablation:1"], Field(alias="$id")] = (
+        "urn:mmrepro:ablation:1"
+    )
     release: str
     fidelity: Fidelity | None = None
     repeat: Annotated[int, Field(description="runs of each cell")] = 1

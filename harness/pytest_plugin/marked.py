@@ -26,7 +26,7 @@ from mmrepro.pytest_plugin import FIXTURE, MARKER, PROPERTY
 from mmrepro.pytest_plugin.options import out_folder, session_name
 from mmrepro.pytest_plugin.running import How, Runs
 from mmrepro.pytest_plugin.telling import Ran, failure, sentence
-from mmrepro.reports.writing import MARKDOWN_FILE
+from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.run.options import RunCommand
 from mmrepro.run.start import target
 from mmrepro.scenario.registry import load_scenario

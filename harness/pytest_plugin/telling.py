@@ -14,7 +14,7 @@ from mmrepro.history.states import VERDICTS, Settled, State, settle
 from mmrepro.incident.ledger import Attempt, Planned
 from mmrepro.pytest_plugin import PROPERTY
 from mmrepro.pytest_plugin.options import skips_inconclusive
-from mmrepro.reports.writing import MARKDOWN_FILE
+from mmrepro.reports.documents import MARKDOWN_FILE
 from mmrepro.signature import Outcome
 from mmrepro.text.sanitize import clip, one_line, plain
 

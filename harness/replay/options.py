@@ -47,6 +47,7 @@ class ServerCommand(Command):
         None, help="Continue what is in this folder; no run is repeated."
     )
     out: Path | None = common.OUT(None, shown="replays/…")
+    full: bool = common.FULL(False)
     json: bool = common.JSON(False)
     server: ServerWanted = field(default_factory=lambda: NO_SERVER)
     """The one that is started; code sets it, by what the other fields ask of it."""

@@ -34,6 +34,7 @@ class ScenarioCommand(Command):
     server_args: tuple[str, ...] = common.SERVER_ARG(())
     start_mode: StartMode = common.START_MODE(StartMode.AUTO)
     timeout_s: float = common.TIMEOUT(600.0)
+    full: bool = common.FULL(False)
     json: bool = common.JSON(False)
 
 
@@ -69,7 +70,7 @@ class RunCommand(ScenarioCommand):
         return replace(self, out=self.out / f"run-{number}" if self.out else None)
 
 
-NOT_OF_ONE_RUN = {"origins", "json", "out", "repeat"}
+NOT_OF_ONE_RUN = {"origins", "full", "json", "out", "repeat"}
 
 
 @dataclass(frozen=True)

@@ -34,12 +34,12 @@ def command(folder: Path, plugin: str, *options: str, budget: str = "45s") -> li
 
 
 def fuzz(folder: Path, plugin: str, *options: str, budget: str = "45s") -> dict[str, Any]:
-    """What ``mmrepro fuzz --json`` prints."""
+    """The document that ``mmrepro fuzz --json`` prints."""
     asked = command(folder, plugin, *options, budget=budget)
     done = subprocess.run(asked, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
-    assert told["exit_code"] == done.returncode, done.stderr
+    assert Fuzz.model_validate(told).exit_code == done.returncode, done.stderr
     return told
 
 
@@ -58,11 +58,12 @@ def exit_of(finding: Path, args: list[str], env: dict[str, str]) -> int:
 @pytest.mark.slow
 def test_a_hidden_fault_is_found_shrunk_and_its_script_holds(tmp_path: Path) -> None:
     told = fuzz(tmp_path, "hidden", HIDDEN, "--repeat", "2", budget="35s")
-    assert told["exit_code"] == 1
-    found = told["findings"][0]
-    assert (found["class"], found["known"], found["confirmed"]) == ("server-error", None, True)
+    assert Fuzz.model_validate(told).exit_code == 1
+    found = told["found"][0]["finding"]
+    assert found["finding_class"] == "server-error"
+    assert (found["known"], found["confirmed"]) == (None, True)
     assert (found["requests"], found["shrunk"]) == (1, True)
-    folder = tmp_path / "fuzz" / found["folder"]
+    folder = tmp_path / "fuzz" / told["found"][0]["folder"]
     left, _ = read_case(folder)
     (op,) = left.operations
     assert op.images, "the slot mapping of a picture is wrong"
@@ -102,7 +103,7 @@ def test_killed_it_goes_on_and_repeats_nothing(
     done = subprocess.run(asked, capture_output=True, text=True, timeout=200, check=False)
     told = json.loads(done.stdout)
     assert (told["state"], done.returncode) == ("complete", 1), done.stderr
-    assert "server-error" in {f["class"] for f in told["findings"]}
+    assert "server-error" in {f["finding"]["finding_class"] for f in told["found"]}
     lines = list(map(json.loads, (out / EPISODES_FILE).read_text().splitlines()))
     ended = Counter(line["episode"]["number"] for line in lines if line["kind"] == "ended")
     assert set(ended.values()) == {1}
@@ -112,7 +113,7 @@ def test_killed_it_goes_on_and_repeats_nothing(
             (v["digest"], v["how"], v["index"]) for v in verdicts if v["kind"] == "ended"
         )
         assert set(keys.values()) == {1}
-    assert told["seconds"] <= 45
+    assert told["elapsed_s"] <= 45
     wait_for(lambda: not children(variables), 30, "nothing of it is left")
 
 
@@ -128,7 +129,8 @@ def test_killed_it_goes_on_and_repeats_nothing(
 )
 def test_what_else_is_planted(tmp_path: Path, plugin: str, classes: set[str]) -> None:
     told = fuzz(tmp_path, plugin, "--blind", budget="120s")
-    assert classes & {f["class"] for f in told["findings"] if f["confirmed"]}, told
+    confirmed = [f["finding"] for f in told["found"] if f["finding"]["confirmed"]]
+    assert classes & {finding["finding_class"] for finding in confirmed}, told
 
 
 @pytest.mark.slow
@@ -137,4 +139,4 @@ def test_a_sound_engine_is_let_alone(tmp_path: Path) -> None:
     asked += ["--out", str(tmp_path / "fuzz")]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=400, check=False)
     told = json.loads(done.stdout)
-    assert (done.returncode, told["findings"], told["once"]) == (0, [], [])
+    assert (done.returncode, told["found"], told["once"]) == (0, [], [])

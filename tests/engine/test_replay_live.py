@@ -14,7 +14,7 @@ import pytest
 from live import COMMAND, children, wait_for
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import Case
-from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE
+from mmrepro.incident.replay import REPLAY_FILE, VERDICTS_FILE, Replay
 from mmrepro.run.starter import IDLE_VARIABLE, ROOT_VARIABLE
 from traces import culprits, culprits_trace
 
@@ -25,13 +25,13 @@ AMPLE = 4096
 
 
 def replay(case: Case, folder: Path, *options: str) -> dict[str, Any]:
-    """What ``mmrepro replay --json`` prints."""
+    """The document that ``mmrepro replay --json`` prints."""
     file = write_case(case, folder / "traffic")
     command = [*COMMAND, "replay", str(file), "--out", str(folder / "replay"), "--json", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout, done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
-    assert told["exit_code"] == done.returncode
+    assert Replay.model_validate(told).exit_code == done.returncode
     return told
 
 
@@ -54,12 +54,12 @@ def ended(folder: Path) -> Counter[tuple[str, str, int]]:
 def test_three_culprits_of_sixty_are_exactly_those(tmp_path: Path) -> None:
     seed = 4
     told = replay(culprits_trace(seed), tmp_path, "--repeat", "1")
-    hang = next(f for f in told["findings"] if f["class"] == "hang")
+    hang = next(f for f in told["findings"] if f["finding_class"] == "hang")
     left, _ = read_case(tmp_path / "replay" / hang["folder"])
     assert [op.id for op in left.operations] == culprits(seed)
     assert (hang["shrunk"], hang["confirmed"], hang["requests"]) == (True, True, 3)
     assert (hang["known"], hang["requests_before"]) == ("borrowed-faults", 60)
-    assert told["starts"] <= 40
+    assert len(told["plays"]) <= 40
     kept = json.loads((tmp_path / "replay" / REPLAY_FILE).read_text())
     needed = {one["what"]: one for f in kept["findings"] if f["id"] == hang["id"] for one in
               f["needed"]}  # fmt: skip
@@ -73,7 +73,7 @@ def test_a_fault_of_every_second_server_has_a_rate_with_an_interval(tmp_path: Pa
     told = replay(errors_trace(seed, "--fault-probability", "0.5"), tmp_path, "--budget", "90")
     assert "deterministic" not in json.dumps(told).lower()
     (finding,) = told["findings"]
-    assert finding["class"] == "server-error"
+    assert finding["finding_class"] == "server-error"
     assert finding["confirmed"]
     rate = finding["rate"]
     assert 0 < rate["low"] < 0.5 < rate["high"] <= 1

@@ -34,7 +34,7 @@ def test_an_ablation_for_people_and_for_machines(here: Here, world: World, tmp_p
     assert (said.returncode, said.stderr) == (0, "")
     assert "mm-cache: cured (1 × cured), in " in said.stdout
     assert "hides it" in said.stdout
-    assert "CURE FOUND" in said.stdout
+    assert said.stdout.splitlines()[-1].startswith("WORKAROUND FOUND: ghost-key-eviction on vllm")
     world.calls.clear()
     again = here("ablate", GHOST, *chosen, "--json")
     assert (again.returncode, world.calls) == (0, [])

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from mmrepro.errors import EngineStartError, NoSpace, UnwritableOutput, UsageErr
 from mmrepro.evidence import Evidence
 from mmrepro.incident import ClaimStatus
 from mmrepro.incident.searches import Ablation, CellState, Conclusion, FactorClass
-from mmrepro.reports.ablation import load_ablation, write_ablation
+from mmrepro.reports.ablation import KIND
+from mmrepro.reports.documents import keep
 from mmrepro.run import key
 from mmrepro.run.options import StartMode
 from mmrepro.scenario.registry import load_scenario
@@ -47,7 +49,7 @@ def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablate:
     ) -> Ablation:
         options = AblateCommand(**{**CPU, "out": tmp_path / "out", **more})  # type: ignore[arg-type]
         trials = WorldTrials(world, place, TrialOptions(start_mode=options.run.start_mode))
-        policy = Ablating(GHOST, options, write=write_ablation)
+        policy = Ablating(GHOST, options, write=partial(keep, KIND))
         places = LocalPlaces(trials, FakeProvisions(), jobs)
         return Campaign(policy, places, budget_s=budget_s).execute()
 
@@ -82,7 +84,7 @@ def test_the_ghost_key_of_0_23_0(ablate: Ablate, tmp_path: Path) -> None:
     for cell in done.cells:
         for run in cell.runs:
             assert (tmp_path / "out" / run.incident_dir / "incident.json").is_file()
-    kept = load_ablation(tmp_path / "out")
+    kept = KIND.load(tmp_path / "out")
     assert kept.model_dump(exclude={"finished"}) == done.model_dump(exclude={"finished"})
     assert '"factor_class": "hides-it"' in (tmp_path / "out/ablation.json").read_text()
 
@@ -156,13 +158,13 @@ def test_ctrl_c_keeps_what_is_whole_and_says_how_to_go_on(ablate: Ablate, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         ablate(World(interrupted))
-    partial_one = load_ablation(tmp_path / "out")
+    partial_one = KIND.load(tmp_path / "out")
     assert (partial_one.state, partial_one.conclusion) == ("interrupted", None)
     assert [c.flips for c in partial_one.cells] == [[], ["prefix-caching"], ["concurrency"]]
     assert f"mmrepro ablate ghost-key-eviction --device cpu --out {tmp_path / 'out'}" in (
         partial_one.failure
     )
-    assert "nterrupted" in (tmp_path / "out/ablation.md").read_text()
+    assert "interrupted" in (tmp_path / "out/ablation.md").read_text()
     world = World()
     resumed = ablate(world)
     assert resumed.reused == 3
@@ -307,7 +309,7 @@ def test_what_every_cell_would_meet_ends_it(ablate: Ablate, tmp_path: Path) -> N
     with pytest.raises(NoSpace):
         ablate(world)
     assert len(world.calls) == 1
-    assert load_ablation(tmp_path / "out").state == "failed"
+    assert KIND.load(tmp_path / "out").state == "failed"
 
 
 def test_a_baseline_that_is_lost_is_infrastructure(ablate: Ablate, tmp_path: Path) -> None:
@@ -316,7 +318,7 @@ def test_a_baseline_that_is_lost_is_infrastructure(ablate: Ablate, tmp_path: Pat
 
     with pytest.raises(EngineStartError):
         ablate(World(broken))
-    kept = load_ablation(tmp_path / "out")
+    kept = KIND.load(tmp_path / "out")
     assert (kept.state, kept.failure) == ("failed", "it never came up.")
 
 

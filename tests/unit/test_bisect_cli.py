@@ -60,8 +60,11 @@ def test_for_machines_and_for_people(tmp_path: Path) -> None:
     assert "0.14.0: reproduced, in 1 s" in told
     code, out, _ = typed("--find", "fixed", "--out", str(tmp_path / "c"))
     assert code == 0
-    assert "FOUND  Bisection of ghost-key-eviction over vllm releases" in out
-    assert "first good: 0.24.0" in out
+    assert f"page: {tmp_path / 'c/bisection.html'}" in out.splitlines()
+    verdict = "FOUND: ghost-key-eviction over vllm releases: first good 0.24.0"
+    assert out.splitlines()[-1] == verdict
+    code, out, _ = typed("--find", "fixed", "--out", str(tmp_path / "d"), "--full")
+    assert "Every point that was run" in out.splitlines()
     for form, sign in (("md", "# Bisection of"), ("html", "<!doctype"), ("json", '"fixed"')):
         done = CliRunner().invoke(app, ["report", str(tmp_path / "c"), "--format", form])
         assert done.exit_code == 0
@@ -74,10 +77,19 @@ def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     code, out, _ = typed("--dry-run", "--out", str(tmp_path / "b"))
     assert code == 0
     assert f"{len(RELEASES)} points from 0.11.0 to 0.32.0; starting from 0.23.0" in out
-    assert "tried first: between 0.23.0 and 0.24.0" in out
+    (fixed,) = [line.split() for line in out.splitlines() if line.startswith("fixed")]
+    assert fixed[1:6] == ["3", "0.32.0", "0.23.0", "and", "0.24.0"]
     assert not (tmp_path / "b").exists()
     code, out, _ = typed("--dry-run", "--json")
     assert json.loads(out)["known_bad"] == "0.23.0"
+
+
+def test_a_dry_run_names_each_release_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = ("0.9.0.1.post2", *RELEASES)
+    monkeypatch.setattr(points, "points_of", lambda scenario, options: listed(longer))
+    code, out, _ = typed("--dry-run")
+    assert code == 0
+    assert "0.9.0.1.post2 0.11.0 0.12.0 0.13.0 0.14.0* " in out
 
 
 @pytest.mark.parametrize(

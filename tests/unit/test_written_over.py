@@ -26,7 +26,7 @@ from mmrepro.machine.journal import LineFile
 from mmrepro.probes.base import RawSink
 from mmrepro.records import Moment
 from mmrepro.reports import load
-from mmrepro.reports.writing import replace_file
+from mmrepro.reports.documents import replace_file
 from mmrepro.supervise import launch_order
 from mmrepro.text.redact import Redactor
 from simple_incident import incident

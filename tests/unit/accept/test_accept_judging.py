@@ -16,7 +16,7 @@ from mmrepro.accept.parts import BORROWED_FAULTS, NOTE_FAULTS, PARTS, chosen
 from mmrepro.accept.steps import Ended, Judged
 from mmrepro.errors import UsageError
 from mmrepro.incident.acceptance import Status
-from mmrepro.reports.reading import load
+from mmrepro.reports import load
 from mmrepro.scenario.registry import load_scenario
 
 EVIDENCE = Path(__file__).parents[2] / "evidence"

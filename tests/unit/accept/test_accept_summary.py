@@ -7,108 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from campaign_samples import acceptance
 from mmrepro.accept.parts import PARTS
 from mmrepro.accept.running import StepRun
 from mmrepro.accept.sampling import Sample, sampled, used
 from mmrepro.cli.app import app
 from mmrepro.errors import GpuUnavailable
-from mmrepro.incident.acceptance import (
-    Acceptance,
-    GpuUse,
-    PartRecord,
-    Peak,
-    Row,
-    Status,
-    StepRecord,
-)
+from mmrepro.incident.acceptance import Acceptance, PartRecord, Peak
 from mmrepro.machine.gpu import Choice, choose, read_gpus
-from mmrepro.machine.host import host_facts
-from mmrepro.records import GpuFacts, Moment
-from mmrepro.reports.acceptance import render_acceptance, write_acceptance
+from mmrepro.reports.acceptance import KIND
+from mmrepro.reports.documents import keep
 from nvml_replayed import Replayed
 from typer.testing import CliRunner
-
-
-def row(status: Status, seen: str = "as it should be") -> Row:
-    return Row(asked="does | it?", expected="so", source="CUDA", seen=seen, status=status)
-
-
-def record(name: str, *rows: Row, whole: bool = True) -> StepRecord:
-    return StepRecord(
-        step=name,
-        title=name,
-        key="k",
-        command=f"mmrepro run {name} --device cuda",
-        created=Moment.now(),
-        seconds=12.5,
-        exit_code=0 if whole else None,
-        whole=whole,
-        incident=f"race/{name}" if whole else "",
-        rows=list(rows),
-    )
-
-
-def acceptance(*parts: PartRecord) -> Acceptance:
-    card = GpuFacts(
-        index=0,
-        name="NVIDIA H100 80GB HBM3",
-        uuid="GPU-534e6eff",
-        memory_bytes=80 << 30,
-        memory_used_bytes=0,
-        driver="580.159.04",
-        cuda="13.0",
-        taken=True,
-    )
-    return Acceptance(
-        mmrepro_version="0.1.0",
-        created=Moment.now(),
-        seconds=12.5,
-        budget_s=1500,
-        device="cuda",
-        command="mmrepro accept --device cuda --out accepted",
-        resume="mmrepro accept --device cuda --out accepted --resume",
-        host=host_facts([card.name]).model_copy(update={"gpu_facts": [card]}),
-        parts=list(parts),
-    )
-
-
-def test_every_row_and_its_status_is_told() -> None:
-    use = GpuUse(step="pinned", gpu=0, readings=3, memory_bytes=Peak(least=0, most=2**30))
-    rows = [row(status, f"seen {status}") for status in Status]
-    told = acceptance(
-        PartRecord(part="race", title="it races", steps=[record("pinned", *rows)], gpu=[use])
-    )
-    text = render_acceptance(told)
-    for status in Status:
-        assert f"seen {status}" in text
-    assert "1 passed, 1 failed, 1 not tested, 1 broken off" in text
-    assert "| [race](#race) | it races | **✘ failed** |" in text
-    assert "NVIDIA H100 80GB HBM3, 80 GiB, driver 580.159.04, CUDA 13.0, taken" in text
-    assert "| pinned | 0 | 3 | not told | 0 B to 1 GiB |" in text
-    assert "`mmrepro run pinned --device cuda`, 12.5 s: `pinned/report.md`" in text
-    assert "does &#124; it?" in text, "what was seen is no Markdown"
-    assert "--resume" not in text, "nothing is left"
-
-
-def test_what_is_left_is_told_with_its_command() -> None:
-    untried = record("late", row(Status.BROKEN_OFF), whole=False)
-    text = render_acceptance(acceptance(PartRecord(part="race", title="", steps=[untried])))
-    assert "mmrepro accept --device cuda --out accepted --resume" in text
-
-
-def test_a_part_that_has_not_been_reached_is_not_tested() -> None:
-    told = acceptance(PartRecord(part="race", title="it races", steps=[]))
-    assert told.parts[0].status is Status.NOT_TESTED
-    assert "| it races | – not tested | nothing |" in render_acceptance(told)
-
-
-def test_it_is_written_twice_and_can_be_read_back(tmp_path: Path) -> None:
-    told = acceptance(PartRecord(part="race", title="", steps=[record("a", row(Status.PASSED))]))
-    assert [path.name for path in write_acceptance(told, tmp_path)] == [
-        "summary.json",
-        "summary.md",
-    ]
-    assert Acceptance.model_validate_json((tmp_path / "summary.json").read_bytes()) == told
 
 
 def test_readings_are_added_to_those_of_an_earlier_command(tmp_path: Path) -> None:
@@ -151,8 +61,8 @@ def test_the_command_line_is_checked(tmp_path: Path) -> None:
     assert not (tmp_path / "it").exists()
     told = acceptance(PartRecord(part="race", title="", steps=[]))
     (tmp_path / "it").mkdir()
-    write_acceptance(told, tmp_path / "it")
-    assert "seen on cuda; this is cpu" in fails("--out", out)
+    keep(KIND, told, tmp_path / "it")
+    assert "observed on cuda; this is cpu" in fails("--out", out)
 
 
 def test_one_summary_of_a_folder_whatever_parts_were_asked_for(

@@ -13,7 +13,8 @@ from mmrepro.cli.app import app
 from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import Certainty, LiveClass
-from mmrepro.reports.diagnosis import print_diagnosis
+from mmrepro.reports.diagnosis import compose_diagnosis
+from mmrepro.reports.terminal import print_page
 from rich.console import Console
 from test_classes_logged import STOP_TOKEN
 from typer.testing import CliRunner
@@ -51,8 +52,11 @@ def test_a_class_is_in_every_report_and_as_it_is_written(gone: DiagnoseCommand) 
         assert "<script>x" not in report
     assert "1151935" in page
     shown = io.StringIO()
-    print_diagnosis(found.diagnosis, Console(file=shown, width=400))
-    assert "killed-by-input  certain: A request ended the engine, by its field" in shown.getvalue()
+    print_page(compose_diagnosis(None, found.diagnosis), Console(file=shown, width=400))
+    assert (
+        "Class killed-by-input, certain: A request ended the engine, by its field"
+        in shown.getvalue()
+    )
     assert "[bold]y[/bold]" in shown.getvalue()
     document = json.loads((gone.out / "incident.json").read_text())
     assert document["diagnosis"]["classes"][0]["name"] == "killed-by-input"

@@ -16,6 +16,8 @@ from mmrepro.diagnose import collect, discover
 from mmrepro.diagnose.options import DiagnoseCommand
 from mmrepro.diagnose.session import diagnose
 from mmrepro.incident.diagnosis import Fit, ServerState
+from mmrepro.reports import documents
+from mmrepro.reports.incident import KIND
 
 LOG = """\
 (EngineCore pid=9) INFO 11-21 03:37:40 [core.py:113] Initializing a V1 LLM engine (v0.23.0) with x
@@ -55,8 +57,8 @@ def test_a_server_that_is_gone_is_read_from_its_log(nobody: str, tmp_path: Path)
     again = reports.load(out)
     assert again.diagnosis is not None
     assert again.diagnosis.state is ServerState.DEAD
-    for render in (reports.render_markdown, reports.render_html, reports.render_junit):
-        assert "died first" in render(again)
+    for format in ("md", "html", "junit"):
+        assert "died first" in documents.render(KIND, again, format)
 
 
 class Front(BaseHTTPRequestHandler):

@@ -112,7 +112,6 @@ def test_a_folder_of_neither_is_a_sentence(tmp_path: Path) -> None:
         read_source(tmp_path, SERVER)
 
 
-def test_its_schemas_are_there() -> None:
-    for name in ("fuzz", "fuzz-json"):
-        done = CliRunner().invoke(app, ["schema", "--of", name])
-        assert json.loads(done.stdout)["properties"]
+def test_its_schema_is_there() -> None:
+    done = CliRunner().invoke(app, ["schema", "--of", "fuzz"])
+    assert "episodes" in json.loads(done.stdout)["properties"]

@@ -20,7 +20,7 @@ from mmrepro.play.observing import blocks
 from mmrepro.replay.options import ReplayCommand
 from mmrepro.replay.seen import STUCK, Named, Seen
 from mmrepro.replay.store import BLOCKS
-from mmrepro.reports.replay_view import seconds
+from mmrepro.reports.replay import seconds
 from test_shrink import ghost_trace, planted
 
 

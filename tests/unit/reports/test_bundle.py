@@ -15,10 +15,11 @@ from mmrepro.cli.app import app
 from mmrepro.errors import BadIncident, UnwritableOutput, UsageError
 from mmrepro.incident import Incident
 from mmrepro.incident.folder import incident_json
-from mmrepro.reports import load, render_markdown
+from mmrepro.reports import load
 from mmrepro.reports.bundle import LEFT_OUT, write_bundle
 from mmrepro.reports.bundle_file import is_bundle, read_manifest
 from pydantic import BaseModel
+from rendered import markdown
 from sample import sample_incident
 from typer.testing import CliRunner
 
@@ -149,7 +150,7 @@ def test_it_is_listed_checksummed_and_read_back(tmp_path: Path) -> None:
     ]
     back = load(target)
     assert back.verdict == incident.verdict
-    assert render_markdown(back) == members["report.md"]
+    assert markdown(back) == members["report.md"]
     first = target.read_bytes()
     write_bundle(folder, load(folder), target, force=True)
     assert target.read_bytes() == first, "the same incident gives the same bytes"

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from finding_samples import finding, ghost_case, written
+from made_up_replay import SECRET, operation
 from mmrepro.case.files import read_case, write_case
 from mmrepro.case.model import Case, Recorded
 from mmrepro.cli.app import app
-from mmrepro.incident.replay import Finding, Replay
-from mmrepro.reports import load, replay as reports
+from mmrepro.reports import load
+from mmrepro.reports.finding import load as load_finding
 from mmrepro.reports.issue_form import (
     MAX_CHARS,
     Report,
@@ -24,18 +25,7 @@ from mmrepro.reports.issue_form import (
 from mmrepro.reports.replay_bundle import write_replay_bundle
 from typer.testing import CliRunner
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "replay"))
-from made_up_replay import SECRET, finding, ghost_case, operation, replay
-
 RECORDED = Path(__file__).parents[2] / "evidence"
-
-
-def written(folder: Path, *findings: Finding, case: Case | None = None) -> Replay:
-    made = replay(*findings)
-    for one in findings:
-        write_case(case or ghost_case(), folder / one.folder)
-    reports.write_replay(made, folder)
-    return made
 
 
 def private_case() -> Case:
@@ -58,13 +48,13 @@ def test_an_issue_has_the_engines_own_headings(tmp_path: Path) -> None:
         "minivllm": ["Describe the bug", "Reproduction", "Environment"],
     }  # fmt: skip
     for engine, headings in forms.items():
-        shown = reports.load_finding(tmp_path / "f1")
+        shown = load_finding(tmp_path / "f1")
         shown.replay.server = shown.replay.server.model_copy(update={"engine": engine})
         text = finding_issue(shown)
         found = re.findall(r"^### (.*)$", text, re.MULTILINE)
         assert [name.removesuffix("...") for name in found] == headings
         for word in ("**Observed:**", "**Expected:**", "every request is answered", "popitem",
-                     "3 of 3 plays", "Made-up CPU", "reproduce.py"):  # fmt: skip
+                     "3 of 3 attempts", "Made-up CPU", "reproduce.py"):  # fmt: skip
             assert word in text
         assert "- [x]" not in text
         assert "Mustermann" not in text
@@ -76,7 +66,7 @@ def test_a_long_script_is_attached_not_pasted(tmp_path: Path) -> None:
     long = "".join(chr(97 + (i * i * 7 + i // 5) % 26) for i in range(70_000))
     case.operations[0] = operation("r1", text=long, images=("X",))
     written(tmp_path, finding(), case=case)
-    text = finding_issue(reports.load_finding(tmp_path / "f1"))
+    text = finding_issue(load_finding(tmp_path / "f1"))
     assert len(text) <= MAX_CHARS
     assert "attach the file" in text
 
@@ -86,7 +76,7 @@ def test_what_was_said_does_not_end_the_script(tmp_path: Path) -> None:
     case.operations[1] = operation("r2", "r1.end", text="``` and ````` end it", images=("X",))
     case.origin.anonymised = True
     written(tmp_path, finding(), case=case)
-    text = finding_issue(reports.load_finding(tmp_path / "f1"))
+    text = finding_issue(load_finding(tmp_path / "f1"))
     script = re.search(r"^(`{3,})python$(.*?)^\1$", text, re.MULTILINE | re.DOTALL)
     assert script is not None
     assert script[1] == "``````"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import json
 import re
 from collections.abc import Callable
@@ -17,14 +16,17 @@ from junitparser import Error, Failure, JUnitXml, Skipped
 from mmrepro import reports
 from mmrepro.errors import BadIncident, UnwritableOutput
 from mmrepro.incident import ClaimStatus, Fidelity, Incident
+from mmrepro.reports.blocks import Details, Table
+from mmrepro.reports.incident import compose
+from mmrepro.reports.terminal import LINES
 from mmrepro.signature import Outcome, Truth, Verdict
-from rich.console import Console
+from rendered import html, json as json_of, junit, markdown, terminal
 from sample import partial_incident, sample_incident
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "incident.json").write_text(reports.render_json(sample_incident()))
+    (tmp_path / "incident.json").write_text(json_of(sample_incident()))
     return tmp_path
 
 
@@ -67,7 +69,7 @@ def test_a_missing_or_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         reports.load(tmp_path)
     (tmp_path / "incident.json").rmdir()
     (tmp_path / "incident.json").write_bytes(b" " * 100)
-    monkeypatch.setattr("mmrepro.reports.reading.MAX_BYTES", 99)
+    monkeypatch.setattr("mmrepro.reports.documents.MAX_BYTES", 99)
     with pytest.raises(BadIncident, match="too large"):
         reports.load(tmp_path)
 
@@ -91,7 +93,7 @@ def test_a_report_that_cannot_be_written(folder: Path) -> None:
 
 
 def test_json_is_one_document(folder: Path) -> None:
-    document = json.loads(reports.render_json(reports.load(folder)))
+    document = json.loads(json_of(reports.load(folder)))
     assert document["verdict"]["outcome"] == "reproduced"
     assert document["fidelity"] == "cpu"
 
@@ -100,19 +102,19 @@ def test_json_is_one_document(folder: Path) -> None:
 
 
 def test_html_is_self_contained() -> None:
-    page = reports.render_html(sample_incident())
-    style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
-    assert style
-    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'sha256-{digest}'" in page
-    for fetched in ("<script", "<link", "<img", "<iframe", "@import", "url(", " style=", "src="):
+    page = html(sample_incident())
+    for tag in ("style", "script"):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"; {tag}-src 'sha256-{digest}'" in page
+    for fetched in ("<link", "<img", "<iframe", "@import", "url(", " style=", "src="):
         assert fetched not in page
     assert (
         page.index("<meta charset") < page.index("Content-Security-Policy") < page.index("<style>")
     )
 
 
-@pytest.mark.parametrize("render", [reports.render_html, reports.render_markdown])
+@pytest.mark.parametrize("render", [html, markdown])
 def test_a_report_tells_the_whole_story(render: object) -> None:
     assert callable(render)
     text = render(sample_incident())
@@ -146,7 +148,7 @@ def test_a_report_tells_the_whole_story(render: object) -> None:
 
 
 def test_a_picture_has_a_title_a_description_and_units() -> None:
-    page = reports.render_html(sample_incident())
+    page = html(sample_incident())
     for told in (
         'role="img"',
         "<title id=",
@@ -184,11 +186,11 @@ def test_markdown_stays_below_the_limit_whatever_comes() -> None:
             "command": long,
         }
     )
-    text = reports.render_markdown(big)
+    text = markdown(big)
     assert len(text.encode()) <= 60_000
-    assert "Left out to stay within GitHub's limit" in text
+    assert "Left out to stay within 60,000 bytes" in text
     assert "The stack that matters" in text
-    assert len(reports.render_markdown(whole).encode()) < 30_000
+    assert len(markdown(whole).encode()) < 30_000
 
 
 # ------------------------------------------------------------------ partial incidents
@@ -197,15 +199,13 @@ def test_markdown_stays_below_the_limit_whatever_comes() -> None:
 @pytest.mark.parametrize("state", ["interrupted", "failed", "complete"])
 def test_a_partial_incident_says_so_at_the_top(state: str) -> None:
     incident = partial_incident(state, failure_detail=["no space left"])
-    for render in (reports.render_html, reports.render_markdown):
+    for render in (html, markdown):
         text = render(incident)
         assert "Ctrl-C while the engine was starting" in text
         assert "no space left" in text
         assert "Symptom" not in text
-    assert reports.render_markdown(incident).index("[!WARNING]") < 200
-    out = io.StringIO()
-    reports.print_summary(incident, Console(file=out))
-    assert "Ctrl-C while" in out.getvalue()
+    assert markdown(incident).index("[!WARNING]") < 200
+    assert "Ctrl-C while" in terminal(incident)
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,10 @@ def test_a_partial_incident_says_so_at_the_top(state: str) -> None:
 def test_any_optional_part_may_be_missing(field: str) -> None:
     default = Incident.model_fields[field].get_default(call_default_factory=True)
     incident = sample_incident(**{field: default})
-    for render in (reports.render_html, reports.render_markdown, reports.render_junit):
+    for render in (html, markdown, junit):
         assert render(incident)
-    reports.print_summary(incident, Console(file=io.StringIO()))
+    assert terminal(incident)
+    assert terminal(incident, full=True)
 
 
 @pytest.mark.parametrize("fidelity", list(Fidelity))
@@ -233,21 +234,19 @@ def test_every_outcome_and_fidelity_has_words(outcome: Outcome, fidelity: Fideli
             conditions=[],
         )
         incident = sample_incident(verdict=verdict, fidelity=fidelity)
-        assert reports.render_html(incident)
-        assert "because" in reports.render_markdown(incident)
+        assert html(incident)
+        assert "because" in markdown(incident)
 
 
 def test_only_a_reproduced_run_has_shown_the_cause() -> None:
-    assert "## Root cause" in reports.render_markdown(sample_incident())
-    assert "## The known cause (not shown by this run)" in reports.render_markdown(
-        partial_incident()
-    )
+    assert "## Root cause" in markdown(sample_incident())
+    assert "## The known cause (not shown by this run)" in markdown(partial_incident())
 
 
 @pytest.mark.parametrize(("code", "words"), [(-6, "by signal 6"), (1, "with exit code 1")])
 def test_an_engine_that_ended_by_itself(code: int, words: str) -> None:
     evidence = sample_incident().evidence.model_copy(update={"engine_exit": code})
-    for render in (reports.render_html, reports.render_markdown):
+    for render in (html, markdown):
         assert f"The engine ended by itself {words}." in render(sample_incident(evidence=evidence))
         assert "ghost_keys=1, evicted=False" in render(sample_incident())
 
@@ -256,7 +255,7 @@ def test_an_engine_that_ended_by_itself(code: int, words: str) -> None:
 
 
 def results(incident: Incident) -> dict[str, object]:
-    suites = JUnitXml.fromstring(reports.render_junit(incident).encode())
+    suites = JUnitXml.fromstring(junit(incident).encode())
     return {
         case.classname.rsplit(".")[-1] + " " + case.name.split(":")[0]: (
             type(case.result[0]) if case.result else "pass"
@@ -272,7 +271,7 @@ def test_junit_of_a_run_as_expected() -> None:
     assert found.pop("symptom few-syscalls") is Skipped, "unknown, supporting"
     assert found.pop("claim stack") == "pass"
     assert found.pop("claim fixed") == "pass", "a refuted claim is a finding"
-    assert "[refuted]" in reports.render_junit(sample_incident())
+    assert "[refuted]" in junit(sample_incident())
     assert found.pop("claim gpu-idle") is Skipped
     assert len(found) == 6
     assert set(found.values()) == {"pass"}
@@ -321,34 +320,63 @@ def test_junit_without_a_verdict_is_an_error() -> None:
 # ------------------------------------------------------------------ terminal
 
 
-def shown(**options: object) -> str:
-    out = io.StringIO()
-    reports.print_summary(sample_incident(), Console(file=out, **options))  # type: ignore[arg-type]
-    return out.getvalue()
-
-
-def test_the_summary_is_plain_where_it_is_no_terminal() -> None:
-    text = shown()
+def test_the_end_screen_is_plain_where_it_is_no_terminal() -> None:
+    text = terminal(sample_incident(), "~/runs/one/report.html")
     assert "\x1b" not in text
-    assert "REPRODUCED (as expected)" in text
     assert "5 of 5 samples" in text
-    assert "mmrepro report ~/incidents/20260626-093000-ghost-key-eviction" in text
+    assert "page: ~/runs/one/report.html" in text
+    assert text.splitlines()[-1].startswith("REPRODUCED (as expected): ghost-key-eviction on vLLM")
+    assert "Claims of the original report" not in text
+    whole = terminal(sample_incident(), full=True)
+    assert "Claims of the original report" in whole
+    assert whole.splitlines()[-1] == text.splitlines()[-1]
 
 
-def test_the_summary_honours_no_color_and_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "\x1b[1;32m" in shown(force_terminal=True, width=60)
+def test_the_end_screen_honours_no_color_and_the_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    colour = {"force_terminal": True, "width": 60}
+    assert "\x1b[1;32m" in terminal(sample_incident(), **colour)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not re.search(r"\x1b\[[0-9;]*3\d", shown(force_terminal=True, width=60))
+    assert not re.search(r"\x1b\[[0-9;]*3\d", terminal(sample_incident(), **colour))
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_the_end_screen_has_at_most_twenty_rows(width: int) -> None:
+    long = "word " * 400
+    scenario = sample_incident().scenario.model_copy(update={"summary": long})
+    loud = sample_incident(scenario=scenario, left_behind=[long] * 9, failure_detail=[long] * 9)
+    text = terminal(loud, "~/report.html", force_terminal=True, width=width, no_color=True)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    assert sum(max(1, -(-len(line) // width)) for line in plain) <= LINES
+    assert plain[-1].startswith("REPRODUCED")
+    assert any("more lines: --full" in line for line in plain) == (width < 100)
+
+
+def test_quiet_is_the_page_and_the_verdict() -> None:
+    lines = terminal(sample_incident(), "report.html", quiet=True).splitlines()
+    assert lines[0] == "page: report.html"
+    assert lines[1].startswith("REPRODUCED")
+    assert len(lines) == 2
 
 
 def test_a_folder_with_spaces_can_be_pasted_into_a_shell() -> None:
-    out = io.StringIO()
-    incident = sample_incident(incident_dir="~/my runs/one; rm -rf x")
-    reports.print_summary(incident, Console(file=out))
-    assert "mmrepro report ~/'my runs/one; rm -rf x'" in out.getvalue()
+    assert "page: ~/'my runs/one; rm -rf x'" in terminal(
+        sample_incident(), "~/my runs/one; rm -rf x"
+    )
 
 
-@pytest.mark.parametrize("render", [reports.render_markdown, reports.render_html])
+def test_what_is_met_and_confirmed_is_folded_and_what_is_open_is_not() -> None:
+    sections = {section.title: section.blocks for section in compose(sample_incident()).shown}
+    for title, word in (("Conditions", "met"), ("Claims of the original report", "confirmed")):
+        (open_,) = [block for block in sections[title] if isinstance(block, Table)]
+        (folded,) = [block for block in sections[title] if isinstance(block, Details)]
+        (inner,) = folded.blocks
+        assert isinstance(inner, Table)
+        assert {row.status for row in inner.rows} == {word}
+        assert word not in {row.status for row in open_.rows}
+        assert not folded.open
+
+
+@pytest.mark.parametrize("render", [markdown, html])
 def test_each_condition_is_named_by_its_id(render: Callable[[Incident], str]) -> None:
     """It is what ``mmrepro judge`` calls it, and what the scenario's file is searched for."""
     verdict = sample_incident().verdict

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from mmrepro.evidence import Evidence, SeriesPoint
 from mmrepro.incident import Incident
 from mmrepro.records import GpuFacts
-from mmrepro.reports import render_html, render_markdown, timeline, view, words
+from mmrepro.reports import timeline, words
 from mmrepro.reports.picture import WIDTH, picture
+from rendered import html, markdown
 from sample import sample_incident
 from sample_evidence import at
 
@@ -71,8 +72,8 @@ def test_wild_numbers_draw_nothing_wild(
     )
     if picture(incident):
         check_frame(drawn(incident))
-    assert render_html(incident)
-    assert render_markdown(incident)
+    assert html(incident)
+    assert markdown(incident)
 
 
 def test_a_long_run_is_drawn_small() -> None:
@@ -105,7 +106,7 @@ def test_a_span_of_durations() -> None:
 
 
 def test_requests_that_went_alike_are_one_row() -> None:
-    groups = view.request_groups(WHOLE.evidence.requests)
+    groups = timeline.request_groups(WHOLE.evidence.requests)
     assert [(g.count, g.status) for g in groups] == [
         (4, "200"),
         (1, "400"),
@@ -154,9 +155,9 @@ def test_of_several_gpus_the_engines_own_is_marked() -> None:
     incident = on_gpus(False, True)
     names = [track.name for track in timeline.gpu_tracks(incident)]
     assert names == ["engine GPU 1", "GPU 0"]
-    words_of = render_markdown(incident)
+    words_of = markdown(incident)
     assert "engine GPU 1 memory" in words_of
     assert "GPU 1: NVIDIA H100 80GB HBM3, 80 GiB, GPU-00000001, taken by the engine" in words_of
     assert "in use when the run began: process 7 (train) with 70.0 GiB, not the engine" in words_of
     assert "580.159.04, runs CUDA up to 13.0" in words_of
-    assert "runs CUDA up to" not in render_markdown(WHOLE)
+    assert "runs CUDA up to" not in markdown(WHOLE)

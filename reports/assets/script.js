@@ -1,0 +1,125 @@
+"use strict";
+(() => {
+  const make = (name, text, attributes = {}) => {
+    const node = document.createElement(name);
+    if (text) node.textContent = text;
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    return node;
+  };
+  const rows = (box) => [...box.querySelectorAll("tbody tr")];
+
+  // A filter by status and a search above each long table. Both hide rows; nothing is removed.
+  for (const box of document.querySelectorAll("[data-filter]")) {
+    const all = rows(box);
+    const statuses = [...new Set(all.map((row) => row.dataset.status).filter(Boolean))];
+    const bar = make("div", "", { class: "filter" });
+    const search = make("input", "", { type: "search", placeholder: "search", "aria-label": "search this table" });
+    const count = make("span", "", { class: "soft", role: "status" });
+    let wanted = "";
+    const show = () => {
+      const word = search.value.toLowerCase();
+      let shown = 0;
+      for (const row of all) {
+        const fits = (!wanted || row.dataset.status === wanted) && row.textContent.toLowerCase().includes(word);
+        row.hidden = !fits;
+        shown += fits;
+      }
+      count.textContent = wanted || word ? `${shown} of ${all.length}` : "";
+    };
+    const buttons = statuses.length > 1 ? ["", ...statuses].map((status) => {
+      const button = make("button", status || "all", { type: "button", "aria-pressed": String(!status) });
+      button.addEventListener("click", () => {
+        wanted = status;
+        for (const other of buttons) other.setAttribute("aria-pressed", String(other === button));
+        show();
+      });
+      return button;
+    }) : [];
+    search.addEventListener("input", show);
+    bar.append(...buttons, search, count);
+    box.before(bar);
+  }
+
+  // A span selected in the timeline shows the rows of that time.
+  for (const figure of document.querySelectorAll("[data-timeline]")) {
+    const [first, last, left, right] = figure.dataset.timeline.split(" ").map(Number);
+    const svg = figure.querySelector("svg");
+    const timed = [...document.querySelectorAll("tr[data-at]")];
+    if (!svg || !timed.length) continue;
+    const brush = make("div", "", { class: "brush", hidden: "" });
+    const note = make("p", "Select a span in the timeline to see its lines.", { class: "soft brushed", role: "status" });
+    figure.classList.add("brushable");
+    figure.append(brush);
+    figure.after(note);
+    const at = (event) => {
+      const box = svg.getBoundingClientRect();
+      const share = ((event.clientX - box.left) / box.width - left) / (right - left);
+      return Math.min(Math.max(share, 0), 1);
+    };
+    let from = null;
+    const draw = (a, b) => {
+      const box = svg.getBoundingClientRect();
+      const offset = box.left - figure.getBoundingClientRect().left + figure.scrollLeft;
+      const x = (share) => offset + box.width * (left + (right - left) * share);
+      brush.hidden = false;
+      brush.style.left = `${x(Math.min(a, b))}px`;
+      brush.style.width = `${Math.abs(x(b) - x(a))}px`;
+    };
+    const select = (a, b) => {
+      const clear = Math.abs(b - a) < 0.004;
+      const low = first + (last - first) * Math.min(a, b);
+      const high = first + (last - first) * Math.max(a, b);
+      let shown = 0;
+      for (const row of timed) {
+        const fits = clear || (Number(row.dataset.at) >= low && Number(row.dataset.at) <= high);
+        row.hidden = !fits;
+        shown += fits;
+      }
+      brush.hidden = clear;
+      note.textContent = clear ? "Select a span in the timeline to see its lines."
+        : `${shown} of ${timed.length} lines between ${low.toFixed(1)} s and ${high.toFixed(1)} s; click once to see all.`;
+      if (!clear) for (const row of timed) row.closest("details")?.setAttribute("open", "");
+    };
+    svg.addEventListener("pointerdown", (event) => { from = at(event); event.preventDefault(); });
+    window.addEventListener("pointermove", (event) => { if (from !== null) draw(from, at(event)); });
+    window.addEventListener("pointerup", (event) => { if (from !== null) { select(from, at(event)); from = null; } });
+  }
+
+  // Commands have a button that copies them.
+  for (const text of document.querySelectorAll("[data-copy]")) {
+    const button = make("button", "copy", { type: "button", class: "copy" });
+    const command = text.textContent;
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(command);
+        button.textContent = "copied";
+      } catch {
+        getSelection().selectAllChildren(text);
+        button.textContent = "selected";
+      }
+      setTimeout(() => { button.textContent = "copy"; }, 2000);
+    });
+    const box = make("div", "", { class: "copied" });
+    text.before(box);
+    box.append(text, button);
+  }
+
+  // A link to a line opens what it is folded in.
+  const reveal = () => {
+    const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+    for (let node = target; node; node = node.parentElement) if (node.tagName === "DETAILS") node.open = true;
+    if (target) target.scrollIntoView();
+  };
+  window.addEventListener("hashchange", reveal);
+  reveal();
+
+  // The list of contents marks the part that is read.
+  const links = new Map([...document.querySelectorAll("nav a")].map((a) => [a.hash.slice(1), a]));
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) {
+      for (const link of links.values()) link.removeAttribute("aria-current");
+      links.get(entry.target.id)?.setAttribute("aria-current", "true");
+    }
+  }, { rootMargin: "0px 0px -75% 0px" });
+  for (const section of document.querySelectorAll("section[id]")) seen.observe(section);
+})();

@@ -1,0 +1,285 @@
+"""A finding's report: from ``replay.json`` and the finding's own folder, which holds its case."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from mmrepro.base.units import duration
+from mmrepro.case.files import read_case
+from mmrepro.case.model import CASE_FILE, Case, Image
+from mmrepro.errors import BadIncident, UsageError
+from mmrepro.incident.replay import REPLAY_FILE, Finding, Replay
+from mmrepro.machine.files import is_file, is_folder
+from mmrepro.reports import findings, replay as replays, replay_sequence as drawn
+from mmrepro.reports.blocks import (
+    FRAMES,
+    Badge,
+    Block,
+    Facts,
+    Fence,
+    Page,
+    Paragraph,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Warning,
+    code,
+    columns,
+    count,
+    folded,
+    link,
+    strong,
+    table,
+    toned,
+)
+from mmrepro.reports.documents import HTML_FILE, MARKDOWN_FILE, Kind
+from mmrepro.reports.findings import SCRIPT_FILE
+from mmrepro.reports.incident import sentence
+from mmrepro.reports.replay_script import in_order, script, server_steps
+
+
+@dataclass(frozen=True)
+class LoadedFinding:
+    """A finding with the replay that it belongs to, and its case and folder if they are there."""
+
+    replay: Replay
+    finding: Finding
+    case: Case | None
+    folder: Path | None = None
+
+    @cached_property
+    def sequence(self) -> drawn.Sequence | None:
+        if self.case is None or not self.case.operations:
+            return None
+        results = {id: findings.request_result(self.finding, id) for id in self.finding.observed}
+        return drawn.sequence(self.case, results, self.finding.operations)
+
+    @property
+    def limits(self) -> list[str]:
+        """Its own, and those of the replay."""
+        return list(dict.fromkeys([*self.finding.limits, *self.replay.limits]))
+
+    @property
+    def steps(self) -> list[str]:
+        """What a reader types to reproduce it, one command each."""
+        if self.case is None:
+            return []
+        steps = server_steps(self.case, self.replay.settings, project(self.replay))
+        return [*steps, f"python3 {SCRIPT_FILE}"] if self.case.operations else steps
+
+
+def load(place: Path) -> LoadedFinding:
+    """The finding in ``place``, its own folder. Raises BadIncident: there is none."""
+    whole = Path(os.path.realpath(place))  # Path.resolve raises where links go in a circle
+    folder = whole if is_folder(whole) else whole.parent
+    for above in folder.parents:
+        if is_file(above / REPLAY_FILE):
+            replay = replays.load(above)
+            for finding in replay.findings:
+                if finding.folder and (above / finding.folder).resolve() == folder:
+                    return finding_of(replay, finding, above)
+            break
+    raise BadIncident(
+        f"{folder} is no finding of a replay: no {REPLAY_FILE} above it names it",
+        hint="give the folder of a finding, e.g. replays/…/f1",
+    )
+
+
+def finding_of(replay: Replay, finding: Finding, directory: Path) -> LoadedFinding:
+    """``finding`` of the ``replay`` in ``directory``, with its case where that can be read."""
+    folder = directory / finding.folder
+    if not finding.folder or folder.is_symlink():  # a link leads out of the replay
+        return LoadedFinding(replay, finding, None)
+    try:
+        case, _ = read_case(folder)
+    except UsageError:  # a replay that was cut short has none yet
+        return LoadedFinding(replay, finding, None, folder)
+    return LoadedFinding(replay, finding, case, folder)
+
+
+def script_of(loaded: LoadedFinding) -> str:
+    """The text of ``reproduce.py``. Raises UsageError: a picture of the case is missing."""
+    assert loaded.case is not None
+    return script(
+        loaded.finding,
+        loaded.case,
+        loaded.folder,
+        settings=loaded.replay.settings,
+        deadline_s=loaded.replay.deadline_s,
+        project=project(loaded.replay),
+    )
+
+
+def project(replay: Replay) -> str:
+    """The engine's name on the package index; empty: its own."""
+    return replay.wheel.project if replay.wheel else ""
+
+
+def compose(loaded: LoadedFinding) -> Page:
+    finding, replay = loaded.finding, loaded.replay
+    listed = findings.Listed(finding.id, finding)
+    confirmed = "confirmed" if finding.confirmed else "not confirmed"
+    return Page(
+        title=findings.finding_title(finding),
+        badge=Badge(
+            finding.finding_class.value.capitalize(),
+            findings.tone(finding),
+            f"{findings.known_name(finding) or 'unknown'}, {confirmed}",
+        ),
+        subject=f"finding {finding.id} of {replays.source(replay)}",
+        warning=Warning(replay.failure) if replay.failure else None,
+        card=[*_card(finding)],
+        counts=[findings.requests_words(finding), findings.rate_words(finding.rate)],
+        commands=[*_commands(loaded)],
+        sections=[
+            Section("The sequence", [*_sequence(loaded)], 96),
+            Section("Why each is needed", needed(loaded), 90),
+            Section("Where it stands", [*_stack(finding)], 88),
+            Section("The log", [Fence("\n".join(finding.log_lines))] * bool(finding.log_lines), 84),
+            Section("Reproduce it", [*_reproduction(loaded)], 92),
+            Section("Known or not", [*_known(finding)], 86),
+            Section("How often", [*_rate(finding)], 80),
+            Section("Shrinking", [*findings.shrinking([listed]), *_steps(finding)], 30),
+            *findings.context(replay, [], loaded.limits),
+        ],
+        footer=f"Finding {finding.id} of replay {replay.id}, "
+        f"{replay.created.wall:%Y-%m-%d %H:%M:%S} UTC.",
+    )
+
+
+def _card(finding: Finding) -> Iterator[Block]:
+    yield Paragraph((strong("Observed: "), sentence(findings.observation(finding))))
+    yield Paragraph((strong("Expected: "), f"{findings.expected(finding)}."))
+    yield from (Paragraph(f"The same requests also show: {one}") for one in finding.also[:3])
+    if finding.stack:
+        yield findings.stack(finding)
+
+
+def _stack(finding: Finding) -> Iterator[Block]:
+    if len(finding.stack) > FRAMES:  # the card has no room for all of them
+        yield findings.stack(finding, len(finding.stack))
+
+
+def _commands(loaded: LoadedFinding) -> Iterator[tuple[str, str]]:
+    if loaded.case is not None and loaded.case.operations:
+        yield "to reproduce it, with its server up", f"python3 {SCRIPT_FILE}"
+    if loaded.case is not None:
+        yield "to repeat it on a fresh server", f"mmrepro replay {CASE_FILE}"
+    yield "to fill in the engine's bug report", "mmrepro report . --format issue"
+
+
+def _sequence(loaded: LoadedFinding) -> Iterator[Block]:
+    sequence, case = loaded.sequence, loaded.case
+    if sequence is None or case is None:
+        return
+    order = "one after another" if in_order(case) else "by their barriers, some together"
+    hidden = f" {sequence.hidden} more requests are not drawn." if sequence.hidden else ""
+    legend = f"Sent {order}; lengths say nothing about time. {drawn.LEGEND}.{hidden}"
+    yield Paragraph(legend, "soft")
+    yield Picture(drawn.picture(sequence), [Fence(drawn.drawing(sequence))])
+    rows = [
+        Row(
+            (
+                code(lane.operation.id),
+                lane.result,
+                lane.shape,
+                ", ".join(lane.operation.after) or "at once",
+                f"at {lane.operation.leave}" if lane.operation.leave else "",
+            ),
+            tone="bad" if lane.fails else "",
+            status=lane.kind,
+        )
+        for lane in sequence.lanes
+    ]
+    heads = columns("request:name", "observed", "what", "sent after", "client leaves")
+    shown = [Table(heads, rows, "requests")]
+    yield from folded(count(len(rows), "request"), shown, open=len(rows) <= 12)
+    words = {name: image_words(name, case) for name in sequence.letters}
+    if words:
+        named = [(code(letter), words[name]) for name, letter in sequence.letters.items()]
+        pictured = drawn.images_picture(sequence, words)
+        shown_images = [Picture(pictured, table(["image:name", "what"], named, "images"))]
+        yield from folded(count(len(words), "image"), shown_images, open=len(words) <= 12)
+
+
+def needed(loaded: LoadedFinding) -> list[Block]:
+    """What the finding needs: the requests in their order, then the rest."""
+    order = [op.id for op in loaded.case.operations] if loaded.case else []
+    place = {id: number for number, id in enumerate(order)}
+    parts = sorted(loaded.finding.needed, key=lambda one: place.get(one.what, len(place)))
+    rows = [(code(one.what), one.why, code(one.by) if one.by else "itself") for one in parts]
+    return table(["needed:name", "without it", "argued by:name"], rows, "what is needed")
+
+
+def _reproduction(loaded: LoadedFinding) -> Iterator[Block]:
+    if not loaded.steps:
+        return
+    yield Fence("\n".join(loaded.steps), "sh")
+    if loaded.case is not None and loaded.case.operations:
+        needs = " needs Python and nothing else, and talks to 127.0.0.1 only. Its requests are in "
+        yield Paragraph((link(SCRIPT_FILE, SCRIPT_FILE), needs, link(CASE_FILE, CASE_FILE), "."))
+
+
+def _known(finding: Finding) -> Iterator[Block]:
+    yield Paragraph(findings.known_words(finding))
+    yield Facts([("told apart from other failures by", code(finding.bucket))], "bucket")
+
+
+def _rate(finding: Finding) -> Iterator[Block]:
+    yield Paragraph(f"{findings.rate_words(finding.rate)}. {findings.RATE_NOTE}")
+
+
+def _steps(finding: Finding) -> list[Block]:
+    rows = [
+        Row(
+            (
+                step.what,
+                toned("yes", "good") if step.kept else toned("no", "soft"),
+                str(step.requests),
+                f"{step.failed} of {step.plays}",
+                step.why,
+            ),
+            status="still fails" if step.kept else "passes",
+        )
+        for step in finding.steps
+    ]
+    heads = ("left out", "still fails:name", "requests:number", "failed:number", "why")
+    shown: list[Block] = [Table(columns(*heads), rows, "steps of the shrinking")] if rows else []
+    servers = f"{count(finding.starts, 'server')}, {duration(finding.seconds)}"
+    return folded(f"{count(len(rows), 'step')}, {servers}", shown, open=len(rows) <= 12)
+
+
+def image_words(name: str, case: Case) -> str:
+    """What an image is, by its recipe."""
+    image: Image = case.images[name]
+    fields: dict[str, Any] = image.model_dump()
+    size = fields.get("size")
+    pixels = f"{size[0]} × {size[1]}" if size else ""
+    words = {
+        "content": f"picture {str(fields.get('sha256', ''))[:12]}",
+        "noise": f"noise, seed {fields.get('seed')}, {pixels}",
+        "tiles": f"tiles, seed {fields.get('seed')}, {fields.get('rows')} rows × "
+        f"{fields.get('columns')} columns",
+        "solid": f"one colour {fields.get('colour')}, {pixels}",
+        "near": f"{fields.get('of')} with {count(fields.get('pixels') or 1, 'pixel')} changed",
+        "resized": f"{fields.get('of')}, resized to {pixels}",
+        "relayout": f"the tiles of {fields.get('of')} in {fields.get('rows')} rows × "
+        f"{fields.get('columns')} columns",
+        "collision": f"member {fields.get('member')} of the family {fields.get('family')}",
+    }
+    return words[image.kind]
+
+
+KIND: Final = Kind(
+    "a finding",
+    (MARKDOWN_FILE, HTML_FILE),
+    load,
+    compose,
+    lambda loaded: loaded.finding,
+)

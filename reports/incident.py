@@ -1,0 +1,863 @@
+"""A run's report, and a diagnosis's: ``incident.json`` as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from mmrepro.base.units import duration, size
+from mmrepro.evidence import ReproducerResult
+from mmrepro.incident import (
+    INCIDENT_FILE,
+    SCHEMA_VERSION,
+    ClaimResult,
+    ClaimStatus,
+    Incident,
+    KeyStack,
+    MitigationFacts,
+    StandIn,
+)
+from mmrepro.incident.model import collision_probability
+from mmrepro.probes.base import ProbeStatus
+from mmrepro.probes.data import ProcessesData
+from mmrepro.records import HostFacts, Setting
+from mmrepro.reports import timeline
+from mmrepro.reports.blocks import (
+    FRAMES,
+    Badge,
+    Block,
+    Facts,
+    Fence,
+    Frame,
+    Heading,
+    Inline,
+    Page,
+    Paragraph,
+    Picture,
+    Row,
+    Section,
+    Sides,
+    Stack,
+    Table,
+    Warning,
+    bullets,
+    code,
+    codes,
+    columns,
+    count,
+    folded,
+    link,
+    prose,
+    slug,
+    strong,
+    table,
+    toned,
+)
+from mmrepro.reports.bundle_file import is_bundle, read_incident
+from mmrepro.reports.documents import (
+    HTML_FILE,
+    MARKDOWN_FILE,
+    Kind,
+    load_document,
+    read_document,
+)
+from mmrepro.reports.junit import Case, How, Suite
+from mmrepro.reports.words import (
+    ABNORMAL_TONES,
+    CLAIM_MARKS,
+    CLAIM_TONES,
+    CLAIM_WORDS,
+    FIDELITY_WORDS,
+    OUTCOME_SENTENCES,
+    OUTCOME_WORDS,
+    TRUTH_MARKS,
+    TRUTH_TONES,
+    TRUTH_WORDS,
+    abnormal_words,
+    effective_words,
+    part_words,
+    sane,
+    span,
+)
+from mmrepro.signature import ConditionResult, Outcome, Truth
+
+OPEN_LINES: Final = 15
+"""Of the timeline, which are shown unfolded."""
+
+
+def load(directory: Path | str) -> Incident:
+    """The incident kept in ``directory``, in its ``incident.json``, or in a bundle.
+
+    Raises:
+        BadIncident: there is none, or it cannot be read; the message says which and why.
+    """
+    directory = Path(directory)
+    if is_bundle(directory):
+        data = read_incident(directory)
+        return read_document(data, directory, Incident, "incident", SCHEMA_VERSION)
+    return load_document(directory, INCIDENT_FILE, Incident, "incident", SCHEMA_VERSION)
+
+
+def compose(incident: Incident) -> Page:
+    """The page of a run, or of a diagnosis."""
+    if incident.diagnosis is not None:
+        from mmrepro.reports.diagnosis import compose_diagnosis
+
+        return compose_diagnosis(incident, incident.diagnosis)
+    return Page(
+        title=title(incident),
+        badge=badge(incident),
+        subject=f"{incident.scenario.name} on {engine_name(incident)}, "
+        f"fidelity {incident.fidelity}",
+        warning=warning(incident),
+        card=[*_card(incident)],
+        counts=[*counts(incident)],
+        commands=[*_commands(incident)],
+        sections=[
+            *what_happened(incident),
+            *_claims(incident),
+            Section("Mitigations", _mitigations(incident), 70),
+            *context(incident),
+        ],
+        footer=footer(incident),
+    )
+
+
+def warning(incident: Incident) -> Warning | None:
+    note = partial_note(incident)
+    return Warning(note, incident.failure_detail) if note else None
+
+
+def footer(incident: Incident) -> Inline:
+    return (
+        f"Incident {incident.id}, {incident.created.wall:%Y-%m-%d %H:%M:%S} UTC, made by mmrepro "
+        f"{incident.mmrepro_version} from ",
+        code("incident.json"),
+        "; the raw evidence lies in ",
+        code("evidence/"),
+        " beside it.",
+    )
+
+
+def _card(incident: Incident) -> Iterator[Block]:
+    if text := outcome(incident):
+        yield Paragraph(text)
+    reproduced = bool(incident.verdict) and incident.outcome is Outcome.REPRODUCED
+    yield Paragraph(prose(sentence(incident.scenario.summary)))
+    if incident.key_stack:
+        yield stack(incident.key_stack, short=True)
+    if incident.verdict is not None and incident.scenario.affected:
+        known = [f"Affected releases: {incident.scenario.affected}"]
+        helps = next((m for m in incident.mitigations if not m.hides), None)
+        if helps and reproduced:
+            yield Paragraph((*known, "; workaround ", code(helps.name), f": {helps.description}"))
+        else:
+            yield Paragraph(known[0])
+    if incident.left_behind:
+        yield Paragraph(f"Left behind after the stop: {'; '.join(incident.left_behind[:4])}", "bad")
+
+
+def counts(incident: Incident) -> Iterator[str]:
+    """Conditions and claims, in numbers."""
+    if text := condition_count(incident):
+        yield text
+    found = Counter(claim.status for claim in incident.claims)
+    for status in ClaimStatus:
+        if found[status]:
+            word = "claim" if found[status] == 1 else "claims"
+            yield f"{found[status]} {word} {CLAIM_WORDS[status]}"
+
+
+def _commands(incident: Incident) -> Iterator[tuple[str, str]]:
+    yield "to repeat it", incident.command
+    if incident.server is not None:
+        yield (
+            f"the server still runs at {incident.server.url}; to end it",
+            f"kill {incident.server.pid}",
+        )
+
+
+# ------------------------------------------------------------------------------- what happened
+
+
+def what_happened(incident: Incident) -> Iterator[Section]:
+    """The sections on what the run saw, the timeline first."""
+    yield Section("Timeline", [*_timeline(incident)], 50)
+    yield Section("Symptom", _symptoms(incident), 90)
+    yield Section("Side by side", [*_exhibits(incident)], 88)
+    if incident.verdict:
+        yield Section("Conditions", [*_conditions(incident)], 94)
+    if incident.key_stack:
+        yield Section("The stack that matters", [*_stack(incident.key_stack)], 95)
+    yield Section("Log", _logs(incident), 60)
+    yield Section(cause_heading(incident), _root_cause(incident), 80)
+    yield Section("Minimal reproducers", _reproducers(incident), 78)
+
+
+def _timeline(incident: Incident) -> Iterator[Block]:
+    from mmrepro.reports.picture import axis_of, picture
+
+    lines = timeline.lines(incident)
+    drawing = picture(incident)
+    if drawing:
+        yield Picture(drawing, timeline.sparks(incident), "", axis_of(incident))
+    loud = [line for line in lines if line.level != "info"]
+    if len(lines) > OPEN_LINES and loud:
+        yield from _timed(loud[:12], "lines that report trouble")
+    yield from folded(
+        f"All {len(lines)} lines" if lines else "",
+        _timed(lines, "all that happened"),
+        open=len(lines) <= OPEN_LINES,
+    )
+
+
+def _timed(lines: Sequence[timeline.Line], caption: str) -> list[Block]:
+    tones = {"info": "", "warning": "unsure", "error": "bad"}
+    rows = [
+        Row(
+            (f"{line.at:+.2f} s", line.phase, line.source, line.text),
+            tone=tones[line.level],  # type: ignore[arg-type]
+            status=line.level,
+            at=line.at,
+        )
+        for line in lines
+    ]
+    heads = columns("time:number", "phase:name", "source:name", "what")
+    return [Table(heads, rows, caption)] if rows else []
+
+
+def _symptoms(incident: Incident) -> list[Block]:
+    rows = [
+        Row(
+            (
+                row.check,
+                strong(row.observed, ABNORMAL_TONES[row.abnormal]),
+                row.healthy,
+                row.reported,
+                abnormal_words(row.abnormal),
+            ),
+            status="abnormal" if row.abnormal else "",
+        )
+        for row in incident.symptoms[:200]
+    ]
+    heads = columns("check", "observed", "healthy (warm-up check)", "as reported", "abnormal:name")
+    return [Table(heads, rows, "symptoms")] if rows else []
+
+
+def _exhibits(incident: Incident) -> Iterator[Block]:
+    from mmrepro.reports.exhibits import exhibits
+
+    for exhibit, drawn, curve in exhibits(incident):
+        yield Heading(exhibit.title)
+        if exhibit.note:
+            yield Paragraph(prose(exhibit.note))
+        rows = [
+            (
+                shown.caption,
+                code(f"evidence/{shown.file}") if shown.file else "",
+                shown.text,
+                "; ".join(f"{name} {value}" for name, value in shown.facts.items()),
+            )
+            for shown, _ in drawn
+        ]
+        if rows:
+            pictures = [(pixels, one.caption, one.text, one.facts) for one, pixels in drawn]
+            yield Sides(pictures, table(["", "image", "answer", "facts"], rows))
+        if exhibit.birthday is not None:
+            given = exhibit.birthday
+            marks = [
+                (f"{p.images:,}", collision_share(p.images, given.bits), p.label)
+                for p in (*given.pools, *given.seen)[:40]
+            ]
+            heads = ["images:number", "chance of a collision:number", ""]
+            yield Picture(curve, table(heads, marks))
+
+
+def stack(given: KeyStack, *, short: bool = False) -> Stack:
+    """``short``: the innermost frames alone, without their locals."""
+    state = ("active" if given.active else "idle") + ("+gil" if given.owns_gil else "")
+    frames = [
+        Frame(f.function, f.file, f.line, {} if short else f.locals)
+        for f in given.frames[: FRAMES if short else None]
+    ]
+    seen = f"{given.seen} of {given.samples} samples"
+    return Stack(f"{given.process}, thread {given.thread} ({state}), {seen}", frames)
+
+
+def _stack(given: KeyStack) -> Iterator[Block]:
+    seen = f"{given.seen} of {given.samples}"
+    text = (strong(seen), " samples of ", code(given.process), " show it, innermost call first. ")
+    yield Paragraph((*text, *prose(given.note)))
+    yield from folded(f"{len(given.frames)} frames with their locals", [stack(given)])
+
+
+def _conditions(incident: Incident) -> Iterator[Block]:
+    assert incident.verdict is not None
+    text = condition_count(incident) + ". " if condition_count(incident) else ""
+    yield Paragraph(text + sentence(incident.verdict.explanation))
+    yield from condition_tables(incident.verdict.conditions)
+
+
+def condition_tables(given: Sequence[ConditionResult], prefix: str = "") -> Iterator[Block]:
+    """Those that are open, then those that are met, folded. ``prefix``: of their anchors."""
+    for met in (False, True):
+        some = [c for c in given if (c.truth is Truth.MET) is met]
+        rows = [
+            Row(
+                (
+                    toned(f"{TRUTH_MARKS[c.truth]} {TRUTH_WORDS[c.truth]}", TRUTH_TONES[c.truth]),
+                    c.observed,
+                    (c.statement, " ", code(c.id)),
+                    part_words(c),
+                    codes(f"evidence/{file.removeprefix('evidence/')}" for file in c.evidence[:4]),
+                ),
+                status=c.truth.value,
+                anchor=slug(f"condition-{prefix}{c.id}"),
+            )
+            for c in some
+        ]
+        heads = columns("truth:name", "observed", "condition", "part", "evidence")
+        shown: list[Block] = [Table(heads, rows, "conditions")] if rows else []
+        word = "condition" if len(rows) == 1 else "conditions"
+        yield from folded(f"{len(rows)} {word} met", shown) if met else shown
+
+
+def _logs(incident: Incident) -> list[Block]:
+    blocks: list[Block] = []
+    for log in incident.log_lines[:60]:
+        note = f": {log.note}" if log.note else ""
+        prefix = " ".join(filter(None, [log.process and f"({log.process})", log.time]))
+        blocks.append(Paragraph((code(f"{log.file}:{log.number}"), note)))
+        blocks.append(Fence(f"{prefix} {log.text}".strip()))
+    return folded(f"{len(blocks) // 2} excerpts", blocks, open=len(blocks) <= 4)
+
+
+def _root_cause(incident: Incident) -> list[Block]:
+    text = incident.scenario.explanation
+    blocks: list[Block] = [Paragraph(prose(text))] if text else []
+    sources: list[Block] = []
+    for source in incident.sources[:30]:
+        where = code(f"{source.file}:{source.first_line}")
+        sources.append(
+            Paragraph(
+                (code(source.qualname), " in ", where, ", as installed. ", *prose(source.note))
+            )
+        )
+        lines = "\n".join(" ".join(line.splitlines()) for line in source.lines[:200])
+        sources.append(Fence(lines, "python", source.first_line, source.highlight))
+    what = "1 function" if len(sources) == 2 else f"{len(sources) // 2} functions"
+    return blocks + folded(f"{what} of the engine, as installed", sources)
+
+
+def _reproducers(incident: Incident) -> list[Block]:
+    rows = [
+        (
+            code(r.name),
+            "–" if r.exit_code is None else str(r.exit_code),
+            duration(r.seconds),
+            facts(r),
+            r.error,
+        )
+        for r in incident.evidence.reproducers[:40]
+    ]
+    return table(
+        ["reproducer:name", "exit code:number", "took:number", "facts", "error"],
+        rows,
+        "minimal reproducers",
+    )
+
+
+# ------------------------------------------------------------------------------ claims and context
+
+
+def _claims(incident: Incident) -> Iterator[Section]:
+    blocks: list[Block] = []
+    for confirmed in (False, True):
+        some = [c for c in incident.claims if (c.status is ClaimStatus.CONFIRMED) is confirmed]
+        shown: list[Block] = [claim_table(some)] if some else []
+        word = "claim" if len(some) == 1 else "claims"
+        blocks += folded(f"{len(some)} {word} confirmed", shown) if confirmed else shown
+    yield Section("Claims of the original report", blocks, 85)
+
+
+def claim_table(claims: Sequence[ClaimResult], said: str = "claim") -> Table:
+    rows = [
+        Row(
+            (
+                toned(f"{CLAIM_MARKS[c.status]} {CLAIM_WORDS[c.status]}", CLAIM_TONES[c.status]),
+                c.observed,
+                c.text,
+                c.source,
+            ),
+            status=CLAIM_WORDS[c.status],
+            anchor=slug(f"claim-{c.id}"),
+        )
+        for c in claims
+    ]
+    return Table(columns("this run shows:name", "observed", said, "source:name"), rows, f"{said}s")
+
+
+def _mitigations(incident: Incident) -> list[Block]:
+    return table(
+        ["mitigation:name", "this run", "what it does", "try it"],
+        [(code(m.name), _tried(m), m.description, code(m.command)) for m in incident.mitigations],
+        "mitigations",
+    )
+
+
+def _tried(mitigation: MitigationFacts) -> str:
+    observed = f": {mitigation.observed}" if mitigation.observed else ""
+    return effective_words(mitigation) + observed
+
+
+def context(incident: Incident) -> Iterator[Section]:
+    """The sections on what the run was made with, and how it went."""
+    yield Section("What differs from production", _differences(incident), 65)
+    yield Section(
+        "Upstream",
+        bullets(
+            [
+                (link(r.id, r.url), f": {r.title}" + (f" ({r.note})" if r.note else ""))
+                for r in incident.references[:40]
+            ]
+        ),
+        55,
+    )
+    yield Section("Environment", [*_environment(incident)], 75)
+    yield Section("How the run went", [*_run(incident)], 40)
+    yield Section("Requests", _requests(incident), 30)
+    yield Section("Packages", _packages(incident), 10)
+
+
+def _differences(incident: Incident) -> list[Block]:
+    words = FIDELITY_WORDS[incident.fidelity]
+    blocks: list[Block] = [Paragraph(("Fidelity ", strong(incident.fidelity.value), f": {words}."))]
+    if not incident.stand_ins and incident.diagnosis is None:
+        blocks.append(Paragraph("No stand-in: the engine's code is unmodified."))
+    rows = [(code(s.name), s.replaces, s.why, stand_in_use(s)) for s in incident.stand_ins]
+    blocks += table(["stand-in:name", "replaces", "why", "in this run"], rows, "stand-ins")
+    return blocks + settings_table(incident.engine.settings)
+
+
+def settings_table(settings: Sequence[Setting]) -> list[Block]:
+    """Settings that differ from the engine's own, folded."""
+    rows = [(code(s.name), code(s.value), s.why) for s in settings]
+    shown = table(["setting:name", "value", "why"], rows, "settings")
+    return folded(f"{count(len(rows), 'setting')} other than the engine's own", shown)
+
+
+def _environment(incident: Incident) -> Iterator[Block]:
+    rows = environment(incident)
+    yield from folded("Engine, wheel, model, host", [Facts(rows, "environment")])
+    engine = incident.engine
+    if engine.command:
+        variables = [f"{name}={value}" for name, value in engine.environment.items()]
+        command = Fence("\n".join([*variables, " ".join(engine.command)]), "sh")
+        yield from folded(started_with(incident).rstrip(":"), [command])
+
+
+def _packages(incident: Incident) -> list[Block]:
+    packages = incident.engine.packages
+    if not packages:
+        return []
+    file = incident.engine.packages_file
+    where: list[Block] = []
+    if file:
+        where = [Paragraph(("With hashes: ", code("evidence/" + file.removeprefix("evidence/"))))]
+    shown = [*where, Fence("\n".join(packages[:2000]))]
+    return folded(f"{len(packages)} packages as resolved", shown)
+
+
+def _run(incident: Incident) -> Iterator[Block]:
+    if gate := incident.gate:
+        latency = span(gate.latencies_s)
+        rule = f" ({gate.deadline_rule})" if gate.deadline_rule else ""
+        yield Paragraph(
+            (
+                "Warm-up check ",
+                strong("passed", "good") if gate.passed else strong("failed", "bad"),
+                f": {sentence(gate.why)}"
+                + (f" Latencies {latency}." if latency else "")
+                + (f" Deadline {duration(gate.deadline_s)}{rule}." if gate.deadline_s else ""),
+            )
+        )
+    if text := latencies(incident):
+        yield Paragraph(text)
+    if text := engine_exit(incident):
+        yield Paragraph(strong(text, "bad"))
+    processes = footprint(incident)[:40]
+    heads = ["process", "resident memory:number", "threads:number"]
+    shown = table(heads, processes, "processes of the engine")
+    yield from folded(f"{len(processes)} rows on the engine's processes", shown)
+    probes = incident.evidence.probes
+    rows = [
+        Row(
+            (code(p.probe), p.phase, p.status.value, duration(p.seconds), p.reason, codes(p.raw)),
+            tone="" if p.ok else "unsure",
+            status=p.status.value,
+        )
+        for p in probes[:500]
+    ]
+    bad = sum(p.status is not ProbeStatus.OK for p in probes)
+    names = columns("probe:name", "phase:name", "status:name", "took:number", "reason", "raw")
+    shown = [Table(names, rows, "probe results")] if rows else []
+    yield from folded(f"{len(probes)} probe results, {bad} of them not usable", shown)
+    for what, stages in (
+        ("Time spent", incident.stages),
+        ("Within the engine's start", incident.engine.start_stages),
+    ):
+        if stages:
+            spent = ", ".join(f"{n} {duration(s)}" for n, s in list(stages.items())[:30] if sane(s))
+            yield Paragraph(f"{what}: {spent}.")
+    yield Paragraph((strong("Left behind: "), left_behind(incident)))
+    yield from bullets([code(item) for item in incident.left_behind[:100]])
+
+
+def _requests(incident: Incident) -> list[Block]:
+    rows = [
+        Row(
+            (
+                g.ids,
+                g.first.phase,
+                g.first.label if g.count == 1 else f"{g.count} × {timeline.purpose(g.first.label)}",
+                g.status,
+                g.latency,
+                g.first.error,
+            ),
+            status=g.kind,
+        )
+        for g in timeline.request_groups(incident.evidence.requests)[:500]
+    ]
+    heads = columns("id:name", "phase:name", "what for", "answer:name", "latency:name", "error")
+    shown: list[Block] = [Table(heads, rows, "requests")] if rows else []
+    return folded(f"{len(incident.evidence.requests)} requests", shown)
+
+
+# ------------------------------------------------------------------------------------- JUnit
+
+
+def junit(incident: Incident) -> list[Suite]:
+    """Test cases that are never greener than the run.
+
+    * verdict: passes only when the outcome is the expected one; inconclusive or missing is an
+      error; where nothing was expected it is skipped.
+    * condition: met passes; not met fails, unless the verdict is as expected without it (skipped);
+      unknown is an error if it was required and the verdict is not as expected, else skipped.
+    * the state of a diagnosed live server: healthy passes, what is unknown is an error; each known
+      failure that was found fails.
+    * claim: its name ends with what the run shows of it. A refuted claim passes: that the bug
+      report was wrong in one point is a finding, not a failure of the run. Not tested is skipped.
+    """
+    name = f"mmrepro.{incident.scenario.name}"
+    cases: list[Case] = []
+    if incident.diagnosis is not None:
+        from mmrepro.reports.diagnosis import diagnosis_cases
+
+        cases += diagnosis_cases(incident.diagnosis, name)
+    else:
+        cases.append(_verdict_case(incident, name))
+    as_expected = incident.verdict is not None and incident.verdict.as_expected
+    for condition in incident.verdict.conditions if incident.verdict else []:
+        cases.append(_condition_case(condition, name, as_expected))
+    for claim in incident.claims:
+        tested = claim.status is not ClaimStatus.NOT_TESTED
+        text = f"{claim.status}: {claim.observed}"
+        cases.append(
+            Case(
+                f"{name}.claim",
+                f"{claim.id}: {claim.text} [{claim.status}]",
+                "passed" if tested else "skipped",
+                message="" if tested else f"not tested: {claim.observed}",
+                output=text if tested else "",
+            )
+        )
+    properties = [
+        ("engine", engine_name(incident)),
+        ("fidelity", str(incident.fidelity)),
+        ("incident", incident.id),
+        ("command", incident.command),
+    ]
+    return [Suite(name, incident.created.wall, cases, properties)]
+
+
+def _verdict_case(incident: Incident, name: str) -> Case:
+    verdict = incident.verdict
+    how: How = "passed"
+    message = text = kind = output = ""
+    if verdict is None or incident.state != "complete":
+        how, kind = "error", incident.state
+        message, text = partial_note(incident) or "no verdict", "\n".join(incident.failure_detail)
+    elif verdict.outcome is Outcome.INCONCLUSIVE:
+        how, kind, message = "error", "inconclusive", f"inconclusive: {verdict.explanation}"
+    elif verdict.expected is None:
+        how, message = "skipped", f"{verdict.outcome}, and no outcome was expected"
+    elif not verdict.as_expected:
+        how, kind, text = "failed", str(verdict.outcome), verdict.expected_because
+        message = f"{verdict.outcome}, expected {verdict.expected}: {verdict.explanation}"
+    else:
+        output = f"{verdict.outcome}: {verdict.explanation}"
+    seconds = 0.0
+    if incident.finished is not None:
+        seconds = round(max(incident.finished.mono - incident.created.mono, 0.0), 3)
+    case = f"outcome on {engine_name(incident)}"
+    return Case(f"{name}.verdict", case, how, message, text, kind, output, seconds)
+
+
+def _condition_case(condition: ConditionResult, name: str, as_expected: bool) -> Case:
+    group = f"{name}.condition.{condition.part}"
+    case = f"{condition.id}: {condition.statement}"
+    files = "\n".join(f"evidence/{f}" for f in condition.evidence)
+    if condition.truth is Truth.MET:
+        return Case(group, case, output=f"{condition.observed}\n{files}".strip())
+    if condition.truth is Truth.UNKNOWN:
+        matters = condition.required and not as_expected
+        how: How = "error" if matters else "skipped"
+        return Case(group, case, how, f"unknown: {condition.observed}", files, "unknown")
+    if as_expected:
+        message = f"not met, as expected of this run: {condition.observed}"
+        return Case(group, case, "skipped", message)
+    return Case(group, case, "failed", f"not met: {condition.observed}", files, "not-met")
+
+
+# ------------------------------------------------------------------ verdict and summary
+
+
+def badge(incident: Incident) -> Badge:
+    """The verdict; its tone is good where it is the expected one."""
+    verdict = incident.verdict
+    if verdict is None:
+        label = {"interrupted": "Interrupted", "failed": "Failed", "complete": "No verdict"}
+        return Badge(label[incident.state], "unsure", "no verdict was reached")
+    label_text = OUTCOME_WORDS[verdict.outcome]
+    if verdict.outcome is Outcome.INCONCLUSIVE:
+        return Badge(label_text, "unsure", "the failure is neither shown nor excluded")
+    if verdict.expected is None:
+        return Badge(label_text, "unsure", "no outcome was expected")
+    if verdict.as_expected:
+        return Badge(label_text, "good", "as expected")
+    return Badge(label_text, "bad", f"expected: {OUTCOME_WORDS[verdict.expected].lower()}")
+
+
+def engine_name(incident: Incident) -> str:
+    return f"{incident.engine.name} {incident.engine.release}".strip()
+
+
+def title(incident: Incident) -> str:
+    """The scenario's title and the release; the engine's name unless the title has it already."""
+    words, engine = incident.scenario.title, incident.engine
+    if incident.diagnosis is not None and not engine.release:
+        return words
+    known = engine.name.casefold() in words.casefold()
+    return f"{words} ({engine.release if known else engine_name(incident)})"
+
+
+def partial_note(incident: Incident) -> str:
+    """Said at the very top when the run is not whole; empty when it is."""
+    if incident.state == "complete" and (incident.verdict or incident.diagnosis):
+        return ""
+    what = {
+        "interrupted": "This run was interrupted: what follows is what had been collected.",
+        "failed": "This run failed before a verdict: the failure is mmrepro's or its set-up's "
+        "and says nothing about the engine.",
+        "complete": "This run has no verdict.",
+    }[incident.state]
+    return f"{what} {incident.failure}".strip()
+
+
+def outcome(incident: Incident) -> str:
+    """What this run saw, and whether it was expected; empty without a verdict."""
+    verdict = incident.verdict
+    if verdict is None:
+        return ""
+    saw = OUTCOME_SENTENCES[verdict.outcome].format(engine=engine_name(incident))
+    because = f": {verdict.expected_because}" if verdict.expected_because else ""
+    if verdict.expected is None:
+        expected = f"No outcome was expected{because}"
+    elif verdict.as_expected:
+        expected = f"This is the expected outcome{because}"
+    else:
+        expected = (
+            f"This is not what was expected ({OUTCOME_WORDS[verdict.expected].lower()}){because}"
+        )
+    return f"{saw}: {sentence(verdict.explanation)} {sentence(expected)}"
+
+
+def sentence(text: str) -> str:
+    """``text`` with a full stop, unless it has an end of its own."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else text + "."
+
+
+def condition_count(incident: Incident) -> str:
+    """``6 of 6 required conditions met``; empty without a verdict."""
+    if incident.verdict is None:
+        return ""
+    required = [c for c in incident.verdict.conditions if c.required]
+    met = sum(c.truth is Truth.MET for c in required)
+    unknown = sum(c.truth is Truth.UNKNOWN for c in required)
+    tail = f", {unknown} unknown" if unknown else ""
+    return f"{met} of {len(required)} required conditions met{tail}"
+
+
+# ------------------------------------------------------------------ the exact environment
+
+
+def environment(incident: Incident) -> list[tuple[str, str]]:
+    """Label and value of all that a second person needs to have the same run."""
+    engine, wheel, model, host = (
+        incident.engine,
+        incident.engine.wheel,
+        incident.model,
+        incident.host,
+    )
+    rows = [("mmrepro", incident.mmrepro_version), ("engine", engine_name(incident))]
+    if incident.diagnosis is not None:
+        from mmrepro.reports.diagnosis import target_rows
+
+        rows = [("mmrepro", incident.mmrepro_version), *target_rows(incident.diagnosis)]
+    if engine.commit:
+        rows.append(("commit", engine.commit))
+    if wheel:
+        rows += [
+            ("wheel", wheel.filename),
+            ("wheel sha256", wheel.sha256),
+            ("wheel origin", f"{wheel.project}, uploaded {wheel.uploaded}, {wheel.origin}"),
+        ]
+    rows += [
+        ("engine's Python", engine.python),
+        ("packages resolved until", engine.resolved_until),
+        ("fidelity", str(incident.fidelity)),
+    ]
+    if model:
+        facts = [
+            f"{model.parameters:,} parameters" if model.parameters is not None else "",
+            f"seed {model.seed}" if model.seed is not None else "",
+            f"{model.image_tokens} image tokens" if model.image_tokens is not None else "",
+        ]
+        rows.append(("model", ", ".join([model.kind, *filter(None, facts)])))
+        rows.append(("model weights sha256", model.sha256))
+    rows += [
+        ("operating system", f"{host.os}, kernel {host.kernel}"),
+        ("CPU", f"{host.cpu}, {host.cores} cores, {size(host.memory_bytes)} memory"),
+        ("GPU", gpu_words(host)),
+        ("NVIDIA driver", driver_words(host)),
+        ("mmrepro's Python", host.python),
+    ]
+    return [(label, value) for label, value in rows if value]
+
+
+def gpu_words(host: HostFacts) -> str:
+    """``GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, GPU-52a3a85d, taken by the engine; …``."""
+    known = any(gpu.taken for gpu in host.gpu_facts)
+    each = [
+        [
+            f"GPU {gpu.index}: {gpu.name}",
+            size(gpu.memory_bytes) if gpu.memory_bytes else "",
+            gpu.uuid,
+            "MIG is on" if gpu.mig else "",
+            f"in use when the run began: {gpu.users}" if gpu.users else "",
+            "" if not known else "taken by the engine" if gpu.taken else "not the engine's",
+        ]
+        for gpu in host.gpu_facts
+    ]
+    told = "; ".join(", ".join(filter(None, words)) for words in each)
+    return told or ", ".join(host.gpus) or "none"
+
+
+def driver_words(host: HostFacts) -> str:
+    """Version of the driver, and of the CUDA that it runs; empty without a GPU."""
+    if not host.gpu_facts:
+        return ""
+    return f"{host.gpu_facts[0].driver}, runs CUDA up to {host.gpu_facts[0].cuda}"
+
+
+def cause_heading(incident: Incident) -> str:
+    """A scenario knows its cause; only a reproduced run has shown it."""
+    shown = incident.verdict is not None and incident.verdict.outcome is Outcome.REPRODUCED
+    shown = shown or bool(incident.diagnosis and incident.diagnosis.found)
+    return "Root cause" if shown else "The known cause (not shown by this run)"
+
+
+def stand_in_use(stand_in: StandIn) -> str:
+    """What the engine's log says of a stand-in; empty if it says nothing."""
+    if stand_in.loaded is None:
+        return ""
+    used = f"reported itself {stand_in.loaded} times"
+    if stand_in.calls is None:
+        return used
+    if not stand_in.calls:
+        return f"{used}; nothing that it only pretends to have was called"
+    return f"{used}; {stand_in.calls} calls of what it only pretends to have, each of which raised"
+
+
+def footprint(incident: Incident) -> list[tuple[str, str, str]]:
+    """Role, resident memory and threads of each process of the engine, at the last reading."""
+    rows: list[tuple[str, str, str]] = []
+    for _, data in incident.evidence.results(ProcessesData):
+        rows = [(p.role or p.name, size(p.rss_bytes), str(p.threads)) for p in data.processes]
+        total = sum(p.rss_bytes for p in data.processes)
+        if len(rows) > 1:
+            rows.append(("together (shared pages counted in each)", size(total), ""))
+    return rows
+
+
+def collision_share(images: int, bits: int) -> str:
+    """The chance of two equal values among ``images`` of so many bits, in per cent."""
+    if images < 0:
+        return "?"
+    return f"{collision_probability(images, bits):.1%}"
+
+
+def latencies(incident: Incident) -> str:
+    """Start-up, and the latencies of all answered completions; empty without either."""
+    start = incident.engine.start_seconds
+    mode = incident.engine.start_mode
+    how = f" (start mode {mode})" if mode in ("cold", "fork", "warm") else ""
+    parts = [f"The server was ready {duration(start)} after its start{how}."] if start else []
+    known = sorted(r.latency_s for r in incident.evidence.requests if r.answered and r.max_tokens)
+    if known:
+        middle, late = known[len(known) // 2], known[min(len(known) - 1, len(known) * 95 // 100)]
+        parts.append(
+            f"{len(known)} completions were answered, half of them within {duration(middle)}, "
+            f"95 % within {duration(late)}."
+        )
+    return " ".join(parts)
+
+
+def started_with(incident: Incident) -> str:
+    """What the engine's command line in the report is."""
+    if incident.engine.start_mode in ("fork", "warm"):
+        return f"The engine's command, which start mode {incident.engine.start_mode} ran as a fork:"
+    return "The engine was started with:"
+
+
+def engine_exit(incident: Incident) -> str:
+    """How the engine ended, if it ended by itself; else empty."""
+    code = incident.evidence.engine_exit
+    if code is None:
+        return ""
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    return f"The engine ended by itself {how}."
+
+
+def facts(reproducer: ReproducerResult) -> str:
+    return ", ".join(f"{name}={value}" for name, value in reproducer.facts.items())
+
+
+def left_behind(incident: Incident) -> str:
+    if incident.diagnosis is not None:
+        return "Nothing was started and nothing changed: the server was only looked at."
+    if incident.left_behind:
+        return f"{len(incident.left_behind)} things were left behind after the stop"
+    if incident.server is not None:
+        return "The server was kept running on request."
+    if incident.finished is None:
+        return "The run did not get as far as the check."
+    return "Nothing: no process, port or shared memory of the run was left after the stop."
+
+
+KIND: Final = Kind(
+    "an incident", (MARKDOWN_FILE, HTML_FILE), load, compose, lambda incident: incident, junit
+)

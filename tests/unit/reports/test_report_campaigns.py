@@ -1,0 +1,233 @@
+"""What the pages of an ablation, a bisection and an acceptance say, by their rows."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+
+import jsonschema
+import pytest
+from campaign_samples import ablation, acceptance, bisection, cell, point, row, run, step
+from mmrepro.incident.acceptance import PartRecord, Status
+from mmrepro.incident.searches import Ablation, CellState, SideConclusion
+from mmrepro.reports import (
+    ablation as ablations,
+    acceptance as acceptances,
+    bisection as bisections,
+)
+from mmrepro.reports.blocks import Block, Details, Page, Picture, Table, spans, words
+from mmrepro.reports.documents import render
+from mmrepro.reports.terminal import print_page
+from mmrepro.signature import Outcome, Truth
+from rich.console import Console
+
+
+def blocks(given: Sequence[Block]) -> Iterator[Block]:
+    """All of them, also those that are folded or stand in place of a picture."""
+    for block in given:
+        yield block
+        if isinstance(block, Details):
+            yield from blocks(block.blocks)
+        elif isinstance(block, Picture):
+            yield from blocks(block.instead)
+
+
+def section(page: Page, title: str) -> list[Block]:
+    return [*blocks(next(s.blocks for s in page.shown if s.title == title))]
+
+
+def rows(page: Page, title: str) -> list[tuple[str, ...]]:
+    tables = [block for block in section(page, title) if isinstance(block, Table)]
+    return [tuple(map(words, row.cells)) for table in tables for row in table.rows]
+
+
+def titles(page: Page) -> list[str]:
+    return [shown.title for shown in page.shown]
+
+
+def links(page: Page, title: str) -> list[str]:
+    tables = [block for block in section(page, title) if isinstance(block, Table)]
+    cells = [cell for table in tables for row in table.rows for cell in row.cells]
+    return [span.href for cell in cells for span in spans(cell) if span.href]
+
+
+# ------------------------------------------------------------------------------------ ablation
+
+
+def test_an_ablation_has_a_row_for_the_baseline_and_each_factor() -> None:
+    page = ablations.compose(ablation())
+    (baseline, *factors, _, _, _) = rows(page, "Which setting is the cause")
+    assert baseline[:5] == (ablations.BASELINE, "–", "reproduced", "there", "there")
+    assert [row[:6] for row in factors] == [
+        ("mm-cache", "necessary", "not reproduced", "gone", "gone", "--no-x"),
+        ("cache-size", "hides it", "inconclusive", "gone", "there", "--no-x"),
+        ("prefix-caching", "irrelevant", "reproduced", "there", "there", "--no-x"),
+    ]
+    assert rows(page, "Stand-ins") == [("patch", "touch()", "under test", "runs with mm-cache")]
+
+
+def test_the_first_screen_of_an_ablation_leaves_out_what_is_irrelevant() -> None:
+    page = ablations.compose(ablation())
+    (table,) = [block for block in page.card if isinstance(block, Table)]
+    assert [words(row.cells[0]) for row in table.rows] == ["mm-cache", "cache-size"]
+    assert page.counts == ["4 runs in 4 cells", "1 factor irrelevant", "1 hypothesis refuted"]
+
+
+def test_each_run_is_linked_below_the_page_alone() -> None:
+    known = ablation()
+    run_links = links(ablations.compose(known), "Every run")
+    assert run_links[:2] == ["cells/baseline/run-1/report.html", "cells/mm-cache/run-1/report.html"]
+    for elsewhere in ("/etc", "cells/../../etc", "javascript:alert(1)"):
+        known.cells[0].runs[0].incident_dir = elsewhere
+        html = render(ablations.KIND, known, "html")
+        assert 'href="cells/mm-cache/run-1/report.html"' in html
+        assert f'href="{elsewhere}' not in html
+    assert "](<cells" not in render(ablations.KIND, ablation(), "md"), "it is pasted elsewhere"
+
+
+def test_runs_that_differ_are_counted() -> None:
+    several = [run(Outcome.REPRODUCED, Truth.MET, Truth.MET)] * 2
+    several.append(run(Outcome.NOT_REPRODUCED, Truth.NOT_MET, Truth.UNKNOWN))
+    assert ablations.cell_words(cell("x", CellState.FAILS, *several)) == (
+        "2 × reproduced, 1 × not reproduced",
+        "2 × there, 1 × gone",
+        "2 × there, 1 × unknown",
+    )
+    assert ablations.cell_words(cell("x", CellState.FAILS, *several[:2]))[0] == (
+        "reproduced (2 of 2)"
+    )
+
+
+def test_a_partial_ablation_warns() -> None:
+    known = ablation()
+    partial = known.model_copy(
+        update={
+            "state": "interrupted",
+            "failure": "to resume, run: mmrepro ablate x",
+            "conclusion": None,
+            "cells": known.cells[:1],
+            "cures": [],
+        }
+    )
+    page = ablations.compose(partial)
+    assert page.warning is not None
+    assert "to resume, run: mmrepro ablate x" in page.warning.text
+    assert (page.badge.label, page.badge.tone) == ("Interrupted", "unsure")
+    assert rows(page, "Which setting is the cause")[1][2] == "not run"
+    assert "Smallest workarounds" not in titles(page)
+
+
+def test_an_ablation_fits_its_schema() -> None:
+    schema = Ablation.model_json_schema(mode="serialization")
+    document = ablation().model_dump(mode="json")
+    jsonschema.validate(document, schema)
+    document["factors"][0]["factor_class"] = "perhaps"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema)
+
+
+# ----------------------------------------------------------------------------------- bisection
+
+
+def test_a_bisection_has_a_row_for_each_point_that_was_run() -> None:
+    page = bisections.compose(bisection())
+    assert [row[:3] for row in rows(page, "Every point that was run")] == [
+        ("0.9.0.1.post2", "≠ different failure", "1 × different failure"),
+        ("0.13.0", "✔ good", "2 × not reproduced"),
+        ("0.14.0", "✘ bad", "2 × reproduced"),
+        ("0.23.0", "± both", "1 × reproduced, 1 × not reproduced"),
+        ("0.23.1", "? untestable", "1 × no verdict (unloadable)"),
+        ("0.24.0", "✔ good", "2 × not reproduced"),
+    ]
+    assert [row[:3] for row in rows(page, "Runs next to a boundary")][6:7] == [
+        ("0.23.1", "no verdict (unloadable)", "no such symbol")
+    ]
+    assert links(page, "Runs next to a boundary")[0] == "incidents/0.13.0/run-1/report.html"
+
+
+def test_the_verdict_of_a_bisection_names_both_answers() -> None:
+    page = bisections.compose(bisection())
+    assert page.badge.label == "Found in part"
+    assert page.subject.endswith(": first bad 0.14.0; first good one of 0.23.1, 0.24.0")
+
+
+def test_a_bisection_is_drawn_with_a_mark_for_each_point() -> None:
+    (picture,) = [
+        block
+        for block in section(bisections.compose(bisection()), "Points, old to new")
+        if isinstance(block, Picture)
+    ]
+    assert picture.drawing.count("<circle") == 7
+    assert picture.drawing.count('class="b1"') == 2, "a band for each boundary"
+    assert "0.9.0.1.post2</text>" in picture.drawing
+    nothing = bisection().model_copy(update={"points": [point("1.0")]})
+    assert "Points, old to new" not in titles(bisections.compose(nothing))
+
+
+def test_sides_that_found_nothing_are_named() -> None:
+    known = bisection()
+    assert known.introduced is not None
+    none = known.introduced.model_copy(
+        update={"first_bad": None, "conclusion": SideConclusion.NO_BOUNDARY, "verified": False}
+    )
+    known.introduced, known.fixed = none, None
+    page = bisections.compose(known)
+    assert page.badge.label == "Not found"
+    assert page.subject.endswith("first bad: no boundary")
+    commit = point("a" * 40, Outcome.REPRODUCED).model_copy(update={"commit": "a" * 40})
+    assert bisections.point_name(commit.model_copy(update={"release": "0.9"})) == (
+        "aaaaaaaaaaaa (0.9)"
+    )
+
+
+# ---------------------------------------------------------------------------------- acceptance
+
+
+def test_every_row_of_an_acceptance_has_its_status() -> None:
+    page = acceptances.compose(acceptance())
+    assert [shown[:2] for shown in rows(page, "race")][:4] == [
+        ("✘ failed", "observed failed"),
+        ("– not tested", "observed not-tested"),
+        ("? broken off", "observed broken-off"),
+        ("✔ passed", "observed passed"),
+    ]
+    assert rows(page, "race")[4] == ("pinned", "0", "3", "unknown", "0 B to 1 GiB")
+    markdown = render(acceptances.KIND, acceptance(), "md")
+    assert "`mmrepro run pinned --device cuda`, 12.5 s: `pinned/report.md`" in markdown
+
+
+@pytest.mark.parametrize(
+    ("statuses", "label", "tone"),
+    [
+        ((Status.PASSED, Status.NOT_TESTED), "Passed", "good"),
+        ((Status.PASSED, Status.FAILED, Status.BROKEN_OFF), "Failed", "bad"),
+        ((Status.PASSED, Status.BROKEN_OFF), "Not whole", "unsure"),
+        ((Status.NOT_TESTED,), "Not tested", "unsure"),
+    ],
+)
+def test_the_badge_of_an_acceptance(statuses: Sequence[Status], label: str, tone: str) -> None:
+    part = PartRecord(part="race", title="", steps=[step("a", *map(row, statuses))])
+    found = acceptances.compose(acceptance(part)).badge
+    assert (found.label, found.tone) == (label, tone)
+
+
+def test_what_is_left_comes_with_its_command() -> None:
+    late = step("late", row(Status.BROKEN_OFF), whole=False)
+    left = acceptances.compose(acceptance(PartRecord(part="race", title="", steps=[late])))
+    assert left.commands[-1][1].endswith("--resume")
+    assert left.warning is not None
+    whole = PartRecord(part="race", title="", steps=[step("a", row(Status.PASSED))])
+    done = acceptances.compose(acceptance(whole))
+    assert done.warning is None
+    assert len(done.commands) == 1
+
+
+def test_an_acceptance_of_many_parts_fits_on_a_screen() -> None:
+    parts = [PartRecord(part=f"part-{n}", title="it runs", steps=[]) for n in range(40)]
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    print_page(acceptances.compose(acceptance(*parts)), console, "summary.html")
+    lines = out.getvalue().splitlines()
+    assert sum(-(-len(line) // 100) for line in lines) == 20
+    assert any(line.endswith("more lines: --full") for line in lines)
+    assert lines[-1].startswith("NOT TESTED")
