@@ -204,8 +204,10 @@ def _counts(ablation: Ablation) -> Iterator[str]:
     for unimportant, word in ((FactorClass.IRRELEVANT, "irrelevant"), (None, "not judged")):
         if classes[unimportant]:
             yield f"{count(classes[unimportant], 'factor')} {word}"
-    for status, number in Counter(claim.status for claim in ablation.hypotheses).items():
-        yield f"{number} {'hypothesis' if number == 1 else 'hypotheses'} {CLAIM_WORDS[status]}"
+    statuses = Counter(claim.status for claim in ablation.hypotheses)
+    for status, word in CLAIM_WORDS.items():
+        if number := statuses[status]:
+            yield f"{number} {'hypothesis' if number == 1 else 'hypotheses'} {word}"
 
 
 # ------------------------------------------------------------------------------------ sections

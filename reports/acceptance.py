@@ -75,7 +75,7 @@ def compose(acceptance: Acceptance) -> Page:
         subject=f"{count(len(acceptance.parts), 'part')} on {machine}: {counts(rows)}",
         warning=Warning(f"{count(left, 'step')} did not come to an end.") if left else None,
         card=[*_card(acceptance)],
-        counts=[f"{duration(sum(part.seconds for part in acceptance.parts))} of running"],
+        counts=[f"{duration(sum(part.seconds for part in acceptance.parts))} in child processes"],
         commands=commands,
         sections=[
             *(Section(part.part, [*_part(part)], 90) for part in acceptance.parts),
@@ -150,8 +150,8 @@ def _part(part: PartRecord) -> Iterator[Block]:
         (use.step, str(use.gpu), str(use.readings), _utilisation(use), _memory(use))
         for use in part.gpu
     ]
-    names = ("step:name", "GPU:number", "readings:number", "utilisation:name", "memory in use:name")
-    yield from folded("Use of the GPUs", table(names, uses, "use of the GPUs"))
+    heads = ["step:name", "GPU:number", "readings:number", "utilisation:name", "memory in use:name"]
+    yield from folded("Use of the GPUs", table(heads, uses, "use of the GPUs"))
     yield from bullets([_ran(step) for step in part.steps if step.exit_code is not None])
 
 

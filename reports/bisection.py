@@ -181,8 +181,7 @@ def attempt_word(attempt: Attempt) -> str:
 def _card(bisection: Bisection) -> Iterator[Block]:
     for direction, side in sides(bisection):
         text = side.explanation or answer(bisection, direction, side)
-        sure = certainty(side)
-        yield Paragraph((strong(sentence(text)), f" {sure[:1].upper()}{sure[1:]}."))
+        yield Paragraph((strong(_sentence(text)), f" {_sentence(certainty(side))}"))
         for chance in side.posterior[:1]:
             name = _short(bisection, chance.last_bad)
             share = f"last bad is {name} with {chance.probability:.1%}"
@@ -204,7 +203,7 @@ def _line(bisection: Bisection) -> Iterator[Block]:
 
 
 def _side(bisection: Bisection, side: Side) -> Iterator[Block]:
-    yield Paragraph(sentence(side.explanation))
+    yield Paragraph(_sentence(side.explanation))
     facts = [f"{certainty(side)}; {count(side.runs, 'run')}", *side.notes]
     if side.other_between:
         between = " and ".join(_short(bisection, name) for name in side.other_between)
@@ -303,6 +302,12 @@ def _boundary(bisection: Bisection) -> list[Point]:
     return [point for point in bisection.points if point.name in wanted and point.runs]
 
 
+def _sentence(text: str) -> str:
+    """With a capital, unless it begins with a commit or a release."""
+    capital = text.partition(" ")[0].isalpha()
+    return sentence(text[:1].upper() + text[1:] if capital else text)
+
+
 def _short(bisection: Bisection, named: str) -> str:
     point = bisection.point(named)
     return point_name(point) if point else named
@@ -316,7 +321,6 @@ def _shorts(bisection: Bisection, names: Sequence[str]) -> str:
 
 WIDTH: Final = 1080
 MARGIN: Final = 44
-HEIGHT: Final = 236
 AXIS: Final = 96
 APART: Final = 13.0
 """Pixels between labels, which stand on their heads."""
@@ -336,7 +340,7 @@ def _drawing(bisection: Bisection) -> Markup:
     step = (WIDTH - 2 * MARGIN) / max(1, len(points) - 1)
     xs = [MARGIN + step * number for number in range(len(points))]
     body = [svg.line(xs[0], AXIS, xs[-1], AXIS, "axis"), *_bands(bisection, xs)]
-    labels, taken = 0, -APART
+    labels, taken, longest = 0, -APART, 0
     for x, point in zip(xs, points, strict=True):
         verdict = point.verdict
         word = WORDS[verdict] if verdict else "not run"
@@ -349,13 +353,15 @@ def _drawing(bisection: Bisection) -> Markup:
         body.append(svg.text(x, AXIS + 4, word[0], "inbar mid"))
         if labels < MAX_LABELS:
             taken, labels = max(x, taken + APART), labels + 1
+            name = one_line(point_name(point), 22)
+            longest = max(longest, len(name))
             body.append(
                 Markup(
                     '<text class="tick" transform="translate({:.1f} {}) rotate(60)">{}</text>'
-                ).format(taken - 3, AXIS + 22, one_line(point_name(point), 22))
+                ).format(taken - 3, AXIS + 22, name)
             )
     label = f"{len(points)} points from old to new, those that were run marked with their verdict"
-    return svg.svg(WIDTH, HEIGHT, label, body)
+    return svg.svg(WIDTH, AXIS + 36 + 6 * longest, label, body)
 
 
 def _bands(bisection: Bisection, xs: Sequence[float]) -> Iterator[Markup]:

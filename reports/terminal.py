@@ -152,7 +152,8 @@ class _Lines:
                 self.add([_with(span, tone) for span in _clipped(text, 190 if short else 4000)])
             case Bullets(items, tone):
                 most = 190 if short else 4000
-                self.add(*[["  ", *(_with(s, tone) for s in _clipped(i, most))] for i in items])
+                for item in items:
+                    self.add(["  ", *(_with(span, tone) for span in _clipped(item, most))])
             case Table():
                 self._table(block.trimmed)
             case Facts(rows):

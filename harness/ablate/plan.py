@@ -89,7 +89,7 @@ def plan(scenario: Scenario, options: AblateCommand) -> AblationPlan:
         environment="there" if known.environment is not None else "to be built first",
         cells=cells,
         more=more,
-        more_why="one if a factor cures alone; more only if none does and all of them together do"
+        more_why="one if a factor alone is a workaround; more only if none is and all together are"
         if more
         else "",
         seconds=round(sum(cell.seconds for cell in cells), 1),

@@ -94,7 +94,7 @@ def search(names: Sequence[str], oracle: Oracle) -> Search:
     singles = [n for n in usable if alone[n] is CellState.CURED]
     rest = [n for n in usable if n not in singles]
     memory.ask([some for some in (usable, rest) if len(some) > 1], "together")
-    cures = [FoundCure((n,), True, "flipped alone it cures") for n in singles]
+    cures = [FoundCure((n,), True, "toggled alone, it works around the failure") for n in singles]
     if len(rest) > 1 and memory.states[frozenset(rest)] is CellState.CURED:
         cures.append(_minimised(rest, memory))
         if not singles:  # could anything else cure without one of these?
@@ -120,10 +120,10 @@ def _minimised(items: Sequence[str], memory: _Memory) -> FoundCure:
     smaller = [tuple(n for n in flips if n != left) for left in flips]
     states = [memory.states.get(frozenset(s)) for s in smaller]
     if all(state in NOT_CURED for state in states):
-        return FoundCure(flips, True, "together they cure, and without any one of them not")
+        return FoundCure(flips, True, "together they are a workaround, and none can be left out")
     unclear = ", ".join(sorted({str(s) for s in states if s not in NOT_CURED}))
     return FoundCure(
-        flips, None, f"together they cure; whether all are needed is not known ({unclear})"
+        flips, None, f"together a workaround; it is not known whether all are needed ({unclear})"
     )
 
 
@@ -138,31 +138,31 @@ def _judged(
     if state is CellState.CURED:
         needed, why = _needed(name, singles, usable, memory)
         chosen = FactorClass.NECESSARY if needed else FactorClass.SUFFICIENT
-        return Judged(chosen, True, needed, f"flipped alone it cures; {why}")
+        return Judged(chosen, True, needed, f"toggled alone, it works around the failure; {why}")
     if state is CellState.HIDDEN:
         return Judged(
             FactorClass.HIDES,
             False,
             False,
-            "flipped alone it takes the symptom away, and the cause is still seen",
+            "toggled alone, it takes the symptom away, and the cause is still there",
         )
     if state is CellState.OTHER:
-        return Judged(FactorClass.OTHER, None, None, "flipped alone it fails in another way")
+        return Judged(FactorClass.OTHER, None, None, "toggled alone, it fails in another way")
     if state is CellState.NOT_TESTED:
-        why = "its flip was not seen to take effect"
+        why = "the toggle was not observed to take effect"
         return Judged(FactorClass.NOT_TESTED, None, None, why)
     if state is not CellState.FAILS:
-        return _unknown(f"flipped alone: {state}")
+        return _unknown(f"toggled alone: {state}")
     member = next((c for c in cures if name in c.flips), None)
     if member is not None:
         others = ", ".join(n for n in member.flips if n != name)
-        why = f"flipped alone it changes nothing; it cures together with {others}"
+        why = f"toggled alone, it changes nothing; it is a workaround together with {others}"
         needed = False if singles else _none_without(name, usable, memory)
         if needed:
-            why += ", and nothing here cures without it"
+            why += ", and no workaround here does without it"
         return Judged(FactorClass.CONTRIBUTES, False, needed, why)
     return Judged(
-        FactorClass.IRRELEVANT, False, False, "flipped alone it changes nothing, and no cure has it"
+        FactorClass.IRRELEVANT, False, False, "toggled alone, nothing changes; no workaround has it"
     )
 
 
@@ -181,17 +181,17 @@ def _needed(
     others = [n for n in singles if n != name]
     if others:
         verb = "does" if len(others) == 1 else "do"
-        return False, f"so {verb} {', '.join(others)}: it is not the only cure"
+        return False, f"so {verb} {', '.join(others)}: it is not the only workaround"
     rest = [n for n in usable if n != name]
     needed = _none_without(name, usable, memory)
     if not rest:
-        return needed, "the failure needs its failing setting: nothing else here cures"
+        return needed, "the failure needs its failing setting: there is no other workaround here"
     state = memory.states[frozenset(rest)]
-    together = f"all other usable factors flipped ({', '.join(rest)})"
+    together = f"all other usable factors toggled ({', '.join(rest)})"
     if needed is None:
-        return None, f"whether anything else cures is not known: with {together}, {state}"
+        return None, f"whether there is another workaround is not known: with {together}, {state}"
     if not needed:
-        return False, "but others cure without it"
+        return False, "but there are workarounds without it"
     return True, f"the failure needs its failing setting: with {together}, {_still(state)}"
 
 
@@ -206,7 +206,7 @@ def _unknown(why: str) -> Judged:
 def _left_out(state: CellState) -> str:
     if state is CellState.HIDDEN:
         return "it hides the failure, and would mask what it is combined with"
-    return f"flipped alone: {state}"
+    return f"toggled alone: {state}"
 
 
 def _concluded(
@@ -218,10 +218,10 @@ def _concluded(
 ) -> tuple[Conclusion, str]:
     if cures:
         listed = "; or ".join(" + ".join(c.flips) for c in cures)
-        return Conclusion.CURE, f"smallest cure: {listed}"
+        return Conclusion.CURE, f"smallest workaround: {listed}"
     unclear = [n for n in names if alone[n] not in (*NOT_CURED, CellState.OTHER)]
     together = memory.states.get(frozenset(usable))
     if unclear or (together is not None and together not in NOT_CURED):
         what = ", ".join(unclear) or "all of them together"
-        return Conclusion.INCONCLUSIVE, f"no cure was found, and nothing is known of: {what}"
-    return Conclusion.NO_CURE, "no factor cures, alone or all together"
+        return Conclusion.INCONCLUSIVE, f"no workaround was found, and nothing is known of: {what}"
+    return Conclusion.NO_CURE, "no factor is a workaround, alone or all together"

@@ -302,7 +302,7 @@ def limits(ablation: Ablation) -> list[str]:
     baseline = ablation.cell(())
     if ablation.repeat == 1:
         found.append(
-            "each cell was run once: a failure that comes and goes may look cured (--repeat N)"
+            "each cell was run once: a failure that comes and goes may seem to be gone (--repeat N)"
         )
     elif baseline is not None and (fails := baseline.count(Outcome.REPRODUCED)) < len(
         baseline.runs
@@ -323,7 +323,7 @@ def limits(ablation: Ablation) -> list[str]:
     alone = {name for c in ablation.cures if len(c.flips) == 1 for name in c.flips}
     found += [
         f"{' + '.join(c.flips)}: {c.state}, although {', '.join(sorted(alone & set(c.flips)))} "
-        "alone cures: the factors do not simply add up"
+        "alone is a workaround: the factors do not simply add up"
         for c in together
         if alone & set(c.flips)
     ]

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @command(AblateCommand)
 def ablate(options: AblateCommand) -> None:
-    """Flip a failing scenario's factors, alone and together, and say which setting is the cause.
+    """Toggle a failing scenario's factors, alone and together, and find the setting that causes it.
 
     Finished runs are kept and used again by the next call; --fresh runs everything anew.
-    Exit codes: 0 a cure was found; 1 none cures; 3 inconclusive; 4 infrastructure.
+    Exit codes: 0 a workaround was found; 1 there is none; 3 inconclusive; 4 infrastructure.
 
     Example:  mmrepro ablate ghost-key-eviction --factors mm-cache,prefix-caching
     """

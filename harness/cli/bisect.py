@@ -121,10 +121,7 @@ def print_plan(expected: BisectionPlan, console: Console) -> None:
         Paragraph("* the scenario declares it affected", "soft"),
         Paragraph("  " + " ".join(shown)),
         *table([*heads, "to fetch at least:name"], rows),
-        Paragraph(
-            "Fewest runs: the boundary is as declared. Points that cannot be tested come on top.",
-            "soft",
-        ),
+        Paragraph("Fewest runs: it is as declared. Untestable points come on top.", "soft"),
         Paragraph(
             f"about {duration(least * expected.seconds_each)} for {least} runs, environments "
             f"apart; {duration(expected.seconds_each)} each: {expected.seconds_from}"

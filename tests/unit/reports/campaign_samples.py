@@ -89,7 +89,7 @@ def ablation() -> Ablation:
             cell("cache-size", CellState.HIDDEN, run(Outcome.INCONCLUSIVE, gone, met, "size")),
             cell("prefix-caching", CellState.FAILS, run(Outcome.REPRODUCED, met, met, "prefix")),
         ],
-        cures=[Cure(flips=["mm-cache"], settings="--no-x", minimal=True, why="alone it cures")],
+        cures=[Cure(flips=["mm-cache"], settings="--no-x", minimal=True, why="toggled alone")],
         left_out={"cache-size": "it hides the failure"},
         conclusion=Conclusion.CURE,
         explanation="smallest workaround: mm-cache",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 
 import jsonschema
@@ -15,9 +16,11 @@ from mmrepro.reports import (
     acceptance as acceptances,
     bisection as bisections,
 )
-from mmrepro.reports.blocks import Block, Details, Facts, Page, Picture, Table, spans, words
+from mmrepro.reports.blocks import Block, Details, Page, Picture, Table, spans, words
 from mmrepro.reports.documents import render
+from mmrepro.reports.terminal import print_page
 from mmrepro.signature import Outcome, Truth
+from rich.console import Console
 
 
 def blocks(given: Sequence[Block]) -> Iterator[Block]:
@@ -43,11 +46,6 @@ def titles(page: Page) -> list[str]:
     return [shown.title for shown in page.shown]
 
 
-def facts(page: Page) -> dict[str, str]:
-    found = [block for block in section(page, "Set-up") if isinstance(block, Facts)]
-    return {label: words(value) for one in found for label, value in one.rows}
-
-
 def links(page: Page, title: str) -> list[str]:
     tables = [block for block in section(page, title) if isinstance(block, Table)]
     cells = [cell for table in tables for row in table.rows for cell in row.cells]
@@ -66,8 +64,6 @@ def test_an_ablation_has_a_row_for_the_baseline_and_each_factor() -> None:
         ("cache-size", "hides it", "inconclusive", "gone", "there", "--no-x"),
         ("prefix-caching", "irrelevant", "reproduced", "there", "there", "--no-x"),
     ]
-    assert rows(page, "Smallest workarounds")[0][:2] == ("mm-cache", "--no-x")
-    assert rows(page, "The report's hypotheses")[0][0] == "✘ refuted"
     assert rows(page, "Stand-ins") == [("patch", "touch()", "under test", "runs with mm-cache")]
 
 
@@ -144,28 +140,16 @@ def test_a_bisection_has_a_row_for_each_point_that_was_run() -> None:
         ("0.23.1", "? untestable", "1 × no verdict (unloadable)"),
         ("0.24.0", "✔ good", "2 × not reproduced"),
     ]
-    assert rows(page, "Every point that was run")[2][3:] == (
-        "5 s",
-        "0.14.0 was run",
-        "affected",
-        "2026-01-02",
-    )
     assert [row[:3] for row in rows(page, "Runs next to a boundary")][6:7] == [
         ("0.23.1", "no verdict (unloadable)", "no such symbol")
     ]
     assert links(page, "Runs next to a boundary")[0] == "incidents/0.13.0/run-1/report.html"
-    assert rows(page, "Where it was fixed") == [("0.23.0", "97.0%")]
-    assert facts(page)["points"] == "7, 6 of them run"
 
 
 def test_the_verdict_of_a_bisection_names_both_answers() -> None:
     page = bisections.compose(bisection())
     assert page.badge.label == "Found in part"
     assert page.subject.endswith(": first bad 0.14.0; first good one of 0.23.1, 0.24.0")
-    (table,) = [block for block in page.card if isinstance(block, Table)]
-    assert [words(row.cells[0]) for row in table.rows] == [
-        "0.13.0", "0.14.0", "0.23.0", "0.23.1", "0.24.0",
-    ]  # fmt: skip
 
 
 def test_a_bisection_is_drawn_with_a_mark_for_each_point() -> None:
@@ -209,15 +193,6 @@ def test_every_row_of_an_acceptance_has_its_status() -> None:
         ("✔ passed", "observed passed"),
     ]
     assert rows(page, "race")[4] == ("pinned", "0", "3", "unknown", "0 B to 1 GiB")
-    (table,) = [block for block in page.card if isinstance(block, Table)]
-    counted = "1 passed, 1 failed, 1 not tested, 1 broken off"
-    assert [tuple(map(words, row.cells)) for row in table.rows] == [
-        ("race", "✘ failed", counted, "12.5 s", "it races"),
-        ("device-assert", "– not tested", "nothing", "0 s", "it stops"),
-    ]
-    assert page.subject.endswith(counted)
-    gpu = "NVIDIA H100 80GB HBM3, 80 GiB, driver 580.159.04, CUDA 13.0, taken"
-    assert facts(page)["GPU 0"] == gpu
     markdown = render(acceptances.KIND, acceptance(), "md")
     assert "`mmrepro run pinned --device cuda`, 12.5 s: `pinned/report.md`" in markdown
 
@@ -246,3 +221,14 @@ def test_what_is_left_comes_with_its_command() -> None:
     done = acceptances.compose(acceptance(whole))
     assert done.warning is None
     assert len(done.commands) == 1
+
+
+def test_an_acceptance_of_many_parts_fits_on_a_screen() -> None:
+    parts = [PartRecord(part=f"part-{n}", title="it runs", steps=[]) for n in range(40)]
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    print_page(acceptances.compose(acceptance(*parts)), console, "summary.html")
+    lines = out.getvalue().splitlines()
+    assert sum(-(-len(line) // 100) for line in lines) == 20
+    assert any(line.endswith("more lines: --full") for line in lines)
+    assert lines[-1].startswith("NOT TESTED")

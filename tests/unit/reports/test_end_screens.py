@@ -1,0 +1,49 @@
+"""The end screen of recorded runs, at 100 columns: at most 20 rows, and the verdict is the last."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from mmrepro.reports import load
+from mmrepro.reports.incident import compose, condition_count
+from mmrepro.reports.terminal import LINES
+from rendered import terminal
+
+EVIDENCE = Path(__file__).parents[2] / "evidence"
+RECORDED = sorted(EVIDENCE.glob("*.zip"))
+WIDTH = 100
+PLACE = "~/incidents/a-run-of-a-scenario/report.html"
+
+
+def one_of_each() -> list[Path]:
+    """The newest release that was recorded of each scenario and variant."""
+    by_name = {re.split(r"-\d|-with-|-flip-", path.stem)[0]: path for path in RECORDED}
+    return list(by_name.values())
+
+
+def check(path: Path) -> None:
+    incident = load(path)
+    text = terminal(incident, PLACE, force_terminal=True, width=WIDTH, no_color=True)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+    rows = sum(max(1, -(-len(line) // WIDTH)) for line in lines)
+    assert rows <= LINES
+    assert f"page: {PLACE}" in lines
+    page = compose(incident)
+    assert lines[-1].startswith(page.badge.label.upper())
+    assert f"{incident.scenario.name} on " in lines[-1], "the name is not cut"
+    assert f"to repeat it: {incident.command}" in lines, "the command is not cut"
+    assert any(line.startswith(condition_count(incident)) for line in lines)
+    assert not any(line.startswith("…") for line in lines), "nothing had to be left out"
+
+
+@pytest.mark.parametrize("path", one_of_each(), ids=lambda path: path.stem)
+def test_the_end_screen_of_a_recorded_run(path: Path) -> None:
+    check(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
+def test_the_end_screen_of_every_recorded_run(path: Path) -> None:
+    check(path)
