@@ -31,7 +31,15 @@ from mmrepro.case.model import Case
 from mmrepro.cli.app import app
 from mmrepro.cli.replay import exit_code
 from mmrepro.errors import BadIncident, UsageError
-from mmrepro.incident.replay import FUZZ_FILE, REPLAY_FILE, Episode, FindingClass, Rate, Step
+from mmrepro.incident.replay import (
+    FUZZ_FILE,
+    REPLAY_FILE,
+    Episode,
+    FindingClass,
+    PlayFacts,
+    Rate,
+    Step,
+)
 from mmrepro.reports import finding as one, findings, fuzz as fuzzing, replay as replays
 from mmrepro.reports.blocks import Block, Details, Page, Picture, Table, words
 from mmrepro.reports.documents import keep, kind_of, render
@@ -241,6 +249,9 @@ def test_a_replay_lists_its_findings_and_links_them() -> None:
         "to report f1 upstream": "mmrepro report replays/r/f1 --format issue",
         "to repeat it": "mmrepro replay night.har --engine vllm",
     }
+    # The unknown one is the one to go on with, wherever it stands.
+    turned = replays.compose(replay(known(), finding(id="f3", folder="f3")))
+    assert turned.commands[0] == ("to reproduce f3", "python3 f3/reproduce.py")
     text = printed(page)
     assert len(text.splitlines()) <= LINES
     assert "page: r.html" in text
@@ -377,7 +388,9 @@ def test_hostile_text_changes_no_finding(tmp_path: Path, text: str) -> None:
     assert Tags(html).seen == Tags(render(one.KIND, planted("two words"), "html")).seen
     benign = render(one.KIND, planted("two words"), "md")
     assert shape(markdown_tokens(markdown)) == shape(markdown_tokens(benign))
-    for shown in (html, markdown, printed(one.compose(planted(text)))):
+    odd = replay(plays=[PlayFacts(number=1, what="", requests=1, state=text)])
+    status = render(replays.KIND, odd, "html")
+    for shown in (html, markdown, status, printed(one.compose(planted(text)))):
         assert not ACTIVE.search(shown)
     utf8 = text.encode("utf-8", "replace").decode()  # as the client has it
     code = one.script_of(planted(utf8))
