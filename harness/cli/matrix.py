@@ -51,6 +51,7 @@ class MatrixReportCommand(Command):
     night: str = common.NIGHT("")
     format: Format = option(Format.TERMINAL, "What to print.", group=OUTPUT)
     quarantine: Path | None = common.QUARANTINE(None)
+    full: bool = common.FULL(False)
     write: Path | None = option(
         None, "Write all files of the report into this folder instead.", "DIR", OUTPUT
     )
@@ -59,18 +60,15 @@ class MatrixReportCommand(Command):
 @app.command(cls=DeclaredCommand)
 @command(MatrixReportCommand)
 def report(asked: MatrixReportCommand) -> None:
-    """Tell a night again, from the ledger alone.
+    """Report a nightly run again, from the ledger alone.
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
     """
     from mmrepro.cli.console import table_console
     from mmrepro.history.ledger import read
-    from mmrepro.reports.dashboard import linked, render_dashboard
-    from mmrepro.reports.night import night_view, write_night
-    from mmrepro.reports.night_json import night_json
-    from mmrepro.reports.night_junit import render_night_junit
-    from mmrepro.reports.night_markdown import render_night_markdown
-    from mmrepro.reports.night_terminal import print_night
+    from mmrepro.reports.documents import render
+    from mmrepro.reports.nightly import KIND, NightView, compose, write_night
+    from mmrepro.reports.terminal import print_page
 
     ledger, format = asked.ledger, asked.format
     history = read(ledger)
@@ -80,17 +78,11 @@ def report(asked: MatrixReportCommand) -> None:
         for path in write_night(history, chosen, asked.write, excused):
             typer.echo(str(path))
         return
-    shown = night_view(history, chosen, excused)
+    shown = NightView(history, chosen, excused, ledger)
     if format is Format.TERMINAL:
-        print_night(shown, table_console())
+        print_page(compose(shown), table_console(), full=asked.full)
         return
-    text = {
-        Format.MD: lambda: render_night_markdown(shown),
-        Format.HTML: lambda: render_dashboard(shown, linked(ledger)),
-        Format.JSON: lambda: night_json(shown),
-        Format.JUNIT: lambda: render_night_junit(shown),
-    }[format]()
-    typer.echo(text.rstrip("\n"))
+    typer.echo(render(KIND, shown, format.value).rstrip("\n"))
 
 
 @dataclass(frozen=True)
@@ -121,7 +113,9 @@ def diff(asked: MatrixDiffCommand) -> None:
     from mmrepro.errors import ExitCode, UsageError
     from mmrepro.history.events import ALARMS, diff as find
     from mmrepro.history.ledger import read
-    from mmrepro.reports.night_terminal import print_events
+    from mmrepro.reports.blocks import Paragraph, count
+    from mmrepro.reports.nightly import events_table
+    from mmrepro.reports.terminal import print_blocks
 
     ledger = asked.ledger
     after = chosen_night(ledger, asked.now)
@@ -143,7 +137,9 @@ def diff(asked: MatrixDiffCommand) -> None:
         ids = {"before": first.night.id, "now": after.night.id}
         typer.echo(json_module.dumps({**ids, "events": told}, indent=1, ensure_ascii=False))
     else:
-        print_events(found, table_console(), first.night.id, after.night.id)
+        changes = count(len(found), "change") if found else "Nothing changed"
+        text = Paragraph(f"{changes} from {first.night.id} to {after.night.id}")
+        print_blocks([text, *events_table(found)], table_console())
     if any(event.what in ALARMS for event in found):
         raise typer.Exit(ExitCode.NOT_AS_EXPECTED)
 
@@ -165,14 +161,16 @@ def history(asked: MatrixHistoryCommand) -> None:
     """
     from mmrepro.cli.console import table_console
     from mmrepro.history.ledger import read
-    from mmrepro.reports.night_json import history_json
-    from mmrepro.reports.night_terminal import print_history
+    from mmrepro.reports.documents import document_json
+    from mmrepro.reports.night_json import history_document
+    from mmrepro.reports.nightly import history_blocks
+    from mmrepro.reports.terminal import print_blocks
 
     known, scenario = read(asked.ledger), asked.scenario
     if asked.json:
-        typer.echo(history_json(known, scenario).rstrip("\n"))
+        typer.echo(document_json(history_document(known, scenario)).rstrip("\n"))
         return
-    print_history(known, table_console(), scenario)
+    print_blocks(history_blocks(known, scenario), table_console())
 
 
 @dataclass(frozen=True)
@@ -195,7 +193,7 @@ def merge(asked: MatrixMergeCommand) -> None:
     """
     from mmrepro.history.ledger import read
     from mmrepro.history.merge import merge as join
-    from mmrepro.reports.night import write_night
+    from mmrepro.reports.nightly import write_night
 
     out, excused = asked.out, quarantine_of(asked.quarantine)
     done = join(list(asked.folders), out, incidents=asked.incidents)

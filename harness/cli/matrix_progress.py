@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mmrepro.base.units import duration, size
 from mmrepro.matrix.plan import DryRun
-from mmrepro.reports.night_words import plural
+from mmrepro.reports.blocks import count
 from mmrepro.text.sanitize import one_line
 from rich import box
 from rich.console import Console
@@ -28,9 +28,8 @@ def print_dry_run(told: DryRun, console: Console) -> None:
             )
     console.print(table)
     cells = sum(len(group.cells) for group in told.groups)
-    counted = ((cells, "cell"), (len(told.groups), "environment"), (told.runs, "run"))
-    sums = [f"{number} {plural(number, word)}" for number, word in counted]
-    text = f"Night {told.night}: {sums[0]} in {sums[1]}, {sums[2]}"
+    places = f"{count(cells, 'job')} in {count(len(told.groups), 'environment')}"
+    text = f"Nightly run {told.night}: {places}, {count(told.runs, 'run')}"
     text += f", about {duration(told.seconds)}." if told.runs else ": nothing is left to run."
     if told.download_bytes:
         text += f" About {size(told.download_bytes)} are unpacked first, at most."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -31,10 +31,10 @@ from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
 from mmrepro.matrix.plan import dry_run, plan, sharded
 from mmrepro.matrix.session import Nightly, Slicing
 from mmrepro.records import Moment
-from mmrepro.reports.dashboard import HTML_FILE
-from mmrepro.reports.night import night_view, write_night
-from mmrepro.reports.night_json import night_json
-from mmrepro.reports.night_terminal import print_night
+from mmrepro.reports.blocks import count
+from mmrepro.reports.night_json import night_document
+from mmrepro.reports.nightly import HTML_FILE, NightView, compose, write_night
+from mmrepro.reports.terminal import print_page
 from mmrepro.run.key import gpu_models
 from rich.console import Console
 
@@ -125,14 +125,14 @@ class Ended:
 
 def _tell(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
     night = ended.runs.night
-    shown = night_view(ended.history, ended.runs, ended.quarantine)
+    shown = NightView(ended.history, ended.runs, ended.quarantine)
     code = exit_code(
         ended.runs,
         lambda cell: ended.quarantine.entry_for(cell, night.created.wall) is not None,
         ended.left,
     )
     if asked.json:
-        document = json.loads(night_json(shown))
+        document = night_document(shown).model_dump(mode="json")
         document["run"] = {
             "folder": str(ended.folder),
             "exit_code": int(code),
@@ -142,18 +142,14 @@ def _tell(ended: Ended, asked: MatrixRunCommand, console: Console) -> ExitCode:
             "resume": ended.resume if ended.left else "",
         }
         typer.echo(json.dumps(document, indent=1, ensure_ascii=False))
-    else:
-        print_night(shown, console)
+        return code
     if ended.idle:
-        console.print(f"Night {night.id} is complete: nothing was left to run.", highlight=False)
-    else:
-        console.print(f"Reports: {ended.folder / HTML_FILE}", highlight=False, soft_wrap=True)
+        console.print(f"{night.id} is complete: nothing was left to run.", highlight=False)
+    page = compose(shown)
     if ended.left:
-        console.print(
-            f"{len(ended.left)} cells have runs left; to resume, run: {ended.resume}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        resume = (f"{count(len(ended.left), 'job')} left; to resume, run", ended.resume)
+        page = replace(page, commands=[resume, *page.commands[1:]])
+    print_page(page, console, str(ended.folder / HTML_FILE), full=asked.full)
     return code
 
 

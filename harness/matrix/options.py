@@ -127,6 +127,7 @@ class MatrixRunCommand(MatrixCommand):
     events: str = common.EVENTS("")
     out: Path | None = common.OUT(None, help="Folder of the ledger.", shown=DEFAULT_OUT, once=False)
     night: str = common.NIGHT("", help="Name of the nightly run.", shown="the UTC date")
+    full: bool = common.FULL(False)
     resume: bool = common.RESUME(False, help="Continue the newest run that is unfinished.")
     dry_run: bool = common.DRY_RUN(False)
 

@@ -178,7 +178,7 @@ def test_a_file_and_the_command_line(matrix: Matrix, tmp_path: Path) -> None:
 def test_a_dry_run_runs_nothing(matrix: Matrix, tmp_path: Path) -> None:
     code, out, _ = matrix(always(BAD), *RUN, "--dry-run")
     assert code == 0
-    assert "1 cell in 1 environment, 1 run" in out
+    assert "1 job in 1 environment, 1 run" in out
     assert not (tmp_path / "M").exists()
     assert MADE == []
     matrix(always(BAD), *RUN)
