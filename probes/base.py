@@ -22,7 +22,7 @@ from mmrepro.probes.data import (
     ProbeStatus as ProbeStatus,
 )
 from mmrepro.records import Moment
-from mmrepro.text.mask import Mask, unmasked
+from mmrepro.text.sanitize import Mask, unmasked
 
 D_co = TypeVar("D_co", bound=ProbeData, covariant=True)
 P = TypeVar("P", bound=ProbeData)

@@ -31,8 +31,8 @@ from mmrepro.probes.py_spy import HOW_TO_ALLOW
 from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.signature.live_server import LATENESS
-from mmrepro.text.mask import mask_of
 from mmrepro.text.redact import Redactor
+from mmrepro.text.sanitize import mask_of
 
 WORTH_MORE = frozenset(
     {ServerState.FROZEN_PYTHON, ServerState.FROZEN_NATIVE, ServerState.BLOCKED_ON_LOCK}

@@ -11,7 +11,7 @@ from typing import Literal
 from mmrepro.evidence import Event, Evidence, Phase, RequestRecord, SeriesPoint
 from mmrepro.probes.data import AnyProbeResult
 from mmrepro.records import EVIDENCE_DIR, Moment
-from mmrepro.text.mask import Mask, unmasked
+from mmrepro.text.sanitize import Mask, unmasked
 
 Level = Literal["info", "warning", "error"]
 Listener = Callable[[Event], None]

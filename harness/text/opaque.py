@@ -6,6 +6,10 @@ surprising a token is, is the cost in bits of each of its characters after the o
 pairs of letters of 50 MB of engines' sources (vLLM, SGLang, LMDeploy, PyTorch, transformers), less
 what a word costs; the sum over the most surprising stretch decides. Words and identifiers stay
 below 15 of it; twenty random letters and digits reach 80.
+
+Costs of single letters, with what follows a vowel, a consonant or a digit, do not do: for the same
+recall they replace three times as many names in Python sources, for the same names they miss 4.5 %
+of 20 random letters where pairs miss 0.3 % (docs/hardening.md).
 """
 
 from __future__ import annotations

@@ -7,8 +7,11 @@ terminal, Markdown, HTML or XML; escaping for those formats comes after it and i
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Mapping
 from typing import Final
+from urllib.parse import quote, quote_plus
 
 # ECMA-48 control sequences. The bounds keep an unterminated sequence from swallowing a log.
 _TERMINAL: Final = re.compile(
@@ -69,3 +72,27 @@ def one_line(text: str, limit: int = 500) -> str:
     """``plain`` text on one line, of at most ``limit`` characters."""
     # Cut first: a megabyte of hostile text is not worth normalising for a table cell.
     return clip(" ".join(plain(text[: limit * 8]).split()), limit)
+
+
+# ------------------------------------------------------------------ what was sent as a secret
+
+Mask = Callable[[bytes], bytes]
+
+
+def unmasked(data: bytes) -> bytes:
+    return data
+
+
+def mask_of(placeholders: Mapping[str, str]) -> Mask:
+    """Replaces each secret by its placeholder: as it is, and as JSON, URLs and Python write it, in
+    any case. For files that are too large, or too raw, for a ``Redactor``."""
+    forms: dict[bytes, bytes] = {}
+    for secret, placeholder in placeholders.items():
+        written = {secret, json.dumps(secret)[1:-1], repr(secret)[1:-1]}
+        written |= {quote(secret, safe=""), quote_plus(secret)}
+        forms |= {form.encode().lower(): placeholder.encode() for form in written if form}
+    if not forms:
+        return unmasked
+    longest_first = sorted(forms, key=len, reverse=True)
+    found = re.compile(b"|".join(re.escape(form) for form in longest_first), re.IGNORECASE)
+    return lambda data: found.sub(lambda match: forms[match[0].lower()], data)
