@@ -13,11 +13,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final
 
-from mmrepro.capture.batch import no_constant
 from mmrepro.capture.heard import Heard, Latest, Tally
-from mmrepro.capture.lines import Line
 from mmrepro.capture.messages import Bodies, Unusable
-from mmrepro.capture.printed import arguments
+from mmrepro.capture.parsing import Line, arguments, no_constant
 from mmrepro.case.model import CHAT, COMPLETIONS, Operation, Recorded
 
 _PRINTED = re.compile(r"\b(?P<event>Receive OpenAI|Receive|Finish): (?P<told>obj=.*)", re.DOTALL)

@@ -14,11 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from mmrepro.capture.batch import no_constant
 from mmrepro.capture.heard import Heard, Latest, Tally
-from mmrepro.capture.lines import Line
 from mmrepro.capture.messages import Bodies, Unusable
-from mmrepro.capture.printed import TEXT, arguments, text_of
+from mmrepro.capture.parsing import TEXT, Line, arguments, no_constant, text_of
 from mmrepro.case.model import CHAT, COMPLETIONS
 
 _RECEIVED = re.compile(

@@ -156,7 +156,9 @@ def _budget(budget: Budget | None) -> Json | None:
 
 
 def _smallest(least: Smallest | None) -> Json | None:
-    return least and {
+    if least is None:
+        return None
+    return {
         "tokens": least.tokens,
         "blocks": least.blocks,
         "setting": _budget(least.setting),

@@ -235,7 +235,8 @@ class _VllmPool(MemoryPlan):
         blocks = max(pool // self.bytes_per_block, 0)
         refusal = self._refusal(pool)
         tokens = max(blocks - self.era.spare_blocks, 0) * self.tokens_per_block
-        limited_by, notes = "kv", ()
+        limited_by = "kv"
+        notes: tuple[str, ...] = ()
         if 0 < self.max_model_len <= tokens:
             # The last token of a context has to be generated.
             tokens, limited_by = self.max_model_len - 1, "context"
