@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, BinaryIO
 
 import ijson  # type: ignore[import-untyped,unused-ignore]
@@ -229,3 +230,25 @@ def text_of(printed: str) -> str | None:
 def no_constant(name: str) -> Any:
     """For ``json``: NaN and Infinity are no JSON. Raises ValueError."""
     raise ValueError(name)
+
+
+# ------------------------------------------------------------------ what logs of requests share
+
+
+def not_default(told: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Sampling parameters that are not at their defaults; a tuple holds several defaults."""
+    kept = {n: told[n] for n in ("max_tokens", "temperature") if told.get(n) is not None}
+    for name, usual in defaults.items():
+        value = told.get(name)
+        at_default = value in usual if isinstance(usual, tuple) else value == usual
+        if value is not None and not at_default:
+            kept[name] = value
+    return kept
+
+
+def moment(found: re.Match[str] | None, year: str = "") -> float | None:
+    """Seconds since 1970 of a line's time, which ``found`` has; ``year``: where it has none."""
+    try:
+        return datetime.strptime(f"{year}{found and found[1]}", "%Y-%m-%d %H:%M:%S").timestamp()
+    except ValueError:
+        return None
