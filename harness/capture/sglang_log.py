@@ -145,8 +145,9 @@ class SglangLog:
         if _is_cut(told):
             raise Unusable(CUT_SHORT)
         sampling = told.get("sampling_params")
-        given = sampling.items() if isinstance(sampling, dict) else ()
-        fields = not_default({_NAMES.get(name, name): value for name, value in given}, _DEFAULTS)
+        given: dict[str, Any] = sampling if isinstance(sampling, dict) else {}
+        named = {_NAMES.get(name, name): value for name, value in given.items()}
+        fields = not_default(named, _DEFAULTS)
         fields["stream"] = bool(told.get("stream"))
         images = _pictures(told.get("image_data"))
         prompt = told.get("input_ids") if told.get("text") is None else told["text"]

@@ -84,6 +84,7 @@ class Engine:
         release: taken when none is given.
         newest: newest release whose code was read; later ones are taken to compute alike.
         block_size: tokens a block where nothing else is asked for.
+        needs: sizes without which nothing can be computed, and what they are.
         defaults: value of the setting without the option, by first release; empty where the
             engine works one out itself.
         top: the largest value of the setting; ``top_included``: it is itself taken.
@@ -101,6 +102,7 @@ class Engine:
     newest: str
     block_size: int
     eras: tuple[Era, ...]
+    needs: tuple[tuple[str, str], ...] = ()
     defaults: tuple[tuple[str, str], ...] = ()
     top: Decimal = Decimal(1)
     top_included: bool = True
@@ -143,6 +145,8 @@ class Engine:
         return tuple(Source(self.repository, read_in, *formula) for formula in era.formulas)
 
 
+_LOADED = "the bytes that are free once the weights are loaded"
+
 # ------------------------------------------------------------------ LMDeploy
 
 _WIDE = "reserve = int(prefill tokens x vocabulary x 7), halved until 16 blocks fit"
@@ -165,6 +169,7 @@ LMDEPLOY = Engine(
     release="0.6.4",  # the bug report's
     newest="0.18.0",
     block_size=64,  # --cache-block-seq-len: 0.6.4 messages.py:268
+    needs=(("free", _LOADED),),
     defaults=(("0.6.4", "0.8"),),  # 0.6.4 messages.py:266, 0.18.0 messages.py:555
     top_included=False,  # 0.6.4 messages.py:286: assert 0 < cache_max_entry_count < 1
     eras=(
@@ -248,6 +253,10 @@ VLLM = Engine(
     release="0.32.0",
     newest="0.32.0",
     block_size=16,
+    needs=(
+        ("total", "the device's memory"),
+        ("runtime", "what is not KV cache (weights, peak activation, CUDA graphs), from its log"),
+    ),
     defaults=(("0.11.0", "0.9"), ("0.20.0", "0.92")),  # config/cache.py: 0.19.0 :41, 0.20.0 :66
     element_bytes={"auto": 0, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "float16": 2, "bfloat16": 2},
     eras=(
@@ -280,6 +289,7 @@ VLLM_CPU = replace(
     option="--kv-space",
     setting="VLLM_CPU_KVCACHE_SPACE",
     block_size=128,  # 0.23.0 platforms/cpu.py:125; 16 before, unless the user gave one
+    needs=(),
     defaults=(),
     top=Decimal(1024),
     whole=True,
@@ -314,6 +324,7 @@ SGLANG = Engine(
     release="0.5.23",
     newest="0.5.23",
     block_size=1,
+    needs=(("total", "the bytes that are free before the weights are loaded"), ("free", _LOADED)),
     top_included=False,
     element_bytes={"auto": 0, "fp8_e4m3": 1, "fp8_e5m2": 1, "bf16": 2, "bfloat16": 2},
     eras=(

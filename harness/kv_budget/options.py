@@ -218,13 +218,6 @@ class KvBudgetCommand(Command):
         """Longest sequence that the server is asked to take, or the model is; 0 when unknown."""
         return self.context or (self.geometry.context if self.geometry else 0)
 
-    def required(self, name: str, what: str) -> int:
-        """Return the size in the field ``name``. Raises UsageError: it was not given."""
-        if (value := getattr(self, name)) is None:
-            hint = "mmrepro kv-budget --help"
-            raise UsageError(f"{self.chosen.title} needs --{name}: {what}.", hint=hint)
-        return int(value)
-
 
 def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
     """The engine's arithmetic at that release with everything filled in.
@@ -237,18 +230,12 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
         raise UsageError("LMDeploy's KV cache type is set with --quant-policy, not --kv-dtype.")
     if engine is not LMDEPLOY and asked.quant_policy:
         raise UsageError("--quant-policy is LMDeploy's; vLLM and SGLang have --kv-dtype.")
-    free = asked.free
-    if engine is LMDEPLOY:
-        free = asked.required("free", "the bytes that are free once the weights are loaded")
-    elif engine is SGLANG:
-        total = asked.required("total", "the bytes that are free before the weights are loaded")
-        free = asked.required("free", "the bytes that are free once the weights are loaded")
-    elif engine is VLLM:
-        total = asked.required("total", "the device's memory")
-        runtime = asked.required(
-            "runtime", "what is not KV cache (weights, peak activation, CUDA graphs), from its log"
-        )
-    if engine in (VLLM, SGLANG) and free and free > total:
+    for name, what in engine.needs:
+        if getattr(asked, name) is None:
+            hint = "mmrepro kv-budget --help"
+            raise UsageError(f"{engine.title} needs --{name}: {what}.", hint=hint)
+    total, free, runtime = asked.total or 0, asked.free or 0, asked.runtime or 0
+    if engine in (VLLM, SGLANG) and free > total:
         raise UsageError("--free is more than --total.")
     size = asked.block_size or engine.block_size
     if engine is LMDEPLOY and geometry:
@@ -272,7 +259,7 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
     if engine is VLLM:
         return plans.VllmPlan(release, each, size, context, total, free or total, runtime)
     if engine is SGLANG:
-        return plans.SglangPlan(release, total, free or 0, each, size, context, asked.runtime or 0)
+        return plans.SglangPlan(release, total, free, each, size, context, runtime)
     vocabulary = asked.vocab_size or (geometry.vocab_size if geometry else 0)
     if asked.runtime is None and not vocabulary:
         raise UsageError(
@@ -280,6 +267,6 @@ def plan_for(asked: KvBudgetCommand, release: str) -> MemoryPlan:
             "--model to let LMDeploy's own rule find it."
         )
     return plans.LmdeployPlan(
-        release, free or 0, each, size, asked.runtime, vocabulary,
+        release, free, each, size, asked.runtime, vocabulary,
         asked.max_prefill_tokens, asked.max_batches, context, geometry.window if geometry else 0,
     )  # fmt: skip
