@@ -83,12 +83,18 @@ class Progress(LiveView):
                 self._build(one_line(event.text, 200))
             elif event.source == BUILD_NOTICE:
                 self.console.print(one_line(event.text, 200), highlight=False, markup=False)
-        with self._lock:
-            if event.source == "stage":
-                self._stages.append((event.text, time.monotonic()))
-                self._latest = ""
-            else:
+        if event.source == "stage":
+            self.show(event.text)
+        else:
+            with self._lock:
                 self._latest = one_line(event.text, 200)
+
+    def show(self, stage: str, latest: str = "") -> None:
+        """Show the stage, a new one in a line of its own, and how far it is."""
+        with self._lock:
+            if not latest or not self._stages or self._stages[-1][0] != stage:
+                self._stages.append((stage, time.monotonic()))
+            self._latest = one_line(latest, 200)
 
     def _end(self) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import typer
-from mmrepro.catalogue import alive as living
+from mmrepro.catalogue import standing as living
 from mmrepro.catalogue.recorded import RecordedRun, load, of_history
 from mmrepro.catalogue.standing import known, strangers
 from mmrepro.errors import BrokenScenario

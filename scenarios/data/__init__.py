@@ -9,7 +9,7 @@ def pad_value_pair() -> Path:
     """Folder of A.png, B.png, control.png and pair.json: two pictures of one SGLang pad value.
 
     Found and verified by ``mmrepro collide --engine sglang --release 0.5.6 --bits 30``; pair.json
-    says in what. ``mmrepro.collide.pair.load_pair`` reads it.
+    has in what: ``mmrepro.collide.pair.Pair``.
     """
     return Path(__file__).parent / "pad_value_pair"
 

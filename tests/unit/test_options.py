@@ -22,6 +22,7 @@ from mmrepro.case.model import ServerWanted
 from mmrepro.cli.app import COMMANDS
 from mmrepro.cli.options import DeclaredCommand, command
 from mmrepro.errors import UsageError
+from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.matrix import selectors
 from mmrepro.matrix.file import load
 
@@ -55,6 +56,14 @@ READ = {
     "--header": st.just({}),  # private
     "--ray": st.just("auto"),  # an address is left out: test_a_clusters_address_is_in_no_command
     "--confidence": st.floats(0.5, 0.99),
+    "--image-size": st.tuples(st.integers(1, 100_000), st.integers(1, 100_000)),
+    **dict.fromkeys(
+        ("--free", "--total", "--runtime", "--block-bytes"), st.integers(1 << 20, 1 << 50)
+    ),
+    **dict.fromkeys(
+        (engine.option for engine in (LMDEPLOY, VLLM, VLLM_CPU, SGLANG)),
+        st.decimals("0.0001", 1, places=4),
+    ),
 }
 """Values of the options that are not simply a word of their type."""
 SPECIAL = ("--confidence", "--ray")

@@ -1,9 +1,12 @@
-"""A JSON file of any size as it can be parsed within bounded memory."""
+"""Files of any size in bounded memory: JSON, lines, and objects as Python prints them in a log."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, BinaryIO
 
 import ijson  # type: ignore[import-untyped,unused-ignore]
@@ -134,3 +137,118 @@ def _backslashes(data: bytes, begin: int, end: int) -> int:
     while at > begin and data[at - 1] == BACKSLASH:
         at -= 1
     return end - at
+
+
+# ------------------------------------------------------------------ lines
+
+MAX_LINE = 48 << 20
+
+
+@dataclass(frozen=True)
+class Line:
+    """``number`` from 1; ``cut``: longer than ``MAX_LINE``, and only its beginning is here."""
+
+    number: int
+    text: str
+    cut: bool = False
+
+
+def lines(file: BinaryIO, progress: Callable[[int], None] | None = None) -> Iterator[Line]:
+    number = position = 0
+    while data := file.readline(MAX_LINE):
+        number += 1
+        position += len(data)
+        whole = data.endswith(b"\n") or len(data) < MAX_LINE
+        while not whole:
+            rest = file.readline(MAX_LINE)
+            position += len(rest)
+            whole = rest.endswith(b"\n") or len(rest) < MAX_LINE
+            data = data[:1000]
+        if progress is not None and number % 256 == 0:
+            progress(position)
+        cut = len(data) == 1000 and not data.endswith(b"\n")
+        yield Line(number, data.decode("utf-8", "replace").removeprefix("\ufeff"), cut)
+
+
+# ------------------------------------------------------------------ as Python prints it
+
+TEXT = r"""(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+")"""
+"""Pattern of a text as ``repr`` prints it."""
+
+
+def arguments(printed: str) -> dict[str, Any]:
+    """Names and values of ``Name(a=1, b=[…])``; an object within becomes such a dictionary too.
+
+    Raises:
+        ValueError: it is not printed like that, or was cut.
+    """
+    try:
+        tree = ast.parse(printed, mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError("not an object as Python prints it") from error
+    if not isinstance(tree, ast.Call):
+        raise ValueError("not an object as Python prints it")
+    try:
+        return _called(tree)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def _called(tree: ast.Call) -> dict[str, Any]:
+    return {word.arg: _value(word.value) for word in tree.keywords if word.arg is not None}
+
+
+def _value(node: ast.expr) -> Any:
+    """Raises ValueError: it is neither plain nor an object of plain things."""
+    if isinstance(node, ast.Call):
+        return _called(node)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict):
+        return {
+            str(_value(key)): _value(value)
+            for key, value in zip(node.keys, node.values, strict=True)
+            if key is not None
+        }
+    try:
+        return ast.literal_eval(node)
+    except (TypeError, MemoryError) as error:
+        raise ValueError("not plain") from error
+
+
+def text_of(printed: str) -> str | None:
+    """What ``repr`` printed; None for ``None``. Raises ValueError."""
+    try:
+        value = ast.literal_eval(printed)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError("not a text as Python prints it") from error
+    if not isinstance(value, str | None):
+        raise ValueError("not a text")
+    return value
+
+
+def no_constant(name: str) -> Any:
+    """For ``json``: NaN and Infinity are no JSON. Raises ValueError."""
+    raise ValueError(name)
+
+
+# ------------------------------------------------------------------ what logs of requests share
+
+
+def not_default(told: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """Sampling parameters that are not at their defaults; a tuple holds several defaults."""
+    kept = {n: told[n] for n in ("max_tokens", "temperature") if told.get(n) is not None}
+    for name, usual in defaults.items():
+        value = told.get(name)
+        at_default = value in usual if isinstance(usual, tuple) else value == usual
+        if value is not None and not at_default:
+            kept[name] = value
+    return kept
+
+
+def moment(found: re.Match[str] | None, year: str = "") -> float | None:
+    """Seconds since 1970 of a line's time, which ``found`` has; ``year``: where it has none."""
+    try:
+        return datetime.strptime(f"{year}{found and found[1]}", "%Y-%m-%d %H:%M:%S").timestamp()
+    except ValueError:
+        return None
