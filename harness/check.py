@@ -14,9 +14,8 @@ from typing import Annotated
 
 import psutil
 from mmrepro.base import processes, units
-from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
-from mmrepro.environments.store import list_environments
-from mmrepro.environments.torch_source import torch_setting
+from mmrepro.environments.resolving import torch_setting
+from mmrepro.environments.store import FLOOR_BYTES, free_bytes, list_environments, uv_cache_dir
 from mmrepro.environments.uv import uv_version, without_credentials
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.machine.cache import Device, cache_root, detect_device

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from mmrepro.engines.base import SERVED_MODEL, Engine, LaunchRequest, two_threads
 from mmrepro.engines.changes import Patch
-from mmrepro.environments.lmdeploy import lmdeploy_spec
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec, lmdeploy_spec
 from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version
 

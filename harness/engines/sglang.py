@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from mmrepro.engines.base import SERVED_MODEL, UVICORN_STARTS, Engine, LaunchRequest, two_threads
 from mmrepro.engines.changes import Patch
-from mmrepro.environments.sglang import sglang_spec
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec, sglang_spec
 from mmrepro.errors import UsageError
 from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version

@@ -14,8 +14,7 @@ from mmrepro.engines.base import (
     two_threads,
 )
 from mmrepro.engines.changes import Mitigation, Patch
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import EnvironmentSpec, vllm_spec
 from mmrepro.probes.data import WORKED
 from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.supervise.client import TMP_PLACEHOLDER
