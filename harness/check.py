@@ -14,9 +14,9 @@ from typing import Annotated
 
 import psutil
 from mmrepro.base import processes, units
-from mmrepro.environments.space import FLOOR_BYTES, free_bytes, uv_cache_dir
-from mmrepro.environments.store import list_environments
-from mmrepro.environments.uv import torch_setting, uv_version, without_credentials
+from mmrepro.environments.resolving import torch_setting
+from mmrepro.environments.store import FLOOR_BYTES, free_bytes, list_environments, uv_cache_dir
+from mmrepro.environments.uv import uv_version, without_credentials
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.machine.files import Device, cache_root, detect_device
 from mmrepro.machine.gpu import choose, read_gpus

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from mmrepro.catalogue.recorded import ON_GPU, UPGRADE, RecordedRun
 from mmrepro.engines import spec_for
-from mmrepro.environments.listing import Listed, releases_of
+from mmrepro.environments.index import Listed, releases_of
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import BrokenScenario, MmreproError
 from mmrepro.records import Record

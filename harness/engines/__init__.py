@@ -88,6 +88,6 @@ def spec_for(
             "its own version.",
             hint=f"--commit {commit[:12]} alone",
         )
-    from mmrepro.environments.commits import commit_spec
+    from mmrepro.environments.index import commit_spec
 
     return commit_spec(lambda version: adapter.environment_spec(version, wanted), commit, date)

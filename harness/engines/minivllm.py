@@ -11,8 +11,7 @@ from mmrepro.engines.base import (
     LaunchRequest,
     Mitigation,
 )
-from mmrepro.environments.minivllm import minivllm_spec
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec, minivllm_spec
 from mmrepro.records import Fidelity, Setting
 from mmrepro.reproducers import reproducer_path
 

@@ -13,8 +13,7 @@ from mmrepro.engines.base import (
     Patch,
     two_threads,
 )
-from mmrepro.environments.sglang import sglang_spec
-from mmrepro.environments.spec import EnvironmentSpec
+from mmrepro.environments.spec import EnvironmentSpec, sglang_spec
 from mmrepro.errors import UsageError
 from mmrepro.records import Fidelity, Setting, StandIn
 from packaging.version import Version

@@ -15,8 +15,7 @@ from mmrepro.engines.base import (
     has_option,
     two_threads,
 )
-from mmrepro.environments.spec import EnvironmentSpec
-from mmrepro.environments.vllm import vllm_spec
+from mmrepro.environments.spec import EnvironmentSpec, vllm_spec
 from mmrepro.probes.data import WORKED
 from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.supervise import TMP_PLACEHOLDER

@@ -15,7 +15,7 @@ from mmrepro.catalogue.recorded import RecordedRun
 from mmrepro.catalogue.standing import Known
 from mmrepro.cli.app import app
 from mmrepro.diagnose.match import all_scenarios
-from mmrepro.environments.listing import Listed
+from mmrepro.environments.index import Listed
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.errors import EnvironmentBuildError, InfrastructureError, UnknownScenario
 from mmrepro.scenario import Scenario

@@ -13,10 +13,9 @@ from pathlib import Path
 from mmrepro.environments import loading
 from mmrepro.environments.recipe import Build
 from mmrepro.environments.releases import Release
-from mmrepro.environments.space import require_space
-from mmrepro.environments.spec import LOCK_FILE, EnvironmentSpec, Reason, Source
-from mmrepro.environments.store import site_packages
-from mmrepro.environments.torch_source import TorchSource
+from mmrepro.environments.resolving import TorchSource
+from mmrepro.environments.spec import LOCK_FILE, EnvironmentSpec, Reason
+from mmrepro.environments.store import require_space, site_packages
 from mmrepro.environments.uv import Distribution, Progress, UvFailed, run_uv
 from mmrepro.environments.wheelhouse import install
 from mmrepro.environments.wheelhouse.make import bad
@@ -50,10 +49,18 @@ print(json.dumps({
 """
 
 
+class _Facts(Record):
+    """What an interpreter reports of itself."""
+
+    version: str
+    sites: list[str]
+    have: dict[str, str]
+
+
 class CarriedBuild(Build):
     """``python``: the interpreter to make it with, whose packages are the host's."""
 
-    source: Source = "wheelhouse"
+    source = "wheelhouse"
 
     def __init__(
         self,
@@ -66,21 +73,20 @@ class CarriedBuild(Build):
         system_site_packages: bool,
     ) -> None:
         super().__init__(spec, folder, say)
-        # No index is asked, whatever is set.
-        self.torch = TorchSource(variables=OFFLINE)
+        self.torch = TorchSource(variables=OFFLINE)  # no index is asked, whatever is set
         self.place = wheelhouse.absolute()
         self.house, self.document = _read(self.place)
         self.set = _set_of(self.house, spec)
         own = f"{sys.version_info[0]}.{sys.version_info[1]}"
-        self.interpreter = python or (
-            sys.executable if own == self.house.target.python else self.house.target.python
-        )
+        wanted = self.house.target.python
+        self.interpreter = python or (sys.executable if own == wanted else wanted)
         self.of_host = [one for one in self.set.packages if one.origin == "host"]
+        self.host_packages = [f"{one.name}=={one.version}" for one in self.of_host]
         self.sees_host = bool(self.of_host) or system_site_packages
 
-    def _find(self) -> Release:
+    def _find(self) -> None:
         packages = [one.model_dump() for one in self.set.packages]
-        self.files = install.files_of(self.document, install.carried(packages))
+        self.files = install.files_of(self.document, packages)
         try:
             install.check_there(self.place, self.document, self.files)
         except install.BadWheelhouse as error:
@@ -92,7 +98,7 @@ class CarriedBuild(Build):
         uploaded = datetime.fromisoformat(wheel.uploaded) if wheel.uploaded else None
         cutoff = datetime.fromisoformat(self.set.cutoff)
         file = Distribution(wheel.filename, uploaded, wheel.sha256)
-        return Release(self.interpreter, file, cutoff, cutoff, [])
+        self.release = Release(self.interpreter, file, cutoff, cutoff, [])
 
     def _reasons(self) -> list[Reason]:
         target = self.house.target
@@ -102,17 +108,18 @@ class CarriedBuild(Build):
             names = ", ".join(f"{one.name} {one.version}" for one in self.of_host)
             why = "the host has them; they are used as they are"
             reasons.append(Reason("packages of the host", names, why))
-        for why in dict.fromkeys(p.why for p in self.set.packages if p.origin == "left-out"):
-            left = [p for p in self.set.packages if p.origin == "left-out" and p.why == why]
-            names = ", ".join(f"{p.name} {p.version}" for p in left)
-            reasons.append(Reason("packages left out", names, why))
+        left: dict[str, list[str]] = {}
+        for one in self.set.packages:
+            if one.origin == "left-out":
+                left.setdefault(one.why, []).append(f"{one.name} {one.version}")
+        reasons += [Reason("packages left out", ", ".join(p), why) for why, p in left.items()]
         if self.set.key != self.spec.key():
             why = "the wheelhouse was made by another version of mmrepro, which asked for other"
             reasons.append(Reason("requirements", self.set.key, f"{why} requirements"))
         return reasons
 
     def _check_host(self) -> None:
-        """Is this the machine, and the Python, that the wheelhouse is for?"""
+        """Refuse a machine, or a Python, that the wheelhouse is not for."""
         target = self.house.target
         glibc = re.search(r"\d+$", target.platform)
         own = re.fullmatch(r"2\.(\d+)", platform.libc_ver()[1])
@@ -131,7 +138,6 @@ class CarriedBuild(Build):
             hint = "--python PATH of the interpreter that has them"
             raise self._other(what, f"{self.interpreter} has {has}", hint)
         self.sites = facts.sites if self.sees_host else []
-        self.host_packages = [f"{one.name}=={one.version}" for one in self.of_host]
 
     def _other(self, wants: str, has: str, hint: str = "") -> EnvironmentBuildError:
         return EnvironmentBuildError(
@@ -157,14 +163,14 @@ class CarriedBuild(Build):
                 "--python PATH of one that is",
             ) from error
 
-    def _make_venv(self, release: Release) -> None:
-        super()._make_venv(release)
+    def _make_venv(self) -> None:
+        super()._make_venv()
         if self.sites:
             lines = [f"import site; site.addsitedir({path!r})\n" for path in self.sites]
             (site_packages(self.venv) / PTH).write_text("".join(lines))
 
-    def _install_wheel(self, release: Release) -> Release:
-        """Everything: all of it is here already."""
+    def _install_wheel(self) -> None:
+        """Install everything: all of it is here already."""
         wheels = self.folder / "wheels"
         wheels.mkdir()
         self.say(f"joining {len(self.files)} wheels")
@@ -180,17 +186,19 @@ class CarriedBuild(Build):
         self.say("installing")
         self._uv(arguments, f"installing {self.spec.engine} {self.spec.release}")
         shutil.rmtree(wheels)
-        return release
 
-    def _resolve(self, release: Release) -> tuple[list[str], str]:
-        """The resolution that was carried."""
+    def _resolve(self) -> None:
+        """Take the resolution that was carried."""
         host = "".join(f"# of the host: {line}\n" for line in self.host_packages)
         (self.folder / LOCK_FILE).write_text(self.lock + host)
         there = [one for one in self.set.packages if one.origin != "left-out"]
-        return sorted(f"{one.name}=={one.version}" for one in there), self.set.cutoff
+        self.packages = sorted(f"{one.name}=={one.version}" for one in there)
+        self.cutoff = self.set.cutoff
 
-    def _install_packages(self, release: Release, cutoff: str) -> None:
-        """They are: see ``_install_wheel``. Is what was left out really not needed?"""
+    def _install_packages(self) -> None:
+        """Do nothing: see ``_install_wheel``."""
+
+    def _check_torch(self) -> None:
         if library := loading.missing_library(self.python, "torch"):
             raise EnvironmentBuildError(
                 f"The torch of this environment does not load without {library}, which neither the "
@@ -198,19 +206,11 @@ class CarriedBuild(Build):
                 hint="make the wheelhouse without --leave-out, or for a torch that the host has",
             )
 
-    def _wheel_facts(self, release: Release) -> WheelFacts:
+    def _wheel_facts(self) -> WheelFacts:
         return self.set.wheel
 
-    def _other_build(self, release: Release) -> str:
+    def _other_build(self) -> str:
         return ""  # no index to ask
-
-
-class _Facts(Record):
-    """What an interpreter says of itself."""
-
-    version: str
-    sites: list[str]
-    have: dict[str, str]
 
 
 def _same(one: str, other: str) -> bool:
