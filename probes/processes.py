@@ -6,20 +6,25 @@ Alone::
     from mmrepro.probes.processes import ProcessesProbe
     result = run_probe(ProcessesProbe(pid), Path("evidence"), 5)
     print([(p.role, p.cpu_pct, p.state) for p in result.data.processes])
+    from mmrepro.probes.processes import ConnectionsProbe
+    print(run_probe(ConnectionsProbe(8000), Path("evidence"), 3).data.clients)
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
+from urllib.parse import urlsplit
 
 import psutil
 from mmrepro.base import processes
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
-from mmrepro.probes.data import ProcessesData, ProcessUse, ThreadUse
+from mmrepro.probes.data import ConnectionsData, ProcessesData, ProcessUse, ThreadUse
 
 MAX_BUSIEST = 8
 
@@ -234,3 +239,75 @@ class CpuMeter:
                 # Asked anew each time: a process takes its title some time after its start.
                 roles[pid] = self.role_of(stat.name, processes.cmdline(pid))
         self._roles = roles
+
+
+# ------------------------------------------------------------------ who is connected
+
+
+class ConnectionsProbe(Probe[ConnectionsData]):
+    """Connections to ``port`` in the network namespace of process ``pid``; those that this process
+    holds itself are left out."""
+
+    name = "connections"
+    needs = "url"
+
+    @classmethod
+    def on(cls, subject: Subject) -> Self:
+        return cls(urlsplit(subject.url).port or 80, subject.pid or "self")
+
+    def __init__(self, port: int, pid: int | str = "self") -> None:
+        self.port = port
+        self.pid = pid
+
+    def collect(self, sink: RawSink, deadline: float) -> ConnectionsData:
+        """Raises Unavailable where no table can be read, or the port is none of that namespace."""
+        there = _table(self.pid)
+        if not any(s.port == self.port and s.state == processes.LISTEN for s in there):
+            raise Unavailable(f"nothing is seen to listen on port {self.port} there")
+        # One that was opened meanwhile is among them.
+        own = {s.laddr.port for s in psutil.Process().net_connections("tcp") if s.laddr}
+        clients = [s for s in there if s.port == self.port and s.peer_port not in own]
+        connected = [s for s in clients if s.state == processes.ESTABLISHED]
+        return ConnectionsData(
+            port=self.port,
+            clients=len(connected),
+            unread=sum(s.unread > 0 for s in connected),
+            left=sum(s.state == processes.CLOSE_WAIT for s in clients),
+        )
+
+
+def _table(pid: int | str) -> list[processes.Socket]:
+    found = processes.sockets(pid)
+    if found is None:
+        raise Unavailable(f"the TCP sockets of process {pid} cannot be read")
+    return found
+
+
+# ------------------------------------------------------------------ after a tracer
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, step_s: float = 0.01) -> bool:
+    """Poll ``condition`` for at most ``seconds``; whether it came true."""
+    until = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(step_s)
+    return True
+
+
+def resume_after_trace(pid: int, state_before: str) -> bool:
+    """Undo a stop that a tracer of ours left behind; whether there was one.
+
+    A tracer that dies between attaching and its first wait can leave its target stopped. One that
+    was stopped before we came is left so.
+    """
+    wait_until(lambda: processes.tracer(pid) == 0, 2.0)
+    stat = processes.stat(pid)
+    if stat is None or stat.state != "T" or state_before == "T":
+        return False
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except OSError:
+        return False
+    return True

@@ -9,7 +9,7 @@ from mmrepro.diagnose.class_facts import named
 from mmrepro.diagnose.readings import View
 from mmrepro.engines import ENGINES
 from mmrepro.incident.diagnosis import Certainty, LiveClass, NamedClass
-from mmrepro.probes.data import LogLine
+from mmrepro.probes.data import LogLine, LogPattern
 from mmrepro.signature import crash
 from mmrepro.signature.live_server import CORE_ALIVE
 from mmrepro.signature.views import log_count, log_lines
@@ -95,7 +95,10 @@ LOG_PATTERNS: Mapping[str, str] = {
     r"(?:Error|Exception): ",
     "dumped-request": r"Dumping scheduler output for model execution: ",
     **{
-        f"traceback-{n}": rf"(?:^|[\])])\s{{2,}}\S.*(?:{'|'.join(FIELDS[name] for name in names)})"
+        f"traceback-{n}": LogPattern(
+            rf"(?:^|[\])])\s{{2,}}\S.*(?:{(fields := '|'.join(FIELDS[name] for name in names))})",
+            *fields.split("|"),
+        )
         for n, names in enumerate(GROUPS)
     },
     "kv-size": r"GPU KV cache size: |Maximum concurrency for |max_total_num_tokens=",

@@ -21,7 +21,7 @@ from mmrepro.engines import ENGINES, Engine, Signs
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
 from mmrepro.machine.files import is_file
-from mmrepro.probes.fetch import api_root
+from mmrepro.probes.http import api_root
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 

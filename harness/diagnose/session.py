@@ -27,7 +27,7 @@ from mmrepro.incident.folder import discard, make_run_dir, write_incident
 from mmrepro.machine.lateness import SHORT, Lateness
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData, MetricsData
-from mmrepro.probes.py_spy import HOW_TO_ALLOW
+from mmrepro.probes.stacks import HOW_TO_ALLOW
 from mmrepro.records import Moment
 from mmrepro.scenario import LiveFacts, Scenario
 from mmrepro.signature.live_server import LATENESS

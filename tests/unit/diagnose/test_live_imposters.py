@@ -21,7 +21,7 @@ from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident
 from mmrepro.incident.diagnosis import Fit, Match
 from mmrepro.probes.data import InferenceData, LogLine, LogsData
-from mmrepro.probes.log_life import Life
+from mmrepro.probes.log_lines import Life
 from mmrepro.probes.logs import Scanner, scan
 from mmrepro.reports import load
 from mmrepro.scenario import LiveFacts

@@ -19,7 +19,7 @@ from mmrepro.incident.diagnosis import Effect, ServerState
 from mmrepro.probes.base import ProbeResult, ProbeStatus, run_probe
 from mmrepro.probes.data import AnyProbeData, LogLine, LogsData
 from mmrepro.probes.logs import LogsProbe
-from mmrepro.probes.py_spy import HOW_TO_ALLOW
+from mmrepro.probes.stacks import HOW_TO_ALLOW
 from mmrepro.scenario.registry import load_scenario
 from seen import GREEN, SILENCE, evidence, idle, log, target
 from test_match import hung

@@ -14,8 +14,7 @@ from mmrepro.engines import ENGINES
 from mmrepro.probes import logs as logs_module
 from mmrepro.probes.base import RawSink
 from mmrepro.probes.data import LogsData
-from mmrepro.probes.log_files import LogFilesProbe
-from mmrepro.probes.log_life import Life, written
+from mmrepro.probes.log_lines import Life, written
 from mmrepro.probes.logs import LogsProbe
 
 CRASH = "AssertionError: Expected a cached item for mm_hash='ab'"
@@ -119,9 +118,7 @@ def test_it_begins_in_any_of_the_rotated_files(tmp_path: Path) -> None:
         stream.write(OLD)
     older.write_text(f"{CRASH}\n{NEW}{CRASH}\n")
     last.write_text("(APIServer pid=18) INFO 11-21 09:02:00 [x.py:1] Added request chatcmpl-4\n")
-    probe = LogFilesProbe(
-        [oldest, older, last], PATTERNS, rotated=False, life=Life(VLLM.start_lines)
-    )
+    probe = LogsProbe([oldest, older, last], PATTERNS, life=Life(VLLM.start_lines))
     data = probe.collect(RawSink(tmp_path), time.monotonic() + 60)
     assert data.match_counts == {"crash": 1, "added": 2}
     assert [(m.number, m.file) for m in data.matches["crash"]] == [(6, str(older))]
