@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import httpx2
@@ -78,7 +78,9 @@ def fetch(
     the exchange has a thread of its own, which is abandoned (a daemon) when its time is over.
     """
     over = over or threading.Event()
-    exchange = _Exchange(method, url, timeout_s, max_bytes, json_body, dict(headers or {}), over)
+    # Identity and raw reads: a compressed answer could unfold to gigabytes.
+    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **(headers or {})}
+    exchange = _Exchange(method, url, timeout_s, max_bytes, json_body, headers, over)
     thread = threading.Thread(target=exchange.run, name="probe-fetch", daemon=True)
     started = time.monotonic()
     thread.start()
@@ -93,30 +95,20 @@ def fetch(
     return replace(exchange.result, seconds=seconds)
 
 
+@dataclass
 class _Exchange:
-    def __init__(
-        self,
-        method: str,
-        url: str,
-        timeout_s: float,
-        max_bytes: int,
-        json_body: Mapping[str, Any] | None,
-        headers: dict[str, str],
-        over: threading.Event,
-    ) -> None:
-        self.method = method
-        self.url = url
-        self.timeout_s = timeout_s
-        self.max_bytes = max_bytes
-        self.json_body = json_body
-        # Identity and raw reads: a compressed answer could unfold to gigabytes.
-        self.headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity", **headers}
-        self.result: Fetched | None = None
-        self._over = over
-        self._status: int | None = None
-        self._body = bytearray()
-        self._abandoned = threading.Event()
-        self._client: httpx2.Client | None = None
+    method: str
+    url: str
+    timeout_s: float
+    max_bytes: int
+    json_body: Mapping[str, Any] | None
+    headers: Mapping[str, str]
+    over: threading.Event
+    result: Fetched | None = None
+    _status: int | None = None
+    _body: bytearray = field(default_factory=bytearray)
+    _abandoned: threading.Event = field(default_factory=threading.Event)
+    _client: httpx2.Client | None = None
 
     def run(self) -> None:
         try:
@@ -126,7 +118,7 @@ class _Exchange:
         except Exception as error:  # garbage on the wire raises more than httpx2's own errors
             self.result = Fetched(None, bytes(self._body), 0.0, self._explain(error))
         finally:
-            self._over.set()
+            self.over.set()
 
     def give_up(self) -> None:
         """Its connection is closed: a server that never ends its head would be read for ever."""

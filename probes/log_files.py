@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import re
 import stat
@@ -17,6 +16,8 @@ from mmrepro.probes.base import Unavailable
 MAX_FILES = 1000
 BROKEN = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """What reading a damaged file raises."""
+PACKED = (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile)
+"""Streams of which a read that meets damage returns nothing of what came before it."""
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _PACKED = r"(?:\.(?:gz|bz2|xz|zst))?"
@@ -81,41 +82,5 @@ def open_log(path: Path) -> BinaryIO:
         raise Unavailable(f"{path} is compressed with zstd; unpack it first: unzstd {path}")
     openers = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
     if kind in openers:
-        return cast("BinaryIO", _Rest(cast("BinaryIO", openers[kind](path))))
+        return cast("BinaryIO", openers[kind](path))
     return cast("BinaryIO", path.open("rb", buffering=0))
-
-
-class _Rest(io.RawIOBase):
-    """Reads on after a broken part of a compressed file has been told: what came before it is
-    kept. ``read`` raises the error only when nothing more can be had."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
-        self._error: BaseException | None = None
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-    def read(self, size: int = -1) -> bytes:
-        if self._error is not None:
-            raise self._error
-        parts: list[bytes] = []
-        left = size
-        while left > 0:
-            try:
-                # In small steps: a damaged end takes no more than one of them with it.
-                part = self._stream.read(min(left, 64 << 10))
-            except BROKEN as error:
-                if not parts:
-                    raise
-                self._error = error
-                break
-            if not part:
-                break
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)

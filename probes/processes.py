@@ -16,9 +16,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import urlsplit
 
 import psutil
@@ -122,7 +122,7 @@ class ProcessesProbe(Probe[ProcessesData]):
             # Born within the window, or a recycled pid: nothing to compare with.
             before = after
         seconds = max(after.mono - before.mono, 1e-6)
-        voluntary, involuntary = _switches(after.threads, before.threads)
+        runs = thread_runs(before.threads, after.threads, seconds)
         line = processes.cmdline(stat.pid)
         return ProcessUse(
             pid=stat.pid,
@@ -135,11 +135,20 @@ class ProcessesProbe(Probe[ProcessesData]):
             rss_bytes=stat.rss_bytes,
             user_pct=_pct(stat.user_ticks - before.stat.user_ticks, seconds),
             system_pct=_pct(stat.system_ticks - before.stat.system_ticks, seconds),
-            voluntary_switches=voluntary,
-            involuntary_switches=involuntary,
-            queued_pct=_queued_pct(after.threads, before.threads, seconds),
+            voluntary_switches=sum(run.voluntary for run in runs),
+            involuntary_switches=sum(run.involuntary for run in runs),
+            queued_pct=round(sum(run.queued_pct for run in runs), 1),
             created_wall=psutil.boot_time() + stat.start_ticks / processes.TICKS_PER_S,
-            busiest=_busiest(after.threads, before.threads, seconds),
+            busiest=[
+                ThreadUse(
+                    tid=run.stat.pid,
+                    name=run.stat.name,
+                    state=run.stat.state,
+                    user_pct=run.user_pct,
+                    system_pct=run.system_pct,
+                )
+                for run in runs[:MAX_BUSIEST]
+            ],
         )
 
 
@@ -147,41 +156,34 @@ def _pct(ticks: int, seconds: float) -> float:
     return round(max(ticks, 0) / processes.TICKS_PER_S / seconds * 100, 1)
 
 
-def _switches(
-    after: dict[int, processes.Thread], before: dict[int, processes.Thread]
-) -> tuple[int, int]:
-    pairs = [(thread, before[tid]) for tid, thread in after.items() if tid in before]
-    return (
-        sum(max(a.voluntary - b.voluntary, 0) for a, b in pairs),
-        sum(max(a.involuntary - b.involuntary, 0) for a, b in pairs),
-    )
+class ThreadRun(NamedTuple):
+    """What one thread did between two readings; percentages are of a core."""
+
+    stat: processes.Stat
+    user_pct: float
+    system_pct: float
+    queued_pct: float
+    voluntary: int
+    involuntary: int
 
 
-def _queued_pct(
-    after: dict[int, processes.Thread], before: dict[int, processes.Thread], seconds: float
-) -> float:
-    """How long threads could have run and were not given a core; over 100 for several at once."""
-    waits = [t.queued_s - before[tid].queued_s for tid, t in after.items() if tid in before]
-    return round(sum(max(wait, 0.0) for wait in waits) / seconds * 100, 1)
-
-
-def _busiest(
-    after: dict[int, processes.Thread], before: dict[int, processes.Thread], seconds: float
-) -> list[ThreadUse]:
-    uses = []
-    for tid, thread in after.items():
-        base = before.get(tid, thread).stat
-        uses.append(
-            ThreadUse(
-                tid=tid,
-                name=thread.stat.name,
-                state=thread.stat.state,
-                user_pct=_pct(thread.stat.user_ticks - base.user_ticks, seconds),
-                system_pct=_pct(thread.stat.system_ticks - base.system_ticks, seconds),
-            )
+def thread_runs(
+    before: Mapping[int, processes.Thread], after: Mapping[int, processes.Thread], seconds: float
+) -> list[ThreadRun]:
+    """The threads of ``after``, busiest first; one that is new did nothing yet."""
+    runs = []
+    for tid, now in after.items():
+        then = before.get(tid, now)
+        run = ThreadRun(
+            now.stat,
+            _pct(now.stat.user_ticks - then.stat.user_ticks, seconds),
+            _pct(now.stat.system_ticks - then.stat.system_ticks, seconds),
+            max(now.queued_s - then.queued_s, 0.0) / seconds * 100,
+            max(now.voluntary - then.voluntary, 0),
+            max(now.involuntary - then.involuntary, 0),
         )
-    uses.sort(key=lambda use: use.user_pct + use.system_pct, reverse=True)
-    return uses[:MAX_BUSIEST]
+        runs.append(run)
+    return sorted(runs, key=lambda run: run.user_pct + run.system_pct, reverse=True)
 
 
 class CpuMeter:

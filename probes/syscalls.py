@@ -26,7 +26,7 @@ from typing import IO, Literal, Self
 from mmrepro.base import processes
 from mmrepro.probes.base import Probe, RawSink, Subject, TimedOut, Unavailable
 from mmrepro.probes.data import SyscallsData
-from mmrepro.probes.processes import resume_after_trace, wait_until
+from mmrepro.probes.processes import resume_after_trace, thread_runs, wait_until
 
 Verdict = Literal["spinning-in-user-space", "busy-in-kernel", "blocked", "working", "unclear"]
 
@@ -215,28 +215,18 @@ def measure(
     stopped: int,
 ) -> Load:
     """The load between two readings of a process's threads, ``seconds`` apart."""
-    user = system = 0.0
-    busiest = (0.0, 0.0, 0.0, 0.0, 0)
-    for tid, after in second.items():
-        before = first.get(tid)
-        if before is None:
-            continue
-        pct = 100 / processes.TICKS_PER_S / seconds
-        thread_user = (after.stat.user_ticks - before.stat.user_ticks) * pct
-        thread_system = (after.stat.system_ticks - before.stat.system_ticks) * pct
-        user, system = user + thread_user, system + thread_system
-        if thread_user + thread_system > busiest[0] + busiest[1]:
-            queued = (after.queued_s - before.queued_s) / seconds * 100
-            switches = (after.voluntary - before.voluntary) / seconds
-            busiest = (thread_user, thread_system, min(max(queued, 0.0), 100.0), switches, tid)
+    runs = thread_runs(first, second, seconds)
+    busiest = runs[0]
+    # Of threads that used no processor time none is the busiest: their switches show no work.
+    busy = busiest.user_pct + busiest.system_pct > 0
     return Load(
-        user_pct=round(user, 1),
-        system_pct=round(system, 1),
-        busiest_user_pct=busiest[0],
-        busiest_system_pct=busiest[1],
-        queued_pct=busiest[2],
-        switches_per_s=busiest[3],
-        busiest_tid=busiest[4],
+        user_pct=round(sum(run.user_pct for run in runs), 1),
+        system_pct=round(sum(run.system_pct for run in runs), 1),
+        busiest_user_pct=busiest.user_pct,
+        busiest_system_pct=busiest.system_pct,
+        queued_pct=min(busiest.queued_pct, 100.0) if busy else 0.0,
+        switches_per_s=busiest.voluntary / seconds if busy else 0.0,
+        busiest_tid=busiest.stat.pid if busy else 0,
         threads=len(second),
         asleep=min(asleep, len(second)),
         stopped=min(stopped, len(second)),

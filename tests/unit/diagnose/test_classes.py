@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 from made_up import at, http
-from mmrepro.diagnose.class_facts import CLASS_FACTS
 from mmrepro.diagnose.classes import LOG_GROWTH, classes
+from mmrepro.diagnose.classes_logged import CLASS_FACTS
 from mmrepro.diagnose.readings import View
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import CLASS_WORDS, Certainty, LiveClass

@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from mmrepro.diagnose.match import all_scenarios, match_all
-from mmrepro.diagnose.patterns import union
+from mmrepro.diagnose.match import all_scenarios, match_all, union
 from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident import Incident

@@ -261,7 +261,7 @@ def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
                 session.discover, name, lambda *_, name=name: made.calls.append(name)
             )
         monkeypatch.setattr(session, "Collector", lambda *_: made)
-        monkeypatch.setattr(session.kernel, "note", lambda *_: made.calls.append("kernel"))
+        monkeypatch.setattr(session, "note_kernel", lambda *_: made.calls.append("kernel"))
         scenarios = [load_scenario("ghost-key-eviction"), load_scenario("kv-growth-crash")]
         told = session._look(DiagnoseCommand(url=URL), found, recorder, at(0), scenarios)
         return made, told
