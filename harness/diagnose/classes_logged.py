@@ -36,68 +36,56 @@ class ClassFacts:
     references: tuple[str, ...]
 
 
+def _facts(references: tuple[str, ...], *advice: str) -> ClassFacts:
+    return ClassFacts(advice, (*references, HERE))
+
+
 CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
-    LiveClass.STEPS_STOPPED: ClassFacts(
-        (
-            "restart it after its evidence is kept (mmrepro diagnose URL --out DIR): it does not "
-            "recover by itself",
-            "what was sent last matters: mmrepro replay shrinks recorded traffic to it",
-        ),
-        (*_vllm(43941, 21148), HERE),
+    LiveClass.STEPS_STOPPED: _facts(
+        _vllm(43941, 21148),
+        "restart it after its evidence is kept (mmrepro diagnose URL --out DIR): it does not "
+        "recover by itself",
+        "what was sent last matters: mmrepro replay shrinks recorded traffic to it",
     ),
-    LiveClass.KILLED_BY_INPUT: ClassFacts(
-        (
-            "refuse or rewrite the field at the gateway: a restart meets the same request again",
-            "try the request on a newer release: most of these are answered with 400 there",
-        ),
-        (*_vllm(54195, 43920), *_sglang(27398), HERE),
+    LiveClass.KILLED_BY_INPUT: _facts(
+        _vllm(54195, 43920) + _sglang(27398),
+        "refuse or rewrite the field at the gateway: a restart meets the same request again",
+        "try the request on a newer release: most of these are answered with 400 there",
     ),
-    LiveClass.NEVER_FITS: ClassFacts(
-        (
-            "everything behind it in the queue waits as well: end the client that sent it",
-            "lower --max-model-len below the KV cache's size, or make that larger; see "
-            "mmrepro kv-budget",
-        ),
-        (*_vllm(35541, 39734), "docs/kv-budget.md", HERE),
+    LiveClass.NEVER_FITS: _facts(
+        (*_vllm(35541, 39734), "docs/kv-budget.md"),
+        "everything behind it in the queue waits as well: end the client that sent it",
+        "lower --max-model-len below the KV cache's size, or make that larger; see "
+        "mmrepro kv-budget",
     ),
-    LiveClass.WORK_WITHOUT_CLIENTS: ClassFacts(
-        (
-            "requests in the background (/v1/responses with background) and clients of another "
-            "port or of a UNIX socket look the same: are there any?",
-            "a proxy between that keeps no connection, or an abort that is lost: compare with the "
-            "log's lines of aborted requests",
-        ),
-        (*_vllm(54947, 10806), HERE),
+    LiveClass.WORK_WITHOUT_CLIENTS: _facts(
+        _vllm(54947, 10806),
+        "requests in the background (/v1/responses with background) and clients of another "
+        "port or of a UNIX socket look the same: are there any?",
+        "a proxy between that keeps no connection, or an abort that is lost: compare with the "
+        "log's lines of aborted requests",
     ),
-    LiveClass.GAUGES_LIE: ClassFacts(
-        (
-            "do not route, scale or alert by these gauges alone; counters of tokens and a small "
-            "request tell the truth (mmrepro watch)",
-        ),
-        (*_vllm(29928, 22545), HERE),
+    LiveClass.GAUGES_LIE: _facts(
+        _vllm(29928, 22545),
+        "do not route, scale or alert by these gauges alone; counters of tokens and a small "
+        "request tell the truth (mmrepro watch)",
     ),
-    LiveClass.MEMORY_GROWS: ClassFacts(
-        (
-            "rule out caches that still fill: --mm-processor-cache-gb 0, no prefix caching",
-            "until it is found: restart before the limit, at a moment of your choice",
-        ),
-        (*_vllm(15294, 50860), HERE),
+    LiveClass.MEMORY_GROWS: _facts(
+        _vllm(15294, 50860),
+        "rule out caches that still fill: --mm-processor-cache-gb 0, no prefix caching",
+        "until it is found: restart before the limit, at a moment of your choice",
     ),
-    LiveClass.PLACEHOLDER_COUNTS: ClassFacts(
-        (
-            "answers to such requests are wrong or missing: look for placeholder tokens in the "
-            "prompt's text, and for another version of transformers than the release was made for",
-            "try it with chunked prefill and the multimodal cache off",
-        ),
-        (*_vllm(15764), *_sglang(40797), "docs/chunked-mm-prefill.md", HERE),
+    LiveClass.PLACEHOLDER_COUNTS: _facts(
+        (*_vllm(15764), *_sglang(40797), "docs/chunked-mm-prefill.md"),
+        "answers to such requests are wrong or missing: look for placeholder tokens in the "
+        "prompt's text, and for another version of transformers than the release was made for",
+        "try it with chunked prefill and the multimodal cache off",
     ),
-    LiveClass.GRAMMAR_LOOP: ClassFacts(
-        (
-            "find the request with the grammar or schema (response_format, structured_outputs) and "
-            "bound its size at the gateway",
-            "another backend of grammars, or a newer one, may take it",
-        ),
-        (*_vllm(14151, 49210, 43920), HERE),
+    LiveClass.GRAMMAR_LOOP: _facts(
+        _vllm(14151, 49210, 43920),
+        "find the request with the grammar or schema (response_format, structured_outputs) and "
+        "bound its size at the gateway",
+        "another backend of grammars, or a newer one, may take it",
     ),
 }
 

@@ -20,7 +20,7 @@ from mmrepro.engines.base import UVICORN_STARTS
 from mmrepro.evidence import Evidence
 from mmrepro.evidence.recorder import Recorder
 from mmrepro.incident.diagnosis import Effect
-from mmrepro.probes.base import Probe, ProbeData, ProbeStatus, run_probe
+from mmrepro.probes.base import Probe, ProbeData, run_probe
 from mmrepro.probes.data import HttpData, LogsData, StackSample, StacksData
 from mmrepro.probes.gpu import GpuProbe
 from mmrepro.probes.http import HttpProbe, InferenceProbe, fetch, field_of, first_model
@@ -453,14 +453,3 @@ def _usage() -> tuple[float, int]:
     )
     cpu = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
     return cpu, max(own.ru_maxrss, children.ru_maxrss) * 1024
-
-
-def refused_stacks(evidence: Evidence) -> str:
-    """Why Python stacks are missing; "" when some could be read."""
-    reason = ""
-    for result in evidence.probes:
-        if result.probe == "stacks":
-            if result.status is ProbeStatus.OK:
-                return ""
-            reason = result.reason
-    return reason

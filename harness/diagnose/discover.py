@@ -19,11 +19,12 @@ from urllib.parse import urlsplit
 import psutil
 from mmrepro.base import processes
 from mmrepro.base.processes import Socket
-from mmrepro.engines import ENGINES, Engine, Signs
+from mmrepro.engines import ENGINES, Engine, Signs, get_engine
 from mmrepro.errors import UsageError
 from mmrepro.incident.diagnosis import TargetFacts, TargetProcess
 from mmrepro.machine.files import is_file
 from mmrepro.probes.http import api_root
+from mmrepro.probes.processes import role_from_title
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -48,8 +49,6 @@ class Target:
     """The process was named by the user."""
 
     def role_of(self, name: str, cmdline: str) -> str:
-        from mmrepro.probes.processes import role_from_title
-
         return (self.engine.role_of if self.engine else role_from_title)(name, cmdline)
 
 
@@ -215,8 +214,6 @@ def name_engine(target: Target, metrics: frozenset[str], chosen: str = "auto") -
     commands += [_title(p.pid) for p in target.facts.processes]
     signs = Signs(tuple(commands), metrics)
     if chosen != "auto":
-        from mmrepro.engines import get_engine
-
         target.engine, reasons = get_engine(chosen), ["given with --engine"]
     else:
         ranked = sorted(

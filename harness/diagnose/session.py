@@ -15,7 +15,7 @@ from mmrepro.base import processes
 from mmrepro.base.units import size
 from mmrepro.diagnose import discover, general
 from mmrepro.diagnose.classes import LOG_GROWTH, classes
-from mmrepro.diagnose.collect import Collector, refused_stacks
+from mmrepro.diagnose.collect import Collector
 from mmrepro.diagnose.discover import Target
 from mmrepro.diagnose.match import all_scenarios, known_hang, match_all, union
 from mmrepro.diagnose.options import DiagnoseCommand
@@ -26,7 +26,7 @@ from mmrepro.incident import EVIDENCE_DIR, Incident
 from mmrepro.incident.diagnosis import Diagnosis, Fit, ServerState, TargetFacts
 from mmrepro.incident.folder import discard, make_run_dir, write_incident
 from mmrepro.machine.lateness import SHORT, Lateness
-from mmrepro.probes.base import RawSink
+from mmrepro.probes.base import ProbeStatus, RawSink
 from mmrepro.probes.data import LogsData, MetricsData
 from mmrepro.probes.stacks import HOW_TO_ALLOW
 from mmrepro.records import Moment
@@ -260,6 +260,17 @@ def _unseen(target: Target, evidence: Evidence) -> list[str]:
                 f"the first {size(data.skipped_bytes)} of {data.file}: only its end was read"
             )
     return list(dict.fromkeys(unseen))
+
+
+def refused_stacks(evidence: Evidence) -> str:
+    """Why Python stacks are missing; "" when some could be read."""
+    reason = ""
+    for result in evidence.probes:
+        if result.probe == "stacks":
+            if result.status is ProbeStatus.OK:
+                return ""
+            reason = result.reason
+    return reason
 
 
 def _since(evidence: Evidence, state: ServerState) -> str:

@@ -16,7 +16,7 @@ from mmrepro.engines.base import (
 from mmrepro.engines.changes import Mitigation, Patch
 from mmrepro.environments.spec import EnvironmentSpec
 from mmrepro.environments.vllm import vllm_spec
-from mmrepro.probes.data import WORKED, LogPattern
+from mmrepro.probes.data import WORKED
 from mmrepro.records import Fidelity, Setting, StandIn
 from mmrepro.supervise.client import TMP_PLACEHOLDER
 from packaging.version import Version
@@ -112,11 +112,7 @@ class VllmEngine(Engine):
     progress_pattern: ClassVar[str] = "EngineCore loop active|EngineCore waiting for work"
     log_mark: ClassVar[str] = r"Initializing a V\d LLM engine \(v(?P<release>[\w.+]+?)\)"
     start_lines: ClassVar[tuple[str, ...]] = (
-        LogPattern(
-            r"(?:^|\] )(?:vLLM (?:API )?server version |non-default args: )",
-            "server version ",
-            "non-default args: ",
-        ),
+        r"(?:^|\] )vLLM (?:API )?server version |(?:^|\] )non-default args: ",
         r"(?:^|\] )Initializing a V\d LLM engine \(v",
         UVICORN_STARTS,
     )

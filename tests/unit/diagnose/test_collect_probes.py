@@ -15,9 +15,10 @@ from made_up import at, logs
 from mmrepro.base.processes import Stat
 from mmrepro.diagnose import collect, discover
 from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
-from mmrepro.diagnose.collect import Collector, refused_stacks
+from mmrepro.diagnose.collect import Collector
 from mmrepro.diagnose.discover import Target
 from mmrepro.diagnose.options import DiagnoseCommand
+from mmrepro.diagnose.session import refused_stacks
 from mmrepro.engines import ENGINES
 from mmrepro.evidence import Evidence
 from mmrepro.incident.diagnosis import TargetProcess
