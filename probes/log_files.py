@@ -8,6 +8,7 @@ import lzma
 import re
 import stat
 import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -20,6 +21,11 @@ PACKED = (gzip.GzipFile, bz2.BZ2File, lzma.LZMAFile)
 """Streams of which a read that meets damage returns nothing of what came before it."""
 
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_OPENERS: Mapping[str, Callable[[Path], object]] = {
+    "gzip": gzip.open,
+    "bz2": bz2.open,
+    "xz": lzma.open,
+}
 _PACKED = r"(?:\.(?:gz|bz2|xz|zst))?"
 
 
@@ -80,7 +86,6 @@ def open_log(path: Path) -> BinaryIO:
     kind = next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "")
     if kind == "zstd":
         raise Unavailable(f"{path} is compressed with zstd; unpack it first: unzstd {path}")
-    openers = {"gzip": gzip.open, "bz2": bz2.open, "xz": lzma.open}
-    if kind in openers:
-        return cast("BinaryIO", openers[kind](path))
+    if opener := _OPENERS.get(kind):
+        return cast("BinaryIO", opener(path))
     return cast("BinaryIO", path.open("rb", buffering=0))

@@ -166,18 +166,19 @@ ENVIRONMENT = re.compile(
 )
 """Exceptions that a machine brings about more often than a request does."""
 
+
+def _frames_of(names: Sequence[str]) -> LogPattern:
+    """A line of a traceback that names one of these fields."""
+    fields = "|".join(FIELDS[name] for name in names)
+    return LogPattern(rf"(?:^|[\])])\s{{2,}}\S.*(?:{fields})", *fields.split("|"))
+
+
 LOG_PATTERNS: Mapping[str, str] = {
     "exception": crash.LOG_PATTERNS["exception"],
     "core-exception": r"^\((?!APIServer)\w[^()]* pid=\d+\) ERROR .*\] (?:[A-Za-z_]\w*\.)*[A-Z]\w*"
     r"(?:Error|Exception): ",
     "dumped-request": r"Dumping scheduler output for model execution: ",
-    **{
-        f"traceback-{n}": LogPattern(
-            rf"(?:^|[\])])\s{{2,}}\S.*(?:{(fields := '|'.join(FIELDS[name] for name in names))})",
-            *fields.split("|"),
-        )
-        for n, names in enumerate(GROUPS)
-    },
+    **{f"traceback-{n}": _frames_of(names) for n, names in enumerate(GROUPS)},
     "kv-size": r"GPU KV cache size: |Maximum concurrency for |max_total_num_tokens=",
     **{expression: expression for expression in MISMATCHES},
 }
