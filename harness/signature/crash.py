@@ -22,7 +22,7 @@ from mmrepro.traffic.drive import Drive
 
 LOG_PATTERNS: Mapping[str, str] = {
     "exception": LogPattern(
-        r"(?:^|[\])] )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ", "Error: ", "Exception: "
+        r"(?:^|[\])] )(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): ", "Error", "Exception"
     ),
     "engine-dead": r"EngineDeadError",
     "device-assert": r": block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion ",
