@@ -21,7 +21,7 @@ from mmrepro.errors import MmreproError, UsageError
 from mmrepro.machine.files import Device, cache_root, detect_device
 from mmrepro.machine.gpu import choose, read_gpus
 from mmrepro.machine.host import child_environment
-from mmrepro.probes.py_spy import find_py_spy
+from mmrepro.probes.stacks import find_py_spy
 from mmrepro.records import GpuFacts, Record
 from pydantic import Field
 
