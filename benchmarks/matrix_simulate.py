@@ -30,7 +30,7 @@ from mmrepro.campaign.groups import (
 )
 from mmrepro.campaign.schedule import REPEAT
 from mmrepro.cli.console import table_console
-from mmrepro.cli.matrix_run import planned_of
+from mmrepro.matrix.asked import planned_of
 from mmrepro.environments.store import Stored
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.ledger import History, read

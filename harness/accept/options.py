@@ -32,6 +32,8 @@ class AcceptCommand(Command):
     list_: bool = option(False, "Show the parts and their times.", group=OUTPUT, once=True)
     out: Path | None = common.OUT(None, help="Folder of the summary and of all incidents.")
     json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
+    verbose: bool = common.VERBOSE(False)
 
     def __post_init__(self) -> None:
         if self.budget_s > common.WEEK_S:

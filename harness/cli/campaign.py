@@ -32,6 +32,7 @@ from mmrepro.campaign.provisions import Provisions, Say
 from mmrepro.campaign.trial import TrialOptions, Trials
 from mmrepro.campaign.work import Places
 from mmrepro.cli.building import Sparse
+from mmrepro.cli.console import brief, emit
 from mmrepro.cli.progress import LiveView
 from mmrepro.errors import UnwritableOutput, UsageError
 from mmrepro.evidence import Event
@@ -55,22 +56,23 @@ def conduct(
     policy: Policy[DocumentT],
     places: Callable[[Say], Places],
     console: Console,
+    asked: Any,
     *,
     budget_s: float | None = None,
-    events: str = "",
 ) -> DocumentT:
     """Run the campaign to its end, with its progress on ``console``.
 
     Args:
         places: makes them; is given what prints a line on what happens beside the runs.
-        events: a file for JSON lines, "-" for standard output; "": none.
+        asked: has ``events``, a file for JSON lines ("-": standard output, "": none), and
+            ``verbose``.
 
     Raises:
         KeyboardInterrupt, MmreproError: as :meth:`Campaign.execute`; what goes on with it is
             printed before.
     """
-    display = CampaignProgress(console, policy.standing)
-    with json_lines(events) as lines:
+    display = CampaignProgress(console, policy.standing, verbose=asked.verbose)
+    with json_lines(asked.events) as lines:
         campaign = Campaign(
             policy,
             places(lambda text: display(note(text))),
@@ -87,6 +89,25 @@ def conduct(
                 # A word that was typed may be no UTF-8.
                 typer.echo(text.encode("utf-8", "replace"), err=True)
             raise
+
+
+def finish(
+    asked: Any, console: Console, made: Any, page: Path, words: Any, show: Any, document: Any = None
+) -> None:
+    """What a command prints at its end: its document, the verdict and its page, or all.
+
+    Args:
+        page: of the campaign, in its folder.
+        words: the module with ``headline`` and ``title`` of such a document.
+        show: prints it for people, given the document, the console and the folder's name.
+        document: with --json, where that is not the document as it is stored.
+    """
+    if asked.json:
+        emit(document or made)
+    elif asked.quiet:
+        brief(words.headline(made).label, words.title(made), page)
+    else:
+        show(made, console, str(page.parent))
 
 
 @dataclass(frozen=True)
@@ -211,9 +232,11 @@ def json_lines(target: str) -> Iterator[Sequence[Handler]]:
 class CampaignProgress(LiveView):
     """A line for each run that ended; on a terminal those in progress below the last ones."""
 
-    def __init__(self, console: Console, standing: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self, console: Console, standing: Callable[[], str] = lambda: "", *, verbose: bool = False
+    ) -> None:
         super().__init__(console, per_second=4, transient=True)
-        self._standing = standing
+        self._standing, self._verbose = standing, verbose
         self._lines: list[Text] = []
         self._current: dict[tuple[str, int, str], float] = {}
         self._counts: Counter[str] = Counter()
@@ -236,7 +259,7 @@ class CampaignProgress(LiveView):
                 self._line(_ended(event))
             case Found():
                 self._line(Text(one_line(event.text, 400), style=TONES[event.tone]))
-            case Note() if event.passing and self.console.is_terminal:
+            case Note() if event.passing and self.console.is_terminal and not self._verbose:
                 with self._lock:
                     self._latest = one_line(event.text, 200)
             case Note():

@@ -1,22 +1,114 @@
-"""``mmrepro report`` and ``mmrepro schema``."""
+"""What is made again of records on disk: ``mmrepro report``, ``judge``, ``bundle``, ``schema``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import typer
+from mmrepro.base import common_options as common, units
 from mmrepro.base.options import OUTPUT, Command, option
+from mmrepro.cli.console import emit, table
 from mmrepro.cli.options import command
 
 if TYPE_CHECKING:
-    from mmrepro.errors import UsageError
-    from mmrepro.records import Record
+    from mmrepro.incident import Incident
+    from mmrepro.reports.bundle_file import BundleManifest
+    from mmrepro.run.judge import Rejudged
 
-T = TypeVar("T", bound="Record")
+
+class Kind(NamedTuple):
+    """A kind of campaign: its name, and in ``mmrepro.reports`` its module and functions there."""
+
+    name: str
+    module: str
+    load: str
+    markdown: str
+    html: str
+    page: str
+
+
+KINDS = {
+    "fuzz.json": Kind(
+        "A fuzzing session", "fuzz", "load_fuzz", "fuzz_markdown", "fuzz_html", "fuzz.html"
+    ),
+    "replay.json": Kind(
+        "A replay", "replay", "load_replay", "replay_markdown", "replay_html", "replay.html"
+    ),
+    "ablation.json": Kind(
+        *("An ablation", "ablation", "load_ablation", "render_ablation_markdown"),
+        *("render_ablation_html", "ablation.html"),
+    ),
+    "bisection.json": Kind(
+        *("A bisection", "bisection", "load_bisection", "render_bisection_markdown"),
+        *("render_bisection_html", "bisection.html"),
+    ),
+}
+"""By the file of the document."""
+FINDING = Kind(
+    "A finding", "replay", "load_finding", "finding_markdown", "finding_html", "report.html"
+)
+PAGES = ("report.html", *(kind.page for kind in KINDS.values()), "dashboard.html", "summary.md")
+
+
+def kind_of(place: Path) -> Kind | None:
+    """The kind of campaign that is in a folder, a file or a bundle; None: an incident's."""
+    from mmrepro.machine.files import is_file
+    from mmrepro.reports.replay import is_finding, is_replay
+
+    for file, kind in KINDS.items():
+        if place.name == file or is_file(place / file):
+            return kind
+    if is_replay(place):
+        return KINDS["replay.json"]
+    return FINDING if is_finding(place) else None
+
+
+def page_of(place: Path) -> Path:
+    """The page of what is in a folder; it is made where there is none.
+
+    Raises:
+        BadIncident: there is nothing of which a page could be made.
+    """
+    from mmrepro.reports import write_reports
+    from mmrepro.reports.writing import replace_file
+
+    folder = place if place.is_dir() else place.parent
+    for page in (folder / name for name in PAGES):
+        if page.is_file():
+            return page
+    if (folder / "ledger.jsonl").is_file():
+        from mmrepro.history.quarantine import Quarantine
+        from mmrepro.reports.night import write_night
+
+        known, night = chosen_night(folder)
+        write_night(known, night, folder, Quarantine())
+        return folder / "dashboard.html"
+    if (kind := kind_of(place)) is None:
+        write_reports(place)
+        return folder / PAGES[0]
+    replace_file(folder / kind.page, _text(kind, place, Format.HTML))
+    return folder / kind.page
+
+
+def chosen_night(ledger: Path, name: str = "") -> tuple[Any, Any]:
+    """The history of a ledger, and ``NIGHT``, or ``DIR:NIGHT`` of another one; "": the newest."""
+    from mmrepro.errors import UsageError
+    from mmrepro.history.ledger import read
+
+    folder, colon, other = name.rpartition(":")
+    known = read(Path(folder) if colon else ledger)
+    if other:
+        return known, known.night(other)
+    if known.newest is None:
+        raise UsageError(f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}")
+    return known, known.newest
+
+
+# ---------------------------------------------------------------- mmrepro report, mmrepro schema
 
 
 class Format(StrEnum):
@@ -30,13 +122,10 @@ class Format(StrEnum):
 @dataclass(frozen=True)
 class ReportCommand(Command):
     COMMAND: ClassVar[str] = "report"
-    incident: Path = option(
+    incident: Path = common.PLACE(
         Path(),
-        "Folder of an incident, ablation, bisection, replay, finding or fuzzing session, or a "
-        "bundle.",
-        "DIR",
-        argument=True,
-        required=True,
+        help="Incident, ablation, bisection, replay, finding or fuzz session: its folder, number, "
+        "id, or last; or a bundle.",
     )
     format: Format = option(
         Format.MD,
@@ -46,32 +135,18 @@ class ReportCommand(Command):
 
 
 @command(ReportCommand)
-def report_command(asked: ReportCommand) -> None:
-    """Make a report again, from an incident's folder alone.
+def report(asked: ReportCommand) -> None:
+    """Make a report again, from a folder alone.
 
-    Example:  mmrepro report incidents/ghost-key-eviction-0.23.0-20261121-030000 --format html
+    Example:  mmrepro report last --format html
     """
     from mmrepro import reports
-    from mmrepro.incident.ablation import ABLATION_FILE
-    from mmrepro.incident.bisection import BISECTION_FILE
-    from mmrepro.machine.files import is_file
-    from mmrepro.reports.fuzz import is_fuzz
-    from mmrepro.reports.replay import is_finding, is_replay
 
-    incident, format = asked.incident, asked.format
-    if is_fuzz(incident):
-        typer.echo(_of_fuzz(incident, format).rstrip("\n"))
+    place, format = asked.incident, asked.format
+    if (kind := kind_of(place)) is not None:
+        typer.echo(_text(kind, place, format).rstrip("\n"))
         return
-    if is_replay(incident) or is_finding(incident):
-        typer.echo(_of_replay(incident, format).rstrip("\n"))
-        return
-    if incident.name == ABLATION_FILE or is_file(incident / ABLATION_FILE):
-        typer.echo(_of_ablation(incident, format).rstrip("\n"))
-        return
-    if incident.name == BISECTION_FILE or is_file(incident / BISECTION_FILE):
-        typer.echo(_of_bisection(incident, format).rstrip("\n"))
-        return
-    loaded = _shown(reports.load(incident))
+    loaded = _redacted(reports.load(place))
     if format is Format.ISSUE:
         from mmrepro.reports.issue_form import incident_issue
 
@@ -86,7 +161,7 @@ def report_command(asked: ReportCommand) -> None:
     typer.echo(render(loaded).rstrip("\n"))
 
 
-def _shown(loaded: T) -> T:
+def _redacted(loaded: Any) -> Any:
     """``loaded`` redacted again: who wrote it may not have known what is known now."""
     from mmrepro.text.redact import Redactor
 
@@ -95,102 +170,64 @@ def _shown(loaded: T) -> T:
     return redactor.redact_model(loaded)
 
 
-def _of_ablation(folder: Path, format: Format) -> str:
-    from mmrepro.reports import ablation as reports
+def _text(kind: Kind, place: Path, format: Format) -> str:
+    """Raises UsageError: a campaign has no such form."""
+    from mmrepro.errors import UsageError
+    from mmrepro.reports.document import document_json
 
-    loaded = _shown(reports.load_ablation(folder))
-    renders = (reports.render_ablation_markdown, reports.render_ablation_html)
-    return _of_document(loaded, renders, format, "An ablation", folder)
-
-
-def _of_bisection(folder: Path, format: Format) -> str:
-    from mmrepro.reports import bisection as reports
-
-    loaded = _shown(reports.load_bisection(folder))
-    renders = (reports.render_bisection_markdown, reports.render_bisection_html)
-    return _of_document(loaded, renders, format, "A bisection", folder)
-
-
-def _of_fuzz(folder: Path, format: Format) -> str:
-    from mmrepro.reports import fuzz as reports
-
-    loaded = _shown(reports.load_fuzz(folder))
-    if format is Format.ISSUE:
-        raise _of_one([folder / found.folder for found in loaded.found], "a session", folder)
-    both = (reports.fuzz_markdown, reports.fuzz_html)
-    return _of_document(loaded, both, format, "A fuzzing session", folder)
-
-
-def _of_replay(folder: Path, format: Format) -> str:
-    from mmrepro.reports import replay as reports
-    from mmrepro.reports.issue_form import finding_issue
-
-    if reports.is_finding(folder):
-        told = reports.load_finding(folder)
-        if format is Format.ISSUE:
-            return finding_issue(told)
-        renders = (
-            lambda _: reports.finding_markdown(told),
-            lambda _: reports.finding_html(told),
+    functions = import_module(f"mmrepro.reports.{kind.module}")
+    loaded = getattr(functions, kind.load)(place)
+    if kind is not FINDING:
+        loaded = _redacted(loaded)
+    if format is Format.JUNIT:
+        raise UsageError(
+            f"{kind.name} has no JUnit report: it has no expectation that could fail.",
+            hint=f"mmrepro report {place} --format json",
         )
-        return _of_document(told.finding, renders, format, "A finding", folder)
-    loaded = _shown(reports.load_replay(folder))
     if format is Format.ISSUE:
-        raise _of_one([folder / finding.folder for finding in loaded.findings], "a replay", folder)
-    both = (reports.replay_markdown, reports.replay_html)
-    return _of_document(loaded, both, format, "A replay", folder)
+        if kind is FINDING:
+            from mmrepro.reports.issue_form import finding_issue
+
+            return finding_issue(loaded)
+        raise _no_issue(kind, place, loaded)
+    if format is Format.JSON:
+        return document_json(loaded.finding if kind is FINDING else loaded)
+    text: str = getattr(functions, kind.markdown if format is Format.MD else kind.html)(loaded)
+    return text
 
 
-def _of_one(findings: list[Path], name: str, folder: Path) -> UsageError:
+def _no_issue(kind: Kind, place: Path, loaded: Any) -> Exception:
     from mmrepro.errors import UsageError
 
-    first = findings[0] if findings else folder / "f1"
+    found = getattr(loaded, "findings", getattr(loaded, "found", None))
+    if found is None:
+        return UsageError(
+            f"{kind.name} is no bug report: give an incident's folder, or a finding's.",
+            hint=f"mmrepro report {place} --format md",
+        )
+    first = place / (found[0].folder if found else "f1")
     return UsageError(
-        f"An issue is of one finding, and {name} may have several.",
+        f"An issue is of one finding, and {kind.name[0].lower()}{kind.name[1:]} may have several.",
         hint=f"mmrepro report {first} --format issue",
     )
 
 
-def _of_document(
-    loaded: T,
-    renders: tuple[Callable[[T], str], Callable[[T], str]],
-    format: Format,
-    name: str,
-    folder: Path,
-) -> str:
-    """``renders``: to Markdown and to HTML. Raises UsageError: JUnit is asked for, or an issue."""
-    from mmrepro.errors import UsageError
-    from mmrepro.reports.document import document_json
-
-    if format is Format.JUNIT:
-        raise UsageError(
-            f"{name} has no JUnit report: it has no expectation that could fail.",
-            hint=f"mmrepro report {folder} --format json",
-        )
-    if format is Format.ISSUE:
-        raise UsageError(
-            f"{name} is no bug report: give an incident's folder, or a finding's.",
-            hint=f"mmrepro report {folder} --format md",
-        )
-    markdown, html = renders
-    return {Format.MD: markdown, Format.HTML: html, Format.JSON: document_json}[format](loaded)
-
-
-class Document(StrEnum):
-    INCIDENT = "incident"
-    ABLATION = "ablation"
-    BISECTION = "bisection"
-    REPLAY = "replay"
-    REPLAY_JSON = "replay-json"
-    FUZZ = "fuzz"
-    FUZZ_JSON = "fuzz-json"
-    CASE = "case"
+DOCUMENTS = {
+    "incident": "mmrepro.incident:Incident",
+    "ablation": "mmrepro.incident.ablation:Ablation",
+    "bisection": "mmrepro.incident.bisection:Bisection",
+    "replay": "mmrepro.incident.replay:Replay",
+    "replay-json": "mmrepro.reports.replay_json:ToldReplay",
+    "fuzz": "mmrepro.incident.fuzz:Fuzz",
+    "fuzz-json": "mmrepro.reports.fuzz_json:ToldFuzz",
+    "case": "mmrepro.case.model:Case",
+}
 
 
 @dataclass(frozen=True)
 class SchemaCommand(Command):
     COMMAND: ClassVar[str] = "schema"
-    of: Document = option(Document.INCIDENT, "Which document.", group=OUTPUT)
+    of: str = option("incident", "Which document.", group=OUTPUT, choices=tuple(DOCUMENTS))
 
 
 @command(SchemaCommand)
@@ -199,27 +236,225 @@ def schema(asked: SchemaCommand) -> None:
 
     Example:  mmrepro schema > incident.schema.json
     """
-    import json
+    module, _, name = DOCUMENTS[asked.of].partition(":")
+    document = getattr(import_module(module), name).model_json_schema()
+    emit({**document, "$schema": "https://json-schema.org/draft/2020-12/schema"})
 
-    from mmrepro.case.model import Case
-    from mmrepro.incident import Incident
-    from mmrepro.incident.ablation import Ablation
-    from mmrepro.incident.bisection import Bisection
-    from mmrepro.incident.fuzz import Fuzz
-    from mmrepro.incident.replay import Replay
-    from mmrepro.reports.fuzz_json import ToldFuzz
-    from mmrepro.reports.replay_json import ToldReplay
 
-    models: dict[Document, type[Record]] = {
-        Document.INCIDENT: Incident,
-        Document.ABLATION: Ablation,
-        Document.BISECTION: Bisection,
-        Document.REPLAY: Replay,
-        Document.REPLAY_JSON: ToldReplay,
-        Document.FUZZ: Fuzz,
-        Document.FUZZ_JSON: ToldFuzz,
-        Document.CASE: Case,
+# ---------------------------------------------------------------- mmrepro judge
+
+STYLES = {"met": "green", "confirmed": "green", "not-met": "red", "refuted": "red"}
+
+
+@dataclass(frozen=True)
+class JudgeCommand(Command):
+    COMMAND: ClassVar[str] = "judge"
+    incidents: tuple[Path, ...] = common.PLACE(
+        (),
+        help="Incidents: their folders, numbers, ids, or last; or bundles.",
+        metavar="DIR|N|ID…",
+        names="incident",
+    )
+    scenario: str = option(
+        "",
+        "Judge by this scenario: a name, or a path that ends in .py.",
+        "NAME|FILE",
+        shown="the one that was run",
+        configurable=False,
+        names="scenario",
+    )
+    verbose: bool = common.VERBOSE(False, help="Print all conditions, those as recorded as well.")
+    json: bool = common.JSON(False)
+
+
+@command(JudgeCommand)
+def judge(asked: JudgeCommand) -> None:
+    """Judge recorded evidence again, without an engine: each condition and claim, then and now.
+
+    It is how a signature is improved on runs that were made, and how a stranger checks a verdict.
+    Exit code 1: a verdict is another one than was recorded.
+
+    Example:  mmrepro judge incidents/ghost-key-eviction-0.23.0-20261121-030000
+    """
+    from mmrepro.reports import load
+    from mmrepro.run.judge import rejudge
+
+    judged: list[tuple[Path, Incident, Rejudged]] = []
+    for path in asked.incidents:
+        incident = load(path)
+        judged.append((path, incident, rejudge(incident, _scenario(incident, asked.scenario))))
+    if asked.json:
+        emit([_judged(*one) for one in judged])
+    else:
+        _print_judged(judged, every=asked.verbose or len(judged) == 1)
+    if any(found.differs for _, _, found in judged):
+        raise typer.Exit(1)
+
+
+def _scenario(incident: Incident, given: str) -> Any:
+    """Raises UsageError: it is none of those that are known, and none was given."""
+    from mmrepro.errors import UnknownScenario, UsageError
+    from mmrepro.scenario.registry import load_scenario
+
+    try:
+        found = load_scenario(given or incident.scenario.name)
+    except UnknownScenario as error:
+        if given:
+            raise
+        raise UsageError(
+            f"{incident.scenario.name} is no scenario that is known here.",
+            hint=f"mmrepro judge {incident.incident_dir} --scenario FILE.py",
+        ) from error
+    variant = incident.scenario.variant
+    known = {one.variant for one in found.variants}
+    return found.with_variant(variant if variant in known else "")
+
+
+def _judged(path: Path, incident: Incident, found: Rejudged) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {
+        "incident": str(path),
+        "scenario": incident.scenario.name,
+        "variant": incident.scenario.variant,
+        "then": found.then.outcome.value,
+        "now": found.now.outcome.value,
+        "differs": found.differs,
+        "explanation": found.now.explanation,
+        "parts": [asdict(part) for part in found.parts],
     }
-    document = models[asked.of].model_json_schema()
-    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    typer.echo(json.dumps(document, indent=1))
+
+
+def _print_judged(judged: list[tuple[Path, Incident, Rejudged]], *, every: bool) -> None:
+    from mmrepro.text.sanitize import plain
+    from rich.console import Console
+    from rich.markup import escape
+
+    out = Console(highlight=False, soft_wrap=True)
+    for path, _, found in judged:
+        now = found.now.outcome.value
+        if found.differs:
+            now = f"[bold red]{found.then.outcome.value} → {now}[/]"
+        parts = f"{len(found.changes)} of {len(found.parts)} conditions and claims differ"
+        if not found.changes:
+            parts = f"as recorded, with all {len(found.parts)} conditions and claims"
+        out.print(f"{path.name}  {now}  {parts}")
+        rows = []
+        for part in found.parts if every else found.changes:
+            then, now = part.then or "new", part.now or "gone"
+            style = "bold yellow" if part.differs else STYLES.get(now, "dim")
+            observed = escape(plain(part.observed))
+            rows.append((part.kind, part.id, then, f"[{style}]{now}[/]", observed))
+        if rows:
+            out.print(table(("", "", "then", "now", "observed"), rows))
+        if every and found.parts:
+            out.print(escape(plain(f"{found.now.outcome.value}: {found.now.explanation}")))
+    if len(judged) > 1:
+        other = sum(found.differs for _, _, found in judged)
+        alone = sum(bool(found.changes) and not found.differs for _, _, found in judged)
+        out.print(
+            f"{len(judged)} judged again: {len(judged) - other - alone} as recorded, {other} with "
+            f"another verdict, {alone} with other conditions or claims alone"
+        )
+
+
+# ---------------------------------------------------------------- mmrepro bundle
+
+MAX_SECRETS = 1000
+MAX_SECRETS_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class BundleCommand(Command):
+    COMMAND: ClassVar[str] = "bundle"
+    incident: Path = common.PLACE(
+        Path(), help="Incident or replay: its folder, number, id, or last."
+    )
+    out: Path | None = common.OUT(
+        None, help="The file to write.", metavar="FILE", shown="NAME-OF-DIR.zip"
+    )
+    max_mib: float = option(10.0, "Largest size of the file.", "MIB", OUTPUT, least=0.1, most=1024)
+    secrets_file: Path | None = option(
+        None, "Texts to replace wherever they occur, one a line.", "FILE", OUTPUT
+    )
+    force: bool = common.FORCE(False)
+    json: bool = common.JSON(False)
+
+
+@command(BundleCommand)
+def bundle(asked: BundleCommand) -> None:
+    """Pack an incident or a replay into one file: redacted, listed, checksummed, small.
+
+    A replay's texts and images are replaced by random ones of the same lengths. Read the file
+    with mmrepro report FILE.zip. Look at it before you publish it: a pattern knows keys, tokens,
+    prompts, images, addresses and user names, not every secret there is.
+
+    Example:  mmrepro bundle incidents/ghost-key-eviction-0.23.0-20261121-030000
+    """
+    import os
+
+    from mmrepro.machine.files import is_folder
+    from mmrepro.reports import load
+    from mmrepro.reports.bundle import write_bundle
+    from mmrepro.reports.replay import load_replay
+    from mmrepro.reports.replay_bundle import write_replay_bundle
+
+    incident = asked.incident
+    folder = incident if is_folder(incident) else incident.parent
+    target = asked.out or Path(f"{Path(os.path.realpath(folder)).name}.zip")
+    more: dict[str, Any] = {
+        "max_bytes": int(asked.max_mib * 2**20),
+        "secrets": _lines(asked.secrets_file) if asked.secrets_file else (),
+        "force": asked.force,
+    }
+    if incident.name == "replay.json" or (incident / "replay.json").is_file():
+        manifest = write_replay_bundle(folder, load_replay(incident), target, **more)
+    else:
+        manifest = write_bundle(folder, load(incident), target, **more)
+    if asked.json:
+        facts = {"bundle": str(target), "bytes": target.stat().st_size}
+        emit(facts | manifest.model_dump())
+    else:
+        _print_bundle(target, manifest)
+
+
+def _lines(path: Path) -> list[str]:
+    """Raises UsageError: it cannot be read, or has more than can be looked for everywhere."""
+    from mmrepro.errors import UsageError
+    from mmrepro.machine.files import read_file
+
+    try:
+        text = read_file(path, MAX_SECRETS_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"{path} cannot be read: {why}.") from error
+    lines = [line for line in text.splitlines() if line.strip()]
+    if len(lines) > MAX_SECRETS:
+        raise UsageError(
+            f"{path} has {len(lines):,} texts: at most {MAX_SECRETS:,} are looked for.",
+            hint="leave out what has the form of a key or a token: it is found anyway",
+        )
+    return lines
+
+
+def _print_bundle(target: Path, manifest: BundleManifest) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    dumps = [entry for entry in manifest.files if "-stacks-" in entry.name]
+    rows = [
+        (escape(one.name), str(one.bytes), str(one.redactions or ""), one.sha256[:12],
+         escape(one.note))
+        for one in manifest.files
+        if one not in dumps[1:]
+    ]  # fmt: skip
+    if len(dumps) > 1:
+        size = sum(entry.bytes for entry in dumps[1:])
+        rows.append((f"… and {len(dumps) - 1} more stack dumps", str(size), "", "", ""))
+    for gone in manifest.left_out:
+        rows.append((f"[dim]{escape(gone.name)}", str(gone.bytes), "", "", escape(gone.why)))
+    console = Console(highlight=False)
+    console.print(table(("file", "bytes", "redacted", "sha256", "note"), rows))
+    console.print(f"\n{escape(str(target))}  {units.size(target.stat().st_size, 2)}")
+    console.print(f"to read it:  mmrepro report {escape(str(target))}")
+    console.print("Look at it before you publish it.")

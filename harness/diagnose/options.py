@@ -54,6 +54,7 @@ class LiveCommand(Command):
     """They are written nowhere: one of them is an API key."""
     out: Path | None = common.OUT(None, shown="incidents/…")
     json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
 
 
 @dataclass(frozen=True)
@@ -94,4 +95,6 @@ class DiagnoseCommand(LiveCommand):
         "Try this one besides the known ones: a name, or a path that ends in .py.",
         "NAME|FILE",
         name="--scenario",
+        names="scenario",
     )
+    verbose: bool = common.VERBOSE(False)

@@ -44,10 +44,13 @@ class ServerCommand(Command):
     ray: str = common.RAY("")
     events: str = common.EVENTS("")
     resume: Path | None = common.RESUME(
-        None, help="Continue what is in this folder; no run is repeated."
+        None, help="Continue what is in this folder; no run is repeated.", names="campaign"
     )
     out: Path | None = common.OUT(None, shown="replays/…")
     json: bool = common.JSON(False)
+    quiet: bool = common.QUIET(False)
+    verbose: bool = common.VERBOSE(False)
+    yes: bool = common.YES(False)
     server: ServerWanted = field(default_factory=lambda: NO_SERVER)
     """The one that is started; code sets it, by what the other fields ask of it."""
 
@@ -88,10 +91,12 @@ class ReplayCommand(ServerCommand):
     COMMAND: ClassVar[str] = "replay"
     file: Path = option(
         Path(),
-        "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json.",
+        "A HAR, an OpenAI Batch JSONL, a log of vLLM or SGLang, or a case.json; or the number or "
+        "id of a replay here.",
         "FILE",
         argument=True,
         required=True,
+        names="record",
     )
     max_model_len: int | None = common.MAX_MODEL_LEN(None, least=16, shown="2048")
     time: Literal["real", "fast", "order"] = option(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import shlex
 import sys
@@ -12,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from mmrepro.base.units import size
-from mmrepro.errors import BrokenScenario, UnknownScenario
+from mmrepro.errors import BrokenScenario, UnknownScenario, did_you_mean
 from mmrepro.machine.files import is_file
 from mmrepro.records import Fidelity
 from mmrepro.scenario.definition import Scenario
@@ -38,8 +37,7 @@ def load_scenario(name: str) -> Scenario:
         return _from_file(Path(name))
     entries = _entries(tuple(sys.path))
     if name not in entries:
-        close = difflib.get_close_matches(name, entries, 1)
-        guess = f" Did you mean {close[0]}?" if close else ""
+        guess = did_you_mean(name, entries)
         raise UnknownScenario(f"There is no scenario {name!r}.{guess}", hint="mmrepro list")
     try:
         return _checked(entries[name].load(), f"entry point {name}")
@@ -161,7 +159,10 @@ def _check_ids(scenario: Scenario, where: str) -> None:
         )
     known: set[str] = set()
     live = scenario.live_conditions(LiveFacts(scenario.engine, scenario.release))
-    for conditions in (*(scenario.conditions(_facts(scenario, f)) for f in Fidelity), live):
+    # Only a scenario with its own method can have other conditions at another fidelity.
+    own = cls.conditions is not Scenario.conditions
+    each = (scenario.conditions(_facts(scenario, f)) for f in (Fidelity if own else [Fidelity.CPU]))
+    for conditions in (*each, live):
         ids = [condition.id for condition in conditions]
         if twice := sorted({name for name in ids if ids.count(name) > 1}):
             raise BrokenScenario(f"The scenario in {where} has two conditions called {twice[0]}.")

@@ -50,6 +50,16 @@ def test_an_ablation_for_people_and_for_machines(here: Here, world: World, tmp_p
     assert here("report", tmp_path / "out", "--format", "junit").returncode == ExitCode.USAGE
 
 
+def test_quiet_prints_the_verdict_and_the_page(here: Here, world: World, tmp_path: Path) -> None:
+    chosen = ("--device", "cpu", "--factors", "cache-size, mm-cache", "--out", tmp_path / "out")
+    said = here("ablate", GHOST, *chosen, "-q")
+    assert (said.returncode, said.stderr) == (0, "")
+    verdict, page = said.stdout.splitlines()
+    assert verdict.startswith("Cure found: Ablation of ghost-key-eviction")
+    assert page == str(tmp_path / "out/ablation.html")
+    assert Path(page).is_file()
+
+
 def test_ctrl_c(here: Here, world: World, tmp_path: Path) -> None:
     def interrupted(flips: frozenset[str]) -> Evidence:
         if flips:

@@ -17,7 +17,7 @@ from mmrepro.case.files import write_case
 from mmrepro.case.model import CASE_FILE
 from mmrepro.cli.app import app
 from mmrepro.cli.campaign import CampaignProgress
-from mmrepro.cli.new_from import exception_pattern, hang_path
+from mmrepro.cli.new import exception_pattern, hang_path
 from mmrepro.cli.replay import usual_server
 from mmrepro.engines import ENGINES
 from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
