@@ -8,8 +8,8 @@ import signal
 import sys
 from types import FrameType
 
-from mmrepro.cli.streams import Streams
 from mmrepro.errors import ExitCode, InfrastructureError, MmreproError
+from mmrepro.machine.streams import Streams
 
 DEBUG_HINT = "set MMREPRO_DEBUG=1 to see where"
 

@@ -27,8 +27,9 @@ def ablate(asked: AblateCommand) -> None:
     from mmrepro.ablate.plan import plan
     from mmrepro.ablate.session import Ablating
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, finish, placed
+    from mmrepro.cli.campaign import conduct, finish
     from mmrepro.cli.console import console_for, emit
+    from mmrepro.cluster.where import placed
     from mmrepro.reports import ablation as reports, ablation_view as words
     from mmrepro.reports.ablation_terminal import print_ablation
     from mmrepro.scenario.registry import load_scenario

@@ -60,7 +60,8 @@ def _execute(asked: AcceptCommand, out: Path, gpu: Choice) -> ExitCode:
     from mmrepro.accept.session import TONES, Accepting, exit_code
     from mmrepro.base.units import duration
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import Where, conduct
+    from mmrepro.cli.campaign import conduct
+    from mmrepro.cluster.where import Where
     from mmrepro.incident.acceptance import Acceptance, PartRecord, counts
     from mmrepro.incident.folder import prepared
     from mmrepro.machine.facts import host_facts

@@ -28,9 +28,10 @@ def bisect(asked: BisectCommand) -> None:
     from mmrepro.bisect.points import field_of
     from mmrepro.bisect.session import Bisecting
     from mmrepro.campaign.trial import TrialOptions
-    from mmrepro.cli.campaign import conduct, finish, placed
+    from mmrepro.cli.campaign import conduct, finish
     from mmrepro.cli.commits import use_index
     from mmrepro.cli.console import console_for, emit
+    from mmrepro.cluster.where import placed
     from mmrepro.reports import bisection as reports, bisection_view as words
     from mmrepro.reports.bisection_terminal import print_bisection
     from mmrepro.scenario.registry import load_scenario

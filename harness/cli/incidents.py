@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +13,8 @@ from mmrepro.base import common_options as common, units
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.console import emit
 from mmrepro.cli.options import command
-from mmrepro.errors import did_you_mean
+from mmrepro.errors import UsageError
+from mmrepro.incident.here import LAST, LISTS, Here, here, place, places_of, unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from mmrepro.incident.head import CampaignHead, Found, Head, Listed
     from rich.console import Console
 
-ROOTS = ("incidents", "ablations", "bisections", "nights", "replays", "fuzz")
-"""Where commands put incidents by default."""
-LAST = "last"
-LISTS = "mmrepro incidents"
 STYLES = {
     "reproduced": "red",
     "different-failure": "magenta",
@@ -34,173 +30,6 @@ STYLES = {
     "inconclusive": "yellow",
     "failed": "yellow",
 }
-
-
-# ---------------------------------------------------------------- what lies here
-
-
-@dataclass(frozen=True)
-class Here:
-    """An incident or a campaign with its number: incidents come first, newest first, then the
-    campaigns."""
-
-    number: int
-    of: Found | Listed
-    kind: str
-    id: str
-
-    @property
-    def folder(self) -> Path:
-        return self.of.folder
-
-
-def here(roots: Sequence[Path] = ()) -> tuple[list[Here], list[Found]]:
-    """What lies below ``roots``, and the incidents that cannot be read.
-
-    Args:
-        roots: none: where commands put their results, below the current folder.
-
-    Raises:
-        UsageError: a folder that was named is not there.
-    """
-    from mmrepro.incident.head import campaigns_in, read_head, record_folders
-    from mmrepro.incident.model import INCIDENT_FILE
-
-    found: list[tuple[float, Found, str]] = []
-    campaigns: list[Listed] = []
-    broken: list[Found] = []
-    for folder, files in record_folders(_places(roots)):
-        if INCIDENT_FILE not in files:
-            campaigns += campaigns_in(folder, files)
-        elif (one := read_head(folder)).head is None:
-            broken.append(one)
-        else:
-            found.append((one.head.created.wall.timestamp(), one, one.head.id))
-    found.sort(key=lambda one: one[0], reverse=True)
-    campaigns.sort(key=lambda one: one.created, reverse=True)
-    rows: list[tuple[Found | Listed, str, str]] = [(one, "incident", id) for _, one, id in found]
-    rows += [(one, one.kind.name, one.head.id if one.head else "") for one in campaigns]
-    return [Here(number, *row) for number, row in enumerate(rows, start=1)], broken
-
-
-def _places(roots: Sequence[Path]) -> list[Path]:
-    from mmrepro.errors import UsageError
-    from mmrepro.incident.head import CAMPAIGN_FILES
-    from mmrepro.machine.files import is_folder
-
-    for root in roots:
-        if not is_folder(root):
-            raise UsageError(f"There is no folder {root}.")
-    if roots:
-        return list(roots)
-    others = sorted(path.parent for name in CAMPAIGN_FILES for path in Path().glob(f"*/{name}"))
-    own = [Path()] if any(Path(name).is_file() for name in CAMPAIGN_FILES) else []
-    return [*dict.fromkeys([*(Path(n) for n in ROOTS if Path(n).is_dir()), *others, *own])]
-
-
-def _fits(one: Here, kind: str) -> bool:
-    """Whether it is of a kind that :attr:`Option.names` knows."""
-    if kind in ("incident", "campaign"):
-        return (one.kind == "incident") is (kind == "incident")
-    if kind == "finding":
-        return one.kind in ("replay", "fuzz session")
-    return kind == "record" or (one.kind != "incident" and _unfinished(one.of))
-
-
-def _unfinished(one: Any) -> bool:
-    from mmrepro.incident.head import COMPLETE
-
-    return one.head is None or one.head.state != COMPLETE
-
-
-def names(kind: str) -> list[str]:
-    """``last``, the numbers and the ids of what lies here, for a shell."""
-    rows = [one for one in here()[0] if _fits(one, kind)]
-    ids = [one.id or one.folder.name for one in rows]
-    return [*([LAST] if rows else []), *(str(one.number) for one in rows), *ids]
-
-
-def place(given: Path, kind: str) -> Path:
-    """The folder that ``given`` names: a path, a number of ``mmrepro incidents``, an id, the name
-    of a folder, or ``last``. What is no name of anything here is a path, as it stands.
-
-    Raises:
-        UsageError: no such number, nothing that could be the last one, or a name that two have.
-    """
-    from mmrepro.errors import UsageError
-
-    word = str(given)
-    number = word.isdecimal() and len(word) < 7
-    if os.path.lexists(given) or os.sep in word:
-        return _finding(given) if kind == "finding" else given
-    rows, _ = here()
-    what = {"incident": "incident", "finding": "replay"}.get(kind, "campaign")
-    what = "incident or campaign" if kind == "record" else what
-    if word == LAST:
-        fits = [one for one in rows if _fits(one, kind)]
-        if not fits:
-            raise UsageError(f"There is no {what} here that could be the last.", hint=LISTS)
-        chosen = _last(fits) if kind == "record" else fits[0]
-    elif number:
-        if not 1 <= int(word) <= len(rows):
-            raise UsageError(f"There is no number {word} in a list of {len(rows)}.", hint=LISTS)
-        chosen = rows[int(word) - 1]
-        if not (_fits(chosen, kind) or kind == "unfinished"):
-            raise UsageError(f"Number {word} is no {what}, but {_a(chosen.kind)}.", hint=LISTS)
-    else:
-        named = [one for one in rows if word in (one.id, one.folder.name)]
-        if len({one.folder for one in named}) > 1:
-            raise UsageError(f"{len(named)} incidents or campaigns are called {word}.", hint=LISTS)
-        if not named:
-            known = [name for one in rows for name in (one.id, one.folder.name)]
-            if guess := did_you_mean(word, known):
-                raise UsageError(f"Nothing here is called {word}.{guess}", hint=LISTS)
-            return given
-        chosen = named[0]
-    return _finding(chosen.folder) if kind == "finding" else chosen.folder
-
-
-def _a(kind: str) -> str:
-    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-
-
-def _last(rows: Sequence[Here]) -> Here:
-    """The newest; an incident within a campaign is a part of it."""
-    campaigns = {one.folder.absolute() for one in rows if one.kind != "incident"}
-    whole = [
-        one
-        for one in rows
-        if one.kind != "incident" or campaigns.isdisjoint(one.folder.absolute().parents)
-    ]
-    return max(whole, key=_created)
-
-
-def _created(one: Here) -> float:
-    head = one.of.head
-    return head.created.wall.timestamp() if head else 0.0
-
-
-def _finding(folder: Path) -> Path:
-    """The one finding of a replay or of a fuzz session in ``folder``, else ``folder`` itself.
-
-    Raises:
-        UsageError: it has several.
-    """
-    from mmrepro.errors import UsageError
-    from mmrepro.reports.fuzz import is_fuzz
-    from mmrepro.reports.replay import is_finding, is_replay
-
-    if not folder.is_dir() or not (is_replay(folder) or is_fuzz(folder)):
-        return folder
-    found = sorted(one for n in ("*", "*/*") for one in folder.glob(n) if is_finding(one))
-    if len(found) > 1:
-        raise UsageError(
-            f"{folder} has {len(found)} findings.", hint=f"--from {shlex.quote(str(found[0]))}"
-        )
-    return found[0] if found else folder
-
-
-# ---------------------------------------------------------------- mmrepro incidents
 
 
 class Ended(StrEnum):
@@ -289,7 +118,6 @@ def _filter(asked: IncidentsCommand) -> Callable[[Head], bool]:
     """Raises UsageError: a range or a time that is none."""
     from fnmatch import fnmatchcase
 
-    outcomes = {str(one) for one in asked.outcome}
     begin = _time(asked.since) if asked.since else None
     of_release = _releases(asked.release)
 
@@ -298,7 +126,7 @@ def _filter(asked: IncidentsCommand) -> Callable[[Head], bool]:
             fnmatchcase(head.scenario.name, asked.scenario or "*")
             and asked.engine in ("", head.engine.name)
             and of_release(head.engine.release)
-            and (not outcomes or head.outcome in outcomes)
+            and (not asked.outcome or head.outcome in asked.outcome)
             and (begin is None or head.created.wall.timestamp() >= begin.timestamp())
         )
 
@@ -306,7 +134,6 @@ def _filter(asked: IncidentsCommand) -> Callable[[Head], bool]:
 
 
 def _releases(text: str) -> Callable[[str], bool]:
-    from mmrepro.errors import UsageError
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.version import InvalidVersion
 
@@ -330,8 +157,6 @@ def _releases(text: str) -> Callable[[str], bool]:
 
 def _time(text: str) -> datetime:
     from datetime import UTC, datetime, timedelta
-
-    from mmrepro.errors import UsageError
 
     try:
         try:
@@ -366,7 +191,7 @@ def _fields(one: Here, head: Head) -> dict[str, Any]:
 
 def _campaign(one: Here, listed: Listed) -> dict[str, Any]:
     head = listed.head
-    left = head is not None and _unfinished(listed)
+    left = head is not None and unfinished(listed)
     return {
         "number": one.number,
         "kind": one.kind,
@@ -402,7 +227,7 @@ def _table(
     if len(found) > limit:
         line(f"{limit} of {len(found)}; --limit {len(found)} shows all")
     if not found:
-        where = one_line(", ".join(map(str, _places(asked.roots))), 400) or "the current folder"
+        where = one_line(", ".join(map(str, places_of(asked.roots))), 400) or "the current folder"
         line(f"No such incident below {where}.")
     if broken:
         first = one_line(f"{broken[0].folder}: {broken[0].why}", 400)
@@ -528,7 +353,6 @@ def resume(asked: ResumeCommand) -> None:
 
 def _left(folder: Path) -> Listed:
     """The newest campaign there that has something left. Raises UsageError: there is none."""
-    from mmrepro.errors import UsageError
     from mmrepro.incident.head import campaigns_in
     from mmrepro.machine.files import is_folder
 
@@ -536,7 +360,7 @@ def _left(folder: Path) -> Listed:
         raise UsageError(f"There is no folder {folder}.", hint=LISTS)
     found = list(campaigns_in(folder, {path.name for path in folder.iterdir()}))
     for one in found:
-        if one.head is not None and _unfinished(one):
+        if one.head is not None and unfinished(one):
             return one
     if not found:
         raise UsageError(f"{folder} holds no campaign to go on with.", hint=LISTS)
@@ -556,8 +380,6 @@ def words_of(one: Listed, folder: Path) -> list[str]:
     Raises:
         UsageError: what is written down there is no command of such a campaign.
     """
-    from mmrepro.errors import UsageError
-
     assert one.head is not None
     try:
         program, *given = shlex.split(one.head.resume or one.head.command)

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,14 +14,13 @@ from mmrepro.base import common_options as common
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.console import brief, console_for, emit, table_console
 from mmrepro.cli.options import DeclaredCommand, command
-from mmrepro.cli.report import chosen_night
 from mmrepro.errors import ExitCode, UsageError
 from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
 
 if TYPE_CHECKING:
     from mmrepro.campaign.provisions import Say
     from mmrepro.campaign.work import Places
-    from mmrepro.cli.campaign import Where
+    from mmrepro.cluster.where import Where
     from mmrepro.history.ledger import History, Ledger, NightRuns
     from mmrepro.history.quarantine import Quarantine
     from mmrepro.incident.ledger import Night, Planned
@@ -62,7 +60,7 @@ def run(asked: MatrixRunCommand) -> None:
 
 def execute(asked: MatrixRunCommand) -> ExitCode:
     """Run the night, or continue it, or print what it would be. Raises MmreproError."""
-    from mmrepro.cli.campaign import placed
+    from mmrepro.cluster.where import placed
     from mmrepro.history.ledger import Ledger, read
     from mmrepro.incident.ledger import LEDGER_FILE
     from mmrepro.matrix.asked import night_of, planned_of
@@ -277,20 +275,17 @@ def _print_dry_run(made: DryRun, console: Console) -> None:
 # ---------------------------------------------------------------- what reads a ledger
 
 
-class Format(StrEnum):
-    TERMINAL = "terminal"
-    MD = "md"
-    HTML = "html"
-    JSON = "json"
-    JUNIT = "junit"
-
-
 @dataclass(frozen=True)
 class MatrixReportCommand(Command):
     COMMAND: ClassVar[str] = "matrix report"
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     night: str = common.NIGHT("")
-    format: Format = option(Format.TERMINAL, "What to print.", group=OUTPUT)
+    format: str = option(
+        "terminal",
+        "What to print.",
+        group=OUTPUT,
+        choices=("terminal", "md", "html", "json", "junit"),
+    )
     quarantine: Path | None = common.QUARANTINE(None)
     write: Path | None = option(
         None, "Write all files of the report into this folder instead.", "DIR", OUTPUT
@@ -304,6 +299,7 @@ def report(asked: MatrixReportCommand) -> None:
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
     """
+    from mmrepro.history.ledger import chosen_night
     from mmrepro.reports.dashboard import linked, render_dashboard
     from mmrepro.reports.night import night_view, write_night
     from mmrepro.reports.night_json import night_json
@@ -318,14 +314,14 @@ def report(asked: MatrixReportCommand) -> None:
             typer.echo(str(path))
         return
     shown = night_view(history, chosen, excused)
-    if asked.format is Format.TERMINAL:
+    if asked.format == "terminal":
         print_night(shown, table_console())
         return
     text = {
-        Format.MD: lambda: render_night_markdown(shown),
-        Format.HTML: lambda: render_dashboard(shown, linked(asked.ledger)),
-        Format.JSON: lambda: night_json(shown),
-        Format.JUNIT: lambda: render_night_junit(shown),
+        "md": lambda: render_night_markdown(shown),
+        "html": lambda: render_dashboard(shown, linked(asked.ledger)),
+        "json": lambda: night_json(shown),
+        "junit": lambda: render_night_junit(shown),
     }[asked.format]()
     typer.echo(text.rstrip("\n"))
 
@@ -355,7 +351,7 @@ def diff(asked: MatrixDiffCommand) -> None:
     Example:  mmrepro matrix diff nights 2026-11-21 2026-11-22
     """
     from mmrepro.history.events import ALARMS, diff as find
-    from mmrepro.history.ledger import read
+    from mmrepro.history.ledger import chosen_night, read
     from mmrepro.reports.night_terminal import print_events
 
     ledger = asked.ledger

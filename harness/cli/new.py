@@ -20,10 +20,6 @@ from mmrepro.errors import UnwritableOutput, UsageError
 if TYPE_CHECKING:
     from mmrepro.case.model import Case
     from mmrepro.incident.replay import Finding
-    from mmrepro.scenario import Scenario
-
-INWARD = " > "
-"""Between the functions of a hang's bucket, outermost first."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +86,7 @@ def _blank(asked: NewCommand) -> Written:
     """Raises UsageError: a bad name, no such engine, no such release, or a file is there."""
     from mmrepro.engines import get_engine
     from mmrepro.machine.files import write_file
+    from mmrepro.replay.server import last_known
 
     name, engine = asked.scenario, asked.engine
     if not engine:
@@ -230,17 +227,6 @@ def _check_name(name: str) -> None:
         raise UsageError(f"There is a scenario {name} already.", hint=f"mmrepro show {name}")
 
 
-def last_known(engine: str) -> Scenario:
-    """The known scenario of ``engine`` with the newest release: release and model go together."""
-    from mmrepro.diagnose.match import all_scenarios
-    from mmrepro.models.tiny import TINY
-    from packaging.version import Version
-
-    tiny = {type(model) for model in TINY.values()}
-    found = [s for s in all_scenarios() if s.engine == engine and type(s.model) in tiny]
-    return max(found, key=lambda scenario: Version(scenario.release))
-
-
 def _filled(template: str, facts: dict[str, Any]) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -256,26 +242,11 @@ def _filled(template: str, facts: dict[str, Any]) -> str:
 # ---------------------------------------------------------------- the scenario of a finding
 
 
-@dataclass(frozen=True)
-class Signature:
-    """What of a class of findings a scenario looks for, as Python.
-
-    Attributes:
-        pattern: of the engine's log; "": none.
-        observed: what one answer shows, where that is the symptom.
-    """
-
-    symptoms: tuple[str, ...] = ()
-    causes: tuple[str, ...] = ()
-    pattern: str = ""
-    observed: dict[str, str] | None = None
-    healthy: str = ""
-
-
 def rendered(finding: Finding, case: Case, name: str) -> str:
     """The text of the scenario file."""
     from mmrepro import scenario
     from mmrepro.models.tiny import TINY
+    from mmrepro.replay.scenario_of import signature_of
     from mmrepro.reports import replay_view as view
 
     signature = signature_of(finding, case)
@@ -319,73 +290,6 @@ def rendered(finding: Finding, case: Case, name: str) -> str:
         "more": [name for name in ordered if name not in vars(scenario)],
     }
     return _filled("scenario_from.py.j2", facts)
-
-
-def signature_of(finding: Finding, case: Case) -> Signature:
-    """What a run of the case must show to be this finding again."""
-    from mmrepro.incident.replay import FindingClass
-
-    pattern = exception_pattern(finding.log_lines)
-    logged = ('in_log("the log holds the exception that the replay saw", "exception")',)
-    failing = [op for op in finding.operations if op in {one.id for one in case.operations}]
-    if finding.finding_class is FindingClass.HANG:
-        path = hang_path(finding.bucket)
-        stands = (f"stands_in({', '.join(map(repr, path))})",) if path else ()
-        seen = ("some_request_unanswered()", "new_request_unanswered()")
-        return Signature(seen, stands or (logged if pattern else ()), "" if stands else pattern)
-    if finding.finding_class is FindingClass.DEATH:
-        return Signature(("server_gone()",), logged if pattern else (), pattern)
-    if finding.finding_class is FindingClass.FAILING:
-        return Signature(("every_request_fails()",), logged if pattern else (), pattern)
-    if finding.finding_class is FindingClass.SERVER_ERROR:
-        labels = ", ".join(map(repr, failing[:3]))
-        fails = (f"fails_in_server({labels})",) if labels else ()
-        healthy = f", answered({labels})" if labels else ""
-        return Signature(fails, logged if pattern else (), pattern, healthy=healthy)
-    return Signature(observed=_observed(finding, failing or [case.operations[-1].id]))
-
-
-def _observed(finding: Finding, failing: list[str]) -> dict[str, str]:
-    """What is seen of the first answer that shows it."""
-    for one in finding.expectations:
-        if one.cached_at_most is not None:
-            return {
-                "statement": f"{one.operation} takes more than {one.cached_at_most} tokens from "
-                "the cache",
-                "label": one.operation,
-                "test": f"(sent.cached_tokens or 0) > {one.cached_at_most}",
-                "told": "{sent.cached_tokens} tokens from the cache",
-            }
-        if one.text is not None:
-            return {
-                "statement": f"{one.operation} is answered otherwise than it should be",
-                "label": one.operation,
-                "test": f"sent.answered and sent.text != {one.text!r}",
-                "told": "{sent.reply} {sent.text[:80]!r}",
-            }
-    return {
-        "statement": "TODO: what of the answer shows it",
-        "label": failing[0],
-        "test": "False",
-        "told": "{sent.reply} {sent.text[:80]!r}",
-    }
-
-
-def hang_path(bucket: str) -> list[str]:
-    """The functions in which a hang of this bucket stands, outermost first; []: none are known."""
-    where = bucket.rpartition("/")[2]
-    return where.split(INWARD) if where else []
-
-
-def exception_pattern(lines: list[str]) -> str:
-    """A pattern of the log's line: the exception and its words, up to the first thing that differs
-    from run to run (a number, a hash, something quoted)."""
-    named = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt))\b(.*)")
-    for line in lines:
-        if found := named.search(line):
-            words = re.split(r"[\d'\"`/]|0x", found[2], maxsplit=1)[0][:60].rstrip()
-            return re.escape(found[1] + words).replace("\\ ", " ")
-    return ""
 
 
 def _called(expression: str) -> str:

@@ -77,7 +77,7 @@ def _options(made: type[C], ctx: typer.Context, values: dict[str, Any]) -> C:
         elif one.several:
             values[one.field] = tuple(dict.fromkeys(value) if one.option.distinct else value)
         if one.option.names in PLACES:
-            from mmrepro.cli.incidents import place
+            from mmrepro.incident.here import place
 
             found = values[one.field]
             at = partial(place, kind=one.option.names)
@@ -153,7 +153,7 @@ def _known(kind: str) -> Iterator[str]:
         line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         yield from recorded_releases(line.split())
     else:
-        from mmrepro.cli.incidents import names
+        from mmrepro.incident.here import names
 
         yield from names(kind)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -81,6 +80,7 @@ def page_of(place: Path) -> Path:
         if page.is_file():
             return page
     if (folder / "ledger.jsonl").is_file():
+        from mmrepro.history.ledger import chosen_night
         from mmrepro.history.quarantine import Quarantine
         from mmrepro.reports.night import write_night
 
@@ -90,33 +90,14 @@ def page_of(place: Path) -> Path:
     if (kind := kind_of(place)) is None:
         write_reports(place)
         return folder / PAGES[0]
-    replace_file(folder / kind.page, _text(kind, place, Format.HTML))
+    replace_file(folder / kind.page, _text(kind, place, "html"))
     return folder / kind.page
-
-
-def chosen_night(ledger: Path, name: str = "") -> tuple[Any, Any]:
-    """The history of a ledger, and ``NIGHT``, or ``DIR:NIGHT`` of another one; "": the newest."""
-    from mmrepro.errors import UsageError
-    from mmrepro.history.ledger import read
-
-    folder, colon, other = name.rpartition(":")
-    known = read(Path(folder) if colon else ledger)
-    if other:
-        return known, known.night(other)
-    if known.newest is None:
-        raise UsageError(f"{ledger} has no night.", hint=f"mmrepro matrix run --out {ledger}")
-    return known, known.newest
 
 
 # ---------------------------------------------------------------- mmrepro report, mmrepro schema
 
 
-class Format(StrEnum):
-    MD = "md"
-    HTML = "html"
-    JSON = "json"
-    JUNIT = "junit"
-    ISSUE = "issue"
+FORMATS = ("md", "html", "json", "junit", "issue")
 
 
 @dataclass(frozen=True)
@@ -127,10 +108,11 @@ class ReportCommand(Command):
         help="Incident, ablation, bisection, replay, finding or fuzz session: its folder, number, "
         "id, or last; or a bundle.",
     )
-    format: Format = option(
-        Format.MD,
+    format: str = option(
+        "md",
         "What to print on stdout; issue: the engine's own bug-report form, to paste.",
         group=OUTPUT,
+        choices=FORMATS,
     )
 
 
@@ -147,17 +129,10 @@ def report(asked: ReportCommand) -> None:
         typer.echo(_text(kind, place, format).rstrip("\n"))
         return
     loaded = _redacted(reports.load(place))
-    if format is Format.ISSUE:
-        from mmrepro.reports.issue_form import incident_issue
-
-        typer.echo(incident_issue(loaded).rstrip("\n"))
-        return
-    render = {
-        Format.MD: reports.render_markdown,
-        Format.HTML: reports.render_html,
-        Format.JSON: reports.render_json,
-        Format.JUNIT: reports.render_junit,
-    }[format]
+    if format == "issue":
+        from mmrepro.reports.issue_form import incident_issue as render
+    else:
+        render = getattr(reports, f"render_{'markdown' if format == 'md' else format}")
     typer.echo(render(loaded).rstrip("\n"))
 
 
@@ -170,7 +145,7 @@ def _redacted(loaded: Any) -> Any:
     return redactor.redact_model(loaded)
 
 
-def _text(kind: Kind, place: Path, format: Format) -> str:
+def _text(kind: Kind, place: Path, format: str) -> str:
     """Raises UsageError: a campaign has no such form."""
     from mmrepro.errors import UsageError
     from mmrepro.reports.document import document_json
@@ -179,20 +154,20 @@ def _text(kind: Kind, place: Path, format: Format) -> str:
     loaded = getattr(functions, kind.load)(place)
     if kind is not FINDING:
         loaded = _redacted(loaded)
-    if format is Format.JUNIT:
+    if format == "junit":
         raise UsageError(
             f"{kind.name} has no JUnit report: it has no expectation that could fail.",
             hint=f"mmrepro report {place} --format json",
         )
-    if format is Format.ISSUE:
+    if format == "issue":
         if kind is FINDING:
             from mmrepro.reports.issue_form import finding_issue
 
             return finding_issue(loaded)
         raise _no_issue(kind, place, loaded)
-    if format is Format.JSON:
+    if format == "json":
         return document_json(loaded.finding if kind is FINDING else loaded)
-    text: str = getattr(functions, kind.markdown if format is Format.MD else kind.html)(loaded)
+    text: str = getattr(functions, kind.markdown if format == "md" else kind.html)(loaded)
     return text
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matrix_nights import FakeProvisions
 from mmrepro.ablate import cells
-from mmrepro.cli import campaign
+from mmrepro.cluster import where
 from mmrepro.errors import ExitCode
 from mmrepro.evidence import Evidence
 from test_cli import Here, here as here
@@ -23,8 +23,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     place = environment(tmp_path / "cache/environments/vllm-0.23.0-cpu")
     made = World()
     monkeypatch.setattr(cells, "existing", lambda spec: place)
-    monkeypatch.setattr(campaign, "Trials", lambda options: WorldTrials(made, place, options))
-    monkeypatch.setattr(campaign, "Provisions", lambda *rest: FakeProvisions())
+    monkeypatch.setattr(where, "Trials", lambda options: WorldTrials(made, place, options))
+    monkeypatch.setattr(where, "Provisions", lambda *rest: FakeProvisions())
     return made
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from matrix_nights import FakeProvisions, FakeTrials, night, planned
-from mmrepro.cli import campaign as conducting
+from mmrepro.cluster import where as conducting
 from mmrepro.errors import ExitCode
 from mmrepro.evidence import Evidence
 from mmrepro.history.ledger import Ledger

@@ -13,8 +13,8 @@ from matrix_nights import Came, FakePlaces, FakeProvisions, FakeTrials, World
 from mmrepro.campaign import campaign
 from mmrepro.campaign.local import LocalPlaces
 from mmrepro.campaign.trial import TrialOptions
-from mmrepro.cli import campaign as conducting
 from mmrepro.cli.app import app
+from mmrepro.cluster import where as conducting
 from mmrepro.errors import MmreproError
 from mmrepro.history.ledger import read
 from mmrepro.incident.ledger import Cell, Lost, NightState
