@@ -29,7 +29,7 @@ def _run(streams: Streams) -> int:
             signal.signal(number, _interrupt)
         from mmrepro.cli.app import app
 
-        code = app(standalone_mode=False)
+        code = app(prog_name="mmrepro", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         _say("Interrupted.")

@@ -49,11 +49,11 @@ def accept(asked: AcceptCommand) -> None:
             "--out DIR says where the summary and the incidents go.",
             hint="mmrepro accept --out accepted",
         )
-    asked = replace(asked, device=device)
-    raise typer.Exit(_execute(asked, asked.out, take() if device == "cuda" else Choice()))
+    gpu = take() if device == "cuda" else Choice()
+    raise typer.Exit(_execute(replace(asked, device=device), asked.out, device, gpu))
 
 
-def _execute(asked: AcceptCommand, out: Path, gpu: Choice) -> ExitCode:
+def _execute(asked: AcceptCommand, out: Path, device: Device, gpu: Choice) -> ExitCode:
     """Run the parts, or continue them. Raises MmreproError and KeyboardInterrupt."""
     import mmrepro
     from mmrepro.accept.parts import PARTS, chosen
@@ -71,7 +71,7 @@ def _execute(asked: AcceptCommand, out: Path, gpu: Choice) -> ExitCode:
     from mmrepro.reports.lines import TONES as STYLES
     from rich.text import Text
 
-    earlier = _earlier(out, asked.device, resume=asked.resume)
+    earlier = _earlier(out, device, resume=asked.resume)
     folder = prepared(out)
     known = earlier.parts if earlier else []
     parts = chosen(asked.only or ([part.part for part in known] if asked.resume else ()))
@@ -83,7 +83,7 @@ def _execute(asked: AcceptCommand, out: Path, gpu: Choice) -> ExitCode:
         created=earlier.created if earlier else Moment.now(),
         seconds=0.0,
         budget_s=asked.budget_s,
-        device=asked.device,
+        device=device,
         command=asked.command_line(out=Path(out.name)),
         resume=asked.command_line(out=out, resume=True),
         host=host_facts(gpu.names).model_copy(update={"gpu_facts": gpu.facts()}),
