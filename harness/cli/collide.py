@@ -46,6 +46,7 @@ class CollideCommand(Command):
     check: Path | None = option(
         None, "Search nothing: ask the engine about the pair in this folder.", "DIR"
     )
+    yes: bool = common.YES(False)
     json: bool = common.JSON(False)
 
 
@@ -56,8 +57,10 @@ def collide(asked: CollideCommand) -> None:
     Example:  mmrepro collide --engine sglang --release 0.5.6 --bits 30
     """
     from mmrepro.cli.collide_progress import SearchBar
+    from mmrepro.cli.console import announce
     from mmrepro.collide.interpreter import place_for
     from mmrepro.collide.search import find_pair, pictures_of, require_pictures, verify_pair
+    from mmrepro.engines import spec_for
     from mmrepro.errors import UsageError
     from rich.console import Console
 
@@ -78,6 +81,7 @@ def collide(asked: CollideCommand) -> None:
     folder = asked.out or _unused(
         Path("collisions") / f"{asked.engine}-{asked.release}-{asked.bits}-seed{asked.seed}"
     )
+    announce(spec_for(asked.engine, asked.release, asked.device), yes=asked.yes)
     with SearchBar(Console(stderr=True)) as bar:
         place = place_for(
             asked.engine, asked.release, device=asked.device, model=asked.model, progress=bar.stage

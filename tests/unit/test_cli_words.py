@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import webbrowser
 from pathlib import Path
 
 import pytest
+import test_house
 from mmrepro.cli import console
 from mmrepro.cli.console import announce
 from mmrepro.engines import spec_for
@@ -14,6 +17,9 @@ from mmrepro.errors import ExitCode, InfrastructureError
 from mmrepro.run.options import RunCommand
 from test_cli import Here, here as here, mmrepro
 from test_incidents_cli import campaign, campaigns as campaigns, kept, several as several
+
+HERE = Path(__file__).parent
+
 
 # ---------------------------------------------------------------- N, id and last
 
@@ -272,13 +278,38 @@ def test_what_is_there_is_not_announced(
     assert (capsys.readouterr().err, asked) == ("", [])
 
 
-@pytest.mark.parametrize("command", ["run ghost-key-eviction --device cpu", "fuzz vllm"])
+@pytest.mark.parametrize(
+    "command",
+    ["run ghost-key-eviction --device cpu", "fuzz vllm", "replay t.jsonl --engine vllm", "collide"],
+)
 def test_a_command_asks_before_it_begins(
     asked: list[str], here: Here, tmp_path: Path, command: str
 ) -> None:
+    (tmp_path / "t.jsonl").write_text("{}")
     said = here(*command.split())
     assert said.returncode == ExitCode.INFRASTRUCTURE, said.stderr
     assert said.stderr.splitlines()[-1] == "Next: --yes downloads without asking"
     assert not list(tmp_path.glob("incidents/*")), "nothing was begun"
-    assert not list(tmp_path.glob("fuzz/*"))
+    for folder in ("fuzz", "replays", "collisions"):
+        assert not list(tmp_path.glob(f"{folder}/*"))
     assert len(asked) == 1
+
+
+# ---------------------------------------------------------------- --quiet
+
+
+def test_a_quiet_run_prints_its_verdict_and_its_page(tmp_path: Path) -> None:
+    program = test_house.RUN.replace('"run", "ghost', '"run", "-q", "ghost')
+    ran = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "out"],
+        cwd=tmp_path,
+        env={**os.environ, "MMREPRO_CACHE_DIR": f"{tmp_path}/cache", "PYTHONPATH": str(HERE)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    verdict, page = ran.stdout.splitlines()
+    assert verdict.startswith("Inconclusive: EngineCore hangs")
+    assert page == str(tmp_path / "out/report.html")
+    assert Path(page).is_file()
