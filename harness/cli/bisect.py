@@ -1,4 +1,4 @@
-"""``mmrepro bisect``: the release or commit that a failure came in with, or went with."""
+"""``mmrepro bisect``: the release or commit that introduced or fixed a failure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @command(BisectCommand)
 def bisect(asked: BisectCommand) -> None:
-    """Find the release (or commit) that a failure came in with, or the one that it went with.
+    """Find the release (or commit) that introduced a failure, or the one that fixed it.
 
     Exit codes: 0 found, both sides run twice; 1 there is no boundary: the failure is in the last
     release too, or in none; 3 a range, or inconclusive; 4 infrastructure.

@@ -1,4 +1,4 @@
-"""What ran here, and the names of it: ``mmrepro incidents``, ``open`` and ``resume``."""
+"""What ran here: ``mmrepro incidents``, ``mmrepro open`` and ``mmrepro resume``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class IncidentsCommand(Command):
         shown="",
         configurable=False,
     )
-    outcome: tuple[Ended, ...] = option((), "Only those that ended so. May be repeated.")
+    outcome: tuple[Ended, ...] = option(
+        (), f"Only those that ended so: {', '.join(Ended)}. May be repeated.", "OUTCOME"
+    )
     since: str = option("", "Only those since then: 90m, 12h, 2d, 3w, or a date (UTC).", "TIME")
     limit: int = option(20, "Maximum number of lines.", "N", OUTPUT, least=1)
     open_: str = option("", "The same as mmrepro open.", "N|ID", OUTPUT)

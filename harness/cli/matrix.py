@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="matrix",
-    help="Run many scenarios on many releases, keep what came of it, and say what changed.",
+    help="Run many scenarios on many releases, keep the results, and report what changed.",
     no_args_is_help=True,
 )
 
@@ -47,9 +47,10 @@ def quarantine_of(path: Path | None) -> Quarantine:
 @app.command(cls=DeclaredCommand)
 @command(MatrixRunCommand)
 def run(asked: MatrixRunCommand) -> None:
-    """Run a night: every scenario on every release that is asked for, each in its own process.
+    """Make a nightly run: every scenario on every release that is asked for, each in its own
+    process.
 
-    The same command on the same night continues it; what has ended is kept.
+    The same command on the same day continues it; what has ended is kept.
     Exit codes: 0 all as expected; 1 an unexpected result; 3 inconclusive or left; 4
     infrastructure.
 
@@ -59,7 +60,7 @@ def run(asked: MatrixRunCommand) -> None:
 
 
 def execute(asked: MatrixRunCommand) -> ExitCode:
-    """Run the night, or continue it, or print what it would be. Raises MmreproError."""
+    """Make the nightly run, or continue it, or print what it would be. Raises MmreproError."""
     from mmrepro.cluster.where import placed
     from mmrepro.history.ledger import Ledger, read
     from mmrepro.incident.ledger import LEDGER_FILE
@@ -148,7 +149,7 @@ def _run(
 
 @dataclass(frozen=True)
 class Ended:
-    """A night that is not run any more, for now."""
+    """A nightly run that has ended, or has stopped for now."""
 
     history: History
     runs: NightRuns
@@ -295,7 +296,7 @@ class MatrixReportCommand(Command):
 @app.command(cls=DeclaredCommand)
 @command(MatrixReportCommand)
 def report(asked: MatrixReportCommand) -> None:
-    """Report a night again, from the ledger alone.
+    """Report a nightly run again, from the ledger alone.
 
     Example:  mmrepro matrix report nights --format md >> "$GITHUB_STEP_SUMMARY"
     """
@@ -344,7 +345,7 @@ class MatrixDiffCommand(Command):
 @app.command(cls=DeclaredCommand)
 @command(MatrixDiffCommand)
 def diff(asked: MatrixDiffCommand) -> None:
-    """Show what changed from one night to another.
+    """Show what changed from one nightly run to another.
 
     Exit codes: 0 nothing that alarms; 1 a bug came back, a drift, a flaky cell, another failure.
 
@@ -381,7 +382,7 @@ class MatrixHistoryCommand(Command):
     COMMAND: ClassVar[str] = "matrix history"
     ledger: Path = common.LEDGER(Path(DEFAULT_OUT))
     scenario: str = option(
-        "", "Each cell of this one.", "NAME", configurable=False, names="scenario"
+        "", "Only the jobs of this scenario.", "NAME", configurable=False, names="scenario"
     )
     json: bool = common.JSON(False)
 
@@ -389,7 +390,7 @@ class MatrixHistoryCommand(Command):
 @app.command(cls=DeclaredCommand)
 @command(MatrixHistoryCommand)
 def history(asked: MatrixHistoryCommand) -> None:
-    """Show every row over the nights, oldest first.
+    """Show every job over the nightly runs, oldest first.
 
     Example:  mmrepro matrix history nights --scenario ghost-key-eviction
     """
@@ -408,7 +409,11 @@ def history(asked: MatrixHistoryCommand) -> None:
 class MatrixMergeCommand(Command):
     COMMAND: ClassVar[str] = "matrix merge"
     folders: tuple[Path, ...] = option(
-        (), "Folders of ledgers: shards, or nights.", "DIR…", argument=True, required=True
+        (),
+        "Folders of ledgers: of shards, or of nightly runs.",
+        "DIR…",
+        argument=True,
+        required=True,
     )
     out: Path = common.OUT(Path(), help="The ledger that they are added to.", required=True)
     incidents: bool = option(True, "Copy the incidents as well.", name="--incidents/--no-incidents")

@@ -299,7 +299,7 @@ def _called(expression: str) -> str:
 def _why(finding: Finding) -> str:
     if finding.known:
         return f"as the known scenario {finding.known}: mmrepro show {finding.known}"
-    return f"unknown. In the replay it was told apart by {finding.bucket}"
+    return f"unknown. In the replay its bucket is {finding.bucket}"
 
 
 def _docstring(text: str) -> str:

@@ -23,7 +23,7 @@ from rich.text import Text
 class LiveView(ABC):
     """Redraws itself on a terminal from ``with`` until its end; nothing off a terminal.
 
-    What ``_draw`` reads is written under ``_lock``: others tell the view from their own threads.
+    What ``_draw`` reads is written under ``_lock``: events arrive in threads of their own.
     """
 
     def __init__(self, console: Console, *, per_second: int, transient: bool) -> None:

@@ -83,7 +83,7 @@ class DiagnoseCommand(LiveCommand):
     )
     request: bool = option(
         True,
-        "Send one inference; --no-request only looks.",
+        "Send one inference; --no-request only observes.",
         group=EVIDENCE,
         name="--request/--no-request",
     )

@@ -113,12 +113,12 @@ class ReplayCommand(ServerCommand):
     scale: bool = option(False, "Fit lengths to --max-model-len; what was too long stays so.")
     host: str = option(
         "",
-        "Of a HAR with several: read the requests to this one. Nothing is sent to it.",
+        "Host whose requests are read, in a HAR with several. Nothing is sent to it.",
         "HOST[:PORT]",
     )
     concurrency: int | None = option(
         None,
-        "Number of requests at once, of a file without times.",
+        "Number of requests at once, for a file without times.",
         "N",
         shown="1",
         least=1,

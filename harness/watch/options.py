@@ -31,7 +31,7 @@ class WatchCommand(LiveCommand):
         "SECONDS",
         LIMITS,
         name="--deadline",
-        shown="see below",
+        shown="see above",
         least=0.1,
         most=600,
     )
