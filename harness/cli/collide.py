@@ -24,9 +24,11 @@ def collide(asked: CollideCommand) -> None:
     """
     import json
 
+    from mmrepro.cli.console import announce
     from mmrepro.cli.progress import Progress
     from mmrepro.collide import search
     from mmrepro.collide.worker import place_for
+    from mmrepro.engines import spec_for
     from rich.console import Console
 
     # What is wrong with the command is reported before an environment is built for minutes.
@@ -36,6 +38,7 @@ def collide(asked: CollideCommand) -> None:
         search.pictures_of(asked)
     name = f"{asked.engine}-{asked.release}-{asked.bits}-seed{asked.seed}"
     folder = asked.out or _unused(Path("collisions", name))
+    announce(spec_for(asked.engine, asked.release, asked.device), yes=asked.yes)
     title = f"mmrepro collide: {asked.engine} {asked.release}"
     with Progress(Console(stderr=True), title) as view:
         place = place_for(

@@ -38,4 +38,5 @@ class CollideCommand(Command):
     check: Path | None = option(
         None, "Search nothing: ask the engine about the pair in this folder.", "DIR"
     )
+    yes: bool = common.YES(False)
     json: bool = common.JSON(False)

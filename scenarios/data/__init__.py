@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -28,3 +30,10 @@ def claims() -> Path:
     Made by ``tests/evidence/record.py --table``.
     """
     return Path(__file__).parent / "claims.json"
+
+
+def recorded_releases(words: Iterable[str] = ()) -> list[str]:
+    """Releases with a recorded run of one of the engines or scenarios in ``words``; none: all."""
+    runs = json.loads(recorded_runs().read_bytes())["runs"]
+    fits = [run for run in runs if not {run["engine"], run["scenario"]}.isdisjoint(words)]
+    return [*dict.fromkeys(run["release"] for run in fits or runs)]

@@ -20,7 +20,7 @@ from mmrepro.base.options import Command, Declared, Origin, declared
 from mmrepro.campaign.child import spawn
 from mmrepro.case.model import ServerWanted
 from mmrepro.cli.app import COMMANDS
-from mmrepro.cli.options import DeclaredCommand, command
+from mmrepro.cli.options import PLACES, DeclaredCommand, command
 from mmrepro.errors import UsageError
 from mmrepro.kv_budget import LMDEPLOY, SGLANG, VLLM, VLLM_CPU
 from mmrepro.matrix import selectors
@@ -102,6 +102,8 @@ def value_of(one: Declared) -> st.SearchStrategy[Any]:
         kind = st.integers(int(option.least or 0), int(option.most or 1 << 40))
     elif one.type is float:
         kind = st.floats(option.least or 0, option.most or 1e6)
+    elif one.option.names in PLACES:  # a number or an id of what lies here would be resolved
+        kind = PLAIN.map(lambda name: Path("there", name))
     else:
         kind = PLAIN.map(Path) if one.type is Path else TEXT
     if one.several:

@@ -41,7 +41,7 @@ class Streams:
 
     @property
     def lost(self) -> bool:
-        """Whether something that was said reached nobody."""
+        """Whether something that was printed reached nobody."""
         return self._stdout.failed is not None or self._reader_left
 
     @property
@@ -65,7 +65,7 @@ class Streams:
 
 
 class _Steady(io.FileIO):
-    """A file descriptor that fails once. A full stderr never does: there is nobody to be told."""
+    """A file descriptor that fails once. A full stderr never does: nobody reads a message."""
 
     failed: OSError | None = None
 

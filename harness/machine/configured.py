@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,14 @@ class Configured(dict[str, Any]):
 
     Args:
         check: checks a field's name and value as the command line does, and raises the same.
+        commands: all that a file may have a table for.
     """
 
-    def __init__(self, made: type[Command], check: Callable[[str, Any], object]) -> None:
+    def __init__(
+        self, made: type[Command], check: Callable[[str, Any], object], commands: Collection[str]
+    ) -> None:
         super().__init__()
-        self._made, self._check = made, check
+        self._made, self._check, self._commands = made, check, commands
         self._origins: dict[str, Origin] | None = None
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -60,7 +63,7 @@ class Configured(dict[str, Any]):
         alone = os.environ.get(CONFIG_VARIABLE) == ""
         known = {one.key: one for one in declared(self._made) if one.configurable}
         if not alone and (found := config_file()) is not None:
-            for key, (value, where) in _keys(self._made, known, found).items():
+            for key, (value, where) in _keys(self._made, known, found, self._commands).items():
                 self._take(known[key], value, where, Origin.FILE)
         for one in known.values():
             name = one.variable
@@ -106,11 +109,9 @@ def config_file() -> Path | None:
 
 
 def _keys(
-    made: type[Command], known: dict[str, Declared], file: Path
+    made: type[Command], known: dict[str, Declared], file: Path, commands: Collection[str]
 ) -> dict[str, tuple[Any, str]]:
     """Value and place of each key that holds for ``made``, its own table's before the others."""
-    from mmrepro.cli.app import COMMANDS
-
     document = read_toml(file)
     top = ["tool", "mmrepro"] if file.name == PROJECT else []
     found: dict[str, tuple[Any, str]] = {}
@@ -124,7 +125,7 @@ def _keys(
         for key, value in table.items() if isinstance(table, dict) else ():
             where = f"{file}, key {key!r}" + (f" of [{'.'.join(names)}]" if names else "")
             if names == top and isinstance(value, dict):
-                if key not in COMMANDS:
+                if key not in commands:
                     raise UsageError(f"{where}: there is no command {key!r}.", hint=DOCS)
             elif key not in taken:
                 raise UsageError(f"{where}: {why}.", hint=DOCS)
