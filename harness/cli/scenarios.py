@@ -207,6 +207,7 @@ def _day(moment: datetime | None) -> str:
 class ShowCommand(NamedScenario):
     COMMAND: ClassVar[str] = "show"
     variant: str = common.VARIANT("", configurable=False)
+    full: bool = common.FULL(False)
     json: bool = common.JSON(False)
 
 
@@ -262,59 +263,89 @@ def show(asked: ShowCommand) -> None:
             }
         )
         return
-    from rich.console import Console
-    from rich.padding import Padding
+    from mmrepro.reports.terminal import print_page
 
-    out = Console(highlight=False)
-    out.print(f"[bold]{loaded.name}[/]  {loaded.title}")
-    out.print(f"{loaded.engine} {loaded.affected_range}, run by default at {loaded.release}")
-    if loaded.failure_class and loaded.severity:
-        upstream = loaded.upstream
-        when = f" ({upstream.looked_up})" if upstream.looked_up else ""
-        where = f": {upstream.source.id}" if upstream.source else ""
-        kind = f"{loaded.failure_class.words}, {loaded.severity}"
-        out.print(f"{kind}; upstream: {upstream.words}{where}{when}")
-    out.print()
-    out.print(Padding(loaded.summary, (0, 2)))
-    out.print("\n[bold]Why")
-    out.print(Padding(loaded.explanation, (0, 2)), markup=False)
-    for part, title in PARTS.items():
-        out.print(f"\n[bold]{title}")
-        for condition in conditions:
-            if condition.part == part:
-                marks = "" if condition.required else ", supporting"
-                marks += "" if condition.id in live else ", not on a live server"
-                text = f"[cyan]{condition.id}[/]  {condition.statement}[dim]{marks}[/]"
-                out.print(Padding(text, (0, 2)))
-    factors = [(f.name, f"{f.failing} → {f.setting}") for f in loaded.factors]
-    for title, entries in (
-        ("Variants", [(v.variant, v.title) for v in loaded.variants]),
-        ("Mitigations", [(m.name, m.description) for m in loaded.mitigations]),
-        ("Options (--option NAME=VALUE)", list(loaded.options.items())),
-        ("Factors (mmrepro ablate)", factors),
-    ):
-        if entries:
-            out.print(f"\n[bold]{title}")
-        for name, text in entries:
-            out.print(Padding(f"[cyan]{name}[/]  {text}", (0, 2)))
-    out.print("\n[bold]References")
-    for reference in loaded.references:
-        out.print(Padding(f"{reference.id}  {reference.title}  {reference.url}", (0, 2)))
-    chosen = f":{asked.variant}" if asked.variant else ""
-    out.print(f"\nRun it:  [bold]mmrepro run {loaded.name}{chosen}")
+    print_page(_page(loaded, conditions, live), table_console(), full=asked.full)
+
+
+def _page(loaded: Scenario, conditions: Sequence[Condition], live: set[str]) -> Page:
+    """The failure mode: its end screen, and a section for each kind of thing it declares."""
+    from mmrepro.reports.blocks import Badge, Page, Paragraph, Section, count, prose, table
+
+    upstream = loaded.upstream
+    when = f" ({upstream.looked_up})" if upstream.looked_up else ""
+    where = f": {upstream.source.id}" if upstream.source else ""
+    helps = [f"{m.name}: {m.description}" for m in loaded.mitigations[:2]]
+    rows = {
+        title: [
+            (
+                c.id,
+                c.statement,
+                "" if c.required else "supporting",
+                "" if c.id in live else "not on a live server",
+            )
+            for c in conditions
+            if c.part == part
+        ]
+        for part, title in PARTS.items()
+    }
+    named = ["name:name", "what it is"]
+    listed = {
+        "Variants": [(v.variant, v.title) for v in loaded.variants],
+        "Mitigations": [(m.name, m.description) for m in loaded.mitigations],
+        "Options (--option NAME=VALUE)": list(loaded.options.items()),
+        "Factors (mmrepro ablate)": [
+            (f.name, f"{f.failing} → {f.setting}") for f in loaded.factors
+        ],
+    }
+    references = [(r.id, r.title, r.url) for r in loaded.references]
+    kind = f"{loaded.failure_class.words}, {loaded.severity}" if loaded.failure_class else ""
+    counted = (
+        (len(conditions), "condition"),
+        (len(loaded.variants), "variant"),
+        (len(loaded.mitigations), "mitigation"),
+        (len(loaded.factors), "factor"),
+    )
+    return Page(
+        title=loaded.title,
+        badge=Badge(loaded.full_name, "", kind),
+        subject=loaded.title,
+        card=[
+            Paragraph(prose(loaded.summary)),
+            Paragraph(prose(f"Why: {loaded.explanation}")),
+            Paragraph(
+                f"Affected: {loaded.engine} {loaded.affected_range}; run by default at "
+                f"{loaded.release}; upstream: {upstream.words}{where}{when}"
+            ),
+            *(Paragraph(prose(f"Workaround {text}")) for text in helps),
+        ],
+        counts=[count(number, word) for number, word in counted if number],
+        commands=[("to run it", f"mmrepro run {loaded.full_name}")],
+        sections=[
+            Section("What happens", [Paragraph(prose(loaded.summary))]),
+            Section("Why", [Paragraph(prose(loaded.explanation))]),
+            *(
+                Section(title, table(["id:name", "condition", "", ""], some))
+                for title, some in rows.items()
+            ),
+            *(Section(title, table(named, some)) for title, some in listed.items()),
+            Section("References", table(["id:name", "title", "address:name"], references)),
+        ],
+    )
 
 
 # ---------------------------------------------------------------- mmrepro claims
 
 
-STATUSES = {"confirmed": "green", "refuted": "red", "not-tested": "yellow"}
+STATUSES = ("confirmed", "refuted", "not-tested")
 
 
 @dataclass(frozen=True)
 class ClaimsCommand(Command):
     COMMAND: ClassVar[str] = "claims"
     scenarios: tuple[str, ...] = common.SCENARIOS(())
-    status: str | None = option(None, "Only those with this status.", choices=(*STATUSES,))
+    status: str | None = option(None, "Only those with this status.", choices=STATUSES)
+    full: bool = common.FULL(False, help="List every claim, not their numbers alone.")
     markdown: bool = common.MARKDOWN(False)
     json: bool = common.JSON(False)
 
@@ -343,13 +374,36 @@ def claims(asked: ClaimsCommand) -> None:
     if asked.markdown:
         typer.echo(page(found), nl=False)
         return
-    from rich.markup import escape
+    from mmrepro.reports.blocks import Paragraph, count, table, toned
+    from mmrepro.reports.terminal import print_blocks
+    from mmrepro.reports.words import CLAIM_TONES
 
-    rows = []
-    for one in found:
-        judged = one.judged
-        status = f"[{STATUSES[judged.status]}]{words(judged.status)}"
-        name, by, when = f"[bold]{escape(one.name)}", escape(judged.command), judged.at.date()
-        rows.append((name, escape(one.made_in), status, escape(one.text), by, f"{when}"))
-    head = ("claim", "made in", "status", "what it says", "judged by", "on")
-    table_console().print(table(head, rows))
+    if not asked.scenarios and asked.status is None and not asked.full:
+        # One line a scenario: all claims are ten screens.
+        sums = Counter((one.scenario, one.judged.status) for one in found)
+        rows = [
+            (name, *(str(sums[name, status] or "") for status in STATUSES))
+            for name in dict.fromkeys(one.scenario for one in found)
+        ]
+        heads = ["scenario:name", *(f"{status.replace('-', ' ')}:number" for status in STATUSES)]
+        next_ = "mmrepro claims SCENARIO lists one's; --full, or --status STATUS, lists all."
+        text = f"{count(len(found), 'claim')} of {count(len(rows), 'scenario')}. {next_}"
+        print_blocks([*table(heads, rows), Paragraph(text)], table_console())
+        return
+    heads = ["claim:name", "status:name", "what it says", "made in:name", "judged:name"]
+    print_blocks(
+        table(
+            heads,
+            [
+                (
+                    one.name,
+                    toned(words(one.judged.status), CLAIM_TONES[ClaimStatus(one.judged.status)]),
+                    one.text,
+                    one.made_in,
+                    f"{one.judged.at.date()}",
+                )
+                for one in found
+            ],
+        ),
+        table_console(),
+    )
