@@ -24,7 +24,7 @@ from mmrepro.environments.build import ensure
 from mmrepro.environments.vllm import vllm_spec
 from mmrepro.machine.cache import cache_root
 from mmrepro.models import TinyQwen2VL
-from mmrepro.probes.py_spy import find_py_spy
+from mmrepro.probes.stacks import find_py_spy
 from mmrepro.supervise import free_port
 from mmrepro.traffic.pictures import noise
 

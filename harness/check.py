@@ -22,7 +22,7 @@ from mmrepro.errors import MmreproError, UsageError
 from mmrepro.machine.cache import Device, cache_root, detect_device
 from mmrepro.machine.child_env import child_environment
 from mmrepro.machine.gpu import choose, read_gpus
-from mmrepro.probes.py_spy import find_py_spy
+from mmrepro.probes.stacks import find_py_spy
 from mmrepro.records import GpuFacts, Record
 from pydantic import Field
 

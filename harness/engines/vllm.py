@@ -106,13 +106,13 @@ class VllmEngine(Engine):
         WORKED: r"Avg generation throughput: (?!0\.0 )[\d.]+ tokens/s",  # of ten seconds, at INFO
         "contract-violated": r"contract violated: ",
         "contract-probe": r"contract probe: ",
-        "core-event": r"EngineCore (?:loop active|waiting for work)|Called check_health",
+        "core-event": "EngineCore loop active|EngineCore waiting for work|Called check_health",
     }
     added_pattern: ClassVar[str] = r"Added request \S+"
-    progress_pattern: ClassVar[str] = r"EngineCore (?:loop active|waiting for work)"
+    progress_pattern: ClassVar[str] = "EngineCore loop active|EngineCore waiting for work"
     log_mark: ClassVar[str] = r"Initializing a V\d LLM engine \(v(?P<release>[\w.+]+?)\)"
     start_lines: ClassVar[tuple[str, ...]] = (
-        r"(?:^|\] )(?:vLLM (?:API )?server version |non-default args: )",
+        r"(?:^|\] )vLLM (?:API )?server version |(?:^|\] )non-default args: ",
         r"(?:^|\] )Initializing a V\d LLM engine \(v",
         UVICORN_STARTS,
     )

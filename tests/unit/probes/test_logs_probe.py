@@ -10,12 +10,23 @@ import time
 import tracemalloc
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
+from mmrepro.diagnose.classes_logged import LOG_PATTERNS as CLASS_PATTERNS
+from mmrepro.diagnose.match import all_scenarios
+from mmrepro.engines import ENGINES
 from mmrepro.probes import logs as logs_module
-from mmrepro.probes._literals import exact_texts, required_texts
-from mmrepro.probes._log_lines import MAX_LINE_BYTES, clean, is_error, parse_line
 from mmrepro.probes.base import ProbeStatus, run_probe
-from mmrepro.probes.logs import LogsProbe, scan
+from mmrepro.probes.data import LogPattern
+from mmrepro.probes.log_lines import (
+    MAX_LINE_BYTES,
+    Pattern,
+    clean,
+    is_error,
+    parse_line,
+    texts_of,
+)
+from mmrepro.probes.logs import LogsProbe, Scanner, scan
+from mmrepro.signature import live_server
 
 LOG = (
     b"(EngineCore pid=3302) ERROR 11-21 02:44:01 [v1/engine/core.py:1195] AssertionError: Expected "
@@ -75,16 +86,11 @@ def test_processes_errors_matches_and_progress(tmp_path):
         ("ERROR:asyncio:boom", "ERROR", "", "asyncio", "boom"),
         ("[2025-11-21 02:44:01 TP0] Decode batch", "", "2025-11-21 02:44:01", "", "Decode batch"),
         ("[2025-11-21 02:44:01] ERROR: x", "ERROR", "2025-11-21 02:44:01", "", "x"),
-        (
-            "2025-11-21 02:44:01,123 - lmdeploy - ERROR - engine.py:12 - x",
-            "ERROR",
-            "2025-11-21 02:44:01,123",
-            "engine.py:12",
-            "x",
-        ),
+        ("2025-11-21 02:44:01,123 - lmdeploy - ERROR - engine.py:12 - x", "ERROR",
+            "2025-11-21 02:44:01,123", "engine.py:12", "x"),
         ("no prefix at all", "", "", "", "no prefix at all"),
     ],
-)
+)  # fmt: skip
 def test_prefixes(line, level, time_, source, text):
     found = parse_line(7, line)
     assert (found.level, found.time, found.source, found.text) == (level, time_, source, text)
@@ -102,6 +108,11 @@ def test_first_and_last_matches_are_kept_and_all_counted():
     assert [line.number for line in data.matches["step"]] == [1, 3, 5, 997, 999]
     assert data.error_count == 500
     assert len(data.errors) == 50
+
+
+def test_a_text_beyond_what_is_looked_at_of_a_line_is_no_match():
+    log = b"".join(b"y" * n + b"boom\n" for n in (*[MAX_LINE_BYTES] * 9, 9))
+    assert scan(io.BytesIO(log), {"boom": "boom"}, first=0, last=1).match_counts["boom"] == 1
 
 
 def test_a_line_without_end_is_never_held(monkeypatch):
@@ -165,6 +176,17 @@ def test_what_was_read_before_the_deadline_is_kept(tmp_path, monkeypatch):
     with pytest.raises(logs_module.TimedOut):
         probe.collect(None, deadline=5.0)
     assert probe.partial().bytes_read == 5 * 1024
+
+
+@pytest.mark.parametrize(("processes", "known"), [(200, 201), (300, 256)])
+def test_last_words_of_many_processes(processes, known):
+    log = b"".join(b"(P%d pid=%d) hello\n" % (n, n) for n in range(processes))
+    later = log.replace(b"hello", b"bye") + b"(new pid=1) x\n"
+    scanner = Scanner({}, None)
+    scanner.scan(io.BytesIO(log))
+    last = scanner.scan(io.BytesIO(later)).last_by_process
+    assert len(last) == known
+    assert {line.text for line in last.values()} <= {"bye", "x"}
 
 
 # ------------------------------------------------------------------ against a plain reading
@@ -246,33 +268,77 @@ def test_any_line_is_parsed_without_raising(text, number):
     parse_line(number, clean(text.encode("utf-8", "replace"))).model_dump_json()
 
 
-# ------------------------------------------------------------------ required texts
+# ------------------------------------------------------------------ texts of a pattern
+
+PATTERN_TEXTS = {
+    # plain: the expression means its texts, and nothing else
+    "waiting for work": ({"waiting for work"}, True),
+    r"hash=\[0\] is a\-ok\.|loop": ({"hash=[0] is a-ok.", "loop"}, True),
+    # others
+    r"mm_hash=\w+ .*cached item": ({"cached item"}, False),
+    r"loop active$": ({"loop active"}, False),
+    r"(?!never)text": ({"text"}, False),
+    r"(abcdef)?xyz": ({"xyz"}, False),
+    r"[abc] uvw[^]x]": ({" uvw"}, False),
+    r"abcd*": ({"abc"}, False),
+    r"abcd{0,2}e": ({"abc"}, False),
+    r"abcd+e": ({"abcd"}, False),
+    r"a{b} cd": ({"a{b} cd"}, True),
+    r"tail\x41\u0042\x2aab": ({"tail"}, False),
+    r"\(Core pid=7\) INFO x": ({"(Core pid=7"}, False),
+    "caf\u00e9": ({"caf\u00e9"}, False),
+}
+NO_TEXTS = [
+    r"\d+", "ab", "abc|", r"abc|\d", "(?i)error", "(?x) error", "(abc)+", "(?:fatal|issue): ",
+    "a\tb\tc", "\ud800\ud801\ud802",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("pattern", "texts"),
-    [
-        ("waiting for work", [b"waiting for work"]),
-        (r"mm_hash=\w+ .*cached item", [b"cached item"]),
-        ("EngineDeadError|OutOfMemory", [b"EngineDeadError", b"OutOfMemory"]),
-        (r"(?:fatal|issue): \d", [b"fatal", b"issue"]),
-        (r"(abc)+", [b"abc"]),
-        (r"(abcdef)?xyz", [b"xyz"]),
-        (r"\d+", None),
-        ("abc|", None),
-        ("(?i)error", None),
-        ("(?i:error) x", None),
-        ("(?!never)text", [b"text"]),
-    ],
-)
-def test_required_texts(pattern, texts):
-    assert required_texts(re.compile(pattern)) == texts
+def test_the_texts_of_a_pattern() -> None:
+    found = {pattern: texts_of(pattern) for pattern in PATTERN_TEXTS}
+    as_said = {p: ({t.decode() for t in one.texts or ()}, one.plain) for p, one in found.items()}
+    assert as_said == PATTERN_TEXTS
+    assert [p for p in NO_TEXTS if texts_of(p).texts is not None] == []
+    assert texts_of(re.compile("(?i)error")).texts is None
+    declared = LogPattern(r"(?:Value|Type)Error: \d", "Error: ")
+    assert (declared, texts_of(declared).texts) == (r"(?:Value|Type)Error: \d", [b"Error: "])
+    assert not texts_of(LogPattern("two words", "two")).plain
 
 
-@given(st.from_regex(r"(?:Engine|Core)(?:Dead)?: [a-c]{2,4}(?:xyz|uvw)+", fullmatch=True))
-def test_every_match_holds_a_required_text(text):
-    pattern = re.compile(r"(?:Engine|Core)(?:Dead)?: [a-c]{2,4}(?:xyz|uvw)+")
-    assert any(needle in text.encode() for needle in required_texts(pattern))
+PARTS = ["abc", "x{2}", "y*", "[a-c]{2,4}", "(?:xyz|uvw)+", "d?", r"\.", "(?:q)?", "z+?", "|"]
+
+
+@given(st.data(), st.lists(st.sampled_from(PARTS), min_size=1, max_size=6))
+def test_every_match_holds_a_text(data: st.DataObject, parts: list[str]) -> None:
+    pattern = "abc" + "".join(parts)
+    text = data.draw(st.from_regex(pattern, fullmatch=True)).encode()
+    found = texts_of(pattern)
+    assert found.texts is None or any(needle in text for needle in found.texts)
+    if found.plain:
+        assert text in (found.texts or ())
+
+
+def shipped() -> dict[str, Pattern]:
+    """Every pattern that this project looks for in a log."""
+    engines = [
+        {**e.log_patterns, "progress": e.progress_pattern, "added": e.added_pattern,
+         **{start: start for start in e.start_lines}}
+        for e in ENGINES.values()
+    ]  # fmt: skip
+    scenarios = [dict(s.log_patterns) for s in all_scenarios()]
+    every = [live_server.LOG_PATTERNS, CLASS_PATTERNS, *engines, *scenarios]
+    return {p: p for patterns in every for p in patterns.values() if p}
+
+
+@settings(max_examples=5)  # of each of some 130
+@given(st.data())
+def test_every_shipped_pattern_has_texts_that_its_matches_hold(data: st.DataObject) -> None:
+    for pattern in shipped().values():
+        texts = texts_of(pattern).texts
+        assert texts, f"{pattern}: every line of a log would be tried; declare a LogPattern"
+        match = data.draw(st.from_regex(re.compile(pattern, re.ASCII)))
+        found = re.search(pattern, clean(match.partition("\n")[0].encode("utf-8", "replace")))
+        assert found is None or any(text in found[0].encode() for text in texts), pattern
 
 
 def test_a_hostile_line_is_cleaned_fast():
@@ -281,22 +347,3 @@ def test_a_hostile_line_is_cleaned_fast():
         parse_line(1, clean(raw))
     assert time.perf_counter() - started < 3
     assert len(clean(b"a" * (MAX_LINE_BYTES * 2))) == MAX_LINE_BYTES
-
-
-@pytest.mark.parametrize(
-    ("pattern", "texts"),
-    [
-        ("waiting for work", [b"waiting for work"]),
-        ("Core (?:loop|waiting)|health", [b"Core loop", b"Core waiting", b"health"]),
-        ("Core (loop|waiting)", [b"Core loop", b"Core waiting"]),
-        ("loop active$", None),
-        (r"step \d", None),
-        ("(?i)loop", None),
-        ("(?i:loop) x", None),
-        ("ab", None),
-        ("caf\u00e9", None),
-        ("(?:a1|a2|a3)(?:b1|b2|b3)", None),
-    ],
-)
-def test_exact_texts(pattern, texts):
-    assert exact_texts(re.compile(pattern)) == texts
