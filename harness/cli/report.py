@@ -15,7 +15,6 @@ from mmrepro.cli.options import command
 from mmrepro.errors import UsageError
 
 if TYPE_CHECKING:
-    from mmrepro.errors import UsageError
     from mmrepro.incident import Incident
     from mmrepro.reports.bundle_file import BundleManifest
     from mmrepro.reports.documents import Kind
@@ -29,6 +28,7 @@ def page_of(place: Path) -> Path:
         BadIncident: there is nothing of which a page could be made.
         UsageError: it is a bundle.
     """
+    from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import kind_of, write_reports
     from mmrepro.reports.bundle_file import is_bundle
 
