@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import typer
 from mmrepro.base import common_options as common
 from mmrepro.base.options import Command, option
-from mmrepro.cli.console import emit, table, table_console
+from mmrepro.cli.console import emit, table_console
 from mmrepro.cli.options import command
 from mmrepro.errors import BrokenScenario, UsageError
 from mmrepro.run.options import NamedScenario
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
     from mmrepro.catalogue.recorded import RecordedRun
     from mmrepro.catalogue.standing import Newest, Standing
+    from mmrepro.reports.blocks import Inline, Page
     from mmrepro.scenario.definition import Scenario
+    from mmrepro.scenario.parts import Condition
 
 
 # ---------------------------------------------------------------- mmrepro list
@@ -144,34 +147,38 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
 
 def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool) -> None:
     """What recorded runs show of the newest releases. Raises as :func:`_recorded`."""
-    from mmrepro.base.processes import alive as living
-    from mmrepro.catalogue.standing import known, strangers
+    from mmrepro.catalogue.standing import known, newest_of, standings, strangers
 
     runs = _recorded(ledger)
     failures, broken = known(runs, names)
     engines = {one.scenario.engine: one.scenario.release for one in failures}
-    newest = [living.newest_of(engine, runs, release) for engine, release in engines.items()]
-    standings = living.standings(failures, newest)
+    newest = [newest_of(engine, runs, release) for engine, release in engines.items()]
+    rows = standings(failures, newest)
     unknown = [] if names else strangers(runs, failures)
     if as_json:
         emit(
             {
                 "engines": [one.model_dump(mode="json") for one in newest],
-                "failures": [one.model_dump(mode="json") for one in standings],
+                "failures": [one.model_dump(mode="json") for one in rows],
                 "broken": {name: error.message for name, error in broken.items()},
                 "not_registered": unknown,
             }
         )
         return
-    head = ("failure", "class", "newest release", "observed there", "when", "last run")
-    table_console().print(table(head, map(_row, standings)))
+    from mmrepro.reports.blocks import table
+    from mmrepro.reports.terminal import print_blocks
+
+    heads = ["failure:name", "observed there:name", "newest release:name", "when:name"]
+    print_blocks(table([*heads, "class", "last run"], map(_row, rows)), table_console())
     for line in (*_notes(newest), *(error.message for error in broken.values())):
         typer.echo(line, err=True)
     if unknown:
         typer.echo(f"Recorded, and no scenario here: {', '.join(unknown)}.", err=True)
 
 
-def _row(row: Standing) -> tuple[str, ...]:
+def _row(row: Standing) -> tuple[Inline, ...]:
+    from mmrepro.reports.blocks import Tone, toned
+
     name = f"{row.scenario} ({row.variant})" if row.variant else row.scenario
     state = "still unfixed" if row.alive else row.outcome.replace("-", " ")
     if row.reproduced and row.reproduced < row.runs:
@@ -179,10 +186,10 @@ def _row(row: Standing) -> tuple[str, ...]:
     last = ""
     if row.last_release and not row.runs:
         last = f"{row.last_release}: {row.last_outcome.replace('-', ' ')}, {_day(row.last_at)}"
-    style = {True: "red", False: "green", None: "yellow"}[row.alive]
+    tones: dict[bool | None, Tone] = {True: "bad", False: "good", None: "unsure"}
     kind = (row.failure_class or "").replace("-", " ")
     newest = f"{row.engine} {row.newest}"
-    return (f"[bold]{name}", kind, newest, f"[{style}]{state}", _day(row.at), last)
+    return (name, toned(state, tones[row.alive]), newest, _day(row.at), kind, last)
 
 
 def _notes(newest: Iterable[Newest]) -> Iterable[str]:
@@ -374,6 +381,7 @@ def claims(asked: ClaimsCommand) -> None:
     if asked.markdown:
         typer.echo(page(found), nl=False)
         return
+    from mmrepro.incident import ClaimStatus
     from mmrepro.reports.blocks import Paragraph, count, table, toned
     from mmrepro.reports.terminal import print_blocks
     from mmrepro.reports.words import CLAIM_TONES
