@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mmrepro.catalogue.standing import Newest, Standing
     from mmrepro.reports.blocks import Inline, Page
     from mmrepro.scenario.definition import Scenario
-    from mmrepro.scenario.parts import Condition
+    from mmrepro.signature import Condition
 
 
 # ---------------------------------------------------------------- mmrepro list
@@ -390,10 +390,10 @@ def claims(asked: ClaimsCommand) -> None:
         # One line a scenario: all claims are ten screens.
         sums = Counter((one.scenario, one.judged.status) for one in found)
         rows = [
-            (name, *(str(sums[name, status] or "") for status in STATUSES))
+            (name, *(str(sums[name, status] or "") for status in ClaimStatus))
             for name in dict.fromkeys(one.scenario for one in found)
         ]
-        heads = ["scenario:name", *(f"{status.replace('-', ' ')}:number" for status in STATUSES)]
+        heads = ["scenario:name", *(f"{status.replace('-', ' ')}:number" for status in ClaimStatus)]
         next_ = "mmrepro claims SCENARIO lists one's; --full, or --status STATUS, lists all."
         text = f"{count(len(found), 'claim')} of {count(len(rows), 'scenario')}. {next_}"
         print_blocks([*table(heads, rows), Paragraph(text)], table_console())
