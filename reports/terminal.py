@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 LINES: Final = 20
 STYLES: Final = {"": "", "good": "green", "bad": "red", "unsure": "yellow", "soft": "dim"}
 TONES: Final = {"good": "bold green", "bad": "bold red", "unsure": "bold yellow", "soft": "dim"}
-_PROSE: Final = 24
+_PROSE: Final = 8
 """Characters that a column of prose has at least."""
 _PIPED: Final = 400
 """Characters of a text where there is no terminal."""

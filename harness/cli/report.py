@@ -205,7 +205,7 @@ def judge(asked: JudgeCommand) -> None:
     if asked.json:
         emit([_judged(*one) for one in judged])
     else:
-        _print_judged(judged, every=asked.verbose or len(judged) == 1)
+        _print_judged(judged, every=asked.verbose)
     if any(found.differs for _, _, found in judged):
         raise typer.Exit(1)
 

@@ -38,6 +38,7 @@ class ListCommand(Command):
     ledger: Path | None = common.LEDGER(
         None, help="With --alive or --markdown: the runs of this ledger as well.", argument=False
     )
+    full: bool = common.FULL(False, help="With --alive: those that are fixed, or not run, too.")
     json: bool = common.JSON(False)
 
 
@@ -56,7 +57,7 @@ def list_scenarios(asked: ListCommand) -> None:
             hint="mmrepro list --alive --ledger nights",
         )
     if alive:
-        _alive(names, asked.ledger, as_json=asked.json)
+        _alive(names, asked.ledger, as_json=asked.json, full=asked.full)
         return
     if markdown:
         from mmrepro.catalogue.page import page
@@ -88,22 +89,22 @@ def list_scenarios(asked: ListCommand) -> None:
 
 
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """Print them with the last column wrapped. Importing rich would take a tenth of the command."""
+    """Print a row a line, the last column cut on a terminal. Importing rich takes too long here."""
     import shutil
-    import textwrap
+    import sys
 
-    from mmrepro.text.sanitize import one_line
+    from mmrepro.text.sanitize import clip, one_line
 
     rows = [[one_line(cell, 400) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     left = sum(widths) + 2 * len(widths)
-    room = max(24, shutil.get_terminal_size().columns - left)
+    wide = shutil.get_terminal_size().columns if sys.stdout.isatty() else 400
     for number, row in enumerate(rows):
-        first, *rest = textwrap.wrap(row[-1], room) or [""]
         cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
+        cells.append(clip(row[-1], max(24, wide - left)))
         for cell in range(1 if number else len(cells)):
             cells[cell] = typer.style(cells[cell], bold=True)
-        typer.echo("\n".join(["  ".join([*cells, first]), *(" " * left + line for line in rest)]))
+        typer.echo("  ".join(cells))
 
 
 def _facts(loaded: Scenario) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def _recorded(ledger: Path | None) -> list[RecordedRun]:
     return found if ledger is None else [*found, *of_history(read(ledger), str(ledger))]
 
 
-def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool) -> None:
+def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool, full: bool) -> None:
     """What recorded runs show of the newest releases. Raises as :func:`_recorded`."""
     from mmrepro.catalogue.standing import known, newest_of, standings, strangers
 
@@ -165,11 +166,16 @@ def _alive(names: Sequence[str], ledger: Path | None, *, as_json: bool) -> None:
             }
         )
         return
-    from mmrepro.reports.blocks import table
+    from mmrepro.reports.blocks import Paragraph, table
     from mmrepro.reports.terminal import print_blocks
 
+    shown = rows if full else [row for row in rows if row.alive]
     heads = ["failure:name", "observed there:name", "newest release:name", "when:name"]
-    print_blocks(table([*heads, "class", "last run"], map(_row, rows)), table_console())
+    blocks = table([*heads, "class", "last run"], map(_row, shown))
+    if len(shown) < len(rows):
+        text = f"{len(shown)} still unfixed; {len(rows) - len(shown)} more: --full"
+        blocks.append(Paragraph(text))
+    print_blocks(blocks, table_console())
     for line in (*_notes(newest), *(error.message for error in broken.values())):
         typer.echo(line, err=True)
     if unknown:
