@@ -69,23 +69,38 @@ def list_scenarios(asked: ListCommand) -> None:
     facts: list[dict[str, Any]] = []
     for name in names or scenario_names():
         try:
-            facts.append(_facts(load_scenario(name)))
+            facts.append(_facts(load_scenario(name, conditions=False)))
         except BrokenScenario as error:  # one broken plug-in does not hide the others
             facts.append({"name": name, "error": error.message})
     if asked.json:
         emit(facts)
         return
-    from rich.console import Console
-
-    rows = []
+    rows = [("scenario", "engine", "affected", "default", "what happens")]
     for one in facts:
-        if "error" in one:
-            rows.append((one["name"], "", "", "", f"[red]{one['error']}"))
-            continue
-        title = one["title"] + (f" ({one['variants']})" if one["variants"] else "")
-        name, engine, affected = f"[bold]{one['name']}", one["engine"], one["affected"]
-        rows.append((name, engine, affected, one["default_release"], title))
-    Console().print(table(("scenario", "engine", "affected", "default", "what happens"), rows))
+        title = one["error"] if "error" in one else one["title"]
+        title += f" ({one['variants']})" if one.get("variants") else ""
+        columns = [one.get(key, "") for key in ("engine", "affected", "default_release")]
+        rows.append((one["name"], *columns, title))
+    _print_rows(rows)
+
+
+def _print_rows(rows: Sequence[Sequence[str]]) -> None:
+    """Print them with the last column wrapped. Importing rich would take a tenth of the command."""
+    import shutil
+    import textwrap
+
+    from mmrepro.text.sanitize import one_line
+
+    rows = [[one_line(cell, 400) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    left = sum(widths) + 2 * len(widths)
+    room = max(24, shutil.get_terminal_size().columns - left)
+    for number, row in enumerate(rows):
+        first, *rest = textwrap.wrap(row[-1], room) or [""]
+        cells = [f"{cell:{width}}" for cell, width in zip(row, widths, strict=False)]
+        for cell in range(1 if number else len(cells)):
+            cells[cell] = typer.style(cells[cell], bold=True)
+        typer.echo("\n".join(["  ".join([*cells, first]), *(" " * left + line for line in rest)]))
 
 
 def _facts(loaded: Scenario) -> dict[str, Any]:
