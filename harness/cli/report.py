@@ -12,6 +12,7 @@ from mmrepro.base import common_options as common, units
 from mmrepro.base.options import OUTPUT, Command, option
 from mmrepro.cli.console import emit, table
 from mmrepro.cli.options import command
+from mmrepro.errors import UsageError
 
 if TYPE_CHECKING:
     from mmrepro.incident import Incident
@@ -71,15 +72,23 @@ def page_of(place: Path) -> Path:
 
     Raises:
         BadIncident: there is nothing of which a page could be made.
+        UsageError: it is a bundle.
     """
+    from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import write_reports
+    from mmrepro.reports.bundle_file import is_bundle
     from mmrepro.reports.writing import replace_file
 
-    folder = place if place.is_dir() else place.parent
+    if is_bundle(place):
+        raise UsageError(
+            f"{place} is a bundle: no page is in it.",
+            hint=f"mmrepro report {place} --format html > report.html",
+        )
+    folder = place if is_folder(place) else place.parent
     for page in (folder / name for name in PAGES):
-        if page.is_file():
+        if is_file(page):
             return page
-    if (folder / "ledger.jsonl").is_file():
+    if is_file(folder / "ledger.jsonl"):
         from mmrepro.history.ledger import chosen_night
         from mmrepro.history.quarantine import Quarantine
         from mmrepro.reports.night import write_night
@@ -147,7 +156,6 @@ def _redacted(loaded: Any) -> Any:
 
 def _text(kind: Kind, place: Path, format: str) -> str:
     """Raises UsageError: a campaign has no such form."""
-    from mmrepro.errors import UsageError
     from mmrepro.reports.document import document_json
 
     functions = import_module(f"mmrepro.reports.{kind.module}")
@@ -172,8 +180,6 @@ def _text(kind: Kind, place: Path, format: str) -> str:
 
 
 def _no_issue(kind: Kind, place: Path, loaded: Any) -> Exception:
-    from mmrepro.errors import UsageError
-
     found = getattr(loaded, "findings", getattr(loaded, "found", None))
     if found is None:
         return UsageError(
@@ -268,7 +274,7 @@ def judge(asked: JudgeCommand) -> None:
 
 def _scenario(incident: Incident, given: str) -> Any:
     """Raises UsageError: it is none of those that are known, and none was given."""
-    from mmrepro.errors import UnknownScenario, UsageError
+    from mmrepro.errors import UnknownScenario
     from mmrepro.scenario.registry import load_scenario
 
     try:
@@ -368,7 +374,7 @@ def bundle(asked: BundleCommand) -> None:
     """
     import os
 
-    from mmrepro.machine.files import is_folder
+    from mmrepro.machine.files import is_file, is_folder
     from mmrepro.reports import load
     from mmrepro.reports.bundle import write_bundle
     from mmrepro.reports.replay import load_replay
@@ -382,7 +388,7 @@ def bundle(asked: BundleCommand) -> None:
         "secrets": _lines(asked.secrets_file) if asked.secrets_file else (),
         "force": asked.force,
     }
-    if incident.name == "replay.json" or (incident / "replay.json").is_file():
+    if incident.name == "replay.json" or is_file(incident / "replay.json"):
         manifest = write_replay_bundle(folder, load_replay(incident), target, **more)
     else:
         manifest = write_bundle(folder, load(incident), target, **more)
@@ -395,7 +401,6 @@ def bundle(asked: BundleCommand) -> None:
 
 def _lines(path: Path) -> list[str]:
     """Raises UsageError: it cannot be read, or has more than can be looked for everywhere."""
-    from mmrepro.errors import UsageError
     from mmrepro.machine.files import read_file
 
     try:
