@@ -30,12 +30,12 @@ from mmrepro.campaign.groups import (
 )
 from mmrepro.campaign.schedule import REPEAT
 from mmrepro.cli.console import table_console
-from mmrepro.matrix.asked import planned_of
 from mmrepro.environments.store import Stored
 from mmrepro.errors import MmreproError, UsageError
 from mmrepro.history.ledger import History, read
 from mmrepro.incident.ledger import LEDGER_FILE, Planned
 from mmrepro.matrix import selectors
+from mmrepro.matrix.asked import planned_of
 from mmrepro.matrix.file import MatrixFile, load
 from mmrepro.matrix.measured import Measured, version_of
 from mmrepro.matrix.options import DEFAULT_OUT, MatrixRunCommand
