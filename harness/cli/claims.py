@@ -18,7 +18,6 @@ class ClaimsCommand(Command):
     COMMAND: ClassVar[str] = "claims"
     scenarios: tuple[str, ...] = common.SCENARIOS(())
     status: ClaimStatus | None = option(None, "Only those with this status.")
-    markdown: bool = common.MARKDOWN(False)
     json: bool = common.JSON(False)
 
 
@@ -28,25 +27,20 @@ def claims(asked: ClaimsCommand) -> None:
 
     Example:  mmrepro claims ghost-key-eviction --status refuted
     """
-    from mmrepro.catalogue.claims import load, page
-    from mmrepro.errors import UsageError
+    from mmrepro.catalogue.claims import load
     from mmrepro.scenario.registry import load_scenario
     from mmrepro.scenarios.data import claims as file
 
-    status, markdown, json = asked.status, asked.markdown, asked.json
-    if markdown and json:
-        raise UsageError("--markdown and --json are two forms.", hint="mmrepro claims --json")
+    status = asked.status
     names = {load_scenario(name).name for name in asked.scenarios}
     found = [
         one
         for one in load(file())
         if (not names or one.scenario in names) and status in (None, one.judged.status)
     ]
-    if json:
+    if asked.json:
         document = {"claims": [one.model_dump(mode="json") for one in found]}
         typer.echo(jsonlib.dumps(document, indent=1, ensure_ascii=False))
-    elif markdown:
-        typer.echo(page(found), nl=False)
     else:
         from mmrepro.catalogue.claims import words
         from mmrepro.cli.console import table_console

@@ -79,7 +79,7 @@ CLASS_FACTS: Mapping[LiveClass, ClassFacts] = {
             "prompt's text, and for another version of transformers than the release was made for",
             "try it with chunked prefill and the multimodal cache off",
         ),
-        (*_vllm(15764), *_sglang(40797), "docs/chunked-mm-prefill.md", HERE),
+        (*_vllm(15764), *_sglang(40797), "docs/lab/chunked-mm-prefill.md", HERE),
     ),
     LiveClass.GRAMMAR_LOOP: ClassFacts(
         (

@@ -1,6 +1,6 @@
 """The smallest examples that show each fault, found and shrunk by hypothesis.
 
-``uv run python tests/minivllm/counterexamples.py`` prints the table of docs/minivllm.md; with
+``uv run python tests/minivllm/counterexamples.py`` prints the table of docs/lab/minivllm.md; with
 ``--write`` it puts it there. Started by an interpreter without torch it starts itself again in
 minivllm's environment.
 """
